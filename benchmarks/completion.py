@@ -1,7 +1,9 @@
-"""Seconds and peak memory of completing FB15k-237: the 10,000 most probable triples that it does not have.
+"""Seconds and peak memory of completing FB15k-237: the 10,000 most probable triples that it does
+not have.
 
-On a CPU among the heads and tails that a relation has in train (`types`), on a GPU among all. The weights are trained
-for a few steps: the more a model has learned, the more candidates its bounds exclude, and the less time it takes.
+On a CPU among the heads and tails that a relation has in train (`types`), on a GPU among all. The
+weights are trained for a few steps: the more a model has learned, the more candidates its bounds
+exclude, and the less time it takes.
 """
 
 import json
@@ -45,7 +47,7 @@ JOBS = {
 }
 
 
-# -- one measurement, in a process of its own ---------------------------------------------------------------------
+# -- one measurement, in a process of its own --------------------------------
 
 
 def make_weights(job: dict[str, Any], *, device: str, arrays: str, steps: int) -> dict[str, Any]:
@@ -67,7 +69,8 @@ def load(job: Job, arrays: str) -> tuple[Any, Any]:
 
     import dualkg as kg
 
-    graph, saved = kg.load_graph(job.graph), np.load(arrays)
+    graph = kg.load_graph(job.graph)
+    saved = np.load(arrays)
     model = kg.ComplEx(graph.shape, dim=job.dim)
     with torch.no_grad():
         model.entities.copy_(torch.from_numpy(saved["entities"]))
@@ -89,7 +92,8 @@ def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> di
     calibrating = time.perf_counter() - started
     choices = {"types": chosen.types, "calibration": calibration, "top": chosen.top}
     relations = list(range(5)) if quick else None
-    times, worked = [], time.process_time()
+    times = []
+    worked = time.process_time()
     for _ in range(4 if device == "cuda" else 1):
         measurement.wait_for(device)
         started = time.perf_counter()
@@ -97,7 +101,8 @@ def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> di
         times.append(time.perf_counter() - started)
     return {
         "seconds": statistics.median(times[1:] or times),
-        "core_seconds": (time.process_time() - worked) / len(times),  # those of all cores; a busy machine adds none
+        "core_seconds": (time.process_time() - worked)
+        / len(times),  # those of all cores; a busy machine adds none
         "calibration_seconds": calibrating,
         "num_found": len(made),
         "least_probability": float(made.probability[-1]),
@@ -109,7 +114,7 @@ def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> di
     }
 
 
-# -- all of them --------------------------------------------------------------------------------------------------
+# -- all of them -------------------------------------------------------------
 
 
 def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any]]:
@@ -117,7 +122,9 @@ def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any
         common = {"job": asdict(job), "device": device, "arrays": str(Path(folder) / "weights.npz")}
         steps = 8 if quick else STEPS[device]
         measurement.in_fresh_process(Path(__file__), {"what": "weights", **common, "steps": steps})
-        found = measurement.in_fresh_process(Path(__file__), {"what": "list", **common, "quick": quick})
+        found = measurement.in_fresh_process(
+            Path(__file__), {"what": "list", **common, "quick": quick}
+        )
     measurement.log(f"{job.name}: {json.dumps(found)}")
     yield {"job": asdict(job), "steps": steps, "measured": {"dualkg": found}}
 
@@ -128,16 +135,31 @@ def lines(jobs: dict[str, Any]) -> list[str]:
     for name, record in tables.in_order(jobs):
         found = record["measured"]["dualkg"]
         candidates = found["num_entities"] ** 2 * found["num_relations"]
-        seconds = [tables.short(found[key]) for key in ("seconds", "core_seconds", "calibration_seconds")]
+        seconds = [
+            tables.short(found[key]) for key in ("seconds", "core_seconds", "calibration_seconds")
+        ]
         rows.append([name, f"{candidates:.3g}", *seconds, f"{found['peak_mib']:,.0f}"])
-    titles = ["graph and model", "triples there could be", "seconds", "of all cores", "calibrating", "peak MiB"]
+    titles = [
+        "graph and model",
+        "triples there could be",
+        "seconds",
+        "of all cores",
+        "calibrating",
+        "peak MiB",
+    ]
     return tables.table(titles, rows)
 
 
 def main() -> None:
     choices = measurement.parser(__doc__).parse_args()
     tasks = {"weights": make_weights, "list": measure}
-    measurement.run("completion", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick))
+    measurement.run(
+        "completion",
+        choices,
+        jobs=JOBS,
+        tasks=tasks,
+        measure=partial(measure_job, quick=choices.quick),
+    )
 
 
 if __name__ == "__main__":

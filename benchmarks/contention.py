@@ -1,4 +1,5 @@
-"""Seconds of an epoch on CPU threads beside other busy processes, with idle OpenMP threads spinning by default or less.
+"""Seconds of an epoch on CPU threads beside other busy processes, with idle OpenMP threads spinning
+by default or less.
 
 `python benchmarks/contention.py` trains world by `dualkg train`; the settings alternate. It saves
 results/contention.json.
@@ -27,7 +28,17 @@ SETTINGS: dict[str, dict[str, str]] = {
 def seconds_of_epoch(setting: dict[str, str], epochs: int) -> float:
     """Of a training in a process of its own, by the times that its run saves."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["train", "world", "--no-tune", "--epochs", str(epochs), "--device", "cpu", "--out", f"{folder}/run"]
+        words = [
+            "train",
+            "world",
+            "--no-tune",
+            "--epochs",
+            str(epochs),
+            "--device",
+            "cpu",
+            "--out",
+            f"{folder}/run",
+        ]
         command = [sys.executable, "-m", "dualkg", *words]
         subprocess.run(command, env=os.environ | setting, check=True, capture_output=True)
         history = json.loads((Path(folder) / "run" / "history.json").read_text(encoding="utf-8"))
@@ -50,19 +61,29 @@ def measure(busy: int, choices: argparse.Namespace) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--busy", type=int, nargs="+", default=[0, 1, 2, 6], help="numbers of busy processes")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--busy", type=int, nargs="+", default=[0, 1, 2, 6], help="numbers of busy processes"
+    )
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
     choices = parser.parse_args()
-    results: dict[str, Any] = {"epochs": choices.epochs, "rounds": choices.rounds, "seconds_of_epoch": {}}
+    results: dict[str, Any] = {
+        "epochs": choices.epochs,
+        "rounds": choices.rounds,
+        "seconds_of_epoch": {},
+    }
     for busy in choices.busy:
         results["seconds_of_epoch"][str(busy)] = found = measure(busy, choices)
         log(f"{busy} busy processes: {json.dumps(found)}")
     choices.out.mkdir(parents=True, exist_ok=True)
     path = choices.out / "contention.json"
-    path.write_text(json.dumps(results | {"machine": describe("cpu")}, indent=2) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(results | {"machine": describe("cpu")}, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""What large graphs take: `python benchmarks/distributed.py data` reads one larger than memory, in a fresh process, and
-`steps` takes steps of ComplEx with DURA in one and in several processes, or of one shard of several by itself.
-`costs` compares the cost model with recorded trainings, and extrapolates it to several GPUs.
+"""What large graphs take: `python benchmarks/distributed.py data` reads one larger than memory, in
+a fresh process, and `steps` takes steps of ComplEx with DURA in one and in several processes, or of
+one shard of several by itself. `costs` compares the cost model with recorded trainings, and
+extrapolates it to several GPUs.
 
 Each command adds its figures to results/distributed.json.
 """
@@ -27,16 +28,23 @@ from measurement import RESULTS, describe, log, peak_mib, resident_mib
 
 ROWS = 1_000_000
 NUM_RELATIONS = 1_000
-BATCH_SIZE, NUM_BATCHES = 1_000, 1_000
+BATCH_SIZE = 1_000
+NUM_BATCHES = 1_000
 
 
-# -- data larger than memory --------------------------------------------------------------------------------------
+# -- data larger than memory -------------------------------------------------
 
 
 def write_triples(path: Path, *, num_triples: int, num_names: int, seed: int = 0) -> None:
-    """Write triples with skewed degrees, a part at a time; every name occurs, the names in no order."""
+    """Write triples with skewed degrees, a part at a time; every name occurs, the names in no
+    order.
+    """
     random = np.random.default_rng(seed)
-    step = next(step for step in range(num_names * 5 // 8 | 1, 2 * num_names + 2) if np.gcd(step, num_names) == 1)
+    step = next(
+        step
+        for step in range(num_names * 5 // 8 | 1, 2 * num_names + 2)
+        if np.gcd(step, num_names) == 1
+    )
     options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
 
     def names(numbers: np.ndarray[Any, Any], prefix: str) -> pa.Array:
@@ -46,7 +54,9 @@ def write_triples(path: Path, *, num_triples: int, num_names: int, seed: int = 0
         for start in range(0, num_triples, ROWS):
             rows = np.arange(start, min(start + ROWS, num_triples))
             tails = (num_names * random.random(len(rows)) ** 2).astype(np.int64)
-            heads = np.where(rows < num_names, rows, (num_names * random.random(len(rows)) ** 3).astype(np.int64))
+            heads = np.where(
+                rows < num_names, rows, (num_names * random.random(len(rows)) ** 3).astype(np.int64)
+            )
             relations = (NUM_RELATIONS * random.random(len(rows)) ** 2).astype(np.int64)
             table = {
                 "head": names(heads * step % num_names, "/entity/"),
@@ -71,7 +81,9 @@ class Memory(threading.Thread):
 
 def measured(work: Any) -> dict[str, Any]:
     """Seconds and peak memory of this process: all that was resident, and without mapped files."""
-    memory, clock, processor = Memory(), time.perf_counter(), time.process_time()
+    memory = Memory()
+    clock = time.perf_counter()
+    processor = time.process_time()
     memory.start()
     found = work()
     seconds = {
@@ -80,7 +92,12 @@ def measured(work: Any) -> dict[str, Any]:
     }
     memory.ended.set()
     memory.join()
-    return {**seconds, "peak_mib": round(peak_mib()), "peak_mib_without_maps": round(memory.anonymous), **found}
+    return {
+        **seconds,
+        "peak_mib": round(peak_mib()),
+        "peak_mib_without_maps": round(memory.anonymous),
+        **found,
+    }
 
 
 def read_graph(path: str) -> dict[str, Any]:
@@ -88,7 +105,11 @@ def read_graph(path: str) -> dict[str, Any]:
     from dualkg.data.loading import load_graph
 
     graph = load_graph(path)
-    return {"counts": graph.counts, "mapped": graph.is_mapped, "fingerprint": graph.fingerprint[:16]}
+    return {
+        "counts": graph.counts,
+        "mapped": graph.is_mapped,
+        "fingerprint": graph.fingerprint[:16],
+    }
 
 
 def open_for_training(path: str) -> dict[str, Any]:
@@ -98,8 +119,16 @@ def open_for_training(path: str) -> dict[str, Any]:
 
     graph = load_graph(path)
     examples = MappedExamples(graph.train, graph.shape.num_relations, reciprocal=True)
-    total = sum(int(batch.sum()) for batch in islice(examples.batches(BATCH_SIZE, seed=0, epoch=0), NUM_BATCHES))
-    return {"examples": len(examples), "batches": NUM_BATCHES, "batch_size": BATCH_SIZE, "sum": total}
+    total = sum(
+        int(batch.sum())
+        for batch in islice(examples.batches(BATCH_SIZE, seed=0, epoch=0), NUM_BATCHES)
+    )
+    return {
+        "examples": len(examples),
+        "batches": NUM_BATCHES,
+        "batch_size": BATCH_SIZE,
+        "sum": total,
+    }
 
 
 PARTS = {"read": read_graph, "open": open_for_training}
@@ -118,29 +147,55 @@ def measure_data(choices: argparse.Namespace) -> dict[str, Any]:
         for part in PARTS:
             words = [sys.executable, __file__, "here", "--part", part, "--file", str(path)]
             environment = os.environ | {"DUALKG_CACHE": str(Path(folder) / "cache")}
-            answer = subprocess.run(words, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+            answer = subprocess.run(
+                words, env=environment, check=True, stdout=subprocess.PIPE, text=True
+            )
             found[part] = json.loads(answer.stdout.splitlines()[-1])
             log(f"{part}: {json.dumps(found[part])}")
         return found
 
 
-# -- steps in several processes -----------------------------------------------------------------------------------
+# -- steps in several processes ----------------------------------------------
 
 
-FACTS = {"entities": 2_000_000, "triples": 100_000, "dim": 64, "batch": 100, "negatives": 0, "shards": 0, "steps": 5}
+FACTS = {
+    "entities": 2_000_000,
+    "triples": 100_000,
+    "dim": 64,
+    "batch": 100,
+    "negatives": 0,
+    "shards": 0,
+    "steps": 5,
+}
 
 
 def measure_steps(choices: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a step and peak memory of a process, by the number of processes; 0 is one without torchrun."""
-    found: dict[str, Any] = {key: getattr(choices, key) for key in (*FACTS, "sums", "device", "mapped")}
-    facts = [f"--{key}={value}" for key, value in found.items() if key != "mapped"] + ["--mapped"] * choices.mapped
+    """Seconds of a step and peak memory of a process, by the number of processes; 0 is one without
+    torchrun.
+    """
+    found: dict[str, Any] = {
+        key: getattr(choices, key) for key in (*FACTS, "sums", "device", "mapped")
+    }
+    facts = [f"--{key}={value}" for key, value in found.items() if key != "mapped"] + [
+        "--mapped"
+    ] * choices.mapped
     for number in choices.processes:
         launcher = [sys.executable]
         if number:
-            launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
-        environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // max(1, number)))}
+            launcher += [
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(number),
+            ]
+        environment = os.environ | {
+            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // max(1, number)))
+        }
         command = [*launcher, __file__, "member", *facts]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, check=True, env=environment
+        )
         name = f"{number} processes" if number else "without torchrun"
         found[name] = json.loads(done.stdout)
         log(f"{name}: {found[name]}")
@@ -148,7 +203,9 @@ def measure_steps(choices: argparse.Namespace) -> dict[str, Any]:
 
 
 def random_graph(num_entities: int, num_triples: int, mapped: Path | None) -> Any:
-    """A graph of random ids with skewed degrees; its triples are a mapped file, if a path is given."""
+    """A graph of random ids with skewed degrees; its triples are a mapped file, if a path is
+    given.
+    """
     from dualkg.data.graph import Graph
     from dualkg.data.vocabulary import Vocabulary
 
@@ -172,7 +229,8 @@ def random_graph(num_entities: int, num_triples: int, mapped: Path | None) -> An
 def take_steps(choices: argparse.Namespace) -> None:
     """Take steps of a trainer on random triples; process 0 prints the figures.
 
-    A single process trains as without torchrun, or with `--shards` as one of several, alone in its group.
+    A single process trains as without torchrun, or with `--shards` as one of several, alone in its
+    group.
     """
     import torch
     import torch.distributed as dist
@@ -187,24 +245,40 @@ def take_steps(choices: argparse.Namespace) -> None:
     from dualkg.training.trainer import Trainer
 
     loss: dict[str, Any] = {"loss.name": "SampledSoftmax", "loss.num_negatives": choices.negatives}
-    settings = {"model.dim": choices.dim, "training.batch_size": choices.batch, "optimizer.sums": choices.sums}
-    settings |= {"model.name": "ComplEx", "regularizer.name": "DURA", "regularizer.weight": 0.05, "validation.every": 0}
+    settings = {
+        "model.dim": choices.dim,
+        "training.batch_size": choices.batch,
+        "optimizer.sums": choices.sums,
+    }
+    settings |= {
+        "model.name": "ComplEx",
+        "regularizer.name": "DURA",
+        "regularizer.weight": 0.05,
+        "validation.every": 0,
+    }
     recipe = Recipe().with_changes(settings | (loss if choices.negatives else {}))
     figures: dict[str, Any] = {}
     with processes(choices.device) as group, tempfile.TemporaryDirectory() as folder:
-        graph = random_graph(choices.entities, choices.triples, Path(folder) / "triples" if choices.mapped else None)
+        graph = random_graph(
+            choices.entities, choices.triples, Path(folder) / "triples" if choices.mapped else None
+        )
         try:
             with skip_initialization():  # which takes minutes for tens of millions of entities
                 if group.world_size > 1:
                     trainer: Trainer = DistributedTrainer.build(recipe, graph, group)
                 elif choices.shards:
                     nccl = group.device.type == "cuda"
-                    backend, meeting = "cpu:gloo,cuda:nccl" if nccl else "gloo", f"file://{folder}/meeting"
+                    backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+                    meeting = f"file://{folder}/meeting"
                     dist.init_process_group(backend, init_method=meeting, rank=0, world_size=1)
                     shard = Shard(choices.entities, 0, choices.shards)
                     with only_rows(shard, device=group.device):
-                        model = ShardedModel(recipe.model.build(graph.shape, seed=0), shard).to(group.device)
-                    trainer = DistributedTrainer(model, graph, recipe, recipe.regularizer.build(), group)
+                        model = ShardedModel(recipe.model.build(graph.shape, seed=0), shard).to(
+                            group.device
+                        )
+                    trainer = DistributedTrainer(
+                        model, graph, recipe, recipe.regularizer.build(), group
+                    )
                 else:
                     trainer = Trainer.of_recipe(recipe, graph, device=group.device)
         except RequestError as error:
@@ -233,7 +307,8 @@ def _timed(trainer: Any, num_steps: int, precision: Any) -> dict[str, Any]:
     import torch
 
     on_gpu = trainer.model.device.type == "cuda"
-    warm_up, losses = (8 if on_gpu else 1), []
+    warm_up = 8 if on_gpu else 1
+    losses = []
     with precision:
         for number, batch in enumerate(islice(trainer.batches(0), warm_up + num_steps)):
             if number == warm_up:
@@ -244,11 +319,15 @@ def _timed(trainer: Any, num_steps: int, precision: Any) -> dict[str, Any]:
         if on_gpu:
             torch.cuda.synchronize()
     seconds = (time.perf_counter() - started) / (len(losses) - warm_up)
-    facts = {"seconds": seconds, "epoch_seconds": seconds * trainer.num_steps, "steps_of_epoch": trainer.num_steps}
+    facts = {
+        "seconds": seconds,
+        "epoch_seconds": seconds * trainer.num_steps,
+        "steps_of_epoch": trainer.num_steps,
+    }
     return facts | {"engine": str(trainer.engine), "loss": float(losses[-1])}
 
 
-# -- the cost model -----------------------------------------------------------------------------------------------
+# -- the cost model ----------------------------------------------------------
 
 LINKS = {
     1: math.inf,
@@ -259,34 +338,55 @@ LARGE = {"batch_size": 4_000, "num_entities": 2_500_000, "width": 1_000, "num_tr
 
 
 def compare_costs(choices: argparse.Namespace) -> dict[str, Any]:
-    """The time of steps by arithmetic: of trainings on one H200 beside what was measured, and of a large graph.
+    """The time of steps by arithmetic: of trainings on one H200 beside what was measured, and of a
+    large graph.
 
     The rates are those of `measurement.py`, the trainings those of `training.py`.
     """
     from dualkg.training.memory import Rates, step_seconds
 
-    ceilings, trainings = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("ceilings", "training"))
+    ceilings, trainings = (
+        json.loads((RESULTS / f"{name}.json").read_text()) for name in ("ceilings", "training")
+    )
     measured = ceilings[choices.gpu]["all"]
     rates = Rates(measured["bf16_operations_per_second"], measured["copied_bytes_per_second"])
-    found: dict[str, Any] = {"gpu": choices.gpu, **rates._asdict(), "trainings": {}, "large graph": {**LARGE}}
+    found: dict[str, Any] = {
+        "gpu": choices.gpu,
+        **rates._asdict(),
+        "trainings": {},
+        "large graph": {**LARGE},
+    }
     del found["calls"]
     for name, entry in trainings[choices.gpu].items():
         facts = entry["measured"].get("dualkg bf16")
         if facts and facts["relation_width"] <= facts["width"]:
-            sizes = {"candidates": facts["num_entities"], "rows": facts["num_entities"], "width": facts["width"]}
+            sizes = {
+                "candidates": facts["num_entities"],
+                "rows": facts["num_entities"],
+                "width": facts["width"],
+            }
             seconds = step_seconds(rates, batch_size=entry["job"]["batch"], score_bytes=2, **sizes)
             real = facts["seconds_per_epoch"] / facts["steps_per_epoch"]
             found["trainings"][name] = {"estimated_ms": 1000 * seconds, "measured_ms": 1000 * real}
-    batch_size, width = LARGE["batch_size"], LARGE["width"]
+    batch_size = LARGE["batch_size"]
+    width = LARGE["width"]
     steps = math.ceil(2 * LARGE["num_triples"] / batch_size)
     for number, link in LINKS.items():
         rows = LARGE["num_entities"] / number
         seconds = step_seconds(
-            rates, batch_size=batch_size, candidates=int(rows), rows=int(rows), width=width, score_bytes=2
+            rates,
+            batch_size=batch_size,
+            candidates=int(rows),
+            rows=int(rows),
+            width=width,
+            score_bytes=2,
         )
         sent = 2 * (number - 1) / number * 4 * (3 * batch_size * width + 2 * batch_size)
         seconds += sent / link
-        found["large graph"][f"{number} GPUs"] = {"step_ms": 1000 * seconds, "epoch_seconds": steps * seconds}
+        found["large graph"][f"{number} GPUs"] = {
+            "step_ms": 1000 * seconds,
+            "epoch_seconds": steps * seconds,
+        }
     return found
 
 
@@ -300,25 +400,39 @@ def save(name: str, figures: dict[str, Any], folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     data = commands.add_parser("data", help="read, split and open a graph larger than memory")
     data.add_argument("--triples", type=int, default=50_000_000)
     data.add_argument("--names", type=int, default=20_000_000)
     data.add_argument("--seed", type=int, default=0)
-    data.add_argument("--folder", type=Path, help="where the file and the cache are made; by default a temporary one")
+    data.add_argument(
+        "--folder",
+        type=Path,
+        help="where the file and the cache are made; by default a temporary one",
+    )
     data.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
     for name in ("steps", "member"):
         steps = commands.add_parser(name, help="steps in several processes")
         for key, value in FACTS.items():
             steps.add_argument(f"--{key}", type=int, default=value)
         steps.add_argument("--sums", default="elements", help="of Adagrad: elements or rows")
-        steps.add_argument("--mapped", action="store_true", help="train on a memory-mapped file of triples")
+        steps.add_argument(
+            "--mapped", action="store_true", help="train on a memory-mapped file of triples"
+        )
         steps.add_argument("--device", default="cpu")
-        steps.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="0: one, without torchrun")
+        steps.add_argument(
+            "--processes", type=int, nargs="+", default=[1, 2], help="0: one, without torchrun"
+        )
         steps.add_argument("--name", default="steps", help="of the figures in the results")
-        steps.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
-    costs = commands.add_parser("costs", help="the cost model beside recorded trainings, and its extrapolation")
+        steps.add_argument(
+            "--out", type=Path, default=RESULTS, help="the folder of the JSON results"
+        )
+    costs = commands.add_parser(
+        "costs", help="the cost model beside recorded trainings, and its extrapolation"
+    )
     costs.add_argument("--gpu", default="NVIDIA H200")
     costs.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
     here = commands.add_parser("here")

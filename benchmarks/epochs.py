@@ -1,4 +1,6 @@
-"""A measurement of training, in the process that calls it: an epoch of the ordinary loop, or of a tutorial's."""
+"""A measurement of training, in the process that calls it: an epoch of the ordinary loop, or of a
+tutorial's.
+"""
 
 import dataclasses
 import math
@@ -32,7 +34,9 @@ class Job:
         return f"{self.graph} {self.model} dim {self.dim} batch {self.batch}"
 
 
-def recipe_for(job: Job, *, engine: str, precision: str, epochs: int, order: str = "triples") -> Any:
+def recipe_for(
+    job: Job, *, engine: str, precision: str, epochs: int, order: str = "triples"
+) -> Any:
     """The recipe that `dualkg train` would be given."""
     import dualkg as kg
 
@@ -56,13 +60,18 @@ def recipe_for(job: Job, *, engine: str, precision: str, epochs: int, order: str
 
 
 def part_of(graph: Any, num_triples: int) -> Any:
-    """The same graph with some of its training triples, so that an epoch is short and a step is what it was."""
+    """The same graph with some of its training triples, so that an epoch is short and a step is
+    what it was.
+    """
     chosen = np.random.default_rng(0).permutation(len(graph.train))[:num_triples]
     return dataclasses.replace(graph, train=graph.train[chosen])
 
 
-def train_epochs(recipe: Any, graph: Any, device: str, steps: int | None = None) -> tuple[Any, dict[str, Any]]:
-    """Train by the ordinary loop; the trainer, and what an epoch took. The first epoch is the warm-up.
+def train_epochs(
+    recipe: Any, graph: Any, device: str, steps: int | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """Train by the ordinary loop; the trainer, and what an epoch took. The first epoch is the
+    warm-up.
 
     With `steps` an epoch ends after that number of steps, in the same order.
     """
@@ -74,7 +83,8 @@ def train_epochs(recipe: Any, graph: Any, device: str, steps: int | None = None)
     started = time.perf_counter()
     trainer = Trainer(model, graph, recipe, recipe.regularizer.build())
     if steps is not None:
-        whole, trainer.num_steps = trainer.batches, min(steps, trainer.num_steps)
+        whole = trainer.batches
+        trainer.num_steps = min(steps, trainer.num_steps)
         trainer.batches = lambda epoch: islice(whole(epoch), trainer.num_steps)  # type: ignore[method-assign]
     building = time.perf_counter() - started
     trainer.run()
@@ -107,11 +117,18 @@ def measure_dualkg(
     num_steps = math.ceil(2 * len(graph.train) / spec.batch)  # every triple has two queries
     measured = min(steps or num_steps, num_steps)
     if order == "triples":
-        trainer, found = train_epochs(recipe, part_of(graph, math.ceil(measured * spec.batch / 2)), device)
+        trainer, found = train_epochs(
+            recipe, part_of(graph, math.ceil(measured * spec.batch / 2)), device
+        )
     else:  # a part of the triples would have fewer answers per query
         trainer, found = train_epochs(recipe, graph, device, measured)
     found["seconds_per_epoch"] *= num_steps / trainer.num_steps
-    return {**found, "steps_per_epoch": num_steps, "steps_measured": trainer.num_steps, **sizes(trainer)}
+    return {
+        **found,
+        "steps_per_epoch": num_steps,
+        "steps_measured": trainer.num_steps,
+        **sizes(trainer),
+    }
 
 
 def sizes(trainer: Any) -> dict[str, Any]:
@@ -128,7 +145,9 @@ def sizes(trainer: Any) -> dict[str, Any]:
     }
 
 
-def measure_tutorial(*, arrays: str, dim: int, batch: int, steps: int, warm_up: int, device: str) -> dict[str, Any]:
+def measure_tutorial(
+    *, arrays: str, dim: int, batch: int, steps: int, warm_up: int, device: str
+) -> dict[str, Any]:
     """The same steps by the loop of a tutorial."""
     import torch
 
@@ -137,10 +156,13 @@ def measure_tutorial(*, arrays: str, dim: int, batch: int, steps: int, warm_up: 
     if device != "cpu":
         raise ValueError("the tutorial's loop is for a CPU")
     saved = np.load(arrays)
-    triples, shape = torch.from_numpy(saved["train"]), saved["shape"].tolist()
+    triples = torch.from_numpy(saved["train"])
+    shape = saved["shape"].tolist()
     torch.set_flush_denormal(True)  # as dualkg does, and as PyKEEN is measured
     started = time.perf_counter()
-    seconds, _ = tutorial.train_steps(triples, *shape, dim, batch, steps, torch.get_num_threads(), warm_up=warm_up)
+    seconds, _ = tutorial.train_steps(
+        triples, *shape, dim, batch, steps, torch.get_num_threads(), warm_up=warm_up
+    )
     num_steps = math.ceil(2 * len(triples) / batch)
     return {
         "seconds_per_epoch": seconds * num_steps,
@@ -158,14 +180,18 @@ def measure_several(tasks: list[dict[str, Any]]) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     for task in tasks:
         try:
-            found.append(measure_dualkg(**{key: value for key, value in task.items() if key != "what"}))
+            found.append(
+                measure_dualkg(**{key: value for key, value in task.items() if key != "what"})
+            )
         except (DualkgError, RuntimeError, MemoryError) as error:
             found.append({"failed": str(error).splitlines()[0][:300]})
     return {"found": found}
 
 
 def prepare(job: dict[str, Any], *, arrays: str) -> dict[str, Any]:
-    """Read the graph once, so that no measurement pays for unpacking it, and leave it to the peers as arrays."""
+    """Read the graph once, so that no measurement pays for unpacking it, and leave it to the peers
+    as arrays.
+    """
     import dualkg as kg
 
     peers.write_arrays(Path(arrays), kg.load_graph(job["graph"]))

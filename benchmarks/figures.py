@@ -11,7 +11,10 @@ from matplotlib.ticker import LogLocator
 import fits
 import tables
 
-OURS, REFERENCE, OTHER, LIMIT = "#1b6ca8", "#7fb2d9", "#a9b1b8", "#e0912f"
+OURS = "#1b6ca8"
+REFERENCE = "#7fb2d9"
+OTHER = "#a9b1b8"
+LIMIT = "#e0912f"
 STYLE = {
     "font.family": "sans-serif",
     "font.size": 9,
@@ -47,7 +50,7 @@ def write(figure: Figure, path: Path) -> None:
     figure.savefig(path.with_suffix(".png"), dpi=160, metadata={"Software": None})
 
 
-# -- bars ---------------------------------------------------------------------------------------------------------
+# -- bars --------------------------------------------------------------------
 
 Bars = dict[str, list[tuple[str, float | None, str]]]
 
@@ -56,12 +59,18 @@ def gpu_bars(device: str, found: dict[str, Any]) -> Bars:
     """For each job: the authors' code, the reference engine, ours, and the sum of the limits."""
     groups: Bars = {}
     for name, record in tables.in_order(found["training"][device]):
-        ours, plain = record["measured"]["dualkg bf16"], record["measured"]["reference engine"]
-        batch, ceilings = record["job"]["batch"], tables.ceilings_of(device, found)
+        ours = record["measured"]["dualkg bf16"]
+        plain = record["measured"]["reference engine"]
+        batch = record["job"]["batch"]
+        ceilings = tables.ceilings_of(device, found)
         least = tables.training_limit(ours, batch, ceilings, bf16=True)
         theirs = found["published"]["training"].get(name, {})
         groups[name] = [
-            (", ".join(["authors' code", *filter(None, [theirs.get("note")])]), theirs.get("seconds"), OTHER),
+            (
+                ", ".join(["authors' code", *filter(None, [theirs.get("note")])]),
+                theirs.get("seconds"),
+                OTHER,
+            ),
             ("reference engine", plain.get("seconds_per_epoch"), REFERENCE),
             ("dualkg", ours.get("seconds_per_epoch"), OURS),
             ("limit: products + memory", least.sum if least else None, LIMIT),
@@ -73,15 +82,22 @@ def cpu_bars(device: str, found: dict[str, Any]) -> Bars:
     """For each job: the peers, the reference engine and ours."""
     colours = {
         "reference engine": REFERENCE,
-        **{f"dualkg {kind}{order}": OURS for kind in ("float32", "bf16") for order in ("", ", grouped by query")},
+        **{
+            f"dualkg {kind}{order}": OURS
+            for kind in ("float32", "bf16")
+            for order in ("", ", grouped by query")
+        },
     }
     groups: Bars = {}
     for name, record in tables.in_order(found["training"][device]):
-        measured = {label: one.get("seconds_per_epoch") for label, one in record["measured"].items()}
+        measured = {
+            label: one.get("seconds_per_epoch") for label, one in record["measured"].items()
+        }
         ordered = sorted(measured.items(), key=lambda item: -(item[1] or 0))
         groups[name] = [
             (
-                tables.label(label, record["measured"][label]) + (", a smaller job" if label == "PyKEEN" else ""),
+                tables.label(label, record["measured"][label])
+                + (", a smaller job" if label == "PyKEEN" else ""),
                 seconds,
                 colours.get(label, OTHER),
             )
@@ -91,17 +107,23 @@ def cpu_bars(device: str, found: dict[str, Any]) -> Bars:
 
 
 def bars(groups: Bars, title: str) -> Figure:
-    """A small chart for each job, each with its own scale; jobs that were not measured are left out."""
+    """A small chart for each job, each with its own scale; jobs that were not measured are left
+    out.
+    """
     num_bars = max(len(lines) for lines in groups.values())
     columns = min(COLUMNS, len(groups))
     num_rows = -(-len(groups) // columns)
-    figure = Figure(figsize=(5 * columns, 0.6 + num_rows * (0.45 + 0.22 * num_bars)), layout="constrained")
+    figure = Figure(
+        figsize=(5 * columns, 0.6 + num_rows * (0.45 + 0.22 * num_bars)), layout="constrained"
+    )
     figure.suptitle(title, fontsize=11 if columns == 1 else 12, x=0.01, horizontalalignment="left")
     grid = list(figure.subplots(num_rows, columns, squeeze=False).flat)
     for place in grid:
         place.set_axis_off()
     for place, (job, lines) in zip(grid, groups.items(), strict=False):
-        draw_bars(place, job, [(label, seconds, colour) for label, seconds, colour in lines if seconds])
+        draw_bars(
+            place, job, [(label, seconds, colour) for label, seconds, colour in lines if seconds]
+        )
         place.set_ylim(num_bars - 0.5, -0.6)
     return figure
 
@@ -112,17 +134,25 @@ def draw_bars(place: Axes, job: str, lines: list[tuple[str, float, str]]) -> Non
     longest = max((seconds for _, seconds, _ in lines), default=1.0)
     for row, (label, seconds, colour) in enumerate(lines):
         place.barh(row, seconds, color=colour, height=0.8)
-        place.text(seconds + longest / 60, row, f"{tables.short(seconds)}  {label}", va="center", fontsize=8)
+        place.text(
+            seconds + longest / 60,
+            row,
+            f"{tables.short(seconds)}  {label}",
+            va="center",
+            fontsize=8,
+        )
     place.set_xlim(0, longest * 1.4)
 
 
-# -- growth -------------------------------------------------------------------------------------------------------
+# -- growth ------------------------------------------------------------------
 
 
 def growth(measured: dict[str, Any], title: str) -> Figure:
     """Time above, memory below, a column for each thing that grows."""
     figure = Figure(figsize=(11, 5.2), layout="constrained")
-    figure.suptitle(f"{title}\ndashed: fit to the last three points; grey: in proportion", fontsize=11)
+    figure.suptitle(
+        f"{title}\ndashed: fit to the last three points; grey: in proportion", fontsize=11
+    )
     grid = figure.subplots(2, len(fits.AXES), sharey="row", sharex="col", squeeze=False)
     for column, axis in enumerate(fits.AXES):
         points = measured.get(axis, {}).get("points")
@@ -132,7 +162,9 @@ def growth(measured: dict[str, Any], title: str) -> Figure:
             place.set_axisbelow(True)
             if points:
                 draw_fit(place, axis, points, measure)
-        grid[0][column].set_title(f"{axis} grow" if axis in ("entities", "triples") else f"{axis} grows")
+        grid[0][column].set_title(
+            f"{axis} grow" if axis in ("entities", "triples") else f"{axis} grows"
+        )
         grid[1][column].set_xlabel(UNITS[axis])
     grid[0][0].set_ylabel("seconds an epoch")
     grid[1][0].set_ylabel("memory, MiB")
@@ -140,7 +172,8 @@ def growth(measured: dict[str, Any], title: str) -> Figure:
 
 
 def draw_fit(place: Axes, axis: str, points: list[dict[str, float]], measure: str) -> None:
-    x, y = [point[axis] for point in points], [point[measure] for point in points]
+    x = [point[axis] for point in points]
+    y = [point[measure] for point in points]
     whole, last = fits.fits_of(axis, points, measure)
     place.set(xscale="log", yscale="log")
     place.set_xticks(x, [thousands(value) for value in x])
@@ -149,7 +182,9 @@ def draw_fit(place: Axes, axis: str, points: list[dict[str, float]], measure: st
     place.minorticks_off()
     if whole.exponent > 0.5:
         place.plot(x, [y[-1] * value / x[-1] for value in x], color=OTHER, linewidth=0.8)
-    place.plot(x, [last.scale * value**last.exponent for value in x], "--", color=LIMIT, linewidth=1.2)
+    place.plot(
+        x, [last.scale * value**last.exponent for value in x], "--", color=LIMIT, linewidth=1.2
+    )
     place.plot(x, y, "o", color=OURS, markersize=5)
     text = f"x^{whole.exponent:z.2f}, R² {whole.r_squared:.3f}\nlast three: x^{last.exponent:z.2f}"
     frame = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5}

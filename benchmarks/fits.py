@@ -19,7 +19,8 @@ class Fit(NamedTuple):
 
 def fit_exponent(x: list[float], y: list[float]) -> Fit:
     """Least squares on logarithms."""
-    log_x, log_y = np.log(x), np.log(y)
+    log_x = np.log(x)
+    log_y = np.log(y)
     exponent, intercept = np.polyfit(log_x, log_y, 1)
     left = log_y - (exponent * log_x + intercept)
     total = ((log_y - log_y.mean()) ** 2).sum()
@@ -29,5 +30,6 @@ def fit_exponent(x: list[float], y: list[float]) -> Fit:
 
 def fits_of(axis: str, points: list[dict[str, float]], measure: str) -> tuple[Fit, Fit]:
     """The fit to all points, and that to the last ones, where what is constant weighs least."""
-    x, y = [point[axis] for point in points], [point[measure] for point in points]
+    x = [point[axis] for point in points]
+    y = [point[measure] for point in points]
     return fit_exponent(x, y), fit_exponent(x[-LAST:], y[-LAST:])

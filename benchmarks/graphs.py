@@ -1,4 +1,6 @@
-"""Graphs of any size whose degrees are skewed as those of real graphs are: `python benchmarks/graphs.py --help`."""
+"""Graphs of any size whose degrees are skewed as those of real graphs are: `python
+benchmarks/graphs.py --help`.
+"""
 
 import argparse
 
@@ -10,20 +12,26 @@ from dualkg.data.graph import Triples
 
 Ids = npt.NDArray[np.int64]
 
-# The k-th most frequent of n has a frequency in proportion to k^(1/power - 1), so that the most frequent tenth has
-# a share of 0.1^(1/power): a third of the heads, a half of the tails and of the relations, as in FB15k-237.
-HEAD_POWER, TAIL_POWER, RELATION_POWER = 2.0, 3.0, 4.0
+# The k-th most frequent of n has a frequency in proportion to k^(1/power - 1), so that the most
+# frequent tenth has a share of 0.1^(1/power): a third of the heads, a half of the tails and of the
+# relations, as in FB15k-237.
+HEAD_POWER = 2.0
+TAIL_POWER = 3.0
+RELATION_POWER = 4.0
 
 
-def generate_graph(num_entities: int, num_triples: int, *, num_relations: int = 100, seed: int = 0) -> kg.Graph:
+def generate_graph(
+    num_entities: int, num_triples: int, *, num_relations: int = 100, seed: int = 0
+) -> kg.Graph:
     """A graph of distinct training triples, the same for the same seed.
 
     Every entity is a head and every relation is used, where there are triples enough.
     """
     if num_triples * 4 > num_entities**2 * num_relations:
         raise ValueError(
-            f"{num_triples:,} distinct triples of {num_entities:,} entities and {num_relations:,} relations are more "
-            f"than a quarter of all there can be: take more entities or fewer triples."
+            f"{num_triples:,} distinct triples of {num_entities:,} entities and {num_relations:,} "
+            "relations are more than a quarter of all there can be: take more entities or fewer "
+            "triples."
         )
     random = np.random.default_rng(seed)
     triples = _distinct_triples(kg.GraphShape(num_entities, num_relations), num_triples, random)
@@ -36,8 +44,12 @@ def generate_graph(num_entities: int, num_triples: int, *, num_relations: int = 
     )
 
 
-def _distinct_triples(shape: kg.GraphShape, num_triples: int, random: np.random.Generator) -> Triples:
-    """Draw until there are enough; those that use every entity and relation are drawn first, and stay."""
+def _distinct_triples(
+    shape: kg.GraphShape, num_triples: int, random: np.random.Generator
+) -> Triples:
+    """Draw until there are enough; those that use every entity and relation are drawn first, and
+    stay.
+    """
     kept = np.unique(_draw(shape, num_triples, random, use_all=True))
     while len(kept) < num_triples:
         missing = num_triples - len(kept)
@@ -46,11 +58,14 @@ def _distinct_triples(shape: kg.GraphShape, num_triples: int, random: np.random.
     rest, tails = np.divmod(random.permutation(kept), shape.num_entities)
     heads, relations = np.divmod(rest, shape.num_relations)
     # Until here a small number is a frequent one, which should not be so.
-    entity, relation = random.permutation(shape.num_entities), random.permutation(shape.num_relations)
+    entity = random.permutation(shape.num_entities)
+    relation = random.permutation(shape.num_relations)
     return np.stack([entity[heads], relation[relations], entity[tails]], axis=1).astype(np.int32)
 
 
-def _draw(shape: kg.GraphShape, num: int, random: np.random.Generator, *, use_all: bool = False) -> Ids:
+def _draw(
+    shape: kg.GraphShape, num: int, random: np.random.Generator, *, use_all: bool = False
+) -> Ids:
     """Triples, one number each."""
     heads = skewed(shape.num_entities, num, HEAD_POWER, random)
     relations = skewed(shape.num_relations, num, RELATION_POWER, random)
@@ -79,7 +94,9 @@ def main() -> None:
     parser.add_argument("--relations", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     choices = parser.parse_args()
-    graph = generate_graph(choices.entities, choices.triples, num_relations=choices.relations, seed=choices.seed)
+    graph = generate_graph(
+        choices.entities, choices.triples, num_relations=choices.relations, seed=choices.seed
+    )
     print(graph)
     for name, column, size in (
         ("heads", 0, choices.entities),

@@ -1,7 +1,9 @@
-"""Seconds of embedding an inductive entity by a few triples, `predictor.add`, against plain autograd.
+"""Seconds of embedding an inductive entity by a few triples, `predictor.add`, against plain
+autograd.
 
-Plain autograd differentiates log Σ exp(scores) in the usual way. The weights are trained for two epochs. `difference`
-is the relative distance of the two solutions of one problem, `batch_seconds` the time of each of many entities.
+Plain autograd differentiates log Σ exp(scores) in the usual way. The weights are trained for two
+epochs. `difference` is the relative distance of the two solutions of one problem, `batch_seconds`
+the time of each of many entities.
 """
 
 import json
@@ -41,7 +43,9 @@ JOBS = {device: [Job("FB15k-237", 200)] for device in ("cpu", "cuda")}
 
 @contextmanager
 def plain_autograd() -> Iterator[None]:
-    """Solve problems meanwhile through the log-sum-exp of PyTorch, and to a tenth of the gradient."""
+    """Solve problems meanwhile through the log-sum-exp of PyTorch, and to a tenth of the
+    gradient.
+    """
     import torch
 
     from dualkg.inference import inductive
@@ -75,21 +79,27 @@ def triples_of_one(graph: Any, num: int, seed: int, *, name: str = "new") -> lis
 
 
 def warmed_up(model: Any, graph: Any, triples: list[Triple]) -> tuple[Any, float]:
-    """A predictor after its first entity, and the seconds of that: it prepares the context that all problems share."""
+    """A predictor after its first entity, and the seconds of that: it prepares the context that all
+    problems share.
+    """
     import dualkg as kg
 
-    predictor, started = kg.Predictor(model, graph), time.perf_counter()
+    predictor = kg.Predictor(model, graph)
+    started = time.perf_counter()
     predictor.add("new", triples=triples)
     return predictor, time.perf_counter() - started
 
 
 def timed(predictors: dict[str, Any], cases: list[list[Triple]]) -> dict[str, dict[str, float]]:
-    """Wall-clock and core seconds of each method; the methods alternate, so that a busy machine slows both."""
+    """Wall-clock and core seconds of each method; the methods alternate, so that a busy machine
+    slows both.
+    """
     times: dict[str, list[tuple[float, float]]] = {method: [] for method in predictors}
     for triples in cases:
         for method, predictor in predictors.items():
             with plain_autograd() if method == "autograd" else nullcontext():
-                started, worked = time.perf_counter(), time.process_time()
+                started = time.perf_counter()
+                worked = time.process_time()
                 predictor.add("new", triples=triples)
                 times[method].append((time.perf_counter() - started, time.process_time() - worked))
     return {
@@ -117,11 +127,17 @@ def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> di
     """Both methods on the same triples."""
     model, graph = completion.load(completion.Job(**job), arrays)
     model.to(device)
-    cases = {num: [triples_of_one(graph, num, seed) for seed in range(2 if quick else 9)] for num in COUNTS}
+    cases = {
+        num: [triples_of_one(graph, num, seed) for seed in range(2 if quick else 9)]
+        for num in COUNTS
+    }
     fast, first = warmed_up(model, graph, cases[1][0])
     with plain_autograd():
         plain, plain_first = warmed_up(model, graph, cases[1][0])
-    measured = {str(num): timed({"dualkg": fast, "autograd": plain}, several) for num, several in cases.items()}
+    measured = {
+        str(num): timed({"dualkg": fast, "autograd": plain}, several)
+        for num, several in cases.items()
+    }
     return {
         "seconds": measured,
         "first_seconds": {"dualkg": first, "autograd": plain_first},
@@ -136,7 +152,11 @@ def batch_seconds(model: Any, graph: Any, num_entities: int) -> float:
     from dualkg.inference.inductive import FrozenContext
 
     context = FrozenContext.of(model, graph)
-    triples = [one for seed in range(num_entities) for one in triples_of_one(graph, 3, seed, name=f"new {seed}")]
+    triples = [
+        one
+        for seed in range(num_entities)
+        for one in triples_of_one(graph, 3, seed, name=f"new {seed}")
+    ]
     started = time.perf_counter()
     extend(context, triples)
     return (time.perf_counter() - started) / num_entities
@@ -147,7 +167,9 @@ def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any
         common = {"job": asdict(job), "device": device, "arrays": str(Path(folder) / "weights.npz")}
         steps = 8 if quick else STEPS
         measurement.in_fresh_process(Path(__file__), {"what": "weights", **common, "steps": steps})
-        found = measurement.in_fresh_process(Path(__file__), {"what": "rows", **common, "quick": quick})
+        found = measurement.in_fresh_process(
+            Path(__file__), {"what": "rows", **common, "quick": quick}
+        )
     measurement.log(f"{job.graph}: {json.dumps(found)}")
     yield {"job": asdict(job), "steps": steps, "measured": found}
 
@@ -156,9 +178,20 @@ def lines(jobs: dict[str, Any]) -> list[str]:
     """The section of a page."""
     rows = []
     for name, record in tables.in_order(jobs):
-        for num, methods in sorted(record["measured"]["seconds"].items(), key=lambda item: int(item[0])):
-            ours, plain = methods["dualkg"]["median"], methods["autograd"]["median"]
-            rows.append([name, num, tables.short(1000 * ours), tables.short(1000 * plain), tables.times(plain / ours)])
+        for num, methods in sorted(
+            record["measured"]["seconds"].items(), key=lambda item: int(item[0])
+        ):
+            ours = methods["dualkg"]["median"]
+            plain = methods["autograd"]["median"]
+            rows.append(
+                [
+                    name,
+                    num,
+                    tables.short(1000 * ours),
+                    tables.short(1000 * plain),
+                    tables.times(plain / ours),
+                ]
+            )
     titles = ["graph and model", "triples given", "ms", "plain autograd, ms", "times as fast"]
     return [*tables.table(titles, rows), "Medians of nine entities each.", ""]
 
@@ -166,7 +199,13 @@ def lines(jobs: dict[str, Any]) -> list[str]:
 def main() -> None:
     choices = measurement.parser(__doc__).parse_args()
     tasks = {"weights": completion.make_weights, "rows": measure}
-    measurement.run("inductive", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick))
+    measurement.run(
+        "inductive",
+        choices,
+        jobs=JOBS,
+        tasks=tasks,
+        measure=partial(measure_job, quick=choices.quick),
+    )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ ROWS = 1_000_000
 
 
 def generate(path: Path, *, num_triples: int, num_entities: int, seed: int = 0) -> None:
-    """Write triples whose entities and relations have skewed degrees, as those of real graphs do."""
+    """Write triples whose entities and relations have skewed degrees, as those of real graphs
+    do.
+    """
     rng = np.random.default_rng(seed)
     # Shuffled, so that the frequent names are not also the first in the alphabet.
     entities = pa.array([f"/entity/{number:07d}" for number in rng.permutation(num_entities)])
@@ -67,7 +69,10 @@ def load_once(path: Path) -> dict[str, int]:
     return {"triples": triples, "entities": len(graph.entities)}
 
 
-PARTS: dict[str, Callable[[Path], dict[str, int]]] = {"read_triples": read_once, "load_graph": load_once}
+PARTS: dict[str, Callable[[Path], dict[str, int]]] = {
+    "read_triples": read_once,
+    "load_graph": load_once,
+}
 
 
 def measure_here(part: str, path: Path) -> dict[str, Any]:
@@ -104,7 +109,9 @@ def measure_all(path: Path, parts: list[str]) -> dict[str, Any]:
 def machine() -> dict[str, Any]:
     """What the numbers depend on."""
     return {
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "cpu": cpu_model(),
         "architecture": platform.machine(),
         "python": platform.python_version(),
@@ -119,18 +126,28 @@ def cpu_model() -> str:
         listed = subprocess.run(["lscpu"], check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return platform.processor() or "unknown"
-    found = [line.partition(":")[2].strip() for line in listed.splitlines() if line.startswith("Model name:")]
+    found = [
+        line.partition(":")[2].strip()
+        for line in listed.splitlines()
+        if line.startswith("Model name:")
+    ]
     return found[0] if found else platform.processor() or "unknown"
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("step", nargs="?", default="all", choices=["all", "generate", "measure", "here"])
+    parser.add_argument(
+        "step", nargs="?", default="all", choices=["all", "generate", "measure", "here"]
+    )
     parser.add_argument("--triples", type=int, default=10_000_000)
     parser.add_argument("--entities", type=int, default=2_000_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--file", type=Path, help="the TSV file; by default one in a temporary folder")
-    parser.add_argument("--part", action="append", choices=list(PARTS), help="what to measure; repeatable")
+    parser.add_argument(
+        "--file", type=Path, help="the TSV file; by default one in a temporary folder"
+    )
+    parser.add_argument(
+        "--part", action="append", choices=list(PARTS), help="what to measure; repeatable"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS)
     choices = parser.parse_args()
     if choices.file is None and choices.step != "all":
@@ -140,11 +157,17 @@ def parsed() -> argparse.Namespace:
 
 def run(choices: argparse.Namespace, path: Path) -> None:
     if choices.step in ("all", "generate"):
-        generate(path, num_triples=choices.triples, num_entities=choices.entities, seed=choices.seed)
+        generate(
+            path, num_triples=choices.triples, num_entities=choices.entities, seed=choices.seed
+        )
         print(f"{path}: {path.stat().st_size / 1e6:,.0f} MB", file=sys.stderr)
     if choices.step in ("all", "measure"):
         measured = measure_all(path, choices.part or list(PARTS))
-        result = {"file_mb": round(path.stat().st_size / 1e6), "measured": measured, "machine": machine()}
+        result = {
+            "file_mb": round(path.stat().st_size / 1e6),
+            "measured": measured,
+            "machine": machine(),
+        }
         choices.output.parent.mkdir(parents=True, exist_ok=True)
         choices.output.write_text(json.dumps(result, indent=2) + "\n")
     if choices.step == "here":

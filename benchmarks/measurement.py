@@ -1,6 +1,8 @@
-"""What every benchmark shares: the machine, fresh processes, peak memory, saved results, and the machine's ceilings.
+"""What every benchmark shares: the machine, fresh processes, peak memory, saved results, and the
+machine's ceilings.
 
-`python benchmarks/measurement.py` measures the ceilings that the others are held against: matrix products and copies.
+`python benchmarks/measurement.py` measures the ceilings that the others are held against: matrix
+products and copies.
 """
 
 import argparse
@@ -26,18 +28,31 @@ PEERS = HERE.parent / ".venv-bench" / "bin" / "python"
 BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")  # what x86 and Arm processors call it
 
 
-# -- the command line ---------------------------------------------------------------------------------------------
+# -- the command line --------------------------------------------------------
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
     """The options that all benchmarks have."""
-    found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     found.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
-    found.add_argument("--only", action="append", metavar="JOB", help="jobs whose name contains this; repeatable")
-    found.add_argument("--quick", action="store_true", help="only a few steps, as a test; results go to another folder")
+    found.add_argument(
+        "--only", action="append", metavar="JOB", help="jobs whose name contains this; repeatable"
+    )
+    found.add_argument(
+        "--quick",
+        action="store_true",
+        help="only a few steps, as a test; results go to another folder",
+    )
     found.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if available")
     found.add_argument("--commit", help="the measured commit, if git cannot find it")
-    found.add_argument("--peers", type=Path, default=PEERS, help="the Python that has PyKEEN; by default .venv-bench's")
+    found.add_argument(
+        "--peers",
+        type=Path,
+        default=PEERS,
+        help="the Python that has PyKEEN; by default .venv-bench's",
+    )
     found.add_argument("--list", action="store_true", help="only print the names of the jobs")
     found.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
     return found
@@ -51,7 +66,9 @@ def folder_of(choices: argparse.Namespace) -> Path:
 
 def wanted(names: list[str], only: list[str] | None) -> list[str]:
     """The names that contain one of the given texts; all if none is given."""
-    chosen = [name for name in names if not only or any(part.lower() in name.lower() for part in only)]
+    chosen = [
+        name for name in names if not only or any(part.lower() in name.lower() for part in only)
+    ]
     if not chosen:
         sys.exit(f"No job has a name with {', '.join(only or [])}. There are: {'; '.join(names)}.")
     return chosen
@@ -67,7 +84,7 @@ def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-# -- the machine --------------------------------------------------------------------------------------------------
+# -- the machine -------------------------------------------------------------
 
 
 def describe(device: str, *, commit: str | None = None) -> dict[str, Any]:
@@ -76,7 +93,9 @@ def describe(device: str, *, commit: str | None = None) -> dict[str, Any]:
 
     found: dict[str, Any] = {
         "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "bf16": [flag for flag in BF16_FLAGS if flag in cpu_flags()],
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
         "python": platform.python_version(),
@@ -91,7 +110,9 @@ def describe(device: str, *, commit: str | None = None) -> dict[str, Any]:
 
 
 def has_bf16(device: str) -> bool:
-    """Whether products in bfloat16 are a processor's own; without that they are slower than float32 by far."""
+    """Whether products in bfloat16 are a processor's own; without that they are slower than float32
+    by far.
+    """
     return device == "cuda" or not cpu_flags().isdisjoint(BF16_FLAGS)
 
 
@@ -101,7 +122,12 @@ def cpu_flags() -> set[str]:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return set()
-    return {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.partition(":")[2].split()}
+    return {
+        flag
+        for line in lines
+        if line.startswith(("flags", "Features"))
+        for flag in line.partition(":")[2].split()
+    }
 
 
 def cpu_model() -> str:
@@ -110,7 +136,11 @@ def cpu_model() -> str:
         listed = subprocess.run(["lscpu"], check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError):
         listed = ""
-    named = [line.partition(":")[2].strip() for line in listed.splitlines() if line.startswith("Model name:")]
+    named = [
+        line.partition(":")[2].strip()
+        for line in listed.splitlines()
+        if line.startswith("Model name:")
+    ]
     return next(iter(named), "") or platform.processor() or platform.machine()
 
 
@@ -125,13 +155,15 @@ def git_commit(folder: Path = HERE) -> str | None:
     """The commit of a tree, by default this one, marked where files differ from it."""
     words = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        found = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+        found = subprocess.run(
+            words, cwd=folder, capture_output=True, text=True, timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None
 
 
-# -- memory and time ----------------------------------------------------------------------------------------------
+# -- memory and time ---------------------------------------------------------
 
 
 def peak_mib(device: str = "cpu") -> float:
@@ -142,17 +174,24 @@ def peak_mib(device: str = "cpu") -> float:
         return round(torch.cuda.max_memory_allocated() / 2**20, 1)
     held = resident_mib("VmHWM")
     if held is None:  # Linux counts in KiB, macOS in bytes
-        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+            2**20 if sys.platform == "darwin" else 2**10
+        )
     return round(held, 1)
 
 
 def resident_mib(line: str = "VmRSS") -> float | None:
-    """A line of Linux's account of this process; its peak, unlike `getrusage`'s, is never that of the parent."""
+    """A line of Linux's account of this process; its peak, unlike `getrusage`'s, is never that of
+    the parent.
+    """
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:
         return None
-    return next((int(found.split()[1]) / 2**10 for found in status.splitlines() if found.startswith(line)), None)
+    return next(
+        (int(found.split()[1]) / 2**10 for found in status.splitlines() if found.startswith(line)),
+        None,
+    )
 
 
 def forget_peak(device: str) -> None:
@@ -186,8 +225,12 @@ def seconds_of(work: Callable[[], object], device: str, *, least: float = 0.5) -
     return min(times)
 
 
-def in_fresh_process(script: Path, task: dict[str, Any], *, python: str | Path = sys.executable) -> dict[str, Any]:
-    """Run a task in a fresh process, which has its own peak memory; a failure is returned as a result."""
+def in_fresh_process(
+    script: Path, task: dict[str, Any], *, python: str | Path = sys.executable
+) -> dict[str, Any]:
+    """Run a task in a fresh process, which has its own peak memory; a failure is returned as a
+    result.
+    """
     words = [str(python), str(script), "--task", json.dumps(task)]
     answer = subprocess.run(words, capture_output=True, text=True, check=False)
     try:
@@ -199,7 +242,7 @@ def in_fresh_process(script: Path, task: dict[str, Any], *, python: str | Path =
     return found
 
 
-# -- results ------------------------------------------------------------------------------------------------------
+# -- results -----------------------------------------------------------------
 
 
 def load(topic: str, folder: Path = RESULTS) -> dict[str, Any]:
@@ -227,7 +270,9 @@ def merge(topics: list[str], source: Path, folder: Path = RESULTS) -> None:
 
 def _write(topic: str, results: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{topic}.json").write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    (folder / f"{topic}.json").write_text(
+        json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8"
+    )
 
 
 def run(
@@ -255,11 +300,13 @@ def run(
             save(topic, name, found, on=on, folder=folder_of(choices))
 
 
-# -- ceilings -----------------------------------------------------------------------------------------------------
+# -- ceilings ----------------------------------------------------------------
 
 
 def measure_ceilings(device: str, *, quick: bool) -> dict[str, float]:
-    """Operations a second of large matrix products, and bytes a second of a large copy, read and written."""
+    """Operations a second of large matrix products, and bytes a second of a large copy, read and
+    written.
+    """
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -272,7 +319,9 @@ def measure_ceilings(device: str, *, quick: bool) -> dict[str, float]:
         left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         work = partial(torch.mm, left, right, out=torch.empty_like(left))
         found[f"{name}_operations_per_second"] = 2 * size**3 / seconds_of(work, device)
-    source = torch.ones((2**30 if device == "cuda" else 2**27) // (8 if quick else 1), device=device)
+    source = torch.ones(
+        (2**30 if device == "cuda" else 2**27) // (8 if quick else 1), device=device
+    )
     target = torch.empty_like(source)
     seconds = seconds_of(lambda: target.copy_(source), device)
     found["copied_bytes_per_second"] = 2 * source.numel() * source.element_size() / seconds

@@ -1,4 +1,5 @@
-"""The same jobs by PyKEEN, in an environment of its own: started by training.py and ranking.py, answers in JSON.
+"""The same jobs by PyKEEN, in an environment of its own: started by training.py and ranking.py,
+answers in JSON.
 
 It needs nothing of dualkg: what it works on comes as a file of arrays.
 """
@@ -23,7 +24,7 @@ class EnoughError(Exception):
     """Raised from inside PyKEEN's loop when enough batches were timed."""
 
 
-# -- running tasks ------------------------------------------------------------------------------------------------
+# -- running tasks -----------------------------------------------------------
 
 
 def run_task(task: dict[str, Any], python: Path) -> dict[str, Any]:
@@ -35,18 +36,24 @@ def run_task(task: dict[str, Any], python: Path) -> dict[str, Any]:
 
 def write_arrays(path: Path, graph: Any, model: Any = None) -> Path:
     """A graph as arrays of ids, and the tables of a ComplEx model."""
-    arrays = {name: getattr(graph, name) for name in ("train", "valid", "test")} | {"shape": np.array(graph.shape)}
+    arrays = {name: getattr(graph, name) for name in ("train", "valid", "test")} | {
+        "shape": np.array(graph.shape)
+    }
     if model is not None:
-        arrays |= {name: getattr(model, name).detach().cpu().numpy() for name in ("entities", "relations")}
+        arrays |= {
+            name: getattr(model, name).detach().cpu().numpy() for name in ("entities", "relations")
+        }
     np.savez(path, **arrays)
     return path
 
 
-# -- doing --------------------------------------------------------------------------------------------------------
+# -- doing -------------------------------------------------------------------
 
 
 def make_model(arrays: Any, *, dim: int, device: str) -> tuple[Any, Any]:
-    """ComplEx without a regularizer, which leaves PyKEEN the least to do, and the triples it is trained on."""
+    """ComplEx without a regularizer, which leaves PyKEEN the least to do, and the triples it is
+    trained on.
+    """
     import torch
     from pykeen.losses import CrossEntropyLoss
     from pykeen.models import ComplEx
@@ -60,13 +67,21 @@ def make_model(arrays: Any, *, dim: int, device: str) -> tuple[Any, Any]:
         create_inverse_triples=True,
     )
     model = ComplEx(
-        triples_factory=factory, embedding_dim=dim, loss=CrossEntropyLoss(), regularizer=None, random_seed=0
+        triples_factory=factory,
+        embedding_dim=dim,
+        loss=CrossEntropyLoss(),
+        regularizer=None,
+        random_seed=0,
     )
     return model.to(device), factory
 
 
-def measure_training(arrays: Any, *, dim: int, batch: int, steps: int, warm_up: int, device: str) -> dict[str, Any]:
-    """Seconds an epoch from the median of some batches: PyKEEN's loop over distinct (head, relation) pairs."""
+def measure_training(
+    arrays: Any, *, dim: int, batch: int, steps: int, warm_up: int, device: str
+) -> dict[str, Any]:
+    """Seconds an epoch from the median of some batches: PyKEEN's loop over distinct (head,
+    relation) pairs.
+    """
     import torch
     from pykeen.training import LCWATrainingLoop
     from pykeen.training.callbacks import TrainingCallback
@@ -80,10 +95,14 @@ def measure_training(arrays: Any, *, dim: int, batch: int, steps: int, warm_up: 
             if len(clock) > warm_up + steps:
                 raise EnoughError
 
-    torch.set_flush_denormal(True)  # without it, numbers close to zero make a step take ten times as long on some CPUs
+    torch.set_flush_denormal(
+        True
+    )  # without it, numbers close to zero make a step take ten times as long on some CPUs
     model, factory = make_model(arrays, dim=dim, device=device)
     loop = LCWATrainingLoop(
-        model=model, triples_factory=factory, optimizer=torch.optim.Adagrad(model.get_grad_params(), lr=0.1)
+        model=model,
+        triples_factory=factory,
+        optimizer=torch.optim.Adagrad(model.get_grad_params(), lr=0.1),
     )
     started = time.perf_counter()
     with contextlib.suppress(EnoughError):
@@ -110,7 +129,9 @@ def measure_ranking(
     model, _ = make_model(arrays, dim=arrays["entities"].shape[1] // 2, device=device)
     num_relations = int(arrays["shape"][1])
     ours = arrays["relations"]
-    theirs = np.empty_like(ours)  # PyKEEN numbers a relation and its inverse 2r and 2r + 1; ours are r and r + n
+    theirs = np.empty_like(
+        ours
+    )  # PyKEEN numbers a relation and its inverse 2r and 2r + 1; ours are r and r + n
     theirs[0::2], theirs[1::2] = ours[:num_relations], ours[num_relations:]
     for place, table in (
         (model.entity_representations[0], arrays["entities"]),
@@ -118,7 +139,8 @@ def measure_ranking(
     ):
         put_complex(place, table)
     ranked, *others = (
-        torch.from_numpy(arrays[name].astype(np.int64)) for name in (split, *({"train", "valid", "test"} - {split}))
+        torch.from_numpy(arrays[name].astype(np.int64))
+        for name in (split, *({"train", "valid", "test"} - {split}))
     )
     evaluator = RankBasedEvaluator(filtered=True)
     started = time.perf_counter()

@@ -1,7 +1,8 @@
-"""Seconds and peak memory of filtered ranking in both directions on FB15k-237, against other implementations.
+"""Seconds and peak memory of filtered ranking in both directions on FB15k-237, against other
+implementations.
 
-The same weights, trained briefly, are ranked by `dualkg.rank`, by a loop over the queries and by PyKEEN's
-evaluator, each in a fresh process; their MRR must agree to 1e-4.
+The same weights, trained briefly, are ranked by `dualkg.rank`, by a loop over the queries and by
+PyKEEN's evaluator, each in a fresh process; their MRR must agree to 1e-4.
 """
 
 import dataclasses
@@ -42,7 +43,7 @@ class Job:
 JOBS = {"cuda": [Job("FB15k-237", "valid", 2000)], "cpu": [Job("FB15k-237", "test", 100)]}
 
 
-# -- one measurement, in a process of its own ---------------------------------------------------------------------
+# -- one measurement, in a process of its own --------------------------------
 
 
 def make_weights(job: dict[str, Any], *, device: str, arrays: str) -> dict[str, Any]:
@@ -107,13 +108,16 @@ def measure_dualkg(
     }
 
 
-def measure_tutorial(job: dict[str, Any], *, device: str, arrays: str, num_triples: int | None) -> dict[str, Any]:
+def measure_tutorial(
+    job: dict[str, Any], *, device: str, arrays: str, num_triples: int | None
+) -> dict[str, Any]:
     """A loop over the queries, and the filter that it needs."""
     import torch
 
     import tutorial
 
-    spec, saved = Job(**job), np.load(arrays)
+    spec = Job(**job)
+    saved = np.load(arrays)
     num_entities, num_relations = saved["shape"].tolist()
     measurement.forget_peak(device)
     model = tutorial.ComplEx(num_entities, 2 * num_relations, spec.dim)
@@ -123,7 +127,9 @@ def measure_tutorial(job: dict[str, Any], *, device: str, arrays: str, num_tripl
     model.to(device)
     splits = {name: torch.from_numpy(saved[name]) for name in ("train", "valid", "test")}
     started = time.perf_counter()
-    known = tutorial.known_answers(tutorial.in_both_directions(torch.cat(list(splits.values())), num_relations))
+    known = tutorial.known_answers(
+        tutorial.in_both_directions(torch.cat(list(splits.values())), num_relations)
+    )
     filtering = time.perf_counter() - started
     started = time.perf_counter()
     queries = tutorial.in_both_directions(splits[spec.split][:num_triples], num_relations)
@@ -141,7 +147,7 @@ def distinct_queries(triples: Any) -> int:
     return sum(len(np.unique(triples[:, columns], axis=0)) for columns in ([0, 1], [1, 2]))
 
 
-# -- all of them --------------------------------------------------------------------------------------------------
+# -- all of them -------------------------------------------------------------
 
 
 def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> Iterator[dict[str, Any]]:
@@ -152,8 +158,15 @@ def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> Iterator
         done = measurement.in_fresh_process(Path(__file__), made)
         if "failed" in done:
             sys.exit(f"No weights to rank with: {done['failed']}")
-        common = {"job": asdict(job), "device": device, "arrays": arrays, "num_triples": num_triples}
-        theirs = {key: common[key] for key in ("device", "arrays", "num_triples")} | {"split": job.split}
+        common = {
+            "job": asdict(job),
+            "device": device,
+            "arrays": arrays,
+            "num_triples": num_triples,
+        }
+        theirs = {key: common[key] for key in ("device", "arrays", "num_triples")} | {
+            "split": job.split
+        }
         measured = {}
         for name, task in {
             "dualkg": {"what": "dualkg", **common, "repeats": 1 if quick else 5},
@@ -163,7 +176,9 @@ def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> Iterator
         }.items():
             ours = task["what"] != "rank"
             measured[name] = (
-                measurement.in_fresh_process(Path(__file__), task) if ours else peers.run_task(task, python)
+                measurement.in_fresh_process(Path(__file__), task)
+                if ours
+                else peers.run_task(task, python)
             )
             measurement.log(f"{job.name}, {name}: {json.dumps(measured[name])}")
     check_agreement(measured)

@@ -1,6 +1,7 @@
 """Write RESULTS.md and its pictures from saved measurements: `python benchmarks/report.py`.
 
-`--merge DIR` first takes over results that were measured on another machine and written there with `--out DIR`.
+`--merge DIR` first takes over results that were measured on another machine and written there with
+`--out DIR`.
 """
 
 import argparse
@@ -18,7 +19,8 @@ import tuning
 from tables import Results
 
 HERE = Path(__file__).parent
-# Topics whose benchmark writes its own section: by the name of the results, the title and the benchmark.
+# Topics whose benchmark writes its own section: by the name of the results, the title and the
+# benchmark.
 OWN_SECTIONS = {
     "search": ("Search", search),
     "completion": ("Graph completion", completion),
@@ -42,18 +44,29 @@ def page(found: dict[str, Results]) -> str:
         "# Speed and memory",
         "",
         "Made by `make bench` from the saved [results](results); do not edit.",
-        "[How it is measured, and why it scales as it does](../docs/scaling.md). Times exclude warm-up.",
+        "[How it is measured, and why it scales as it does](../docs/scaling.md). Times exclude "
+        "warm-up.",
         "",
     ]
     sections = {"training": "Training", "ranking": "Ranking", "scaling": "Scaling"}
     for topic, title in sections.items():
-        for device, jobs in sorted(found[topic].items(), key=lambda item: (not tables.is_gpu(item[1]), item[0])):
+        for device, jobs in sorted(
+            found[topic].items(), key=lambda item: (not tables.is_gpu(item[1]), item[0])
+        ):
             training = tables.gpu_training if tables.is_gpu(jobs) else tables.cpu_training
-            body = {"training": training, "ranking": tables.ranking, "scaling": tables.growth}[topic]
+            body = {"training": training, "ranking": tables.ranking, "scaling": tables.growth}[
+                topic
+            ]
             lines += [f"## {title}: {device}", ""]
             if topic == "training":
-                lines += [f"![seconds per epoch]({tables.picture(topic, device, found[topic])}.svg)", ""]
-            lines += [*body(device, found), *tables.measured_on(record for _, record in tables.in_order(jobs))]
+                lines += [
+                    f"![seconds per epoch]({tables.picture(topic, device, found[topic])}.svg)",
+                    "",
+                ]
+            lines += [
+                *body(device, found),
+                *tables.measured_on(record for _, record in tables.in_order(jobs)),
+            ]
     for topic, (title, benchmark) in OWN_SECTIONS.items():
         for device, jobs in sorted(found[topic].items()):
             lines += [f"## {title}: {device}", "", *benchmark.lines(jobs)]
@@ -66,12 +79,27 @@ def page(found: dict[str, Results]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="the folder of the JSON results")
-    parser.add_argument("--merge", type=Path, action="append", default=[], metavar="DIR", help="results to take over")
-    parser.add_argument("--out", type=Path, default=HERE, help="the folder of RESULTS.md and its pictures")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--text-only", action="store_true", help="leave the pictures, which need matplotlib, as they are"
+        "--results", type=Path, default=measurement.RESULTS, help="the folder of the JSON results"
+    )
+    parser.add_argument(
+        "--merge",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="results to take over",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=HERE, help="the folder of RESULTS.md and its pictures"
+    )
+    parser.add_argument(
+        "--text-only",
+        action="store_true",
+        help="leave the pictures, which need matplotlib, as they are",
     )
     choices = parser.parse_args()
     for folder in choices.merge:

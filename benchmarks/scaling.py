@@ -1,7 +1,8 @@
 """How time and memory of an epoch grow with entities, triples, dim and batch, on synthetic graphs.
 
 One of the four doubles while the others stay. The sizes follow from --budget, the seconds in total.
-On a CPU each point has a fresh process, and its memory is what it adds to a process that has trained something tiny.
+On a CPU each point has a fresh process, and its memory is what it adds to a process that has
+trained something tiny.
 """
 
 import json
@@ -40,14 +41,19 @@ SECONDS_OF_A_PROCESS = {"cuda": 15.0, "cpu": 5.0}
 
 
 def points_of(axis: str, base: Point) -> list[Point]:
-    """Five points, each twice the one before along one axis; batches go from a quarter to four times."""
+    """Five points, each twice the one before along one axis; batches go from a quarter to four
+    times.
+    """
     first = getattr(base, axis) // (4 if axis == "batch" else 1)
     return [replace(base, **{axis: first * 2**number}) for number in range(NUM_POINTS)]
 
 
 def base_within(budget: float, device: str, ceilings: dict[str, float]) -> Point:
-    """The largest sizes whose points take the budget in total, estimated by the ceilings of the machine."""
-    base, bf16 = BASES[device], measurement.has_bf16(device)
+    """The largest sizes whose points take the budget in total, estimated by the ceilings of the
+    machine.
+    """
+    base = BASES[device]
+    bf16 = measurement.has_bf16(device)
     processes = 1 if device == "cuda" else len(AXES) * NUM_POINTS
     left = max(budget - processes * SECONDS_OF_A_PROCESS[device], budget / 4)
     expected = sum(
@@ -62,19 +68,23 @@ def base_within(budget: float, device: str, ceilings: dict[str, float]) -> Point
 def expected_seconds(point: Point, ceilings: dict[str, float], *, bf16: bool) -> float:
     """The least that an epoch of a point could take."""
     width = 2 * point.dim
-    step = limits.Step(point.batch, point.entities, width, width, point.batch, NUM_RELATIONS, False, bf16)
+    step = limits.Step(
+        point.batch, point.entities, width, width, point.batch, NUM_RELATIONS, False, bf16
+    )
     found = limits.limit(step.work(), ceilings, bf16=bf16, times=2 * point.triples / point.batch)
     assert found is not None, "the ceilings were measured just now"
     return found.sum
 
 
-# -- one measurement, in a process of its own ---------------------------------------------------------------------
+# -- one measurement, in a process of its own --------------------------------
 
 
 def measure_points(points: list[dict[str, int]], *, device: str) -> dict[str, Any]:
     """Seconds of the best epoch, and the memory it took, for each point."""
     train_point(TINY, device)
-    return {"points": [asdict(Point(**point)) | train_point(Point(**point), device) for point in points]}
+    return {
+        "points": [asdict(Point(**point)) | train_point(Point(**point), device) for point in points]
+    }
 
 
 def train_point(point: Point, device: str) -> dict[str, float]:
@@ -88,7 +98,7 @@ def train_point(point: Point, device: str) -> dict[str, float]:
     return {"seconds": min(found["epoch_seconds"]), "mib": max(found["peak_mib"] - before, 0.1)}
 
 
-# -- all of them --------------------------------------------------------------------------------------------------
+# -- all of them -------------------------------------------------------------
 
 
 def measure_axes(axes: list[str], base: Point, device: str) -> dict[str, dict[str, Any]]:
@@ -99,7 +109,9 @@ def measure_axes(axes: list[str], base: Point, device: str) -> dict[str, dict[st
         rest = iter(found.get("points", []))
         together = {axis: {"points": list(islice(rest, NUM_POINTS))} for axis in axes}
         return dict.fromkeys(axes, found) if "failed" in found else together
-    return {axis: joined([run([point], device) for point in points]) for axis, points in sizes.items()}
+    return {
+        axis: joined([run([point], device) for point in points]) for axis, points in sizes.items()
+    }
 
 
 def run(points: list[dict[str, int]], device: str) -> dict[str, Any]:
@@ -112,12 +124,16 @@ def run(points: list[dict[str, int]], device: str) -> dict[str, Any]:
 def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """The points of several processes, or what went wrong in one of them."""
     failed = [part for part in parts if "failed" in part]
-    return failed[0] if failed else {"points": [point for part in parts for point in part["points"]]}
+    return (
+        failed[0] if failed else {"points": [point for part in parts for point in part["points"]]}
+    )
 
 
 def main() -> None:
     parser = measurement.parser(__doc__)
-    parser.add_argument("--budget", type=float, help="about how many seconds; 300 on a CPU, 80 on a GPU")
+    parser.add_argument(
+        "--budget", type=float, help="about how many seconds; 300 on a CPU, 80 on a GPU"
+    )
     choices = parser.parse_args()
     if choices.task:
         print(json.dumps(measure_points(**choices.task)))
@@ -128,8 +144,12 @@ def main() -> None:
         return
     device = measurement.pick_device(choices.device)
     on = measurement.describe(device, commit=choices.commit)
-    ceilings = measurement.in_fresh_process(Path(measurement.__file__), {"device": device, "quick": True})
-    base = base_within(choices.budget or (30.0 if choices.quick else BUDGETS[device]), device, ceilings)
+    ceilings = measurement.in_fresh_process(
+        Path(measurement.__file__), {"device": device, "quick": True}
+    )
+    base = base_within(
+        choices.budget or (30.0 if choices.quick else BUDGETS[device]), device, ceilings
+    )
     for axis, found in measure_axes(chosen, base, device).items():
         measurement.save("scaling", axis, found, on=on, folder=measurement.folder_of(choices))
 

@@ -1,8 +1,10 @@
-"""Queries per second against recall of the exact index and of the FAISS indexes, on a synthetic table.
+"""Queries per second against recall of the exact index and of the FAISS indexes, on a synthetic
+table.
 
-Queries are searched one at a time by one thread. The table resembles trained ones: entities of a type are close
-together, types differ in size and spread, the first axes have most of the variance, and norms are skewed. A query
-points to a type, not to an entity. `--entities` and `--width` set the size of the table.
+Queries are searched one at a time by one thread. The table resembles trained ones: entities of a
+type are close together, types differ in size and spread, the first axes have most of the variance,
+and norms are skewed. A query points to a type, not to an entity. `--entities` and `--width` set the
+size of the table.
 """
 
 import json
@@ -25,7 +27,8 @@ BATCHES = (1, 10, 200)  # queries that are searched for together in a storage fo
 STORAGE = "storage formats"  # the name of the comparison among the results
 NUM_QUERIES = 300  # to find the effort with, and as many to measure with
 FACTORS = (0.25, 0.5, 1, 2, 4)  # of the effort that was found
-WANTED, FASTER = 0.95, 20.0  # recall, and speed relative to the exact index
+WANTED = 0.95
+FASTER = 20.0  # recall, and speed relative to the exact index
 
 
 @dataclass(frozen=True)
@@ -43,16 +46,23 @@ class Job:
 
 
 def jobs(entities: int, width: int) -> list[Job]:
-    pairs = [("inner product", "ivf"), ("inner product", "hnsw"), ("inner product", "sq8"), ("euclidean", "ivf")]
+    pairs = [
+        ("inner product", "ivf"),
+        ("inner product", "hnsw"),
+        ("inner product", "sq8"),
+        ("euclidean", "ivf"),
+    ]
     return [Job(entities, width, metric, kind) for metric, kind in [*pairs, ("euclidean", "hnsw")]]
 
 
-# -- the synthetic table -------------------------------------------------------------------------------------------
+# -- the synthetic table -----------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Types:
-    """The distribution of entities: centres, shares and spreads of the types, and a common offset."""
+    """The distribution of entities: centres, shares and spreads of the types, and a common
+    offset.
+    """
 
     axes: Floats
     common: Floats
@@ -62,7 +72,9 @@ class Types:
 
 
 def draw_types(num: int, width: int, random: np.random.Generator) -> Types:
-    """Variance falls as 1 / j^0.9 along the axes; the largest types have many times more entities than others."""
+    """Variance falls as 1 / j^0.9 along the axes; the largest types have many times more entities
+    than others.
+    """
     axes = np.arange(1, width + 1, dtype=np.float32) ** -0.45
     axes /= np.linalg.norm(axes)
     shares = np.arange(1, num + 1) ** -0.8
@@ -75,8 +87,12 @@ def draw_types(num: int, width: int, random: np.random.Generator) -> Types:
     )
 
 
-def make_table(entities: int, width: int, *, num_queries: int, seed: int = 0) -> tuple[Floats, Floats]:
-    """The table, and queries that score the entities of one type high; norms are log-normal, σ 0.3."""
+def make_table(
+    entities: int, width: int, *, num_queries: int, seed: int = 0
+) -> tuple[Floats, Floats]:
+    """The table, and queries that score the entities of one type high; norms are log-normal, σ
+    0.3.
+    """
     random = np.random.default_rng(seed)
     types = draw_types(max(4, entities // 500), width, random)
     table = np.empty((entities, width), dtype=np.float32)
@@ -92,11 +108,13 @@ def make_table(entities: int, width: int, *, num_queries: int, seed: int = 0) ->
     return table, types.centres[chosen] + noise
 
 
-# -- one measurement, in a process of its own ---------------------------------------------------------------------
+# -- one measurement, in a process of its own --------------------------------
 
 
 def measure(job: dict[str, Any], *, quick: bool) -> dict[str, Any]:
-    """Build an index, find its effort on half of the queries, and measure its curve on the other half."""
+    """Build an index, find its effort on half of the queries, and measure its curve on the other
+    half.
+    """
     import torch
 
     from dualkg.inference.index import ExactIndex
@@ -104,26 +122,42 @@ def measure(job: dict[str, Any], *, quick: bool) -> dict[str, Any]:
 
     spec: Any = Job(**job)
     num, seconds = (50, 0.2) if quick else (NUM_QUERIES, 3.0)
-    table, queries = map(torch.from_numpy, make_table(spec.entities, spec.width, num_queries=2 * num))
+    table, queries = map(
+        torch.from_numpy, make_table(spec.entities, spec.width, num_queries=2 * num)
+    )
     exact = ExactIndex.build(table, spec.metric)
     best = exact.search(queries, 100).ids
     started = time.perf_counter()
-    index = tuned(table, spec.metric, kind=spec.kind, queries=queries[:num], best=best[:num], recall=WANTED)
+    index = tuned(
+        table, spec.metric, kind=spec.kind, queries=queries[:num], best=best[:num], recall=WANTED
+    )
     built = time.perf_counter() - started
-    effort, points = index.effort, []
+    effort = index.effort
+    points = []
     for factor in FACTORS:
         index.effort = max(1, min(round(effort * factor), index.max_effort))
-        point = {"effort": index.effort, "tuned": factor == 1, "recall": recalls(index, queries[num:], best[num:])}
-        # The exact index is measured at every point, so that other work on the machine affects both.
+        point = {
+            "effort": index.effort,
+            "tuned": factor == 1,
+            "recall": recalls(index, queries[num:], best[num:]),
+        }
+        # The exact index is measured at every point, so that other work on the machine affects
+        # both.
         for name, one in (("queries_per_second", index), ("exact_queries_per_second", exact)):
             point[name] = queries_per_second(one, queries[num:], k=DEPTH, seconds=seconds)
         points.append(point)
-    facts = {"build_seconds": built, "reduced": index.max_norm is not None, "peak_mib": measurement.peak_mib()}
+    facts = {
+        "build_seconds": built,
+        "reduced": index.max_norm is not None,
+        "peak_mib": measurement.peak_mib(),
+    }
     return {**facts, "points": points}
 
 
 def measure_storage(entities: int, width: int, *, quick: bool) -> dict[str, Any]:
-    """Milliseconds of a search in each storage format and in the scalar quantizer of FAISS, on one thread."""
+    """Milliseconds of a search in each storage format and in the scalar quantizer of FAISS, on one
+    thread.
+    """
     import faiss
     import torch
 
@@ -131,8 +165,13 @@ def measure_storage(entities: int, width: int, *, quick: bool) -> dict[str, Any]
     from dualkg.inference.index_build import threads
 
     table, queries = map(torch.from_numpy, make_table(entities, width, num_queries=max(BATCHES)))
-    quantizer, found = faiss.ScalarQuantizer, {}
-    for storage, code in (("float16", quantizer.QT_fp16), ("bf16", quantizer.QT_bf16), ("int8", quantizer.QT_8bit)):
+    quantizer = faiss.ScalarQuantizer
+    found = {}
+    for storage, code in (
+        ("float16", quantizer.QT_fp16),
+        ("bf16", quantizer.QT_bf16),
+        ("int8", quantizer.QT_8bit),
+    ):
         theirs = faiss.IndexScalarQuantizer(width, code, faiss.METRIC_INNER_PRODUCT)
         theirs.train(table.numpy())
         theirs.add(table.numpy())
@@ -157,7 +196,7 @@ def best_milliseconds(search: Callable[..., Any], queries: Any, *, quick: bool) 
     return 1000 * min(times)
 
 
-# -- all of them --------------------------------------------------------------------------------------------------
+# -- all of them -------------------------------------------------------------
 
 
 def verdict(found: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +223,9 @@ def lines(jobs: dict[str, Any]) -> list[str]:
 
     rows = []
     storage = jobs.get(STORAGE, {"measured": {"milliseconds": {}}})["measured"]["milliseconds"]
-    for name, record in tables.in_order({name: record for name, record in jobs.items() if name != STORAGE}):
+    for name, record in tables.in_order(
+        {name: record for name, record in jobs.items() if name != STORAGE}
+    ):
         found = record["measured"]
         if "points" not in found:
             rows.append([name, found["failed"], *["–"] * 5])
@@ -195,16 +236,34 @@ def lines(jobs: dict[str, Any]) -> list[str]:
         times = tables.times(found["verdict"]["times"])
         rows.append([name, *recall, *rates, times, tables.short(found["build_seconds"])])
     cells = [
-        [name, *(f"{batches[str(num)][code]:,.0f}" for num in BATCHES for code in ("dualkg", "faiss"))]
+        [
+            name,
+            *(f"{batches[str(num)][code]:,.0f}" for num in BATCHES for code in ("dualkg", "faiss")),
+        ]
         for name, batches in storage.items()
     ]
-    columns = ["exact search", *(f"{num} queries, {code}" for num in BATCHES for code in ("dualkg", "FAISS"))]
-    titles = ["index", "recall@10", "recall@100", "queries per second", "exact", "of exact", "build time, s"]
+    columns = [
+        "exact search",
+        *(f"{num} queries, {code}" for num in BATCHES for code in ("dualkg", "FAISS")),
+    ]
+    titles = [
+        "index",
+        "recall@10",
+        "recall@100",
+        "queries per second",
+        "exact",
+        "of exact",
+        "build time, s",
+    ]
     return [
         *tables.table(titles, rows, words=1),
         "One query at a time, one thread; effort for a recall of 0.95.",
         "",
-        *([*tables.table(columns, cells, words=1), "Milliseconds, one thread.", ""] if cells else []),
+        *(
+            [*tables.table(columns, cells, words=1), "Milliseconds, one thread.", ""]
+            if cells
+            else []
+        ),
     ]
 
 
@@ -218,16 +277,33 @@ def draw(results: dict[str, Any], path: Path) -> None:
     with mpl.rc_context(figures.STYLE):
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
-        measured = {name: record["measured"] for name, record in results.items() if "points" in record["measured"]}
+        measured = {
+            name: record["measured"]
+            for name, record in results.items()
+            if "points" in record["measured"]
+        }
         for name, found in measured.items():
             points = found["points"]
-            line = [point["recall"][str(DEPTH)] for point in points], [point["queries_per_second"] for point in points]
+            line = (
+                [point["recall"][str(DEPTH)] for point in points],
+                [point["queries_per_second"] for point in points],
+            )
             axes.plot(*line, marker="o", markersize=4, label=name)
-        exact = [point["exact_queries_per_second"] for found in measured.values() for point in found["points"]]
+        exact = [
+            point["exact_queries_per_second"]
+            for found in measured.values()
+            for point in found["points"]
+        ]
         for times, text, dashes in ((1, "exact", "--"), (FASTER, f"{FASTER:g} × exact", ":")):
-            axes.axhline(times * statistics.median(exact), color=figures.OTHER, linestyle=dashes, label=text)
+            axes.axhline(
+                times * statistics.median(exact), color=figures.OTHER, linestyle=dashes, label=text
+            )
         axes.axvline(WANTED, color=figures.OTHER, linewidth=0.8)
-        axes.set(yscale="log", xlabel=f"recall@{DEPTH}", ylabel="queries per second, one at a time, one thread")
+        axes.set(
+            yscale="log",
+            xlabel=f"recall@{DEPTH}",
+            ylabel="queries per second, one at a time, one thread",
+        )
         axes.legend(frameon=False)
         figures.write(figure, path)
 
@@ -236,18 +312,27 @@ def main() -> None:
     options = measurement.parser(__doc__)
     options.add_argument("--entities", type=int, default=1_000_000, help="rows of the table")
     options.add_argument("--width", type=int, default=200, help="numbers per row")
-    options.add_argument("--storage", action="store_true", help="compare the storage formats with those of FAISS")
-    options.add_argument("--picture", type=Path, help="draw the saved results of this machine as SVG and PNG")
+    options.add_argument(
+        "--storage", action="store_true", help="compare the storage formats with those of FAISS"
+    )
+    options.add_argument(
+        "--picture", type=Path, help="draw the saved results of this machine as SVG and PNG"
+    )
     choices = options.parse_args()
     if choices.task:
         print(json.dumps(measure(**choices.task)))
         return
-    every = {job.name: job for job in jobs(5000 if choices.quick else choices.entities, choices.width)}
+    every = {
+        job.name: job for job in jobs(5000 if choices.quick else choices.entities, choices.width)
+    }
     chosen = measurement.wanted(list(every), choices.only)
     if choices.list:
         print(*chosen, sep="\n")
         return
-    on = {**measurement.describe("cpu", commit=choices.commit), "faiss": measurement.version("faiss-cpu")}
+    on = {
+        **measurement.describe("cpu", commit=choices.commit),
+        "faiss": measurement.version("faiss-cpu"),
+    }
     folder = measurement.folder_of(choices)
     if choices.picture:
         draw(measurement.load("search", folder)[on["device"]], choices.picture)
@@ -257,15 +342,25 @@ def main() -> None:
         found = measure_storage(entities, choices.width, quick=choices.quick)
         measurement.log(json.dumps(found, indent=1))
         job = {"entities": entities, "width": choices.width}
-        measurement.save("search", STORAGE, {"job": job, "measured": {"milliseconds": found}}, on=on, folder=folder)
+        measurement.save(
+            "search",
+            STORAGE,
+            {"job": job, "measured": {"milliseconds": found}},
+            on=on,
+            folder=folder,
+        )
         return
     for name in chosen:
-        found = measurement.in_fresh_process(Path(__file__), {"job": asdict(every[name]), "quick": choices.quick})
+        found = measurement.in_fresh_process(
+            Path(__file__), {"job": asdict(every[name]), "quick": choices.quick}
+        )
         if "points" in found:
             found["verdict"] = verdict(found)
             show(every[name], found)
         measurement.log(f"{name}: {json.dumps(found.get('verdict', found))}")
-        measurement.save("search", name, {"job": asdict(every[name]), "measured": found}, on=on, folder=folder)
+        measurement.save(
+            "search", name, {"job": asdict(every[name]), "measured": found}, on=on, folder=folder
+        )
 
 
 if __name__ == "__main__":

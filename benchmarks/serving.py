@@ -1,8 +1,10 @@
-"""Responses per second and their 99th percentile latency under load, with and without micro-batching.
+"""Responses per second and their 99th percentile latency under load, with and without
+micro-batching.
 
-`wrk` requests the tails of the test queries over 64 connections. The same run, trained briefly, is served by the same
-routes in a fresh process; only micro-batching differs. A probability needs the scores of all entities in both
-directions; with micro-batching their sums are cached. `--run` serves another run.
+`wrk` requests the tails of the test queries over 64 connections. The same run, trained briefly, is
+served by the same routes in a fresh process; only micro-batching differs. A probability needs the
+scores of all entities in both directions; with micro-batching their sums are cached. `--run` serves
+another run.
 """
 
 import json
@@ -23,7 +25,8 @@ import measurement
 
 MODES = ("micro-batching", "unbatched")
 CONNECTIONS = 64
-SECONDS, WARM_UP = 30, 5
+SECONDS = 30
+WARM_UP = 5
 STEPS = 20  # of training: the quality of the predictions does not matter here
 SCRIPT = """
 local lines, place = {}, 0
@@ -58,7 +61,7 @@ class Job:
 JOBS = [Job("WN18RR", 200, 10, probabilities) for probabilities in (False, True)]
 
 
-# -- the server, in a process of its own --------------------------------------------------------------------------
+# -- the server, in a process of its own -------------------------------------
 
 
 def make_run(job: Job, folder: Path) -> None:
@@ -102,7 +105,9 @@ def serve(run: str, *, mode: str, probabilities: bool) -> None:
 def server(run: Path, job: Job, mode: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     task = {"run": str(run), "mode": mode, "probabilities": job.probabilities}
     words = [sys.executable, __file__, "--task", json.dumps(task)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
         assert running.stdout
         try:
             yield running.stdout.readline().strip(), running
@@ -110,7 +115,7 @@ def server(run: Path, job: Job, mode: str) -> Iterator[tuple[str, subprocess.Pop
             running.kill()
 
 
-# -- the load -----------------------------------------------------------------------------------------------------
+# -- the load ----------------------------------------------------------------
 
 
 def requests(job: Job, run: Path) -> list[str]:
@@ -119,13 +124,26 @@ def requests(job: Job, run: Path) -> list[str]:
 
     graph = RunFolder(run).load_graph()
     pairs = dict.fromkeys((head, relation) for head, relation, _ in graph.test.tolist())
-    names = [{"head": graph.entities[head], "relation": graph.relations[relation]} for head, relation in pairs]
+    names = [
+        {"head": graph.entities[head], "relation": graph.relations[relation]}
+        for head, relation in pairs
+    ]
     return [f"/api/tails?{urlencode({**one, 'k': job.k})}" for one in names]
 
 
 def load(address: str, file: Path, script: Path, *, seconds: int) -> dict[str, Any]:
     """Run `wrk` and read its result."""
-    words = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--timeout", "60s", "-s", str(script), address]
+    words = [
+        "wrk",
+        "-t1",
+        f"-c{CONNECTIONS}",
+        f"-d{seconds}s",
+        "--timeout",
+        "60s",
+        "-s",
+        str(script),
+        address,
+    ]
     result = subprocess.run(
         words, capture_output=True, text=True, check=False, env=os.environ | {"REQUESTS": str(file)}
     )
@@ -138,7 +156,8 @@ def load(address: str, file: Path, script: Path, *, seconds: int) -> dict[str, A
 
 
 def measure(job: Job, run: Path, mode: str, *, seconds: int, folder: Path) -> dict[str, Any]:
-    file, script = folder / "requests.txt", folder / "load.lua"
+    file = folder / "requests.txt"
+    script = folder / "load.lua"
     file.write_text("\n".join(requests(job, run)), encoding="utf-8")
     script.write_text(SCRIPT, encoding="utf-8")
     with server(run, job, mode) as (address, running):
@@ -161,7 +180,7 @@ def batches(address: str) -> float | None:
     return int(counts["queries"]) / int(counts["batches"]) if int(counts["batches"]) else None
 
 
-# -- the page and the command --------------------------------------------------------------------------------------
+# -- the page and the command ------------------------------------------------
 
 
 def lines(jobs: dict[str, Any]) -> list[str]:
@@ -179,7 +198,17 @@ def lines(jobs: dict[str, Any]) -> list[str]:
             times = tables.times(rate / plain if plain else None)
             latencies = [tables.short(found[key]) for key in ("p50_ms", "p99_ms")]
             errors = f"{found['refused'] + found['broken']:,}"
-            rows.append([name, mode, tables.short(rate), times, *latencies, errors, tables.short(found["batches"])])
+            rows.append(
+                [
+                    name,
+                    mode,
+                    tables.short(rate),
+                    times,
+                    *latencies,
+                    errors,
+                    tables.short(found["batches"]),
+                ]
+            )
     titles = [
         "job",
         "mode",
@@ -192,15 +221,17 @@ def lines(jobs: dict[str, Any]) -> list[str]:
     ]
     return [
         *tables.table(titles, rows, words=2),
-        f"`wrk`, {CONNECTIONS} connections, {SECONDS} s after {WARM_UP} s of warm-up; server and load share the "
-        f"machine.",
+        f"`wrk`, {CONNECTIONS} connections, {SECONDS} s after {WARM_UP} s of warm-up; server and "
+        "load share the machine.",
         "",
     ]
 
 
 def main() -> None:
     options = measurement.parser(__doc__)
-    options.add_argument("--run", type=Path, help="serve this run; probabilities need a calibrated one")
+    options.add_argument(
+        "--run", type=Path, help="serve this run; probabilities need a calibrated one"
+    )
     choices = options.parse_args()
     if choices.task:
         serve(**choices.task)
@@ -214,7 +245,10 @@ def main() -> None:
         return
     if shutil.which("wrk") is None:
         sys.exit("wrk generates the load and is not installed: apt install wrk.")
-    on = {**measurement.describe("cpu", commit=choices.commit), "fastapi": measurement.version("fastapi")}
+    on = {
+        **measurement.describe("cpu", commit=choices.commit),
+        "fastapi": measurement.version("fastapi"),
+    }
     for name in chosen:
         job = every[name]
         with tempfile.TemporaryDirectory() as scratch:
@@ -223,7 +257,9 @@ def main() -> None:
                 make_run(job, run)
             found = {}
             for mode in MODES:
-                found[mode] = measure(job, run, mode, seconds=2 if choices.quick else SECONDS, folder=Path(scratch))
+                found[mode] = measure(
+                    job, run, mode, seconds=2 if choices.quick else SECONDS, folder=Path(scratch)
+                )
                 measurement.log(f"{name}, {mode}: {json.dumps(found[mode])}")
         record = {"job": asdict(job), "measured": found}
         measurement.save("serving", name, record, on=on, folder=measurement.folder_of(choices))

@@ -1,6 +1,7 @@
 """Seconds of a command from a cold start: of one query, of --help, and of importing torch alone.
 
-The commands alternate, so that other load affects all of them. Python has compiled every file before.
+The commands alternate, so that other load affects all of them. Python has compiled every file
+before.
 """
 
 import json
@@ -44,14 +45,18 @@ def make_run(job: dict[str, Any], *, device: str, run: str, quick: bool) -> dict
 
     spec = Job(**job)
     changes = {"data.graph": spec.graph, "model.dim": 4 if quick else spec.dim}
-    recipe = kg.Recipe().with_changes({**changes, "training.epochs": 1, "training.batch_size": 5000})
+    recipe = kg.Recipe().with_changes(
+        {**changes, "training.epochs": 1, "training.batch_size": 5000}
+    )
     graph = kg.train_recipe(recipe, device=device, out=run).graph
     head, relation, _ = graph.train[0].tolist()
     return {"head": graph.entities[head], "relation": graph.relations[relation]}
 
 
 def seconds_of(words: list[str]) -> float:
-    compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    compiled = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
     started = time.perf_counter()
     subprocess.run([sys.executable, *words], check=True, capture_output=True, env=compiled)
     return time.perf_counter() - started
@@ -70,7 +75,10 @@ def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any
         }
         for words in commands.values():
             seconds_of(words)
-        taken = [{name: seconds_of(words) for name, words in commands.items()} for _ in range(1 if quick else ROUNDS)]
+        taken = [
+            {name: seconds_of(words) for name, words in commands.items()}
+            for _ in range(1 if quick else ROUNDS)
+        ]
     found = {name: statistics.median(one[name] for one in taken) for name in commands}
     measurement.log(f"{job.name}: {json.dumps(found)}")
     yield {"job": asdict(job), "measured": found}
@@ -82,15 +90,27 @@ def lines(jobs: dict[str, Any]) -> list[str]:
     for name, record in tables.in_order(jobs):
         torch = record["measured"][TORCH]
         for command, seconds in record["measured"].items():
-            rows.append([name, f"`{command}`", tables.short(seconds), tables.times(seconds / torch)])
+            rows.append(
+                [name, f"`{command}`", tables.short(seconds), tables.times(seconds / torch)]
+            )
     titles = ["run", "command", "seconds", "of importing torch"]
-    return [*tables.table(titles, rows, words=2), f"Medians of {ROUNDS} processes each, in turns.", ""]
+    return [
+        *tables.table(titles, rows, words=2),
+        f"Medians of {ROUNDS} processes each, in turns.",
+        "",
+    ]
 
 
 def main() -> None:
     choices = measurement.parser(__doc__).parse_args()
     tasks = {"run": make_run}
-    measurement.run("startup", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick))
+    measurement.run(
+        "startup",
+        choices,
+        jobs=JOBS,
+        tasks=tasks,
+        measure=partial(measure_job, quick=choices.quick),
+    )
 
 
 if __name__ == "__main__":

@@ -10,14 +10,18 @@ MISSING = "not measured here"
 Results = dict[str, dict[str, Any]]
 
 
-# -- formatting numbers -------------------------------------------------------------------------------------------
+# -- formatting numbers ------------------------------------------------------
 
 
 def short(number: float | None) -> str:
     """Three significant digits."""
     if number is None:
         return "–"
-    return f"{number:,.0f}" if number >= 100 else f"{number:.{1 if number >= 10 else 2 if number >= 1 else 3}f}"
+    return (
+        f"{number:,.0f}"
+        if number >= 100
+        else f"{number:.{1 if number >= 10 else 2 if number >= 1 else 3}f}"
+    )
 
 
 def times(ratio: float | None) -> str:
@@ -37,7 +41,9 @@ def measured_on(records: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _origin(on: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {on[name]}" for name in ("python", "torch", "triton", "numba") if on.get(name))
+    versions = ", ".join(
+        f"{name} {on[name]}" for name in ("python", "torch", "triton", "numba") if on.get(name)
+    )
     features = f" with {', '.join(on['bf16'])}" if on["bf16"] and not on["gpu"] else ""
     return f"Measured on {on['device']}{features}, {on['date']}, commit {on['commit'] or 'unknown'}; {versions}."
 
@@ -47,7 +53,9 @@ def is_gpu(jobs: dict[str, Any]) -> bool:
 
 
 def picture(topic: str, device: str, results: Results) -> str:
-    """The name of a picture without its ending: of the kind of device, numbered where there are several."""
+    """The name of a picture without its ending: of the kind of device, numbered where there are
+    several.
+    """
     gpu = is_gpu(results[device])
     alike = [other for other in sorted(results) if is_gpu(results[other]) == gpu]
     number = alike.index(device)
@@ -58,23 +66,34 @@ def ceilings_of(device: str, found: dict[str, Results]) -> dict[str, Any]:
     return dict(found["ceilings"].get(device, {}).get("all", {}))
 
 
-# -- training -----------------------------------------------------------------------------------------------------
+# -- training ----------------------------------------------------------------
 
 
-def training_limit(variant: dict[str, Any], batch: int, ceilings: dict[str, Any], *, bf16: bool) -> limits.Limit | None:
+def training_limit(
+    variant: dict[str, Any], batch: int, ceilings: dict[str, Any], *, bf16: bool
+) -> limits.Limit | None:
     """The least seconds an epoch could take on a machine with these ceilings."""
     if "failed" in variant:
         return None
-    names = ("num_entities", "width", "relation_width", "present_heads", "present_relations", "two_entity_tables")
+    names = (
+        "num_entities",
+        "width",
+        "relation_width",
+        "present_heads",
+        "present_relations",
+        "two_entity_tables",
+    )
     step = limits.Step(batch=batch, bf16=bf16, **{name: variant[name] for name in names})
     return limits.limit(step.work(), ceilings, bf16=bf16, times=variant["steps_per_epoch"])
 
 
 def gpu_training(device: str, found: dict[str, Results]) -> list[str]:
-    jobs, published = found["training"][device], found["published"]["training"]
+    jobs = found["training"][device]
+    published = found["published"]["training"]
     rows = []
     for name, record in in_order(jobs):
-        ours, plain = record["measured"]["dualkg bf16"], record["measured"]["reference engine"]
+        ours = record["measured"]["dualkg bf16"]
+        plain = record["measured"]["reference engine"]
         grouped_by_query = record["measured"].get("dualkg bf16, grouped by query", {})
         least = training_limit(ours, record["job"]["batch"], ceilings_of(device, found), bf16=True)
         theirs = published.get(name, {})
@@ -94,13 +113,21 @@ def gpu_training(device: str, found: dict[str, Results]) -> list[str]:
                 " / ".join(gib(one) for one in (ours, plain)),
             ]
         )
-    titles = ["seconds per epoch", "authors' code", "dualkg", "grouped by query", "reference engine", "limit", "sum"]
+    titles = [
+        "seconds per epoch",
+        "authors' code",
+        "dualkg",
+        "grouped by query",
+        "reference engine",
+        "limit",
+        "sum",
+    ]
     titles += ["dualkg / sum", "authors' / dualkg", "warm-up, s", "peak GiB, dualkg / reference"]
     return [
         *table(titles, rows),
-        "dualkg takes products in bfloat16; the reference engine is autograd in float32. *Limit* is the larger of "
-        "operations / matrix rate and bytes / copy bandwidth, *sum* is both; [limits.py](limits.py) counts them. "
-        + found["published"]["about"],
+        "dualkg takes products in bfloat16; the reference engine is autograd in float32. *Limit* "
+        "is the larger of operations / matrix rate and bytes / copy bandwidth, *sum* is both; "
+        "[limits.py](limits.py) counts them. " + found["published"]["about"],
         "",
     ]
 
@@ -109,20 +136,34 @@ def cpu_training(device: str, found: dict[str, Results]) -> list[str]:
     rows = []
     for name, record in in_order(found["training"][device]):
         measured = record["measured"]
-        ours = {kind: measured.get(f"dualkg {kind}", {}).get("seconds_per_epoch") for kind in ("float32", "bf16")}
+        ours = {
+            kind: measured.get(f"dualkg {kind}", {}).get("seconds_per_epoch")
+            for kind in ("float32", "bf16")
+        }
         for variant, one in sorted(measured.items(), key=seconds_of):
             seconds = one.get("seconds_per_epoch")
             ratios = [times(ratio(seconds, base)) for base in ours.values()]
-            cells = [name, label(variant, one), MISSING if seconds is None else short(seconds), *ratios]
+            cells = [
+                name,
+                label(variant, one),
+                MISSING if seconds is None else short(seconds),
+                *ratios,
+            ]
             rows.append([*cells, mib(one), short(one.get("warm_up_seconds"))])
         for kind, base in ours.items():
             variant = measured.get(f"dualkg {kind}", {"failed": MISSING})
-            ceilings, bf16 = ceilings_of(device, found), kind == "bf16"
+            ceilings = ceilings_of(device, found)
+            bf16 = kind == "bf16"
             least = training_limit(variant, record["job"]["batch"], ceilings, bf16=bf16)
             if least:
                 what = f"limit, {kind}: the larger / the sum"
-                ratios = [times(ratio(least.sum, base)) if base == other else "–" for other in ours.values()]
-                rows.append([name, what, f"{short(least.larger)} / {short(least.sum)}", *ratios, "–", "–"])
+                ratios = [
+                    times(ratio(least.sum, base)) if base == other else "–"
+                    for other in ours.values()
+                ]
+                rows.append(
+                    [name, what, f"{short(least.larger)} / {short(least.sum)}", *ratios, "–", "–"]
+                )
     titles = ["job", "", "s/epoch", "of dualkg float32", "of dualkg bf16", "peak MiB", "warm-up, s"]
     return [
         *table(titles, rows, words=2),
@@ -167,13 +208,14 @@ def mib(one: dict[str, Any]) -> str:
     return f"{one['peak_mib']:,.0f}" if "peak_mib" in one else "–"
 
 
-# -- ranking, growth, and the rest --------------------------------------------------------------------------------
+# -- ranking, growth, and the rest -------------------------------------------
 
 
 def ranking(device: str, found: dict[str, Results]) -> list[str]:
     rows = []
     for name, record in in_order(found["ranking"][device]):
-        measured, theirs = record["measured"], found["published"]["ranking"].get(name)
+        measured = record["measured"]
+        theirs = found["published"]["ranking"].get(name)
         ours = measured["dualkg"]
         for variant, one in sorted(measured.items(), key=seconds_of):
             alone = short(one["seconds"]) if "filter_seconds" in one else "–"
@@ -183,7 +225,9 @@ def ranking(device: str, found: dict[str, Results]) -> list[str]:
             rows.append([name, label(variant, one), alone, whole, ratios, mrr, mib(one)])
         if theirs and is_gpu(found["ranking"][device]):
             rows.append([name, "authors' code", short(theirs["seconds"]), *["–"] * 4])
-        work = limits.ranking_work(ours["num_distinct_queries"], ours["num_entities"], ours["width"])
+        work = limits.ranking_work(
+            ours["num_distinct_queries"], ours["num_entities"], ours["width"]
+        )
         least = limits.limit(work, ceilings_of(device, found), bf16=False)
         if least:
             both = f"{short(least.larger)} / {short(least.sum)}"
@@ -191,7 +235,8 @@ def ranking(device: str, found: dict[str, Results]) -> list[str]:
     titles = ["job", "", "ranking alone, s", "with its filter, s", "of dualkg", "MRR", "peak MiB"]
     return [
         *table(titles, rows, words=2),
-        "The same weights, trained briefly. *With its filter* adds the time to find the known answers once.",
+        "The same weights, trained briefly. *With its filter* adds the time to find the known "
+        "answers once.",
         "",
     ]
 
@@ -235,7 +280,7 @@ def reading(kept: dict[str, Any]) -> list[str]:
     on = kept["machine"]
     return [
         *table(["loading", "", "triples", "s", "peak MiB"], rows, words=2),
-        f"A TSV file of {kept['file_mb']} MB. Measured on {on['cores']} cores of {on['cpu']}, {on['date']}; "
-        f"python {on['python']}, pyarrow {on['pyarrow']}.",
+        f"A TSV file of {kept['file_mb']} MB. Measured on {on['cores']} cores of {on['cpu']}, "
+        f"{on['date']}; python {on['python']}, pyarrow {on['pyarrow']}.",
         "",
     ]

@@ -1,7 +1,8 @@
 """Trials a minute of `dualkg tune`, with one process and with several side by side.
 
-A grid over λ of ComplEx with DURA, on graphs so small that one training leaves most of a GPU idle, and on FB15k-237,
-where it does not. Starting the processes is part of the time, as it is of a search's.
+A grid over λ of ComplEx with DURA, on graphs so small that one training leaves most of a GPU idle,
+and on FB15k-237, where it does not. Starting the processes is part of the time, as it is of a
+search's.
 """
 
 import json
@@ -34,7 +35,11 @@ class Job:
 
 
 JOBS = {
-    "cuda": [Job("UMLS", 100, 100, 20, 24), Job("Kinship", 100, 100, 20, 24), Job("FB15k-237", 100, 1000, 10, 16)],
+    "cuda": [
+        Job("UMLS", 100, 100, 20, 24),
+        Job("Kinship", 100, 100, 20, 24),
+        Job("FB15k-237", 100, 1000, 10, 16),
+    ],
     "cpu": [Job("UMLS", 100, 100, 20, 8)],
 }
 
@@ -55,7 +60,9 @@ def measure(job: dict[str, Any], *, device: str, processes: int) -> dict[str, An
     }
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "study"
-        found = tune(space_from(space, source="the benchmark"), out=out, device=device, jobs=processes)
+        found = tune(
+            space_from(space, source="the benchmark"), out=out, device=device, jobs=processes
+        )
     return {"per_minute": found.per_minute, "finished": len(found.ranked)}
 
 
@@ -76,13 +83,20 @@ def lines(jobs: dict[str, Any]) -> list[str]:
     for name, record in tables.in_order(jobs):
         rates = (record["measured"].get(str(number), {}).get("per_minute") for number in counts)
         rows.append([name, *(tables.short(rate) for rate in rates)])
-    return tables.table(["trials a minute", *(f"{number} at once" if number > 1 else "one" for number in counts)], rows)
+    return tables.table(
+        ["trials a minute", *(f"{number} at once" if number > 1 else "one" for number in counts)],
+        rows,
+    )
 
 
 def main() -> None:
     choices = measurement.parser(__doc__).parse_args()
     measurement.run(
-        "tuning", choices, jobs=JOBS, tasks={"search": measure}, measure=partial(measure_job, quick=choices.quick)
+        "tuning",
+        choices,
+        jobs=JOBS,
+        tasks={"search": measure},
+        measure=partial(measure_job, quick=choices.quick),
     )
 
 

@@ -1,4 +1,5 @@
-"""ComplEx in PyTorch as a tutorial would write it: the peer that dualkg is measured against, so nothing of it is here.
+"""ComplEx in PyTorch as a tutorial would write it: the peer that dualkg is measured against, so
+nothing of it is here.
 
 `python benchmarks/tutorial.py` trains and ranks on a random graph, to see that it runs.
 """
@@ -26,17 +27,24 @@ class ComplEx(nn.Module):
 
     def forward(self, heads: Tensor, relations: Tensor, tails: Tensor) -> tuple[Tensor, Tensor]:
         """The scores of all entities as tails, `(batch, num_entities)`, and the regularizer."""
-        head, relation, tail = self.entities(heads), self.relations(relations), self.entities(tails)
-        mapped_head, mapped_tail = times(head, relation), times(tail, conjugate(relation))
+        head = self.entities(heads)
+        relation = self.relations(relations)
+        tail = self.entities(tails)
+        mapped_head = times(head, relation)
+        mapped_tail = times(tail, conjugate(relation))
         return mapped_head @ self.entities.weight.T, dura(head, tail, mapped_head, mapped_tail)
 
     def scores(self, head: int, relation: int) -> Tensor:
         """The scores of all entities as tails of one query, `(num_entities,)`."""
-        return self.entities.weight @ times(self.entities.weight[head], self.relations.weight[relation])
+        return self.entities.weight @ times(
+            self.entities.weight[head], self.relations.weight[relation]
+        )
 
 
 def dura(head: Tensor, tail: Tensor, mapped_head: Tensor, mapped_tail: Tensor) -> Tensor:
-    """The squared norms of heads and tails, and of both as their relations map them, weighted as for FB15k-237."""
+    """The squared norms of heads and tails, and of both as their relations map them, weighted as
+    for FB15k-237.
+    """
     plain = head.square().sum(dim=-1) + tail.square().sum(dim=-1)
     mapped = mapped_head.square().sum(dim=-1) + mapped_tail.square().sum(dim=-1)
     return 0.05 * (0.5 * plain + 1.5 * mapped).mean()
@@ -46,7 +54,9 @@ def times(left: Tensor, right: Tensor) -> Tensor:
     """The product of complex numbers."""
     left_re, left_im = left.chunk(2, dim=-1)
     right_re, right_im = right.chunk(2, dim=-1)
-    return torch.cat([left_re * right_re - left_im * right_im, left_re * right_im + left_im * right_re], dim=-1)
+    return torch.cat(
+        [left_re * right_re - left_im * right_im, left_re * right_im + left_im * right_re], dim=-1
+    )
 
 
 def conjugate(numbers: Tensor) -> Tensor:
@@ -55,12 +65,16 @@ def conjugate(numbers: Tensor) -> Tensor:
 
 
 def in_both_directions(triples: Tensor, num_relations: int) -> Tensor:
-    """Each triple, and then each from tail to head by a relation of its own: `(2 · num_triples, 3)`."""
+    """Each triple, and then each from tail to head by a relation of its own: `(2 · num_triples,
+    3)`.
+    """
     heads, relations, tails = triples.unbind(-1)
-    return torch.cat([triples, torch.stack([tails, relations + num_relations, heads], dim=-1)]).long()
+    return torch.cat(
+        [triples, torch.stack([tails, relations + num_relations, heads], dim=-1)]
+    ).long()
 
 
-# -- training -----------------------------------------------------------------------------------------------------
+# -- training ----------------------------------------------------------------
 
 
 def train_steps(
@@ -74,7 +88,9 @@ def train_steps(
     *,
     warm_up: int = 1,
 ) -> tuple[float, float]:
-    """Seconds a step, and the peak memory of this process in MiB; `warm_up` steps go before those that count."""
+    """Seconds a step, and the peak memory of this process in MiB; `warm_up` steps go before those
+    that count.
+    """
     torch.set_num_threads(threads)
     model = ComplEx(num_entities, 2 * num_relations, dim)
     triples = in_both_directions(graph_triples, num_relations)
@@ -106,7 +122,7 @@ def peak_mib() -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
-# -- ranking ------------------------------------------------------------------------------------------------------
+# -- ranking -----------------------------------------------------------------
 
 
 def known_answers(triples: Tensor) -> Known:
@@ -130,11 +146,18 @@ def rank(model: ComplEx, queries: Tensor, known: Known) -> list[int]:
 
 
 def main() -> None:
-    num_entities, num_relations, dim = 2000, 10, 50
-    triples = torch.stack([torch.randint(high, (20_000,)) for high in (num_entities, num_relations, num_entities)], -1)
-    seconds, peak = train_steps(triples, num_entities, num_relations, dim, 1000, 20, torch.get_num_threads())
+    num_entities = 2000
+    num_relations = 10
+    dim = 50
+    triples = torch.stack(
+        [torch.randint(high, (20_000,)) for high in (num_entities, num_relations, num_entities)], -1
+    )
+    seconds, peak = train_steps(
+        triples, num_entities, num_relations, dim, 1000, 20, torch.get_num_threads()
+    )
     print(f"training: {seconds * 1e3:.1f} ms a step, peak {peak:,.0f} MiB")
-    model, queries = ComplEx(num_entities, 2 * num_relations, dim), in_both_directions(triples, num_relations)
+    model = ComplEx(num_entities, 2 * num_relations, dim)
+    queries = in_both_directions(triples, num_relations)
     losses = train(model, queries, 1000, 20)
     known = known_answers(queries)
     started = time.perf_counter()

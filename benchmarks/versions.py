@@ -1,7 +1,9 @@
-"""Seconds per epoch of this version and of an earlier one, in turn: `python benchmarks/versions.py FOLDER`.
+"""Seconds per epoch of this version and of an earlier one, in turn: `python benchmarks/versions.py
+FOLDER`.
 
-FOLDER is a checkout of the earlier version; `git worktree add FOLDER COMMIT` makes one. Each version is measured by its
-own code, in one process that trains all jobs. The results, with the ratios, are in results/versions.json.
+FOLDER is a checkout of the earlier version; `git worktree add FOLDER COMMIT` makes one. Each
+version is measured by its own code, in one process that trains all jobs. The results, with the
+ratios, are in results/versions.json.
 """
 
 import argparse
@@ -46,10 +48,19 @@ class Version:
 
     def measure(self, job: Job, device: str, effort: Effort) -> dict[str, Any]:
         precision = "bf16" if measurement.has_bf16(device) else "float32"
-        choice = {"engine": "auto", "precision": precision, "epochs": effort.epochs, "steps": effort.steps}
+        choice = {
+            "engine": "auto",
+            "precision": precision,
+            "epochs": effort.epochs,
+            "steps": effort.steps,
+        }
         assert self._process.stdin
         assert self._process.stdout
-        print(json.dumps({"job": asdict(job), "device": device, **choice}), file=self._process.stdin, flush=True)
+        print(
+            json.dumps({"job": asdict(job), "device": device, **choice}),
+            file=self._process.stdin,
+            flush=True,
+        )
         answer = self._process.stdout.readline()
         if not answer:
             sys.exit(f"{job.name} failed; the message is above.")
@@ -60,8 +71,12 @@ class Version:
         self._process.communicate()
 
 
-def compare(job: Job, device: str, versions: dict[str, Version], effort: Effort, rounds: int) -> dict[str, Any]:
-    """Medians of several rounds, each version first in every second one, and the ratio of new to old."""
+def compare(
+    job: Job, device: str, versions: dict[str, Version], effort: Effort, rounds: int
+) -> dict[str, Any]:
+    """Medians of several rounds, each version first in every second one, and the ratio of new to
+    old.
+    """
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in versions}
     for number in range(rounds):
         for name in list(versions)[:: 1 if number % 2 == 0 else -1]:
@@ -70,8 +85,17 @@ def compare(job: Job, device: str, versions: dict[str, Version], effort: Effort,
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     peaks = {name: max(one["peak_mib"] for one in each) for name, each in found.items()}
     ratio = medians["new"] / medians["old"]
-    measurement.log(f"{job.name}: old {medians['old']:.3f}, new {medians['new']:.3f} s/epoch, new/old {ratio:.3f}")
-    return {"job": asdict(job), "seconds_per_epoch": medians, "ratio": ratio, "rounds": seconds, "peak_mib": peaks}
+    measurement.log(
+        f"{job.name}: old {medians['old']:.3f}, new {medians['new']:.3f} s/epoch, new/old "
+        f"{ratio:.3f}"
+    )
+    return {
+        "job": asdict(job),
+        "seconds_per_epoch": medians,
+        "ratio": ratio,
+        "rounds": seconds,
+        "peak_mib": peaks,
+    }
 
 
 def main() -> None:
@@ -86,7 +110,10 @@ def main() -> None:
     on = measurement.describe(device, commit=choices.commit)
     on["old_commit"] = choices.old or measurement.git_commit(choices.folder)
     old = choices.folder.resolve()
-    versions = {"old": Version(old, DUALKG_CACHE=str(old / ".cache")), "new": Version(measurement.HERE.parent)}
+    versions = {
+        "old": Version(old, DUALKG_CACHE=str(old / ".cache")),
+        "new": Version(measurement.HERE.parent),
+    }
     effort = QUICK if choices.quick else EFFORTS[device]["auto"]
     for name in chosen:
         found = compare(named[name], device, versions, effort, choices.rounds)

@@ -1,4 +1,6 @@
-"""`python -m paper`: reproduce the tables and figures of the paper, run the studies, and record runs."""
+"""`python -m paper`: reproduce the tables and figures of the paper, run the studies, and record
+runs.
+"""
 
 import json
 import time
@@ -27,12 +29,19 @@ from paper.tables import DATASETS, README, Study, Table, write_pages
 
 VALIDATIONS = 4  # of a trial, the last one at its end
 TRAIN_SAMPLE = 2000  # training triples that a trial ranks too, to see how far they are memorized
-app = typer.Typer(name="python -m paper", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="python -m paper",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
 Dataset = Annotated[str | None, Option(help="One graph (default: the graphs of the paper).")]
 Rows = Annotated[list[str] | None, Option("--row", help="Only this row of the table; repeatable.")]
 Records = Annotated[Path, Option(help="Folder of the records.", show_default=False)]
 Runs = Annotated[Path, Option(help="Folder of the runs, with their weights.")]
-SHARED_DEVICE = Option("--shared-device", help="Other work runs on the device: record times as upper bounds.")
+SHARED_DEVICE = Option(
+    "--shared-device", help="Other work runs on the device: record times as upper bounds."
+)
 SEEDS = Option(min=1, help="Number of seeds.")
 
 
@@ -48,7 +57,17 @@ def table_command(table: ResultTable) -> Callable[..., None]:
         device: cli.Device = None,
     ) -> cli.Output:
         with cli.training_progress(table.name) as on_progress:
-            config = Config(dataset, seeds, row or (), records, runs, device, shared_device, cli.note, on_progress)
+            config = Config(
+                dataset,
+                seeds,
+                row or (),
+                records,
+                runs,
+                device,
+                shared_device,
+                cli.note,
+                on_progress,
+            )
             graphs = config.graphs(PUBLISHED_GRAPHS)
             for graph in graphs:
                 config.train_table(table, graph)
@@ -72,7 +91,9 @@ def study_command(study: Study) -> Callable[..., None]:
             raise kg.RequestError(f"The study {study.name} uses one seed. Leave out --seeds.")
         check_committed()
         with cli.training_progress(study.name) as on_progress:
-            config = Config(dataset, seeds, (), records, runs, device, log=cli.note, on_progress=on_progress)
+            config = Config(
+                dataset, seeds, (), records, runs, device, log=cli.note, on_progress=on_progress
+            )
             measured = study.run(config)
         update_pages(records)
         return show(measured)
@@ -111,8 +132,13 @@ def hyperparameters() -> cli.Output:
 
 @app.command()
 def record(
-    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Finished runs of one recipe.", show_default=False)],
-    name: Annotated[str, Option(help="Folder of the record, such as umls/complex-dura.", show_default=False)],
+    runs: Annotated[
+        list[Path],
+        Argument(metavar="RUN...", help="Finished runs of one recipe.", show_default=False),
+    ],
+    name: Annotated[
+        str, Option(help="Folder of the record, such as umls/complex-dura.", show_default=False)
+    ],
     records: Records = RECORDS,
     shared_device: Annotated[bool, SHARED_DEVICE] = False,
 ) -> None:
@@ -124,7 +150,9 @@ def record(
 @app.command()
 def results(
     records: Records = RECORDS,
-    redraw: Annotated[bool, Option("--redraw", help="Also draw the figures of saved results again.")] = False,
+    redraw: Annotated[
+        bool, Option("--redraw", help="Also draw the figures of saved results again.")
+    ] = False,
 ) -> None:
     """Update RESULTS.md and the results table of README.md from the records."""
     for study in STUDIES.values() if redraw else ():
@@ -135,7 +163,9 @@ def results(
 
 @app.command()
 def trials(
-    file: Annotated[Path, Argument(metavar="FILE", help='A JSON list of {"name": …, "recipe": {…}}.')],
+    file: Annotated[
+        Path, Argument(metavar="FILE", help='A JSON list of {"name": …, "recipe": {…}}.')
+    ],
     out: Annotated[Path, Option(help="File for the results, as JSON.", show_default=False)],
     only: Annotated[str, Option(help="Only trials whose name contains this.")] = "",
     seconds: Annotated[float, Option(help="Start no trial after this time.")] = float("inf"),
@@ -143,13 +173,17 @@ def trials(
 ) -> None:
     """Train recipes and rank the validation split along the way; test is not used."""
     try:
-        chosen = [one for one in json.loads(file.read_text(encoding="utf-8")) if only in one["name"]]
+        chosen = [
+            one for one in json.loads(file.read_text(encoding="utf-8")) if only in one["name"]
+        ]
     except (ValueError, KeyError, TypeError) as error:
         raise kg.RequestError(f"{file} is not a JSON list of names and recipes: {error}.") from None
-    started, results = time.monotonic(), []
+    started = time.monotonic()
+    results = []
     graphs: dict[str, kg.Graph] = {}
     for trial in chosen:
-        name, recipe = trial["name"], trial["recipe"]
+        name = trial["name"]
+        recipe = trial["recipe"]
         try:
             if time.monotonic() - started > seconds:
                 raise kg.RequestError("not started.")
@@ -163,27 +197,39 @@ def trials(
         except kg.DualkgError as error:
             print(f"{name}: {error}", flush=True)
             continue
-        print(f"{name}: {result['seconds']} s, {result['engine']}, {result['valid_mrr']}", flush=True)
+        print(
+            f"{name}: {result['seconds']} s, {result['engine']}, {result['valid_mrr']}", flush=True
+        )
         results.append(json.dumps({"name": name, **result}, ensure_ascii=False))
         write_text(out, "[\n" + ",\n".join(results) + "\n]\n")  # after every trial
 
 
 def train_trial(settings: dict[str, Any], graph: kg.Graph, *, device: str | None) -> dict[str, Any]:
-    """Train a recipe; validation MRR by epoch, filtered by train and valid, and MRR of a sample of train."""
+    """Train a recipe; validation MRR by epoch, filtered by train and valid, and MRR of a sample of
+    train.
+    """
     recipe = recipe_from(settings, source="a trial")
     every = max(1, -(-recipe.training.epochs // VALIDATIONS))
-    validated = recipe.with_changes({"validation.every": every, "validation.keep": "last", "validation.patience": 0})
+    validated = recipe.with_changes(
+        {"validation.every": every, "validation.keep": "last", "validation.patience": 0}
+    )
     trainer = Trainer.of_recipe(validated, graph, device=choose_device(device))
     trainer.run()
     history = trainer.progress.history
-    sample = np.random.default_rng(0).choice(len(graph.train), min(TRAIN_SAMPLE, len(graph.train)), replace=False)
+    sample = np.random.default_rng(0).choice(
+        len(graph.train), min(TRAIN_SAMPLE, len(graph.train)), replace=False
+    )
     sampled = replace(graph, valid=graph.train[sample])
     train = kg.evaluate(trainer.model, sampled, split="valid", known=kg.KnownAnswers.of(graph))
     return {
         "recipe": recipe.model_dump(exclude_none=True),
         "engine": str(trainer.engine),
         "seconds": round(sum(entry["seconds"] for entry in history), 1),
-        "valid_mrr": {entry["epoch"]: round(entry["valid_mrr"], 5) for entry in history if "valid_mrr" in entry},
+        "valid_mrr": {
+            entry["epoch"]: round(entry["valid_mrr"], 5)
+            for entry in history
+            if "valid_mrr" in entry
+        },
         "train_mrr": round(train.mrr, 4),
     }
 

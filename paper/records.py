@@ -1,4 +1,6 @@
-"""Records: what is saved of the runs behind a published number, and the training of runs that are missing."""
+"""Records: what is saved of the runs behind a published number, and the training of runs that are
+missing.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -54,14 +56,18 @@ class Record:
         return [getattr(metrics, name) for metrics in self.test_metrics]
 
     def cost(self, name: str) -> float | None:
-        """The mean of a cost over the seeds that were trained alone on their device; over all if none was."""
+        """The mean of a cost over the seeds that were trained alone on their device; over all if
+        none was.
+        """
         runs = [run for run in self.runs if not run["costs"].get("shared_device")] or self.runs
         values = [run["costs"][name] for run in runs if run["costs"].get(name) is not None]
         return spread(values)[0] if values else None
 
     @property
     def times_are_bounds(self) -> bool:
-        """Whether all runs shared their device with other work, so that their times are upper bounds."""
+        """Whether all runs shared their device with other work, so that their times are upper
+        bounds.
+        """
         return all(run["costs"].get("shared_device") for run in self.runs)
 
 
@@ -72,9 +78,14 @@ def load_record(folder: Path) -> Record:
 
 @locks("folder")
 def record_runs(
-    runs: Sequence[Path], folder: Path, *, earlier: Record | None = None, shared_device: bool = False
+    runs: Sequence[Path],
+    folder: Path,
+    *,
+    earlier: Record | None = None,
+    shared_device: bool = False,
 ) -> Record:
-    """Write a record of runs of one recipe, one per seed; those of an `earlier` record of it are taken over.
+    """Write a record of runs of one recipe, one per seed; those of an `earlier` record of it are
+    taken over.
 
     `shared_device` marks the times as upper bounds, because other work ran on the same device.
     """
@@ -84,37 +95,54 @@ def record_runs(
     recipes = load_recipes(folders)
     seeds = [recipe.training.seed for recipe in recipes]
     if len(set(seeds)) < len(seeds):
-        raise kg.RequestError(f"A record has each seed once; the seeds of the runs are {', '.join(map(str, seeds))}.")
+        raise kg.RequestError(
+            f"A record has each seed once; the seeds of the runs are {', '.join(map(str, seeds))}."
+        )
     ranks = dict(zip(earlier.seeds, earlier.ranks, strict=True)) if earlier else {}
     summaries = dict(zip(earlier.seeds, earlier.runs, strict=True)) if earlier else {}
     for seed, run in zip(seeds, folders, strict=True):
         _check_unchanged(run)
         ranks[seed] = run.load_ranks("test").mean
         summaries[seed] = _summary(run, seed, shared_device=shared_device)
-    record = {"graph": folders[0].saved_reports()["test"]["graph"], "data": folders[0].saved_environment["data"]}
+    record = {
+        "graph": folders[0].saved_reports()["test"]["graph"],
+        "data": folders[0].saved_environment["data"],
+    }
     record["runs"] = [summaries[seed] for seed in sorted(summaries)]
     # Twice the rank is an integer: a rank is the mean over ties.
-    columns = {f"seed-{seed}": (2 * ranks[seed]).reshape(-1).astype("int32") for seed in sorted(ranks)}
-    with atomic_folder(folder, existing="replace") as fresh:  # ranks, recipe and record always belong together
+    columns = {
+        f"seed-{seed}": (2 * ranks[seed]).reshape(-1).astype("int32") for seed in sorted(ranks)
+    }
+    with atomic_folder(
+        folder, existing="replace"
+    ) as fresh:  # ranks, recipe and record always belong together
         small = {"compression": "zstd", "compression_level": 19, "use_dictionary": False}
         pq.write_table(pa.table(columns), fresh / "ranks.parquet", **small)
         write_text(fresh / "recipe.toml", recipe_without_seed(recipes[0]))
-        write_text(fresh / "record.json", json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        write_text(
+            fresh / "record.json",
+            json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        )
     return load_record(folder)
 
 
 def _check_unchanged(run: RunFolder) -> None:
     if run.sparsity.exists():
-        raise kg.RequestError(f"{run.path} was sparsified after training; only runs as they were trained are recorded.")
+        raise kg.RequestError(
+            f"{run.path} was sparsified after training; only runs as they were trained are "
+            "recorded."
+        )
     if is_uncommitted(run.saved_environment):
         raise kg.RequestError(
-            f"{run.path} was trained from a source tree with uncommitted changes ({run.saved_environment['commit']}), "
-            f"so nobody could train it again. Commit the changes, train again, and record that run."
+            f"{run.path} was trained from a source tree with uncommitted changes "
+            f"({run.saved_environment['commit']}), so nobody could train it again. Commit the "
+            "changes, train again, and record that run."
         )
 
 
 def _summary(run: RunFolder, seed: int, *, shared_device: bool) -> dict[str, Any]:
-    reports, history = run.saved_reports(), read_json(run.history)
+    reports = run.saved_reports()
+    history = read_json(run.history)
     costs = {"training_seconds": round(sum(entry["seconds"] for entry in history), 3)}
     costs |= read_json(run.costs) if run.costs.exists() else {}
     bounds = {f"{side}_mrr": reports["test"][side]["mrr"] for side in ("optimistic", "pessimistic")}
@@ -122,7 +150,9 @@ def _summary(run: RunFolder, seed: int, *, shared_device: bool) -> dict[str, Any
         "seed": seed,
         "epochs": len(history),
         "costs": costs | ({"shared_device": True} if shared_device else {}),
-        "environment": {key: value for key, value in run.saved_environment.items() if key != "data"},
+        "environment": {
+            key: value for key, value in run.saved_environment.items() if key != "data"
+        },
         "valid": reports["valid"]["metrics"],
         "test_bounds": bounds,
     }
@@ -146,7 +176,9 @@ def is_uncommitted(environment: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Config:
-    """Which graph, seeds and rows to reproduce, on which device, and where to save records and runs."""
+    """Which graph, seeds and rows to reproduce, on which device, and where to save records and
+    runs.
+    """
 
     dataset: str | None = None  # None: the graphs of the paper
     seeds: int = 3
@@ -168,10 +200,20 @@ class Config:
     def trained_run(self, row: Row, graph: kg.Graph, seed: int) -> Path:
         """The folder of a finished run with its weights, trained if it is missing."""
         folder = self.runs / row.record_name(graph.name) / f"seed-{seed}"
-        recipe, saved = recipe_of(row, graph.name).with_changes({"training.seed": seed}), RunFolder(folder).recipe
+        recipe = recipe_of(row, graph.name).with_changes({"training.seed": seed})
+        saved = RunFolder(folder).recipe
         if saved.exists() and kg.load_recipe(saved) != recipe:
-            raise kg.RequestError(f"{folder} has an older recipe of {row.name}. Move it away, or use another --runs.")
-        train_seeds(recipe, 1, out=folder.parent, graph=graph, device=self.device, on_progress=self.on_progress)
+            raise kg.RequestError(
+                f"{folder} has an older recipe of {row.name}. Move it away, or use another --runs."
+            )
+        train_seeds(
+            recipe,
+            1,
+            out=folder.parent,
+            graph=graph,
+            device=self.device,
+            on_progress=self.on_progress,
+        )
         return folder
 
     def load_trained(self, row: Row, graph: kg.Graph, seed: int) -> kg.Run:
@@ -180,25 +222,38 @@ class Config:
         return load_on_device(self.trained_run(row, graph, seed), self.device)
 
     def train_table(self, table: ResultTable, graph: str) -> dict[str, Record]:
-        """Train and record the missing seeds of the rows of a table on one graph; all records by name."""
+        """Train and record the missing seeds of the rows of a table on one graph; all records by
+        name.
+        """
         rows = rows_with_recipes(table.rows, graph)
         missing = [row.name for row in table.rows if row.recipe and row not in rows]
-        if not any(row.name in pair for row in rows for pair in table.pairs if not set(pair) & set(missing)):
-            raise kg.RequestError(f"The table {table.name} compares rows, and on {graph} no pair has both recipes.")
+        if not any(
+            row.name in pair for row in rows for pair in table.pairs if not set(pair) & set(missing)
+        ):
+            raise kg.RequestError(
+                f"The table {table.name} compares rows, and on {graph} no pair has both recipes."
+            )
         if missing:
             self.log(f"Left out, because there is no recipe on {graph}: {', '.join(missing)}.")
         selected = [table.row(name) for name in self.rows]
-        records, data = {}, None
+        records = {}
+        data = None
         for row in [row for row in rows if not selected or row in selected]:
-            recipe, name = recipe_of(row, graph), row.record_name(graph)
+            recipe = recipe_of(row, graph)
+            name = row.record_name(graph)
             data = data or load_recipe_graph(recipe)
             record = find_record(self.records / name, recipe, data)
             seeds = sorted(set(range(self.seeds)) - set(record.seeds if record else ()))
             if record is None or seeds:
                 check_committed()
-                self.log(f"{row.name} on {graph}: {recipe.training.epochs} epochs, seed {', '.join(map(str, seeds))}.")
+                self.log(
+                    f"{row.name} on {graph}: {recipe.training.epochs} epochs, seed "
+                    f"{', '.join(map(str, seeds))}."
+                )
                 runs = [self.trained_run(row, data, seed) for seed in seeds]
-                record = record_runs(runs, self.records / name, earlier=record, shared_device=self.shared_device)
+                record = record_runs(
+                    runs, self.records / name, earlier=record, shared_device=self.shared_device
+                )
             records[name] = record
         return records
 
@@ -207,14 +262,20 @@ def find_record(folder: Path, recipe: kg.Recipe, graph: kg.Graph) -> Record | No
     """The record of this recipe on this data, if there is one with its ranks."""
     record = load_record(folder) if (folder / "record.json").exists() else None
     same = record and recipe_without_seed(record.recipe) == recipe_without_seed(recipe)
-    return record if same and record.data == graph.fingerprint and (folder / "ranks.parquet").exists() else None
+    return (
+        record
+        if same and record.data == graph.fingerprint and (folder / "ranks.parquet").exists()
+        else None
+    )
 
 
 def check_committed() -> None:
-    """Refuse to train for a record from a source tree with uncommitted changes, before any time is spent."""
+    """Refuse to train for a record from a source tree with uncommitted changes, before any time is
+    spent.
+    """
     found = environment(choose_device("cpu"), fingerprint="")
     if is_uncommitted(found):
         raise kg.RequestError(
-            f"The source tree has uncommitted changes ({found['commit']}), so its numbers could not be reproduced. "
-            f"Commit or stash them first."
+            f"The source tree has uncommitted changes ({found['commit']}), so its numbers could "
+            "not be reproduced. Commit or stash them first."
         )

@@ -25,7 +25,9 @@ METRICS = {"MRR": "mrr", "H@1": "hits_at_1", "H@10": "hits_at_10"}
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: its name in the paper and the file name of its recipe, which is the same on every graph."""
+    """A row of a table: its name in the paper and the file name of its recipe, which is the same on
+    every graph.
+    """
 
     name: str
     recipe: str = ""  # without one, it only shows published numbers
@@ -60,7 +62,9 @@ def spelled(name: str, names: Iterable[str], error: str, all_of_them: str) -> st
     """One of some names as it is written, ignoring case."""
     known = {one.casefold(): one for one in names}
     if name.casefold() not in known:
-        hint = did_you_mean(name, known.values()) or f" {all_of_them} are {', '.join(known.values())}."
+        hint = (
+            did_you_mean(name, known.values()) or f" {all_of_them} are {', '.join(known.values())}."
+        )
         raise kg.RequestError(error + hint)
     return known[name.casefold()]
 
@@ -71,7 +75,9 @@ def model_row(name: str) -> Row:
     return Row(name, model.lower() + REGULARIZERS[regularizer])
 
 
-def _table(name: str, title: str, about: str, rows: list[str | dict[str, str]], pairs: list[list[str]]) -> ResultTable:
+def _table(
+    name: str, title: str, about: str, rows: list[str | dict[str, str]], pairs: list[list[str]]
+) -> ResultTable:
     made = tuple(model_row(row) if isinstance(row, str) else Row(**row) for row in rows)
     return ResultTable(name, title, about, made, tuple(map(tuple, pairs)))
 
@@ -91,7 +97,10 @@ def recipe_path(row: Row, graph: str) -> Path | None:
 def recipe_of(row: Row, graph: str) -> kg.Recipe:
     path = recipe_path(row, graph)
     if path is None:
-        raise kg.RequestError(f"There is no recipe of {row.name} on {graph}: {row.record_name(graph)}.toml is missing.")
+        raise kg.RequestError(
+            f"There is no recipe of {row.name} on {graph}: {row.record_name(graph)}.toml is "
+            "missing."
+        )
     return kg.load_recipe(path)
 
 
@@ -106,9 +115,21 @@ def published() -> dict[str, Any]:
 
 
 def published_metrics(row: str, graph: str) -> dict[str, float]:
-    """The published metrics of a system on a graph, such as CP-DURA on WN18RR; those not published are left out."""
-    for table in ("main_results", "regularizers", "reg_p1", "published_elsewhere", "published_since"):
+    """The published metrics of a system on a graph, such as CP-DURA on WN18RR; those not published
+    are left out.
+    """
+    for table in (
+        "main_results",
+        "regularizers",
+        "reg_p1",
+        "published_elsewhere",
+        "published_since",
+    ):
         values = published()[table].get(row, {}).get(graph)
         if values:
-            return {key: value for key, value in zip(METRICS.values(), values, strict=True) if value is not None}
+            return {
+                key: value
+                for key, value in zip(METRICS.values(), values, strict=True)
+                if value is not None
+            }
     return {}

@@ -1,4 +1,6 @@
-"""Tables as text, studies, whose tables are made from saved results, and the pages RESULTS.md and README.md."""
+"""Tables as text, studies, whose tables are made from saved results, and the pages RESULTS.md and
+README.md.
+"""
 
 import json
 import re
@@ -16,11 +18,23 @@ from dualkg.training.api import choose_device, spread
 from dualkg.training.run import environment
 from paper import registry
 from paper.records import Config, Record, is_uncommitted, load_records
-from paper.registry import FOLDER, GRAPHS, MAIN, METRICS, TABLES, TEXTS, ResultTable, Row, published, published_metrics
+from paper.registry import (
+    FOLDER,
+    GRAPHS,
+    MAIN,
+    METRICS,
+    TABLES,
+    TEXTS,
+    ResultTable,
+    Row,
+    published,
+    published_metrics,
+)
 
 README = FOLDER.parent / "README.md"
 DATASETS = "figures/datasets.json"
-BEGIN, END = "<!-- made from records: begin -->", "<!-- made from records: end -->"
+BEGIN = "<!-- made from records: begin -->"
+END = "<!-- made from records: end -->"
 BOOTSTRAP_SAMPLES = 2000  # enough for an interval that is rounded to four digits
 MISSING = "–"
 Results = Any  # of a study: whatever JSON holds
@@ -54,8 +68,12 @@ def over_seeds(values: list[float], *, digits: int = 4) -> str:
     return f"{mean:.{digits}f}" + (f" ± {sd:.{digits}f}" if len(values) > 1 else "")
 
 
-def grouped(results: Iterable[dict[str, Any]], *keys: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """Results with the same values of some keys, such as those of all seeds of a row, in the order of the first."""
+def grouped(
+    results: Iterable[dict[str, Any]], *keys: str
+) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """Results with the same values of some keys, such as those of all seeds of a row, in the order
+    of the first.
+    """
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for one in results:
         groups.setdefault(tuple(one[key] for key in keys), []).append(one)
@@ -63,7 +81,13 @@ def grouped(results: Iterable[dict[str, Any]], *keys: str) -> dict[tuple[Any, ..
 
 
 def duration(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+    return (
+        f"{seconds:.1f} s"
+        if seconds < 10
+        else f"{seconds:.0f} s"
+        if seconds < 600
+        else f"{seconds / 60:.0f} min"
+    )
 
 
 def cell(value: float | None, style: str) -> str:
@@ -77,20 +101,35 @@ def training_cell(record: Record | None) -> str:
 
 
 def results_table(table: ResultTable, graph: str, records: Mapping[str, Record]) -> Table:
-    """A table on one graph: measured and published metrics of each row, their difference in MRR, and the costs."""
+    """A table on one graph: measured and published metrics of each row, their difference in MRR,
+    and the costs.
+    """
     with_published = any(published_metrics(row.name, graph) for row in table.rows)
     hits = list(METRICS)[1:]
     columns = ["", "MRR", *(["published", "difference"] if with_published else [])]
-    columns += [f"{name} (published)" if with_published else name for name in hits] + ["seeds", "training", "peak MiB"]
-    rows, facts = [], []
+    columns += [f"{name} (published)" if with_published else name for name in hits] + [
+        "seeds",
+        "training",
+        "peak MiB",
+    ]
+    rows = []
+    facts = []
     for row in table.rows:
-        record, reported = records.get(row.record_name(graph)), published_metrics(row.name, graph)
+        record = records.get(row.record_name(graph))
+        reported = published_metrics(row.name, graph)
         if record is None and not reported:
             continue
-        fact: dict[str, Any] = {"row": row.name, "graph": graph, "published": reported, "measured": None}
+        fact: dict[str, Any] = {
+            "row": row.name,
+            "graph": graph,
+            "published": reported,
+            "measured": None,
+        }
         if record:
             spreads = {key: spread(record.values(key)) for key in METRICS.values()}
-            fact["measured"] = {key: {"mean": mean, "sd": sd} for key, (mean, sd) in spreads.items()}
+            fact["measured"] = {
+                key: {"mean": mean, "sd": sd} for key, (mean, sd) in spreads.items()
+            }
             fact["difference"] = spreads["mrr"][0] - reported["mrr"] if reported else None
             costs = ("training_seconds", "warm_up_seconds", "ranking_seconds", "peak_mib")
             fact |= {"seeds": record.seeds, **{name: record.cost(name) for name in costs}}
@@ -100,10 +139,20 @@ def results_table(table: ResultTable, graph: str, records: Mapping[str, Record])
         for key in (METRICS[name] for name in hits):
             mean = cell(fact["measured"] and fact["measured"][key]["mean"], ".4f")
             cells.append(f"{mean} ({reported[key]:.3f})" if key in reported else mean)
-        cells += [str(len(record.runs)) if record else "0", training_cell(record), cell(fact.get("peak_mib"), ",.0f")]
+        cells += [
+            str(len(record.runs)) if record else "0",
+            training_cell(record),
+            cell(fact.get("peak_mib"), ",.0f"),
+        ]
         facts.append(fact)
         rows.append(cells)
-    return Table(f"{table.title}: {graph}", tuple(columns), rows, facts, notes=_comparisons(table, graph, records))
+    return Table(
+        f"{table.title}: {graph}",
+        tuple(columns),
+        rows,
+        facts,
+        notes=_comparisons(table, graph, records),
+    )
 
 
 def _comparisons(table: ResultTable, graph: str, records: Mapping[str, Record]) -> list[str]:
@@ -111,7 +160,8 @@ def _comparisons(table: ResultTable, graph: str, records: Mapping[str, Record]) 
     found = {row.name: records.get(row.record_name(graph)) for row in table.rows}
     sentences = []
     for name_a, name_b in table.pairs:
-        a, b = found.get(name_a), found.get(name_b)
+        a = found.get(name_a)
+        b = found.get(name_b)
         if a and b:
             comparison = kg.compare_ranks(a.ranks, b.ranks, samples=BOOTSTRAP_SAMPLES, seed=0)
             sentences.append(f"{name_a} against {name_b}: {comparison.sentence(name_a, name_b)}")
@@ -119,58 +169,94 @@ def _comparisons(table: ResultTable, graph: str, records: Mapping[str, Record]) 
 
 
 def datasets_table(counts: Mapping[str, Mapping[str, int]]) -> Table:
-    """Statistics of the data sets: counted where the data are available, against the published ones."""
+    """Statistics of the data sets: counted where the data are available, against the published
+    ones.
+    """
     kinds = ("entities", "relations", "train", "valid", "test")
-    rows, facts = [], []
+    rows = []
+    facts = []
     for graph in GRAPHS:
-        reported, counted = published()["datasets"].get(graph), counts.get(graph)
+        reported = published()["datasets"].get(graph)
+        counted = counts.get(graph)
         if counted is None and reported is None:
             continue
-        shown, same = counted or reported, "not in the paper" if reported is None else "not available"
+        shown = counted or reported
+        same = "not in the paper" if reported is None else "not available"
         if counted and reported:
             different = [kind for kind in kinds if counted[kind] != reported[kind]]
             same = ", ".join(f"{kind} {reported[kind]:,} published" for kind in different) or "yes"
         rows.append([graph, *(f"{shown[kind]:,}" for kind in kinds), same])
-        facts.append({"graph": graph, "published": reported, "counted": dict(counted) if counted else None})
+        facts.append(
+            {"graph": graph, "published": reported, "counted": dict(counted) if counted else None}
+        )
     return Table("Data sets", ("graph", *kinds, "as published"), rows, facts)
 
 
 def hyperparameters_table() -> Table:
     """The published hyper-parameters, and those of the recipes."""
     reported = published()["hyperparameters"]
-    rows, facts = [], []
+    rows = []
+    facts = []
     for row in MAIN.dura_rows:
         model = row.name.removesuffix("-DURA")
         for graph in (graph for graph in GRAPHS[:3] if registry.recipe_path(row, graph)):
             recipe = registry.recipe_of(row, graph)
             weights = recipe.regularizer
-            ours = [recipe.model.dim, recipe.training.batch_size, weights.weight, weights.plain, weights.mapped]
+            ours = [
+                recipe.model.dim,
+                recipe.training.batch_size,
+                weights.weight,
+                weights.plain,
+                weights.mapped,
+            ]
             pairs = zip(reported[model][graph], ours, strict=True)
-            cells = [f"{theirs:g}" if theirs == own else f"{theirs:g} → {own:g}" for theirs, own in pairs]
-            rows.append([row.name, graph, *cells, f"{recipe.loss.frequency_weight:g}", str(recipe.training.epochs)])
-            facts.append({"model": model, "graph": graph, "published": reported[model][graph], "ours": ours})
+            cells = [
+                f"{theirs:g}" if theirs == own else f"{theirs:g} → {own:g}" for theirs, own in pairs
+            ]
+            rows.append(
+                [
+                    row.name,
+                    graph,
+                    *cells,
+                    f"{recipe.loss.frequency_weight:g}",
+                    str(recipe.training.epochs),
+                ]
+            )
+            facts.append(
+                {"model": model, "graph": graph, "published": reported[model][graph], "ours": ours}
+            )
     text = TEXTS["hyperparameters"]
     return Table(text["title"], tuple(text["columns"]), rows, facts, [text["note"]], num_left=2)
 
 
-def training_time(table: ResultTable, graphs: Iterable[str], records: Mapping[str, Record]) -> dict[str, float] | None:
-    """Seconds of one seed of every DURA row, summed; None if a row is missing or all its runs shared their device."""
+def training_time(
+    table: ResultTable, graphs: Iterable[str], records: Mapping[str, Record]
+) -> dict[str, float] | None:
+    """Seconds of one seed of every DURA row, summed; None if a row is missing or all its runs
+    shared their device.
+    """
     found = [records.get(row.record_name(graph)) for graph in graphs for row in table.dura_rows]
     if not all(record and not record.times_are_bounds for record in found):
         return None
     kinds = ("training_seconds", "warm_up_seconds", "ranking_seconds")
     costs = {kind: [record.cost(kind) for record in found] for kind in kinds}
-    return None if any(None in values for values in costs.values()) else {kind: sum(costs[kind]) for kind in kinds}
+    return (
+        None
+        if any(None in values for values in costs.values())
+        else {kind: sum(costs[kind]) for kind in kinds}
+    )
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study: a function that measures it on a graph, and functions that make its tables and its figure.
+    """A study: a function that measures it on a graph, and functions that make its tables and its
+    figure.
 
-    The docstring of `measure` is the help of its command. It returns or yields results; with them the figure, where
-    this shows data that the results do not contain, such as positions in the plane. The texts of a table are in
-    tables.toml, with fields for the graph, the results and `fields` of these; where it has no columns there, they are
-    the first of its rows. `further` has the rows of other tables by the names of their texts.
+    The docstring of `measure` is the help of its command. It returns or yields results; with them
+    the figure, where this shows data that the results do not contain, such as positions in the
+    plane. The texts of a table are in tables.toml, with fields for the graph, the results and
+    `fields` of these; where it has no columns there, they are the first of its rows. `further` has
+    the rows of other tables by the names of their texts.
     """
 
     name: str
@@ -202,7 +288,8 @@ class Study:
     def tables(self, results: Results, graph: str) -> list[Table]:
         tables = []
         for name, make_rows in {self.name: self.rows, **self.further}.items():
-            text, rows = TEXTS[name], list(make_rows(results))
+            text = TEXTS[name]
+            rows = list(make_rows(results))
             values = {"graph": graph, "results": results, **self.fields(results)}
             title, note = (text.get(kind, "").format(**values) for kind in ("title", "note"))
             columns = tuple(text["columns"] if "columns" in text else rows.pop(0))
@@ -219,7 +306,14 @@ class Study:
         paths = [self.path(records, graph) for graph in dict.fromkeys((*GRAPHS, *self.graphs))]
         return [path for path in paths if path.exists()]
 
-    def save(self, path: Path, graph: str, made: dict[str, Any], results: Results, drawing: Drawing | None) -> None:
+    def save(
+        self,
+        path: Path,
+        graph: str,
+        made: dict[str, Any],
+        results: Results,
+        drawing: Drawing | None,
+    ) -> None:
         drawing = self.draw(results, graph) if self.draw else drawing
         if drawing:
             drawing.save(path.with_suffix(""))
@@ -237,11 +331,17 @@ class Study:
         """Tables, figure and caption of saved results as Markdown."""
         saved = read_json(path)
         first, *others = self.tables(saved["results"], saved["graph"])
-        figure = [f"![{first.title}](figures/{path.stem}.png)", saved["caption"]] if "caption" in saved else []
-        return "\n\n".join([first.as_markdown(), *figure, *(table.as_markdown() for table in others)])
+        figure = (
+            [f"![{first.title}](figures/{path.stem}.png)", saved["caption"]]
+            if "caption" in saved
+            else []
+        )
+        return "\n\n".join(
+            [first.as_markdown(), *figure, *(table.as_markdown() for table in others)]
+        )
 
 
-# -- pages -------------------------------------------------------------------------------------------------
+# -- pages -------------------------------------------------------------------
 
 
 def write_pages(records: Path, studies: Iterable[Study], readme: Path | None = None) -> None:
@@ -250,7 +350,9 @@ def write_pages(records: Path, studies: Iterable[Study], readme: Path | None = N
         write_text(records / "RESULTS.md", results_page(records, studies))
     if readme:
         with locked(readme, wait=True):
-            write_text(readme, with_table(readme.read_text(encoding="utf-8"), readme_table(records)))
+            write_text(
+                readme, with_table(readme.read_text(encoding="utf-8"), readme_table(records))
+            )
 
 
 def results_page(root: Path, studies: Iterable[Study]) -> str:
@@ -259,9 +361,13 @@ def results_page(root: Path, studies: Iterable[Study]) -> str:
     parts = ["# Results", TEXTS["page"]["about"]]
     seen: set[Row] = set()
     for table in TABLES.values():
-        new = set(table.rows) - seen  # a table whose only records are in tables above shows nothing new
+        new = (
+            set(table.rows) - seen
+        )  # a table whose only records are in tables above shows nothing new
         seen |= new
-        graphs = [graph for graph in GRAPHS if any(row.record_name(graph) in records for row in new)]
+        graphs = [
+            graph for graph in GRAPHS if any(row.record_name(graph) in records for row in new)
+        ]
         if graphs:
             parts += [f"## {table.title}", f"{table.about} `python -m paper {table.name}`"]
             parts += [results_table(table, graph, records).as_markdown() for graph in graphs]
@@ -269,7 +375,10 @@ def results_page(root: Path, studies: Iterable[Study]) -> str:
                 parts.append(TEXTS["page"]["times"].format(**total))
     parts += ["## Hyper-parameters", hyperparameters_table().as_markdown(level=0)]
     if (root / DATASETS).exists():
-        parts += ["## Data sets", datasets_table(read_json(root / DATASETS)["results"]).as_markdown(level=0)]
+        parts += [
+            "## Data sets",
+            datasets_table(read_json(root / DATASETS)["results"]).as_markdown(level=0),
+        ]
     shown = [study.page(path) for study in studies for path in study.saved(root)]
     parts += ["## Studies", *shown] if shown else []
     parts += ["## All records", all_records(records).as_markdown(level=0)]
@@ -277,13 +386,32 @@ def results_page(root: Path, studies: Iterable[Study]) -> str:
 
 
 def all_records(records: Mapping[str, Record]) -> Table:
-    columns = ("recipe", "graph", "model", "dim", "regularizer", "on", "seeds", *COLUMNS, "valid MRR", "training")
+    columns = (
+        "recipe",
+        "graph",
+        "model",
+        "dim",
+        "regularizer",
+        "on",
+        "seeds",
+        *COLUMNS,
+        "valid MRR",
+        "training",
+    )
     rows = []
     for name, record in records.items():
-        model, regularizer, runs = record.recipe.model, record.recipe.regularizer, record.runs
+        model = record.recipe.model
+        regularizer = record.recipe.regularizer
+        runs = record.runs
         weight = "" if regularizer.name == "none" else f" λ={regularizer.weight:g}"
         uncommitted = any(is_uncommitted(run["environment"]) for run in runs)
-        about = [f"[{name}]({name}/recipe.toml)", record.graph, model.name, str(model.dim), regularizer.name + weight]
+        about = [
+            f"[{name}]({name}/recipe.toml)",
+            record.graph,
+            model.name,
+            str(model.dim),
+            regularizer.name + weight,
+        ]
         about += [hardware(runs[0]["environment"]), f"{len(runs)}{' †' * uncommitted}"]
         metrics = [*map(record.values, COLUMNS.values()), [run["valid"]["mrr"] for run in runs]]
         rows.append([*about, *map(over_seeds, metrics), training_cell(record)])
@@ -299,7 +427,8 @@ def hardware(environment: Mapping[str, Any]) -> str:
 def readme_table(root: Path) -> str:
     """The main table in short: published and measured test MRR."""
     records = load_records(root)
-    rows, shown = [], []
+    rows = []
+    shown = []
     for row in MAIN.rows:
         found = [records.get(row.record_name(graph)) for graph in GRAPHS[:2]]
         if any(found):

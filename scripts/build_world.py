@@ -20,7 +20,8 @@ from world.source_page import Triple, source_page
 FOLDER = Path(__file__).parent.parent / "src" / "dualkg" / "data" / "world"
 SHARES = (0.85, 0.075, 0.075)
 SEED = 0
-# Entities of these kinds with a single fact are dropped as noise; other kinds, such as currencies, are not.
+# Entities of these kinds with a single fact are dropped as noise; other kinds, such as currencies,
+# are not.
 MUST_RECUR = {"language", "time zone"}
 
 
@@ -51,7 +52,9 @@ def drop_loose_ends(facts: set[Fact]) -> set[Fact]:
     """Drop facts about entities that occur nowhere else, until none is left."""
     while True:
         uses = Counter(entity for head, _, tail in facts for entity in (head, tail))
-        remaining = {fact for fact in facts if not (_is_loose(fact[0], uses) or _is_loose(fact[2], uses))}
+        remaining = {
+            fact for fact in facts if not (_is_loose(fact[0], uses) or _is_loose(fact[2], uses))
+        }
         if len(remaining) == len(facts):
             return remaining
         facts = remaining
@@ -73,12 +76,17 @@ def split(triples: list[Triple]) -> dict[str, list[Triple]]:
     entity_id = {name: id for id, name in enumerate(entities)}
     relation_id = {name: id for id, name in enumerate(relations)}
     ids: Triples = np.array(
-        [(entity_id[head], relation_id[relation], entity_id[tail]) for head, relation, tail in triples],
+        [
+            (entity_id[head], relation_id[relation], entity_id[tail])
+            for head, relation, tail in triples
+        ],
         dtype=np.int32,
     )
     parts = split_triples(ids, SHARES, seed=SEED)
     return {
-        name: [(entities[head], relations[relation], entities[tail]) for head, relation, tail in part]
+        name: [
+            (entities[head], relations[relation], entities[tail]) for head, relation, tail in part
+        ]
         for name, part in zip(SPLITS, parts, strict=True)
     }
 

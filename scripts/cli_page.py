@@ -22,8 +22,12 @@ success, 1 if the run failed, 2 if the request was wrong, and 130 after Ctrl-C.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 if the page is out of date"
+    )
     check = parser.parse_args().check
     page = cli_page()
     if not check:
@@ -39,14 +43,18 @@ def cli_page() -> str:
 
     from dualkg.cli.main import app
 
-    names = [name for name, command in typer.main.get_command(app).commands.items() if not command.hidden]
+    names = [
+        name for name, command in typer.main.get_command(app).commands.items() if not command.hidden
+    ]
     parts = [OPENING, _section("dualkg", [])]
     parts += [_section(f"dualkg {name}", [name]) for name in names]
     return "\n".join(parts)
 
 
 def _fix_terminal() -> None:
-    """Set 100 columns, no colour and no terminal. Typer reads these variables when it is imported."""
+    """Set 100 columns, no colour and no terminal. Typer reads these variables when it is
+    imported.
+    """
     os.environ |= {"TERMINAL_WIDTH": WIDTH, "COLUMNS": WIDTH, "TERM": "dumb", "NO_COLOR": "1"}
     os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"
 

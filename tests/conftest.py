@@ -1,4 +1,6 @@
-"""Shared by all tests: a cache folder for the session, few threads, commands, small graphs, the benchmark graphs."""
+"""Shared by all tests: a cache folder for the session, few threads, commands, small graphs, the
+benchmark graphs.
+"""
 
 import functools
 import gc
@@ -25,7 +27,9 @@ settings.register_profile("ordinary", deadline=None, max_examples=20)
 settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile("ordinary")
 
-LONGEST = re.compile(r"tests/(tuning|serve/browser|training/test_(killed_runs|memory)|paper/test_|cli/test_m|test_)")
+LONGEST = re.compile(
+    r"tests/(tuning|serve/browser|training/test_(killed_runs|memory)|paper/test_|cli/test_m|test_)"
+)
 
 # The process that only starts the workers of pytest-xdist imports this file, and needs no PyTorch.
 WORLD = Path(kg.__file__).parent / "data" / "world"
@@ -33,12 +37,16 @@ DATA = Path(os.environ.get("DUALKG_DATA") or Path(__file__).parents[2] / "shared
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the longest tests first: short ones at the end keep all workers of pytest-xdist busy."""
+    """Start the longest tests first: short ones at the end keep all workers of pytest-xdist
+    busy.
+    """
     items.sort(key=lambda item: LONGEST.match(item.nodeid) is None)
 
 
 def pytest_collection_finish() -> None:
-    """Keep what was imported out of garbage collections, and collect rarely: it took a twentieth of the time."""
+    """Keep what was imported out of garbage collections, and collect rarely: it took a twentieth of
+    the time.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -46,7 +54,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory):
-    """Keep the user's cache and archives out of the tests; each worker of pytest-xdist has a cache folder."""
+    """Keep the user's cache and archives out of the tests; each worker of pytest-xdist has a cache
+    folder.
+    """
     patch = pytest.MonkeyPatch()
     patch.setenv("DUALKG_CACHE", str(tmp_path_factory.mktemp("cache")))
     patch.delenv("DUALKG_DATA", raising=False)
@@ -56,7 +66,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="session", autouse=True)
 def _few_threads():
-    """Two threads, or one for each worker of pytest-xdist and for each process that its tests start."""
+    """Two threads, or one for each worker of pytest-xdist and for each process that its tests
+    start.
+    """
     import torch
 
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -83,18 +95,28 @@ def _short_measurements():
 def data_folder(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of benchmark archives, named in DUALKG_DATA as users name it."""
     if not DATA.is_dir():
-        pytest.skip(f"the benchmark archives are not here: name their folder in DUALKG_DATA ({DATA} is missing)")
+        pytest.skip(
+            f"the benchmark archives are not here: name their folder in DUALKG_DATA ({DATA} is "
+            "missing)"
+        )
     monkeypatch.setenv("DUALKG_DATA", str(DATA))
     return DATA
 
 
 @pytest.fixture(scope="session")
 def folder_of_small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled graph with a fifth of its entities: those with the most triples, and two that the docs name."""
+    """The bundled graph with a fifth of its entities: those with the most triples, and two that the
+    docs name.
+    """
     folder = tmp_path_factory.mktemp("small")
     (folder / "world").mkdir()
-    splits = {name: (WORLD / f"{name}.tsv").read_text("utf-8").splitlines() for name in ("train", "valid", "test")}
-    ends = (line.split("\t")[place] for lines in splits.values() for line in lines for place in (0, 2))
+    splits = {
+        name: (WORLD / f"{name}.tsv").read_text("utf-8").splitlines()
+        for name in ("train", "valid", "test")
+    }
+    ends = (
+        line.split("\t")[place] for lines in splits.values() for line in lines for place in (0, 2)
+    )
     kept = {entity for entity, _ in Counter(ends).most_common(400)} | {"Paris", "Japanese Yen"}
     for name, lines in splits.items():
         inside = [line for line in lines if {line.split("\t")[0], line.split("\t")[2]} <= kept]
@@ -107,7 +129,9 @@ def small_world(folder_of_small_world, monkeypatch) -> None:
     """Replace the bundled graph by a small part of it, where what is trained does not matter."""
     from dualkg.data import loading
 
-    monkeypatch.setattr(loading, "resources", SimpleNamespace(files=lambda package: folder_of_small_world))
+    monkeypatch.setattr(
+        loading, "resources", SimpleNamespace(files=lambda package: folder_of_small_world)
+    )
 
 
 class CommandResult(NamedTuple):

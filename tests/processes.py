@@ -1,4 +1,6 @@
-"""Processes that tests start, signal and kill. Each is forked from one that has imported PyTorch."""
+"""Processes that tests start, signal and kill. Each is forked from one that has imported
+PyTorch.
+"""
 
 import atexit
 import multiprocessing
@@ -14,9 +16,19 @@ from typing import Any, NamedTuple
 COMMAND = "from dualkg.cli import main; main()"
 LIMIT = 240  # seconds that only a broken program needs, also on a busy machine
 FORKS = multiprocessing.get_context("forkserver")
-# No module of the package, so that a process may make some other module look missing and can report what it imports.
+# No module of the package, so that a process may make some other module look missing and can report
+# what it imports.
 FORKS.set_forkserver_preload(
-    ["pytest", "numpy", "pyarrow", "pydantic", "safetensors.torch", "torch", "sqlalchemy.orm", "alembic.command"]
+    [
+        "pytest",
+        "numpy",
+        "pyarrow",
+        "pydantic",
+        "safetensors.torch",
+        "torch",
+        "sqlalchemy.orm",
+        "alembic.command",
+    ]
 )
 
 
@@ -29,22 +41,31 @@ class Finished(NamedTuple):
 
 
 class Started:
-    """Python code in a process of its own, with `words` as its arguments. Killed at the end of a `with` block."""
+    """Python code in a process of its own, with `words` as its arguments. Killed at the end of a
+    `with` block.
+    """
 
     def __init__(
-        self, code: str, *words: object, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+        self,
+        code: str,
+        *words: object,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         theirs_in, ours_in = FORKS.Pipe(duplex=False)
         ours_out, theirs_out = FORKS.Pipe(duplex=False)
         self._err = tempfile.NamedTemporaryFile(mode="w+")  # noqa: SIM115
         state = {**os.environ, **(environment or {})}, str(cwd or Path.cwd()), self._err.name
         self._process = FORKS.Process(
-            target=_run, args=(code, [str(word) for word in words], state, theirs_in, theirs_out), daemon=True
+            target=_run,
+            args=(code, [str(word) for word in words], state, theirs_in, theirs_out),
+            daemon=True,
         )
         self._process.start()
         theirs_in.close()
         theirs_out.close()
-        self.stdin, self.stdout = os.fdopen(os.dup(ours_in.fileno()), "w"), os.fdopen(os.dup(ours_out.fileno()))
+        self.stdin = os.fdopen(os.dup(ours_in.fileno()), "w")
+        self.stdout = os.fdopen(os.dup(ours_out.fileno()))
         ours_in.close()
         ours_out.close()
 
@@ -97,14 +118,20 @@ def until(condition: Callable[[], object], *, seconds: float = LIMIT) -> None:
 
 
 def _run(
-    code: str, words: list[str], state: tuple[dict[str, str], str, str], stdin: Connection, stdout: Connection
+    code: str,
+    words: list[str],
+    state: tuple[dict[str, str], str, str],
+    stdin: Connection,
+    stdout: Connection,
 ) -> None:
     environment, folder, errors = state
     os.setsid()  # a group of its own, which ends with it
     os.dup2(stdin.fileno(), 0)
     os.dup2(stdout.fileno(), 1)
     os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate(("r", "w", "w")))
+    sys.stdin, sys.stdout, sys.stderr = (
+        os.fdopen(number, mode) for number, mode in enumerate(("r", "w", "w"))
+    )
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

@@ -57,7 +57,7 @@ ON = {
 }
 
 
-# -- the page -----------------------------------------------------------------------------------------------------
+# -- the page ----------------------------------------------------------------
 
 
 def test_the_committed_page_is_made_from_the_committed_results():
@@ -66,14 +66,27 @@ def test_the_committed_page_is_made_from_the_committed_results():
 
 def test_a_page_marks_what_was_not_measured(tmp_path):
     job = training.JOBS["cpu"][0]
-    sizes = {"num_entities": 10, "width": 4, "relation_width": 4, "present_heads": 3.0, "present_relations": 2.0}
-    ours = {"seconds_per_epoch": 20.0, "warm_up_seconds": 1.5, "peak_mib": 400.0, "steps_per_epoch": 545}
+    sizes = {
+        "num_entities": 10,
+        "width": 4,
+        "relation_width": 4,
+        "present_heads": 3.0,
+        "present_relations": 2.0,
+    }
+    ours = {
+        "seconds_per_epoch": 20.0,
+        "warm_up_seconds": 1.5,
+        "peak_mib": 400.0,
+        "steps_per_epoch": 545,
+    }
     measured = {
         "dualkg float32": {**ours, **sizes, "two_entity_tables": False},
         "tutorial": {**ours, "seconds_per_epoch": 50.0, "peak_mib": 800.0},
         "PyKEEN": {"failed": "PyKEEN is not installed"},
     }
-    measurement.save("training", job.name, {"job": asdict(job), "measured": measured}, on=ON, folder=tmp_path)
+    measurement.save(
+        "training", job.name, {"job": asdict(job), "measured": measured}, on=ON, folder=tmp_path
+    )
     page = report.page(report.load_all(tmp_path))
     assert f"| {job.name} | tutorial-style PyTorch | 50.0 | 2.50 × | – | 800 | 1.50 |" in page
     assert f"| {job.name} | PyKEEN | not measured here |" in page
@@ -84,35 +97,60 @@ def test_a_gpu_is_compared_with_its_limit(tmp_path):
     gpu = {**ON, "gpu": "G", "device": "G"}
     job = training.JOBS["cuda"][0]
     ours = {
-        **{"seconds_per_epoch": 0.5, "warm_up_seconds": 3.0, "peak_mib": 2048.0, "steps_per_epoch": 10},
-        **{"num_entities": 1000, "width": 10, "relation_width": 10, "present_heads": 1.0, "present_relations": 1.0},
+        **{
+            "seconds_per_epoch": 0.5,
+            "warm_up_seconds": 3.0,
+            "peak_mib": 2048.0,
+            "steps_per_epoch": 10,
+        },
+        **{
+            "num_entities": 1000,
+            "width": 10,
+            "relation_width": 10,
+            "present_heads": 1.0,
+            "present_relations": 1.0,
+        },
         "two_entity_tables": False,
     }
-    record = {"job": asdict(job), "measured": {"dualkg bf16": ours, "reference engine": {"failed": "out of memory"}}}
+    record = {
+        "job": asdict(job),
+        "measured": {"dualkg bf16": ours, "reference engine": {"failed": "out of memory"}},
+    }
     # A step is 3 · 2 · 1000 · 1000 · 10 operations, and few bytes beside this bandwidth.
     ceilings = {"bf16_operations_per_second": 3e9, "copied_bytes_per_second": 1e18}
     measurement.save("training", job.name, record, on=gpu, folder=tmp_path)
     measurement.save("ceilings", "all", ceilings, on=gpu, folder=tmp_path)
     page = report.page(report.load_all(tmp_path))
-    cells = "6.10 | 0.500 | – | – | 0.200 | 0.200 | 2.50 × | 12.2 × | 3.00 | 2.00 / not measured here"
+    cells = (
+        "6.10 | 0.500 | – | – | 0.200 | 0.200 | 2.50 × | 12.2 × | 3.00 | 2.00 / not measured here"
+    )
     assert f"| {job.name} | {cells} |" in page
 
 
 def test_results_of_one_machine_do_not_erase_those_of_another(tmp_path):
-    here, there = tmp_path / "here", tmp_path / "there"
+    here = tmp_path / "here"
+    there = tmp_path / "there"
     measurement.save("scaling", "dim", {"points": [1]}, on=ON, folder=here)
     measurement.save("scaling", "batch", {"points": [2]}, on=ON, folder=here)
     measurement.save("scaling", "dim", {"points": [3]}, on={**ON, "device": "G"}, folder=there)
     measurement.merge(report.TOPICS, there, here)
     found = json.loads((here / "scaling.json").read_text())
-    assert {device: sorted(jobs) for device, jobs in found.items()} == {"2 cores of A": ["batch", "dim"], "G": ["dim"]}
+    assert {device: sorted(jobs) for device, jobs in found.items()} == {
+        "2 cores of A": ["batch", "dim"],
+        "G": ["dim"],
+    }
     assert found["2 cores of A"]["dim"]["points"] == [1]
 
 
 def test_quick_results_have_another_folder(tmp_path):
     choices = measurement.parser("").parse_args(["--quick"])
     assert measurement.folder_of(choices) != measurement.RESULTS
-    assert measurement.folder_of(measurement.parser("").parse_args(["--quick", "--out", str(tmp_path)])) == tmp_path
+    assert (
+        measurement.folder_of(
+            measurement.parser("").parse_args(["--quick", "--out", str(tmp_path)])
+        )
+        == tmp_path
+    )
     assert measurement.folder_of(measurement.parser("").parse_args([])) == measurement.RESULTS
 
 
@@ -125,7 +163,7 @@ def test_every_script_prints_its_options(script, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith(f"usage: {script}.py")
 
 
-# -- large graphs -------------------------------------------------------------------------------------------------
+# -- large graphs ------------------------------------------------------------
 
 
 def test_a_large_graph_has_all_names_and_is_read_and_opened(tmp_path, monkeypatch):
@@ -137,20 +175,29 @@ def test_a_large_graph_has_all_names_and_is_read_and_opened(tmp_path, monkeypatc
     assert found["counts"]["entities"] == 400
     assert sum(found["counts"][split] for split in ("train", "valid", "test")) <= 1000
     assert found["seconds"] >= 0 < found["peak_mib"]
-    assert distributed.open_for_training(str(tmp_path / "made.tsv"))["examples"] == 2 * found["counts"]["train"]
+    assert (
+        distributed.open_for_training(str(tmp_path / "made.tsv"))["examples"]
+        == 2 * found["counts"]["train"]
+    )
 
 
 def test_the_docs_have_the_measured_figures_of_a_large_graph():
-    found = json.loads((BENCHMARKS / "results" / "distributed.json").read_text(encoding="utf-8"))["data"]
+    found = json.loads((BENCHMARKS / "results" / "distributed.json").read_text(encoding="utf-8"))[
+        "data"
+    ]
     page = (BENCHMARKS.parent / "docs" / "data.md").read_text(encoding="utf-8")
     assert f"a text of {found['file_mb']:,} MiB" in page
     for part in ("read", "open"):
-        figures = (round(found[part]["seconds"]), found[part]["peak_mib"], found[part]["peak_mib_without_maps"])
+        figures = (
+            round(found[part]["seconds"]),
+            found[part]["peak_mib"],
+            found[part]["peak_mib_without_maps"],
+        )
         assert " | ".join(f"{figure:,}" for figure in figures) in page
         assert found[part]["peak_mib"] < 2048
 
 
-# -- made graphs --------------------------------------------------------------------------------------------------
+# -- made graphs -------------------------------------------------------------
 
 
 def test_a_synthetic_graph_has_the_given_size_and_no_triple_twice():
@@ -163,16 +210,22 @@ def test_a_synthetic_graph_has_the_given_size_and_no_triple_twice():
 
 
 def test_a_synthetic_graph_is_skewed_as_real_ones_are():
-    """The most frequent tenth of FB15k-237 has 38 % of the heads, 56 % of the tails and 55 % of the relations."""
+    """The most frequent tenth of FB15k-237 has 38 % of the heads, 56 % of the tails and 55 % of the
+    relations.
+    """
     graph = graphs.generate_graph(5000, 50_000, num_relations=200)
     head, relation, tail = (
-        graphs.share_of_most_frequent(graph.train[:, column], size) for column, size in enumerate((5000, 200, 5000))
+        graphs.share_of_most_frequent(graph.train[:, column], size)
+        for column, size in enumerate((5000, 200, 5000))
     )
     assert 0.25 < head < 0.4
     assert 0.4 < tail < 0.6
     assert 0.45 < relation < 0.65
     # The id of an entity is independent of its frequency.
-    assert abs(np.corrcoef(np.arange(5000), np.bincount(graph.train[:, 2], minlength=5000))[0, 1]) < 0.1
+    assert (
+        abs(np.corrcoef(np.arange(5000), np.bincount(graph.train[:, 2], minlength=5000))[0, 1])
+        < 0.1
+    )
 
 
 def test_a_synthetic_graph_is_the_same_for_the_same_seed():
@@ -187,7 +240,7 @@ def test_a_graph_too_full_to_be_drawn_is_refused():
     assert len(graphs.generate_graph(10, 250, num_relations=10).train) == 250
 
 
-# -- limits -------------------------------------------------------------------------------------------------------
+# -- limits ------------------------------------------------------------------
 
 
 def test_work_of_a_step_by_hand():
@@ -203,7 +256,9 @@ def test_work_of_a_step_by_hand():
         bf16=True,
     )
     table = 5 * 3 * (16 + 2 + 2 + 2)  # Adagrad, the copy written, the copy read twice
-    relations, scores, rows = 2 * 3 * (16 + 8), 2 * 5 * (2 + 2 + 2), 2 * 3 * (4 + 4)
+    relations = 2 * 3 * (16 + 8)
+    scores = 2 * 5 * (2 + 2 + 2)
+    rows = 2 * 3 * (4 + 4)
     assert step.work() == (3 * 2 * 2 * 5 * 3, table + relations + scores + rows)
 
 
@@ -219,8 +274,11 @@ def test_work_of_a_step_with_matrices_two_tables_and_float32():
         bf16=False,
     )
     maps = 2 * 3 * (2 * 2 * 3 * 3)  # h R and t Rᵀ; each forward, and for both gradients
-    table, heads = 5 * 3 * (16 + 4 + 4), 1 * 3 * 16
-    relations, scores, rows = 2 * 9 * (16 + 8), 2 * 5 * (4 + 4 + 4), 2 * 3 * (4 + 4)
+    table = 5 * 3 * (16 + 4 + 4)
+    heads = 1 * 3 * 16
+    relations = 2 * 9 * (16 + 8)
+    scores = 2 * 5 * (4 + 4 + 4)
+    rows = 2 * 3 * (4 + 4)
     assert step.work() == (3 * 2 * 2 * 5 * 3 + maps, table + heads + relations + scores + rows)
 
 
@@ -230,7 +288,7 @@ def test_a_limit_is_the_larger_part_and_the_sum():
     assert limits.limit(limits.Work(20, 100), ceilings, bf16=True) is None
 
 
-# -- growth -------------------------------------------------------------------------------------------------------
+# -- growth ------------------------------------------------------------------
 
 
 def test_a_fit_recovers_the_exponent():
@@ -271,13 +329,14 @@ def test_a_point_is_trained_by_the_ordinary_loop():
     assert found["mib"] > 0
 
 
-# -- rankings that are compared -----------------------------------------------------------------------------------
+# -- rankings that are compared ----------------------------------------------
 
 
 @pytest.mark.slow
 def test_the_rankings_that_are_compared_are_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(ranking, "STEPS", 2)
-    job, arrays = asdict(ranking.Job("world", "test", 8)), str(tmp_path / "weights.npz")
+    job = asdict(ranking.Job("world", "test", 8))
+    arrays = str(tmp_path / "weights.npz")
     ranking.make_weights(job, device="cpu", arrays=arrays)
     ours = ranking.measure_dualkg(job, device="cpu", arrays=arrays, num_triples=50, repeats=1)
     theirs = ranking.measure_tutorial(job, device="cpu", arrays=arrays, num_triples=50)
@@ -287,7 +346,9 @@ def test_the_rankings_that_are_compared_are_the_same(tmp_path, monkeypatch):
 
 def test_rankings_that_differ_are_not_compared():
     with pytest.raises(SystemExit, match="do not agree"):
-        ranking.check_agreement({"one": {"mrr": 0.31}, "other": {"mrr": 0.32}, "third": {"failed": "missing"}})
+        ranking.check_agreement(
+            {"one": {"mrr": 0.31}, "other": {"mrr": 0.32}, "third": {"failed": "missing"}}
+        )
 
 
 def test_a_study_is_counted_by_the_minute():
@@ -298,6 +359,8 @@ def test_a_study_is_counted_by_the_minute():
     found = tuning.measure(asdict(job), device="cpu", processes=1)
     assert found["finished"] == 3
     assert found["per_minute"] > 0
-    lines = tuning.lines({job.name: {"measured": {"1": {"per_minute": 30.0}, "2": {"failed": "no memory"}}}})
+    lines = tuning.lines(
+        {job.name: {"measured": {"1": {"per_minute": 30.0}, "2": {"failed": "no memory"}}}}
+    )
     assert lines[0] == "| trials a minute | one | 2 at once |"
     assert lines[2] == f"| {job.name} | 30.0 | – |"

@@ -1,4 +1,6 @@
-"""The pages, held against the program: help, links, recipe keys, commands, and every Python example."""
+"""The pages, held against the program: help, links, recipe keys, commands, and every Python
+example.
+"""
 
 import re
 import shlex
@@ -31,7 +33,9 @@ class Block:
 
 
 def blocks_of(page: Path, language: str) -> list[Block]:
-    found = re.findall(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', page.read_text(encoding="utf-8"), re.M | re.S)
+    found = re.findall(
+        r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', page.read_text(encoding="utf-8"), re.M | re.S
+    )
     return [Block(*parts) for parts in found if parts[0] == language]
 
 
@@ -40,7 +44,9 @@ def relative(page: Path) -> str:
 
 
 def constraint(name: str) -> str:
-    pinned = re.search(rf"^{name}==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    pinned = re.search(
+        rf"^{name}==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M
+    )
     assert pinned, f"{name} is not in constraints.txt"
     return pinned[1]
 
@@ -48,7 +54,9 @@ def constraint(name: str) -> str:
 def test_the_page_of_commands_is_what_the_commands_say():
     for name in ("typer", "rich"):
         if metadata.version(name) != constraint(name):
-            pytest.skip(f"help is laid out by {name}, and this is not the version of constraints.txt")
+            pytest.skip(
+                f"help is laid out by {name}, and this is not the version of constraints.txt"
+            )
     words = [sys.executable, str(ROOT / "scripts" / "cli_page.py"), "--check"]
     told = subprocess.run(words, capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr
@@ -64,7 +72,9 @@ def test_every_relative_link_leads_somewhere(page):
         if "://" in link or link.startswith("mailto:"):
             continue
         target = page.parent / path if path else page
-        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors_of(target)):
+        if not target.exists() or (
+            anchor and target.suffix == ".md" and anchor not in anchors_of(target)
+        ):
             missing.append(link)
     assert not missing
 
@@ -73,7 +83,9 @@ def test_every_relative_link_leads_somewhere(page):
 def test_prose_is_as_wide_as_code(page):
     """Tables and what is typed or printed aside."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    assert [line for line in text.splitlines() if len(line) > 120 and not line.startswith(("|", "    "))] == []
+    assert [
+        line for line in text.splitlines() if len(line) > 120 and not line.startswith(("|", "    "))
+    ] == []
 
 
 def anchors_of(page: Path) -> set[str]:
@@ -99,19 +111,27 @@ def test_the_table_of_losses_lists_each_argument_and_its_default():
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     table = re.search(r"^\| argument \| (.+) \| meaning \|\n\|[-|]+\|\n((?:\|.*\|\n)+)", page, re.M)
     assert table
-    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in table[2].splitlines()]
+    rows = [
+        [cell.strip(" `") for cell in line.strip("|").split("|")] for line in table[2].splitlines()
+    ]
     for column, name in enumerate(table[1].split(" | "), start=1):
         listed = {row[0]: row[column] for row in rows if row[column] != "–"}
-        assert listed == {key: written(field.default) for key, field in LOSSES[name].model_fields.items()}
+        assert listed == {
+            key: written(field.default) for key, field in LOSSES[name].model_fields.items()
+        }
     assert set(table[1].split(" | ")) == set(LOSSES)
 
 
 def written(default: object) -> str:
-    """A default as a recipe writes it; nothing where the choice is left to the model or the regularizer."""
+    """A default as a recipe writes it; nothing where the choice is left to the model or the
+    regularizer.
+    """
     return "" if default is None else "{}" if default == {} else _toml(default)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page, "console")], ids=relative)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks_of(page, "console")], ids=relative
+)
 def test_every_command_can_be_typed(page):
     """Each `$ dualkg …` names a command that is there, and options it has; nothing is run."""
     commands = typer.main.get_command(app).commands
@@ -123,9 +143,13 @@ def test_every_command_can_be_typed(page):
             commands[name].make_context(f"dualkg {name}", words)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page, "python")], ids=relative)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks_of(page, "python")], ids=relative
+)
 def test_the_examples_run(page, tmp_path, monkeypatch, small_world):
-    """The blocks of a page one after the other, as a reader would type them, but for one epoch of a small graph."""
+    """The blocks of a page one after the other, as a reader would type them, but for one epoch of a
+    small graph.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(kg, "train", in_one_epoch(kg.train))
@@ -139,9 +163,13 @@ def test_the_examples_run(page, tmp_path, monkeypatch, small_world):
                 exec(compile(block.text, f"{page.name}, example {number}", "exec"), names)
     finally:
         for name in set(sys.modules) - modules:
-            if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(sys.modules[name].__file__):
+            if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(
+                sys.modules[name].__file__
+            ):
                 del sys.modules[name]
 
 
 def in_one_epoch(train):
-    return lambda *nouns, epochs=1, **choices: train(*nouns, **{"batch_size": 1000, **choices}, epochs=1)
+    return lambda *nouns, epochs=1, **choices: train(
+        *nouns, **{"batch_size": 1000, **choices}, epochs=1
+    )

@@ -11,7 +11,9 @@ from dualkg.errors import MAX_COMPARED, close_matches, edit_distance
 
 def test_of_many_names_the_same_are_near_as_one_by_one():
     chance = random.Random(0)
-    names = sorted({"".join(chance.choices("aeiklmnrst", k=chance.randint(3, 12))) for _ in range(3000)})
+    names = sorted(
+        {"".join(chance.choices("aeiklmnrst", k=chance.randint(3, 12))) for _ in range(3000)}
+    )
     assert len(names) > MAX_COMPARED
     for name in ("kitten", "aaaaaaa", names[7] + "x", "x", ""):
         wanted = difflib.get_close_matches(name, names, n=12, cutoff=0.6)
@@ -36,13 +38,25 @@ def test_what_a_vocabulary_has_is_told_at_once():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda run: kg.evaluate(run.model, run.graph, candidates=[1, 2]), "a mapping of its columns; list was given"),
-        (lambda run: kg.evaluate(run.model, run.graph, hits=0), "whole number of at least 1; got 0"),
-        (lambda run: kg.complete(run, top="x"), "At least one triple must be requested; top is 'x'"),
+        (
+            lambda run: kg.evaluate(run.model, run.graph, candidates=[1, 2]),
+            "a mapping of its columns; list was given",
+        ),
+        (
+            lambda run: kg.evaluate(run.model, run.graph, hits=0),
+            "whole number of at least 1; got 0",
+        ),
+        (
+            lambda run: kg.complete(run, top="x"),
+            "At least one triple must be requested; top is 'x'",
+        ),
         (lambda run: kg.complete(run, relations="q"), "No relation is named 'q'"),
         (lambda run: kg.Ensemble(3), "takes a list of runs"),
         (lambda run: kg.fit(run.graph, changes="x"), "changes are a mapping .* 'x' was given"),
-        (lambda run: kg.Graph.from_triples([("a", "r", "b")], labels=["x"]), "labels are a file, or a mapping"),
+        (
+            lambda run: kg.Graph.from_triples([("a", "r", "b")], labels=["x"]),
+            "labels are a file, or a mapping",
+        ),
     ],
 )
 def test_wrong_arguments_get_a_sentence(call, sentence, small_graph):

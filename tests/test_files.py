@@ -63,7 +63,9 @@ def test_text_is_written_as_utf8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
-def test_a_failure_leaves_the_former_file_and_nothing_else(tmp_path: Path, failure: type[BaseException]) -> None:
+def test_a_failure_leaves_the_former_file_and_nothing_else(
+    tmp_path: Path, failure: type[BaseException]
+) -> None:
     path = tmp_path / "weights"
     write_text(path, "good")
     with pytest.raises(failure), atomic_write(path) as fresh:
@@ -161,7 +163,9 @@ def test_a_file_in_the_way_of_a_folder_is_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("linked", [True, False])
-def test_a_second_name_has_the_same_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool) -> None:
+def test_a_second_name_has_the_same_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
+) -> None:
     def refuse(self: Path, target: Path) -> None:
         raise OSError("this file system knows no links")
 
@@ -194,7 +198,7 @@ def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> No
     assert caught.value.filename == str(tmp_path / "report.json")
 
 
-# -- replacing a folder -------------------------------------------------------------------------------------------
+# -- replacing a folder ------------------------------------------------------
 
 
 def folder_of(path: Path, **contents: str) -> Path:
@@ -205,13 +209,18 @@ def folder_of(path: Path, **contents: str) -> Path:
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_a_replaced_folder_keeps_what_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool) -> None:
+def test_a_replaced_folder_keeps_what_it_must(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool
+) -> None:
     if not atomic:
         monkeypatch.setattr(files, "_exchange_names", lambda one, other: False)
     path = folder_of(tmp_path / "run", old="1", decisions="2")
     with atomic_folder(path, existing="replace", keep=["decisions", "nothing"]) as fresh:
         (fresh / "new").write_text("3")
-    assert {found.name: found.read_text() for found in path.iterdir()} == {"new": "3", "decisions": "2"}
+    assert {found.name: found.read_text() for found in path.iterdir()} == {
+        "new": "3",
+        "decisions": "2",
+    }
     assert [found.name for found in tmp_path.iterdir()] == ["run"]
 
 
@@ -228,7 +237,10 @@ def test_the_old_folder_stays_if_the_new_one_cannot_take_its_name(
 
     monkeypatch.setattr(files, "_exchange_names", lambda one, other: False)
     monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(OSError, match="Input/output"), atomic_folder(path, existing="replace") as fresh:
+    with (
+        pytest.raises(OSError, match="Input/output"),
+        atomic_folder(path, existing="replace") as fresh,
+    ):
         (fresh / "new").write_text("2")
     assert [found.name for found in path.iterdir()] == ["old"]
     assert [found.name for found in tmp_path.iterdir()] == ["run"]
@@ -306,7 +318,7 @@ def test_a_new_folder_is_removed_if_its_name_can_be_neither_synced_nor_taken_bac
     assert list(tmp_path.iterdir()) == []
 
 
-# -- locks --------------------------------------------------------------------------------------------------------
+# -- locks -------------------------------------------------------------------
 
 HOLD = """
 import sys
@@ -323,7 +335,9 @@ with locked(path), atomic_write(path / "weights") as fresh:
 def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lock of a folder and is writing a file in it."""
     words = [sys.executable, "-c", HOLD, str(path)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         try:
@@ -336,7 +350,9 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
     path = folder_of(tmp_path / "run", other="1")
     with holder(path) as process:
         with (
-            pytest.raises(LockedError, match=f"run is being written by process {process.pid} on .*since"),
+            pytest.raises(
+                LockedError, match=f"run is being written by process {process.pid} on .*since"
+            ),
             locked(path),
         ):
             pass
@@ -407,8 +423,11 @@ def test_a_lock_that_nobody_holds_is_removed_when_the_folder_is_opened(tmp_path:
     assert not (tmp_path / ".run.lock").exists()
 
 
-def test_a_lock_that_another_process_made_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, flock = tmp_path / ".run.lock", fcntl.flock
+def test_a_lock_that_another_process_made_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / ".run.lock"
+    flock = fcntl.flock
 
     def replace_first(descriptor: int, operation: int) -> None:
         lock.unlink()
@@ -422,7 +441,9 @@ def test_a_lock_that_another_process_made_meanwhile_stays(tmp_path: Path, monkey
     assert lock.read_text() == "of another process"
 
 
-def test_the_root_folder_has_no_name_and_is_opened_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_root_folder_has_no_name_and_is_opened_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(files, "_children", lambda folder: [])
     recover(Path("//"))
     assert files.lock_holder("/") is None
@@ -439,7 +460,9 @@ def test_names_that_are_too_long_to_add_to_are_locked_and_written(tmp_path: Path
 def test_a_folder_in_a_place_that_cannot_be_written_is_locked_inside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_hidden", lambda path, suffix: Path("/proc/none", f".{path.name}.{suffix}"))
+    monkeypatch.setattr(
+        files, "_hidden", lambda path, suffix: Path("/proc/none", f".{path.name}.{suffix}")
+    )
     path = folder_of(tmp_path / "run")
     with locked(path):
         assert [found.name for found in path.iterdir()] == [".lock"]
@@ -467,7 +490,10 @@ def test_a_file_system_without_locks_has_the_existence_of_a_file(
             write_text(path, "text")
         recover(path)
         assert (tmp_path / ".run.lock").exists()
-        with ThreadPoolExecutor() as threads, pytest.raises(LockedError, match=f"by process {pid} on {host}\\. Try"):
+        with (
+            ThreadPoolExecutor() as threads,
+            pytest.raises(LockedError, match=f"by process {pid} on {host}\\. Try"),
+        ):
             threads.submit(lambda: locked(path).__enter__()).result()
     assert [found.name for found in tmp_path.iterdir()] == ["run"]
     (tmp_path / ".run.lock").write_text(f"{2**22 + 1}\n{host}\n")  # of a process that was killed
@@ -478,7 +504,8 @@ def test_a_file_system_without_locks_has_the_existence_of_a_file(
 
 def test_the_lock_of_a_folder_that_is_replaced_is_that_of_the_new_one(tmp_path: Path) -> None:
     path = folder_of(tmp_path / "run", old="1")
-    waiting, written = threading.Event(), threading.Event()
+    waiting = threading.Event()
+    written = threading.Event()
 
     def write() -> None:
         waiting.set()
@@ -497,15 +524,22 @@ def test_the_lock_of_a_folder_that_is_replaced_is_that_of_the_new_one(tmp_path: 
     assert sorted(found.name for found in path.iterdir()) == ["decisions", "new"]
 
 
-# -- checksums ----------------------------------------------------------------------------------------------------
+# -- checksums ---------------------------------------------------------------
 
 
 @given(data=st.data())
-def test_any_flipped_bit_is_found(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_flipped_bit_is_found(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.mktemp("flip") / "report.json"
     write_json(path, {"mrr": 0.1 + 0.2, "names": ["Ü", None], "by": {1: [1e-30]}})
-    assert read_json(path, checksum=True) == {"mrr": 0.1 + 0.2, "names": ["Ü", None], "by": {"1": [1e-30]}}
-    record, content = file_record(path), bytearray(path.read_bytes())
+    assert read_json(path, checksum=True) == {
+        "mrr": 0.1 + 0.2,
+        "names": ["Ü", None],
+        "by": {"1": [1e-30]},
+    }
+    record = file_record(path)
+    content = bytearray(path.read_bytes())
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(content)
     assert "its content has changed" in (file_damage(path, record) or "")
@@ -525,14 +559,17 @@ def test_white_space_is_part_of_a_checksum(tmp_path: Path) -> None:
 def test_a_missing_checksum_is_told(tmp_path: Path, content: str) -> None:
     path = tmp_path / "report.json"
     path.write_text(content)
-    with pytest.raises(RequestError, match=r"report.json is damaged: it has no checksum \(the entry 'sha256'\)"):
+    with pytest.raises(
+        RequestError, match=r"report.json is damaged: it has no checksum \(the entry 'sha256'\)"
+    ):
         read_json(path, checksum=True)
     assert read_json(path) == json.loads(content)
 
 
 def test_large_files_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "REMEMBERED_BYTES", 3)
-    path, memory = tmp_path / "weights", tmp_path / "cache" / "verified"
+    path = tmp_path / "weights"
+    memory = tmp_path / "cache" / "verified"
     path.write_text("good")
     record = file_record(path)
     assert file_damage(path, record, memory=memory) is None
@@ -549,7 +586,7 @@ def test_large_files_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert file_damage(path, record, memory=memory) == "it is missing"
 
 
-# -- power cuts ---------------------------------------------------------------------------------------------------
+# -- power cuts --------------------------------------------------------------
 
 
 def change_file(home: Path) -> None:
@@ -580,21 +617,29 @@ def test_a_power_cut_leaves_the_old_or_the_new(tmp_path, monkeypatch, change, ex
     recorder = Recorder(home)
     with recorder.recording():
         change(home)
-    chance, found = random.Random(0), set()
+    chance = random.Random(0)
+    found = set()
     for cut in range(recorder.start, recorder.event + 1):
         for by_folder in (True, False):
             for data in ("none", "half", "all"):
                 disk = folder_of(tmp_path / "disk")
-                for place, content in recorder.state(cut, chance, by_folder=by_folder, data=data).items():
-                    (disk / place).mkdir() if content is None else (disk / place).write_bytes(content)
+                for place, content in recorder.state(
+                    cut, chance, by_folder=by_folder, data=data
+                ).items():
+                    (disk / place).mkdir() if content is None else (disk / place).write_bytes(
+                        content
+                    )
                 recover(disk / "run")
-                weights, graph = disk / "run" / "weights", disk / "run" / "graph" / "train"
+                weights = disk / "run" / "weights"
+                graph = disk / "run" / "graph" / "train"
                 found.add(weights.read_text())
                 assert (disk / "run" / "decisions").read_text() == "kept"
                 assert graph.exists() == (change is change_folder and weights.read_text() == "new")
                 with locked(disk / "run"):
                     pass
                 assert [path.name for path in disk.iterdir()] == ["run"]
-                assert not [path.name for path in (disk / "run").iterdir() if path.name.startswith(".")]
+                assert not [
+                    path.name for path in (disk / "run").iterdir() if path.name.startswith(".")
+                ]
                 shutil.rmtree(disk)
     assert found == {"old", "new"}

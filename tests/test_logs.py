@@ -1,4 +1,6 @@
-"""Log lines of long computations: how often, what they say, and where the command line writes them."""
+"""Log lines of long computations: how often, what they say, and where the command line writes
+them.
+"""
 
 import logging
 from itertools import pairwise
@@ -48,7 +50,8 @@ def test_the_first_line_then_one_in_ten_seconds_and_the_last(clock, lines):
 
 @given(st.lists(st.integers(0, 30), max_size=30))
 def test_two_lines_are_never_closer_than_ten_seconds(waits):
-    written, clock = [], Clock()
+    written = []
+    clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logs, "clock", clock)
         patch.setattr(logs.logger, "isEnabledFor", lambda level: True)
@@ -79,14 +82,19 @@ def test_training_logs_its_start_its_end_and_its_result(small_graph, clock, line
     first, trained, ranked = lines()
     assert first.startswith("made ComplEx: epoch 1/3  loss ")
     assert trained.startswith("made ComplEx: 3 epochs in ")
-    assert ranked == f"made ComplEx: valid MRR {run.reports['valid'].mrr:.4f}, test MRR {run.report.mrr:.4f}"
+    assert (
+        ranked
+        == f"made ComplEx: valid MRR {run.reports['valid'].mrr:.4f}, test MRR {run.report.mrr:.4f}"
+    )
 
 
 def test_a_slow_training_logs_within_an_epoch(small_graph, clock, lines):
     def slow(event: object) -> None:
         clock.now += 5
 
-    kg.train(kg.ComplEx(small_graph, dim=4), small_graph, epochs=1, batch_size=100, on_progress=slow)
+    kg.train(
+        kg.ComplEx(small_graph, dim=4), small_graph, epochs=1, batch_size=100, on_progress=slow
+    )
     steps = [line.rpartition("step ")[2] for line in lines() if "step " in line]
     assert steps[:2] == ["1/5", "3/5"]
 
@@ -104,7 +112,11 @@ def test_searches_log_trials_and_the_best_so_far(small_graph, clock, lines, tmp_
     def slow(event: object) -> None:
         clock.now += 5
 
-    tables = {"model": {"dim": 2}, "training": {"epochs": 1}, "space": {"optimizer.learning_rate": [0.1, 0.2]}}
+    tables = {
+        "model": {"dim": 2},
+        "training": {"epochs": 1},
+        "space": {"optimizer.learning_rate": [0.1, 0.2]},
+    }
     kg.search(tables, out=tmp_path, graph=small_graph, on_progress=slow)
     found = lines()
     assert found[0].startswith("Tuning ComplEx on made: ")
@@ -120,7 +132,9 @@ def test_automatic_tuning_logs_the_trial_and_one_best_mrr(small_graph, clock, li
 
     kg.fit(small_graph, changes={"model.dim": 2, "training.epochs": 9}, on_tuning=slow)
     found = [line for line in lines() if line.startswith("Tuning ComplEx on made: trial ")]
-    assert found[0].startswith("Tuning ComplEx on made: trial 1: the starting values  epoch 1/3  loss ")
+    assert found[0].startswith(
+        "Tuning ComplEx on made: trial 1: the starting values  epoch 1/3  loss "
+    )
     assert all(line.count("valid MRR") <= 1 for line in found)
     assert any("best valid MRR 0." in line for line in found[1:])
 
@@ -136,7 +150,9 @@ def test_commands_write_lines_to_stderr_where_there_is_no_terminal(run_cli, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.tsv").write_text("\n".join(f"{i % 20}\t{i % 3}\t{i % 7}" for i in range(200)))
     level = logs.logger.level
-    result = run_cli("train", "mine.tsv", "--no-tune", "--dim", 4, "--epochs", 1, "--out", "runs/a", "--json")
+    result = run_cli(
+        "train", "mine.tsv", "--no-tune", "--dim", 4, "--epochs", 1, "--out", "runs/a", "--json"
+    )
     assert result.code == 0
     assert "mine ComplEx: 1 epochs in " in result.err
     assert result.json["run"] == "runs/a"

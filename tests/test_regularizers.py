@@ -1,4 +1,6 @@
-"""The paper's regularizers on numbers worked out on paper, for real, complex and full-matrix relations."""
+"""The paper's regularizers on numbers worked out on paper, for real, complex and full-matrix
+relations.
+"""
 
 import pytest
 import torch
@@ -77,7 +79,9 @@ def build(name: str, weight: float) -> kg.Regularizer:
 @pytest.mark.parametrize(("model", "name", "value"), CASES)
 def test_value_by_hand(model, name, value):
     factors = model_by_hand(model).factors(ZERO, ZERO, ONE)
-    torch.testing.assert_close(build(name, 0.1)(factors), torch.tensor(0.1 * value), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        build(name, 0.1)(factors), torch.tensor(0.1 * value), rtol=1e-6, atol=0
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in REGULARIZERS if name != "none"])
@@ -109,18 +113,24 @@ def test_no_regularizer_is_zero():
 
 
 def test_n3_refuses_models_with_matrices():
-    with pytest.raises(kg.RequestError, match="relations are diagonal .* those of RESCAL are not. Use DURA"):
+    with pytest.raises(
+        kg.RequestError, match="relations are diagonal .* those of RESCAL are not. Use DURA"
+    ):
         kg.N3(0.1)(model_by_hand("RESCAL").factors(ZERO, ZERO, ONE))
 
 
-@pytest.mark.parametrize("make", [lambda: kg.DURA(-1.0), lambda: kg.DURA(0.1, plain=-1), lambda: kg.N3(float("nan"))])
+@pytest.mark.parametrize(
+    "make", [lambda: kg.DURA(-1.0), lambda: kg.DURA(0.1, plain=-1), lambda: kg.N3(float("nan"))]
+)
 def test_a_negative_weight_is_refused(make):
     with pytest.raises(kg.RequestError, match="at least 0"):
         make()
 
 
 class Flipped(kg.BilinearModel):
-    """One's own: scales each coordinate and turns their order round. It writes its maps, and no sums."""
+    """One's own: scales each coordinate and turns their order round. It writes its maps, and no
+    sums.
+    """
 
     def map_head(self, head, relations):
         return (head * self.relations[relations]).flip(-1)
@@ -130,7 +140,10 @@ class Flipped(kg.BilinearModel):
 
 
 def all_triples(model: kg.Model) -> torch.Tensor:
-    ranges = [torch.arange(n) for n in (model.shape.num_entities, model.num_relation_ids, model.shape.num_entities)]
+    ranges = [
+        torch.arange(n)
+        for n in (model.shape.num_entities, model.num_relation_ids, model.shape.num_entities)
+    ]
     return torch.cartesian_prod(*ranges).T
 
 
@@ -158,8 +171,13 @@ def test_unweighted_dura_times_its_triples_is_equation_9(kind):
     tables = [model.head_table, model.relations, model.tail_table]
     heads, relations, tails = (table.detach().double() for table in tables)
     if kind is kg.ComplEx:
-        heads, relations, tails = (torch.complex(*table.chunk(2, dim=-1)) for table in (heads, relations, tails))
-    norms = [torch.stack([(table * r).abs().square().sum() for r in relations]).sum() for table in (heads, tails)]
+        heads, relations, tails = (
+            torch.complex(*table.chunk(2, dim=-1)) for table in (heads, relations, tails)
+        )
+    norms = [
+        torch.stack([(table * r).abs().square().sum() for r in relations]).sum()
+        for table in (heads, tails)
+    ]
     plain = (heads.abs().square() + tails.abs().square()).sum()
     printed = 5 * (norms[0] + norms[1] + 4 * plain)  # |E| Σ_j (‖H Rⱼ‖² + ‖T‖² + ‖T Rⱼᵀ‖² + ‖H‖²)
     mean = dura_of_all_triples(model, plain=1.0, mapped=1.0)
@@ -168,9 +186,14 @@ def test_unweighted_dura_times_its_triples_is_equation_9(kind):
 
 
 def test_unweighted_dura_refuses_subclasses_of_models_with_a_closed_form():
-    with pytest.raises(kg.RequestError, match="that is RESCAL's, and TwoTables, .* BilinearModel, or use DURA"):
+    with pytest.raises(
+        kg.RequestError, match="that is RESCAL's, and TwoTables, .* BilinearModel, or use DURA"
+    ):
         kg.UnweightedDURA(0.1).check(odd.TwoTables(kg.GraphShape(3, 2), dim=2))
-    with pytest.raises(kg.RequestError, match="UnweightedDURA's plain and mapped are at least 0; they are 1.0 and -2"):
+    with pytest.raises(
+        kg.RequestError,
+        match="UnweightedDURA's plain and mapped are at least 0; they are 1.0 and -2",
+    ):
         kg.UnweightedDURA(0.1, mapped=-2)
 
 

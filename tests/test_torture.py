@@ -1,4 +1,6 @@
-"""The campaigns of `make torture` on inputs and disks: what they change, and that a short one finds nothing."""
+"""The campaigns of `make torture` on inputs and disks: what they change, and that a short one finds
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,25 @@ from benchmarks.torture import faults, inputs, kills
 from benchmarks.torture.__main__ import BEGIN, END, FIGURES, names, with_table
 from dualkg.files import read_json
 
-TREE = {"model": {"name": "ComplEx", "dim": 3, "options": {"a": [1, 2.5]}}, "training": {"epochs": 2}}
+TREE = {
+    "model": {"name": "ComplEx", "dim": 3, "options": {"a": [1, 2.5]}},
+    "training": {"epochs": 2},
+}
 
 
 @given(st.integers())
 def test_changes_within_a_structure_are_parsed(seed):
     draw = random.Random(seed)
     json.loads(inputs.as_json(inputs.mutated_tree(TREE, draw)))
-    table = {key: value for key, value in inputs.mutated_tree(TREE, draw).items() if isinstance(value, dict)}
+    table = {
+        key: value
+        for key, value in inputs.mutated_tree(TREE, draw).items()
+        if isinstance(value, dict)
+    }
     inputs.as_toml(table)  # keys with a null are no TOML
-    content = inputs.mutated_safetensors(save({"a": np.ones(3, np.float32)}, {"about": '{"b": 1}'}), draw)
+    content = inputs.mutated_safetensors(
+        save({"a": np.ones(3, np.float32)}, {"about": '{"b": 1}'}), draw
+    )
     size = struct.unpack("<Q", content[:8])[0]
     json.loads(content[8 : 8 + size])
 
@@ -48,18 +59,25 @@ def test_the_parser_of_a_format_decides_what_is_counted():
 def test_the_table_of_the_page_has_a_row_for_each_campaign():
     about = {"num_failures": 0, "failures": [], "seconds": 90.0, "on": {"commit": "abc"}}
     page = with_table(
-        f"Before\n\n{BEGIN}old\n{END}\nAfter\n", {"races": {"races": 1200, "refused with a message": 3, **about}}
+        f"Before\n\n{BEGIN}old\n{END}\nAfter\n",
+        {"races": {"races": 1200, "refused with a message": 3, **about}},
     )
     row = "| `races` | races 1,200, refused with a message 3 | 0 | 1.5 | abc |"
     assert page == (
-        f"Before\n\n{BEGIN}| campaign | figures | failures | minutes | commit |\n|---|---|--:|--:|---|\n{row}\n{END}\n"
+        f"Before\n\n{BEGIN}| campaign | figures | failures | minutes | commit "
+        f"|\n|---|---|--:|--:|---|\n{row}\n{END}\n"
         "After\n"
     )
     assert set(FIGURES) == set(names())
 
 
 def test_times_alone_may_differ_after_a_kill():
-    one = {"seconds": 1.0, "started_at": "now", "trials": [{"mrr": 0.5, "seconds": 2}], "summary": "7 trials in 1 s."}
+    one = {
+        "seconds": 1.0,
+        "started_at": "now",
+        "trials": [{"mrr": 0.5, "seconds": 2}],
+        "summary": "7 trials in 1 s.",
+    }
     other = {
         "seconds": 2.0,
         "started_at": "then",

@@ -15,7 +15,9 @@ PROJECT = Path(__file__).parents[1]
 
 
 def run(*command: object, **options) -> str:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, **options)
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=False, **options
+    )
     assert done.returncode == 0, f"{command} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done.stdout
 
@@ -24,7 +26,8 @@ def run(*command: object, **options) -> str:
 def installed(tmp_path_factory) -> Path:
     """The `dualkg` command of a fresh environment that holds the wheel.
 
-    Dependencies come from the environment of the tests, so that nothing is downloaded; dualkg itself does not.
+    Dependencies come from the environment of the tests, so that nothing is downloaded; dualkg
+    itself does not.
     """
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, PROJECT)
@@ -33,9 +36,19 @@ def installed(tmp_path_factory) -> Path:
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel)
-    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])").strip())
-    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
-    imported = run(python, "-c", "import dualkg; print(dualkg.__file__)", cwd=folder, env=own_environment(folder))
+    site = Path(
+        run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])").strip()
+    )
+    (site / "dependencies.pth").write_text(
+        sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8"
+    )
+    imported = run(
+        python,
+        "-c",
+        "import dualkg; print(dualkg.__file__)",
+        cwd=folder,
+        env=own_environment(folder),
+    )
     assert imported.startswith(str(site))
     return environment / "bin" / "dualkg"
 
@@ -58,4 +71,6 @@ def test_an_installed_wheel_trains_a_shipped_recipe_and_serves_it(installed, tmp
     health = run(installed, "serve", run_folder, "--get", "/health", cwd=tmp_path, env=variables)
     assert json.loads(health)["status"] == "ok"
     run(installed, "export", run_folder, "--out", tmp_path / "tables", cwd=tmp_path, env=variables)
-    assert json.loads((tmp_path / "tables" / "manifest.json").read_text(encoding="utf-8"))["score"]["numpy"]
+    assert json.loads((tmp_path / "tables" / "manifest.json").read_text(encoding="utf-8"))["score"][
+        "numpy"
+    ]

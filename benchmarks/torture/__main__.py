@@ -1,11 +1,12 @@
-"""Run the campaigns of `make torture` and save their figures in `benchmarks/results/reliability.json`.
+"""Run the campaigns of `make torture` and save their figures in
+`benchmarks/results/reliability.json`.
 
     python -m benchmarks.torture                          # all of them, two minutes each
     python -m benchmarks.torture races power --minutes 5 --seed 3
     python -m benchmarks.torture --hours 1                # one hour in all
 
-A campaign is a module beside this one with `campaign(*, minutes, seed) -> dict`: plain figures, and `failures`, a list
-with what repeats each. The exit status is 1 if there is one.
+A campaign is a module beside this one with `campaign(*, minutes, seed) -> dict`: plain figures, and
+`failures`, a list with what repeats each. The exit status is 1 if there is one.
 """
 
 import argparse
@@ -26,21 +27,32 @@ from dualkg.files import locked, read_json, write_text
 
 RESULTS = ROOT / "benchmarks" / "results" / "reliability.json"
 PAGE = ROOT / "docs" / "promises.md"
-BEGIN, END = "<!-- made from reliability.json: begin -->\n", "<!-- made from reliability.json: end -->\n"
+BEGIN = "<!-- made from reliability.json: begin -->\n"
+END = "<!-- made from reliability.json: end -->\n"
 FIGURES = {  # what the page shows of a campaign
     "kills": ("kills", "num_syncs_and_renames_killed_at"),
     "power": ("states", "different_states", "cuts", "events"),
     "faults": ("cases",),
     "inputs": ("inputs", "past_the_first_parser", "longest_seconds", "most_mib"),
     "races": ("races", "processes", "refused with a message"),
-    "server": ("num_requests", "num_abusive_connections", "p99_ratio", "p99_worst_ratio", "memory_growth"),
+    "server": (
+        "num_requests",
+        "num_abusive_connections",
+        "p99_ratio",
+        "p99_worst_ratio",
+        "memory_growth",
+    ),
     "api": ("num_operations", "num_requests"),
 }
 
 
 def names() -> list[str]:
     here = Path(__file__)
-    return sorted(file.stem for file in here.parent.glob("*.py") if file.stem not in (here.stem, "common", "__init__"))
+    return sorted(
+        file.stem
+        for file in here.parent.glob("*.py")
+        if file.stem not in (here.stem, "common", "__init__")
+    )
 
 
 def environment() -> dict[str, Any]:
@@ -73,10 +85,16 @@ def with_table(page: str, results: dict[str, Any]) -> str:
     lines = ["| campaign | figures | failures | minutes | commit |", "|---|---|--:|--:|---|"]
     for name in sorted(results):
         found = results[name]
-        shown = {key.removeprefix("num_").replace("_", " "): found[key] for key in FIGURES[name] if key in found}
+        shown = {
+            key.removeprefix("num_").replace("_", " "): found[key]
+            for key in FIGURES[name]
+            if key in found
+        }
         figures = ", ".join(f"{key} {_shown(figure)}" for key, figure in shown.items())
         time = f"{found['seconds'] / 60:.1f}"
-        lines.append(f"| `{name}` | {figures} | {found['num_failures']} | {time} | {found['on']['commit']} |")
+        lines.append(
+            f"| `{name}` | {figures} | {found['num_failures']} | {time} | {found['on']['commit']} |"
+        )
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}{chr(10).join(lines)}\n{END}{rest.split(END)[1]}"
 
@@ -86,23 +104,36 @@ def _shown(figure: float) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.torture", description=__doc__.splitlines()[0])
-    parser.add_argument("campaigns", nargs="*", metavar="CAMPAIGN", help=f"one of {', '.join(names())}")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.torture", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "campaigns", nargs="*", metavar="CAMPAIGN", help=f"one of {', '.join(names())}"
+    )
     parser.add_argument("--minutes", type=float, default=2.0, help="minutes of each campaign")
     parser.add_argument("--hours", type=float, help="hours of all campaigns together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS)
     choices = parser.parse_args()
     if unknown := set(choices.campaigns) - set(names()):
-        parser.error(f"there is no campaign {', '.join(sorted(unknown))}; there are {', '.join(names())}")
+        parser.error(
+            f"there is no campaign {', '.join(sorted(unknown))}; there are {', '.join(names())}"
+        )
     chosen = choices.campaigns or names()
     minutes = 60 * choices.hours / len(chosen) if choices.hours else choices.minutes
     failed = 0
     if len(chosen) > 1:  # each in a process of its own
         common = ["--minutes", str(minutes), "--seed", str(choices.seed), "--out", str(choices.out)]
         line = [sys.executable, "-m", "benchmarks.torture"]
-        os.environ["DUALKG_COMMIT"] = environment()["commit"] or ""  # the results of the first change the source tree
-        return max([subprocess.run([*line, name, *common], cwd=ROOT, check=False).returncode for name in chosen])
+        os.environ["DUALKG_COMMIT"] = (
+            environment()["commit"] or ""
+        )  # the results of the first change the source tree
+        return max(
+            [
+                subprocess.run([*line, name, *common], cwd=ROOT, check=False).returncode
+                for name in chosen
+            ]
+        )
     for name in chosen:
         print(f"{name}: {minutes:.3g} minutes, seed {choices.seed}", file=sys.stderr, flush=True)
         result = run(name, minutes=minutes, seed=choices.seed)

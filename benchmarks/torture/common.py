@@ -1,4 +1,6 @@
-"""What the campaigns share: the time they have, the program under test, and a small run to work on."""
+"""What the campaigns share: the time they have, the program under test, and a small run to work
+on.
+"""
 
 import os
 import subprocess
@@ -13,7 +15,10 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PATHS = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-ON_CPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # memory and times are those of one thread
+ON_CPU = {
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}  # memory and times are those of one thread
 ENVIRONMENT = {**os.environ, **ON_CPU, "PYTHONPATH": os.pathsep.join(PATHS)}
 TRACEBACK = "Traceback (most recent call last)"
 MAX_FAILURES = 20  # that are saved with all details
@@ -35,7 +40,8 @@ prune = false
 
 def rounds(minutes: float, *, most: int | None = None) -> Iterator[int]:
     """Numbers from 0, for as long as there is time; at least one."""
-    end, number = time.monotonic() + 60 * minutes, 0
+    end = time.monotonic() + 60 * minutes
+    number = 0
     while number == 0 or (time.monotonic() < end and (most is None or number < most)):
         yield number
         number += 1
@@ -51,7 +57,11 @@ def dualkg(*words: object, cwd: Path, **options: Any) -> subprocess.Popen[str]:
 def write_triples(path: Path, *, num_entities: int = 40) -> Path:
     """A graph that trains in a second."""
     kinds = {"colour": 4, "shape": 5, "size": 3}
-    rows = [f"thing{i}\t{kind}\t{kind}{i % values}\n" for kind, values in kinds.items() for i in range(num_entities)]
+    rows = [
+        f"thing{i}\t{kind}\t{kind}{i % values}\n"
+        for kind, values in kinds.items()
+        for i in range(num_entities)
+    ]
     path.write_text("".join(rows), encoding="utf-8")
     return path
 
@@ -62,11 +72,19 @@ def failure(campaign: str, **details: Any) -> dict[str, Any]:
 
 
 def load_program() -> None:
-    """Import all that commands use, with one thread, so that `fork_command` starts in milliseconds."""
+    """Import all that commands use, with one thread, so that `fork_command` starts in
+    milliseconds.
+    """
     import torch
 
     torch.set_num_threads(1)
-    for name in ("cli.main", "training.api", "tuning.study", "inference.api", "inference.extension"):
+    for name in (
+        "cli.main",
+        "training.api",
+        "tuning.study",
+        "inference.api",
+        "inference.extension",
+    ):
         import_module(f"dualkg.{name}")
     for name in ("index_build", "export", "integrity"):
         import_module(f"dualkg.inference.{name}")
@@ -82,7 +100,9 @@ class Command:
     status: int | None = None
 
     def wait(self) -> str:
-        """What it printed, on either stream; its exit status is then known, negative after a signal."""
+        """What it printed, on either stream; its exit status is then known, negative after a
+        signal.
+        """
         if self.status is None:
             self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.output.read_text(encoding="utf-8", errors="replace")
@@ -96,10 +116,11 @@ def fork_command(
     gate: int | None = None,
     call: Callable[[list[str]], int] | None = None,
 ) -> Command:
-    """Run a command of dualkg, or a function, in a fork of this process, which has called `load_program`.
+    """Run a command of dualkg, or a function, in a fork of this process, which has called
+    `load_program`.
 
-    This process must not use torch before. `gate` is the reading end of a pipe: the command starts when it has read a
-    byte, and `delay` seconds later.
+    This process must not use torch before. `gate` is the reading end of a pipe: the command starts
+    when it has read a byte, and `delay` seconds later.
     """
     line = [str(word) for word in words]
     sys.stdout.flush()

@@ -1,8 +1,9 @@
 """A failing disk: full, read-only, or with an error at any write, sync or rename of a command.
 
-A C shim that is loaded before the C library fails one call, or all from one call on, below a folder. A case fails if
-the command ends in a traceback, in a message without the name of a file, or damages what was there before; or if the
-command does not succeed when it is run again with a good disk. It needs Linux and a C compiler.
+A C shim that is loaded before the C library fails one call, or all from one call on, below a
+folder. A case fails if the command ends in a traceback, in a message without the name of a file, or
+damages what was there before; or if the command does not succeed when it is run again with a good
+disk. It needs Linux and a C compiler.
 """
 
 import contextlib
@@ -122,9 +123,13 @@ OPEN(open64, (const char *path, int flags, ...), AT_FDCWD, path, (path, flags, m
 OPEN(openat, (int d, const char *path, int flags, ...), d, path, (d, path, flags, mode), int, const char *, int, ...)
 OPEN(openat64, (int d, const char *path, int flags, ...), d, path, (d, path, flags, mode), int, const char *, int, ...)
 """
-WRITE, SYNC, NAME, RENAME, REMOVE = 1, 2, 4, 8, 16
-# The kinds of calls that fail, the error, and whether all later ones fail, too. Nothing can be written from the first
-# call on where the disk is read-only.
+WRITE = 1
+SYNC = 2
+NAME = 4
+RENAME = 8
+REMOVE = 16
+# The kinds of calls that fail, the error, and whether all later ones fail, too. Nothing can be
+# written from the first call on where the disk is read-only.
 FAULTS = {
     "full": (WRITE | NAME, errno.ENOSPC, True),
     "quota": (WRITE, errno.EDQUOT, True),
@@ -152,11 +157,16 @@ COMMANDS = {
     "sparsify": ["sparsify", "run", "--share", "0.5", "--out", "new"],
     "ensemble": ["ensemble", "run", "run", "--weights", "equal", "--out", "new"],
 }
-REPLACED = {"calibrate": ["calibration.json"], "overwrite": None, "resume": None}  # files of `run` that may change
+REPLACED = {
+    "calibrate": ["calibration.json"],
+    "overwrite": None,
+    "resume": None,
+}  # files of `run` that may change
 
 
 def compile_shim(folder: Path) -> Path:
-    source, library = folder / "shim.c", folder / "shim.so"
+    source = folder / "shim.c"
+    library = folder / "shim.so"
     source.write_text(SHIM)
     command = ["cc", "-shared", "-fPIC", "-O1", "-w", "-o", str(library), str(source), "-ldl"]
     subprocess.run(command, check=True, capture_output=True)
@@ -164,23 +174,40 @@ def compile_shim(folder: Path) -> Path:
 
 
 def load_shim(library: str) -> Any:
-    """The functions of the shim, in a process that was started with it; a negative code is a signal."""
+    """The functions of the shim, in a process that was started with it; a negative code is a
+    signal.
+    """
     shim: Any = ctypes.CDLL(library)
-    shim.fault_arm.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_long, ctypes.c_int, ctypes.c_int]
+    shim.fault_arm.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_int,
+        ctypes.c_long,
+        ctypes.c_int,
+        ctypes.c_int,
+    ]
     shim.fault_disarm.restype = shim.fault_count.restype = ctypes.c_long
     return shim
 
 
 def make_good(good: Path) -> None:
-    """A graph, a run with calibration, one that was interrupted, queries, and triples of a new entity."""
+    """A graph, a run with calibration, one that was interrupted, queries, and triples of a new
+    entity.
+    """
     import dualkg as kg
 
     good.mkdir()
     write_triples(good / "graph.tsv")
     (good / "queries.tsv").write_text("thing1\tcolour\t?\n")
     (good / "extension.tsv").write_text("new\tcolour\tcolour1\nnew\tshape\tshape2\n")
-    changes = {"data.graph": str(good / "graph.tsv"), "model.dim": 2, "training.epochs": 2, "training.batch_size": 64}
-    recipe = kg.Recipe().with_changes({**changes, "regularizer.name": "DURA", "regularizer.weight": 0.05})
+    changes = {
+        "data.graph": str(good / "graph.tsv"),
+        "model.dim": 2,
+        "training.epochs": 2,
+        "training.batch_size": 64,
+    }
+    recipe = kg.Recipe().with_changes(
+        {**changes, "regularizer.name": "DURA", "regularizer.weight": 0.05}
+    )
     kg.calibrate(kg.train_recipe(recipe, out=good / "run"))
 
     def stop(event: Any) -> None:
@@ -194,13 +221,17 @@ def make_good(good: Path) -> None:
 
 def hashes(folder: Path) -> dict[str, str]:
     files = [one for one in folder.rglob("*") if one.is_file() and not one.name.endswith(".lock")]
-    return {str(one.relative_to(folder)): hashlib.sha256(one.read_bytes()).hexdigest() for one in files}
+    return {
+        str(one.relative_to(folder)): hashlib.sha256(one.read_bytes()).hexdigest() for one in files
+    }
 
 
 def run_case(
     shim: Any, here: Path, name: str, fault: str, draw: random.Random, counts: dict[Any, int]
 ) -> tuple[str, str | None]:
-    """Fail one call of a command, or all from one on; return how it ended and what is wrong with that."""
+    """Fail one call of a command, or all from one on; return how it ended and what is wrong with
+    that.
+    """
     outcome = ["not reached"]
     problem = _run_case(shim, here, name, fault, draw, counts, outcome)
     return outcome[-1], problem
@@ -208,7 +239,11 @@ def run_case(
 
 def made_files(here: Path) -> dict[str, str]:
     """What a command made, but for files with times in them."""
-    return {name: sha for name, sha in hashes(here).items() if name.startswith("new") and not name.endswith(".json")}
+    return {
+        name: sha
+        for name, sha in hashes(here).items()
+        if name.startswith("new") and not name.endswith(".json")
+    }
 
 
 def _run_case(
@@ -251,21 +286,32 @@ def _run_case(
     after = hashes(here)
     if ended and seen > place:
         last = text.strip().splitlines()[-1] if text.strip() else ""
-        named = re.findall(r"[\w./-]*(?:run|stopped|new|\.lock)[\w./-]*", last.partition("dualkg: ")[2])
+        named = re.findall(
+            r"[\w./-]*(?:run|stopped|new|\.lock)[\w./-]*", last.partition("dualkg: ")[2]
+        )
         if not named:
             return f"{what}: a message without the name of a file: {last[-300:]}"
     changed = [file for file, sha in before.items() if after.get(file) != sha]
     allowed = REPLACED.get(name, [])
-    if allowed is not None and (bad := [file for file in changed if Path(file).name not in allowed]):
+    if allowed is not None and (
+        bad := [file for file in changed if Path(file).name not in allowed]
+    ):
         return f"{what}: {', '.join(bad)} changed, and the command ended with {ended}"
-    if ended and fault != "read-only" and not sticky and (stray := [file for file in after if ".tmp" in file]):
+    if (
+        ended
+        and fault != "read-only"
+        and not sticky
+        and (stray := [file for file in after if ".tmp" in file])
+    ):
         return f"{what}: {', '.join(stray[:3])} was left"
     folder = {"overwrite": "run", "resume": "stopped"}.get(name, "run")
     made = name.startswith(("complete", "predict", "export"))
     if ended == 0 and made and made_files(here) != counts[name]:
         return f"{what}: it ended with 0, and its files are not those of a good disk"
     if ended == 0 or name == "overwrite":
-        checked, report = run_command(["check", "new" if name == "train" and ended == 0 else folder])
+        checked, report = run_command(
+            ["check", "new" if name == "train" and ended == 0 else folder]
+        )
         if checked and not (name == "overwrite" and "dualkg resume" in report):
             return f"{what}: damaged after status {ended}: {report[-300:]}"
     if ended and (again := _repeat(name, words)):
@@ -275,7 +321,10 @@ def _run_case(
 
 def _repeat(name: str, words: list[str]) -> str | None:
     """Run the command again with a good disk, or resume what it began."""
-    if name in ("train", "overwrite") and Path(words[words.index("--out") + 1], "checkpoint.safetensors").exists():
+    if (
+        name in ("train", "overwrite")
+        and Path(words[words.index("--out") + 1], "checkpoint.safetensors").exists()
+    ):
         words = ["resume", words[words.index("--out") + 1]]
     ended, text = run_command(words)
     if name == "resume" and "is finished" in text:
@@ -323,8 +372,12 @@ def start(home: str, library: Path) -> tuple[Any, Connection]:
 
 
 def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
-    """Fail calls of all commands in turn; the figures are the number of cases by fault and by command."""
-    by_fault, by_command, failures = Counter[str](), Counter[str](), list[dict[str, Any]]()
+    """Fail calls of all commands in turn; the figures are the number of cases by fault and by
+    command.
+    """
+    by_fault = Counter[str]()
+    by_command = Counter[str]()
+    failures = list[dict[str, Any]]()
     outcomes = Counter[str]()
     pairs = [(name, fault) for name in COMMANDS for fault in FAULTS]
     random.Random(seed).shuffle(pairs)
@@ -344,10 +397,13 @@ def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
                     late = ("none", f"longer than {SECONDS} seconds")
                     outcome, problem = pipe.recv() if pipe.poll(SECONDS) else late
                 except EOFError:
-                    outcome, problem = "none", "the process ended"
+                    outcome = "none"
+                    problem = "the process ended"
                 outcomes[f"{fault}: {outcome}"] += 1
                 if problem:
-                    failures.append(failure("faults", number=number, command=name, fault=fault, problem=problem))
+                    failures.append(
+                        failure("faults", number=number, command=name, fault=fault, problem=problem)
+                    )
                 if problem and ("seconds" in problem or "process ended" in problem):
                     process.kill()
                     process.join()

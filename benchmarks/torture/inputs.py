@@ -1,8 +1,10 @@
-"""Mutated inputs: each command reads a file or folder that was changed within its structure, or byte by byte.
+"""Mutated inputs: each command reads a file or folder that was changed within its structure, or
+byte by byte.
 
-An input fails if it ends in a traceback, a crash, a message of more than `MAX_MESSAGE` characters, after more than
-`MAX_SECONDS`, or with more than `MAX_MIB` of memory. Commands run in a worker process, which is restarted when it
-crashes or hangs. An input that the parser of its format accepts has come past the first parser, and is counted.
+An input fails if it ends in a traceback, a crash, a message of more than `MAX_MESSAGE` characters,
+after more than `MAX_SECONDS`, or with more than `MAX_MIB` of memory. Commands run in a worker
+process, which is restarted when it crashes or hangs. An input that the parser of its format accepts
+has come past the first parser, and is counted.
 """
 
 import bz2
@@ -34,7 +36,9 @@ from typing import Any, NamedTuple
 from benchmarks.torture.common import MAX_FAILURES, ON_CPU, TRACEBACK
 from dualkg.files import NO_CHECKSUM
 
-MAX_SECONDS, MAX_MIB, MAX_MESSAGE = 10.0, 1024, 4000
+MAX_SECONDS = 10.0
+MAX_MIB = 1024
+MAX_MESSAGE = 4000
 NAMES = [
     "a",
     "é",
@@ -53,7 +57,22 @@ NAMES = [
     "-1",
     "%",
 ]
-NUMBERS = [0, -1, 1, 2**31, 2**53, 2**63, 2**64, 10**30, 0.5, 1e308, -0.0, 1e-320, float("nan"), float("inf")]
+NUMBERS = [
+    0,
+    -1,
+    1,
+    2**31,
+    2**53,
+    2**63,
+    2**64,
+    10**30,
+    0.5,
+    1e308,
+    -0.0,
+    1e-320,
+    float("nan"),
+    float("inf"),
+]
 
 
 class Case(NamedTuple):
@@ -64,7 +83,7 @@ class Case(NamedTuple):
     parsed: bool
 
 
-# -- mutations ------------------------------------------------------------------------------------------------
+# -- mutations ---------------------------------------------------------------
 
 
 def mutated_bytes(content: bytes, draw: random.Random) -> bytes:
@@ -83,7 +102,9 @@ def mutated_bytes(content: bytes, draw: random.Random) -> bytes:
         elif kind == 3:
             changed[place:place] = draw.randbytes(length)
         elif kind == 4:
-            changed[place : place + length] = draw.choice((b"\0", b"\xff", b"9", b"[", b"\n")) * length
+            changed[place : place + length] = (
+                draw.choice((b"\0", b"\xff", b"9", b"[", b"\n")) * length
+            )
         else:
             del changed[draw.randrange(len(changed) + 1) :]
     return bytes(changed)
@@ -123,7 +144,9 @@ def mutated_tree(tree: Any, draw: random.Random) -> Any:
                 elif kind == 1 and isinstance(here, dict):
                     here[draw.choice(NAMES)] = here.pop(key)
                 elif kind == 2 and isinstance(here[key], (int, float)):
-                    here[key] = draw.choice((-here[key], here[key] + 1, here[key] * 10**6, str(here[key])))
+                    here[key] = draw.choice(
+                        (-here[key], here[key] + 1, here[key] * 10**6, str(here[key]))
+                    )
                 else:
                     here[key] = value(draw)
                 break
@@ -152,7 +175,11 @@ def as_toml(tree: Any) -> bytes:
 
     def inline(one: Any) -> str:
         if isinstance(one, dict):
-            return "{" + ", ".join(f"{json.dumps(key)} = {inline(item)}" for key, item in one.items()) + "}"
+            return (
+                "{"
+                + ", ".join(f"{json.dumps(key)} = {inline(item)}" for key, item in one.items())
+                + "}"
+            )
         if isinstance(one, list):
             return "[" + ", ".join(map(inline, one)) + "]"
         if isinstance(one, float):
@@ -162,7 +189,10 @@ def as_toml(tree: Any) -> bytes:
     lines = []
     for name, table in tree.items() if isinstance(tree, dict) else ():
         if isinstance(table, dict):
-            lines += [f"[{json.dumps(name)}]", *(f"{json.dumps(key)} = {inline(one)}" for key, one in table.items())]
+            lines += [
+                f"[{json.dumps(name)}]",
+                *(f"{json.dumps(key)} = {inline(one)}" for key, one in table.items()),
+            ]
         else:
             lines.insert(0, f"{json.dumps(name)} = {inline(table)}")
     return "\n".join(lines).encode("utf-8", "replace")
@@ -170,7 +200,10 @@ def as_toml(tree: Any) -> bytes:
 
 def rows(draw: random.Random) -> list[list[str]]:
     """Triples with cells changed, lost or added."""
-    found = [[f"e{draw.randrange(30)}", f"r{draw.randrange(3)}", f"e{draw.randrange(30)}"] for _ in range(200)]
+    found = [
+        [f"e{draw.randrange(30)}", f"r{draw.randrange(3)}", f"e{draw.randrange(30)}"]
+        for _ in range(200)
+    ]
     for _ in range(draw.randrange(4)):
         row = draw.choice(found)
         kind = draw.randrange(5)
@@ -184,13 +217,18 @@ def rows(draw: random.Random) -> list[list[str]]:
 
 
 def mutated_safetensors(content: bytes, draw: random.Random) -> bytes:
-    """Change the header of a file of tensors, or the bytes of its tensors, and keep the rest consistent."""
+    """Change the header of a file of tensors, or the bytes of its tensors, and keep the rest
+    consistent.
+    """
     size = struct.unpack("<Q", content[:8])[0]
-    header, body = json.loads(content[8 : 8 + size]), content[8 + size :]
+    header = json.loads(content[8 : 8 + size])
+    body = content[8 + size :]
     kind = draw.randrange(4)
     if kind == 0 and "__metadata__" in header:
         about = json.loads(header["__metadata__"].get("about", "{}"))
-        header["__metadata__"]["about"] = as_json(draw.choice((mutated_tree(about, draw), value(draw)))).decode()
+        header["__metadata__"]["about"] = as_json(
+            draw.choice((mutated_tree(about, draw), value(draw)))
+        ).decode()
     elif kind == 1:
         header = mutated_tree(header, draw)
     elif kind == 2:
@@ -201,7 +239,9 @@ def mutated_safetensors(content: bytes, draw: random.Random) -> bytes:
         changed = bytearray(body)
         for _ in range(draw.randint(1, 4) if changed else 0):
             place = 4 * draw.randrange(len(changed) // 4)
-            changed[place : place + 4] = struct.pack("<f", draw.choice((float("nan"), float("inf"), 1e38, 0.0, 3.0)))
+            changed[place : place + 4] = struct.pack(
+                "<f", draw.choice((float("nan"), float("inf"), 1e38, 0.0, 3.0))
+            )
         body = bytes(changed)
     text = as_json(header)
     return struct.pack("<Q", len(text)) + text + body
@@ -216,8 +256,10 @@ def mutated_parquet(content: bytes, draw: random.Random) -> bytes:
     for _ in range(draw.randint(1, 2)):
         if not table.num_columns:
             break
-        place, number = draw.randrange(table.num_columns), table.num_rows
-        name, kind = table.column_names[place], draw.randrange(7)
+        place = draw.randrange(table.num_columns)
+        number = table.num_rows
+        name = table.column_names[place]
+        kind = draw.randrange(7)
         if kind == 0:
             table = table.remove_column(place)
         elif kind == 1:
@@ -250,10 +292,18 @@ def mutated_parquet(content: bytes, draw: random.Random) -> bytes:
 def mutated_file(name: str, content: bytes, draw: random.Random) -> bytes:
     """Change a file within the structure of its format, or byte by byte in one of four cases."""
     suffix = Path(name).suffix
-    if draw.random() < 0.25 or suffix not in (".json", ".toml", ".parquet", ".safetensors", ".jsonl"):
+    if draw.random() < 0.25 or suffix not in (
+        ".json",
+        ".toml",
+        ".parquet",
+        ".safetensors",
+        ".jsonl",
+    ):
         return mutated_bytes(content, draw)
     if suffix == ".json":
-        return as_json(mutated_tree(json.loads(content), draw) if draw.random() < 0.9 else value(draw))
+        return as_json(
+            mutated_tree(json.loads(content), draw) if draw.random() < 0.9 else value(draw)
+        )
     if suffix == ".toml":
         return as_toml(mutated_tree(tomllib.loads(content.decode()), draw))
     if suffix == ".jsonl":
@@ -267,11 +317,17 @@ def mutated_file(name: str, content: bytes, draw: random.Random) -> bytes:
 
 def is_parsed(name: str, content: bytes) -> bool:
     """Whether the parser of a format accepts a file."""
-    suffixes, name = Path(name).suffixes, name.lower()
+    suffixes = Path(name).suffixes
+    name = name.lower()
     try:
-        for suffix, expand in ((".gz", gzip.decompress), (".xz", lzma.decompress), (".bz2", bz2.decompress)):
+        for suffix, expand in (
+            (".gz", gzip.decompress),
+            (".xz", lzma.decompress),
+            (".bz2", bz2.decompress),
+        ):
             if name.endswith(suffix):
-                content, suffixes = expand(content), suffixes[:-1]
+                content = expand(content)
+                suffixes = suffixes[:-1]
         suffix = suffixes[-1] if suffixes else ""
         if suffix == ".toml":
             tomllib.loads(content.decode())
@@ -294,7 +350,12 @@ def is_parsed(name: str, content: bytes) -> bool:
         elif suffix in (".nt", ".ttl"):
             import pyoxigraph as ox
 
-            list(ox.parse(content, format=ox.RdfFormat.N_TRIPLES if suffix == ".nt" else ox.RdfFormat.TURTLE))
+            list(
+                ox.parse(
+                    content,
+                    format=ox.RdfFormat.N_TRIPLES if suffix == ".nt" else ox.RdfFormat.TURTLE,
+                )
+            )
         elif suffix in (".tsv", ".csv", ".txt"):
             first = content.decode("utf-8-sig").lstrip("\r\n").splitlines()[0]
             return max(len(first.split(separator)) for separator in "\t,; ") >= 3
@@ -303,28 +364,53 @@ def is_parsed(name: str, content: bytes) -> bool:
     return True
 
 
-# -- families of inputs -----------------------------------------------------------------------------------------
+# -- families of inputs ------------------------------------------------------
 
 
 class Inputs:
     """Good files and folders, made once, and one function for each family of changed ones."""
 
     def __init__(self, home: Path) -> None:
-        self.home, self.good, self.here = home, home / "good", home / "here"
+        self.home = home
+        self.good = home / "good"
+        self.here = home / "here"
         self.families: list[Callable[[random.Random], Case]] = [
-            *(self.text, self.text, self.jsonl, self.rdf, self.parquet, self.archive, self.recipe, self.space),
-            *(self.run, self.run, self.run, self.checkpoint, self.index, self.index, self.beside, self.words),
+            *(
+                self.text,
+                self.text,
+                self.jsonl,
+                self.rdf,
+                self.parquet,
+                self.archive,
+                self.recipe,
+                self.space,
+            ),
+            *(
+                self.run,
+                self.run,
+                self.run,
+                self.checkpoint,
+                self.index,
+                self.index,
+                self.beside,
+                self.words,
+            ),
         ]
 
     def make(self) -> None:
-        """A graph, a run with calibration and decisions, one that was interrupted, indexes, and candidates."""
+        """A graph, a run with calibration and decisions, one that was interrupted, indexes, and
+        candidates.
+        """
         import dualkg as kg
         from dualkg.inference.index_build import build_index, save_index
 
         self.good.mkdir(parents=True)
         draw = random.Random(0)
         triples = sorted(
-            {(f"e{draw.randrange(30)}", f"r{draw.randrange(3)}", f"e{draw.randrange(30)}") for _ in range(400)}
+            {
+                (f"e{draw.randrange(30)}", f"r{draw.randrange(3)}", f"e{draw.randrange(30)}")
+                for _ in range(400)
+            }
         )
         (self.good / "graph.tsv").write_text("".join("\t".join(row) + "\n" for row in triples))
         changes = {
@@ -333,13 +419,26 @@ class Inputs:
             "training.epochs": 2,
             "training.batch_size": 64,
         }
-        recipe = kg.Recipe().with_changes({**changes, "regularizer.name": "DURA", "regularizer.weight": 0.05})
+        recipe = kg.Recipe().with_changes(
+            {**changes, "regularizer.name": "DURA", "regularizer.weight": 0.05}
+        )
         run = kg.train_recipe(recipe, out=self.good / "run")
         kg.calibrate(run)
-        decision = {"head": "e1", "relation": "r1", "tail": "e2", "verdict": "accepted", "probability": 0.5}
-        (self.good / "run" / "decisions.jsonl").write_bytes(as_json({**decision, "decided_at": "2026-01-01T00:00:00Z"}))
+        decision = {
+            "head": "e1",
+            "relation": "r1",
+            "tail": "e2",
+            "verdict": "accepted",
+            "probability": 0.5,
+        }
+        (self.good / "run" / "decisions.jsonl").write_bytes(
+            as_json({**decision, "decided_at": "2026-01-01T00:00:00Z"})
+        )
         for kind in ("exact", "ivf", "hnsw", "sq8"):
-            save_index(build_index(run.model, run.graph, kind=kind, recall=0.5), self.good / f"index-{kind}")
+            save_index(
+                build_index(run.model, run.graph, kind=kind, recall=0.5),
+                self.good / f"index-{kind}",
+            )
 
         def stop(event: Any) -> None:
             if event.epoch == 2:
@@ -354,7 +453,9 @@ class Inputs:
             {
                 **dict(
                     zip(
-                        ("head", "relation", "tail"), (one[id] for one, id in zip(names, row, strict=True)), strict=True
+                        ("head", "relation", "tail"),
+                        (one[id] for one, id in zip(names, row, strict=True)),
+                        strict=True,
                     )
                 ),
                 **lists,
@@ -385,28 +486,40 @@ class Inputs:
         return Case(family, words, is_parsed(name, content))
 
     def text(self, draw: random.Random) -> Case:
-        """TSV, CSV and lines separated by spaces, with or without header, byte-order mark and Windows line ends."""
-        separator, suffix = draw.choice((("\t", ".tsv"), (",", ".csv"), (";", ".csv"), (" ", ".txt")))
+        """TSV, CSV and lines separated by spaces, with or without header, byte-order mark and
+        Windows line ends.
+        """
+        separator, suffix = draw.choice(
+            (("\t", ".tsv"), (",", ".csv"), (";", ".csv"), (" ", ".txt"))
+        )
         lines = rows(draw)
         if draw.random() < 0.3:
             lines.insert(0, ["head", "relation", "tail"])
         if suffix == ".csv" and draw.random() < 0.5:
             lines = [[f'"{cell}"' for cell in row] for row in lines]
-        content = draw.choice(("\n", "\n", "\r\n")).join(map(separator.join, lines)).encode("utf-8", "replace")
+        content = (
+            draw.choice(("\n", "\n", "\r\n"))
+            .join(map(separator.join, lines))
+            .encode("utf-8", "replace")
+        )
         content = draw.choice((b"", b"", b"\xef\xbb\xbf", b"\xff\xfe")) + content
         if draw.random() < 0.4:
             content = mutated_bytes(content, draw)
         return self._data("CSV" if suffix == ".csv" else "TSV", f"mine{suffix}", content, draw)
 
     def jsonl(self, draw: random.Random) -> Case:
-        lines: list[Any] = [dict(zip(("head", "relation", "tail"), row, strict=False)) for row in rows(draw)]
+        lines: list[Any] = [
+            dict(zip(("head", "relation", "tail"), row, strict=False)) for row in rows(draw)
+        ]
         lines = draw.choice((lines, [list(line.values()) for line in lines]))
         for _ in range(draw.randrange(3)):
             place = draw.randrange(len(lines))
             lines[place] = draw.choice((mutated_tree(lines[place], draw), value(draw)))
         name = draw.choice(("mine.jsonl", "mine.json"))
         content = as_json(lines) if name == "mine.json" else b"\n".join(map(as_json, lines))
-        return self._data("JSONL", name, mutated_bytes(content, draw) if draw.random() < 0.4 else content, draw)
+        return self._data(
+            "JSONL", name, mutated_bytes(content, draw) if draw.random() < 0.4 else content, draw
+        )
 
     def rdf(self, draw: random.Random) -> Case:
         terms = [
@@ -421,13 +534,19 @@ class Inputs:
         ]
 
         def term(name: str) -> str:
-            return draw.choice(terms) if draw.random() < 0.02 else f"<http://x.org/{name[:50].encode().hex()}>"
+            return (
+                draw.choice(terms)
+                if draw.random() < 0.02
+                else f"<http://x.org/{name[:50].encode().hex()}>"
+            )
 
         lines = [" ".join([*map(term, row), "."]) for row in rows(draw)]
         content = "\n".join(lines).encode("utf-8", "replace")
         if draw.random() < 0.4:
             content = mutated_bytes(content, draw)
-        return self._data("RDF", draw.choice(("mine.nt", "mine.ttl", "mine.nq", "mine.trig")), content, draw)
+        return self._data(
+            "RDF", draw.choice(("mine.nt", "mine.ttl", "mine.nq", "mine.trig")), content, draw
+        )
 
     def parquet(self, draw: random.Random) -> Case:
         import pyarrow as pa
@@ -435,10 +554,17 @@ class Inputs:
 
         sink = io.BytesIO()
         columns = zip(*([*row, "", "", ""][:3] for row in rows(draw)), strict=True)
-        pq.write_table(pa.table(dict(zip(("head", "relation", "tail"), map(list, columns), strict=True))), sink)
+        pq.write_table(
+            pa.table(dict(zip(("head", "relation", "tail"), map(list, columns), strict=True))), sink
+        )
         content = mutated_file("mine.parquet", sink.getvalue(), draw)
         name, expand = draw.choice(
-            ((".parquet", bytes), (".parquet", bytes), (".parquet.gz", gzip.compress), (".parquet.xz", lzma.compress))
+            (
+                (".parquet", bytes),
+                (".parquet", bytes),
+                (".parquet.gz", gzip.compress),
+                (".parquet.xz", lzma.compress),
+            )
         )
         content = expand(content)
         if name != ".parquet" and draw.random() < 0.4:
@@ -446,7 +572,9 @@ class Inputs:
         return self._data("Parquet", f"mine{name}", content, draw)
 
     def archive(self, draw: random.Random) -> Case:
-        """Archives of mutated files, mutated archives, and files that expand to much more than they hold."""
+        """Archives of mutated files, mutated archives, and files that expand to much more than they
+        hold.
+        """
         text = "\n".join(map("\t".join, rows(draw))).encode("utf-8", "replace")
         expands = draw.random() < 0.05
         names = draw.choice(
@@ -459,7 +587,16 @@ class Inputs:
         if draw.random() < 0.1:
             names = [
                 draw.choice(
-                    ["../../up.tsv", "/etc/x.tsv", "a\0b.tsv", "y" * 200 + ".tsv", "", ".tsv", "..", "C:\\x.tsv"]
+                    [
+                        "../../up.tsv",
+                        "/etc/x.tsv",
+                        "a\0b.tsv",
+                        "y" * 200 + ".tsv",
+                        "",
+                        ".tsv",
+                        "..",
+                        "C:\\x.tsv",
+                    ]
                 )
             ]
         suffix, expand = draw.choice(
@@ -481,7 +618,10 @@ class Inputs:
                     archive.writestr(name or "x", text)
         elif suffix.startswith(".tar"):
             kind = draw.choice((tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT))
-            with tarfile.open(fileobj=sink, mode="w", format=kind) as tar, contextlib.suppress(ValueError):
+            with (
+                tarfile.open(fileobj=sink, mode="w", format=kind) as tar,
+                contextlib.suppress(ValueError),
+            ):
                 for name in names:
                     member = tarfile.TarInfo(name)
                     member.size = len(text)
@@ -489,7 +629,14 @@ class Inputs:
                         member.type = draw.choice((b"S", b"2", b"x", b"L", b"5", b"g"))
                     if draw.random() < 0.2 and kind == tarfile.PAX_FORMAT:
                         keys = draw.choice(
-                            ("GNU.sparse.map", "GNU.sparse.size", "GNU.sparse.major", "size", "path", "mtime")
+                            (
+                                "GNU.sparse.map",
+                                "GNU.sparse.size",
+                                "GNU.sparse.major",
+                                "size",
+                                "path",
+                                "mtime",
+                            )
                         )
                         member.pax_headers = {keys: str(value(draw, 0)), "GNU.sparse.minor": "0"}
                     tar.addfile(member, io.BytesIO(text))
@@ -503,7 +650,9 @@ class Inputs:
     def recipe(self, draw: random.Random) -> Case:
         import dualkg as kg
 
-        content = mutated_file("x.toml", kg.load_recipe(self.good / "run" / "recipe.toml").as_toml().encode(), draw)
+        content = mutated_file(
+            "x.toml", kg.load_recipe(self.good / "run" / "recipe.toml").as_toml().encode(), draw
+        )
         (self.here / "mine.toml").write_bytes(content)
         small = ["--epochs", "1", "--dim", "2", "--set", f"data.graph={self.good / 'graph.tsv'}"]
         words = ["train", str(self.here / "mine.toml"), *small, "--out", str(self.here / "out")]
@@ -513,15 +662,28 @@ class Inputs:
         tree = {
             "recipe": str(self.good / "run" / "recipe.toml"),
             "search": {"method": "tpe", "trials": 1, "seed": 0, "prune": False},
-            "space": {"model.dim": [2, 4], "regularizer.weight": {"low": 0.01, "high": 0.1, "log": True}},
+            "space": {
+                "model.dim": [2, 4],
+                "regularizer.weight": {"low": 0.01, "high": 0.1, "log": True},
+            },
         }
-        content = as_toml(mutated_tree(tree, draw)) if draw.random() < 0.75 else mutated_bytes(as_toml(tree), draw)
+        content = (
+            as_toml(mutated_tree(tree, draw))
+            if draw.random() < 0.75
+            else mutated_bytes(as_toml(tree), draw)
+        )
         (self.here / "space.toml").write_bytes(content)
-        return Case("TOML", ["LOAD_SPACE", str(self.here / "space.toml")], is_parsed("space.toml", content))
+        return Case(
+            "TOML", ["LOAD_SPACE", str(self.here / "space.toml")], is_parsed("space.toml", content)
+        )
 
     def _change_in(self, folder: Path, draw: random.Random, *, but: str = "") -> bool:
-        """Change one file of a folder, and in half of the cases its checksums; whether its parser accepts it."""
-        path = draw.choice(sorted(one for one in folder.rglob("*") if one.is_file() and one.name != but))
+        """Change one file of a folder, and in half of the cases its checksums; whether its parser
+        accepts it.
+        """
+        path = draw.choice(
+            sorted(one for one in folder.rglob("*") if one.is_file() and one.name != but)
+        )
         content = path.read_bytes()
         kind = draw.randrange(20)
         if kind < 3:
@@ -533,13 +695,17 @@ class Inputs:
             return False
         made = b"" if kind == 3 else mutated_file(path.name, content, draw)
         if draw.random() < 0.6:
-            name, report = path.relative_to(folder).as_posix(), folder / "report.json"
+            name = path.relative_to(folder).as_posix()
+            report = folder / "report.json"
             if path.suffix == ".json" and b'"sha256"' in content:
                 made = with_checksum(made)
             if path != report and report.is_file():
                 tree = json.loads(report.read_bytes())
                 if name in tree["files"]:
-                    tree["files"][name] = {"bytes": len(made), "sha256": hashlib.sha256(made).hexdigest()}
+                    tree["files"][name] = {
+                        "bytes": len(made),
+                        "sha256": hashlib.sha256(made).hexdigest(),
+                    }
                     report.write_bytes(with_checksum(as_json(tree)))
         path.write_bytes(made)
         return is_parsed(path.name, made)
@@ -571,11 +737,21 @@ class Inputs:
                     "serve",
                     "RUN",
                     "--get",
-                    draw.choice(("/", "/run", "/api/runs", "/api/decisions", "/api/tails?head=e1&relation=r1")),
+                    draw.choice(
+                        (
+                            "/",
+                            "/run",
+                            "/api/runs",
+                            "/api/decisions",
+                            "/api/tails?head=e1&relation=r1",
+                        )
+                    ),
                 ],
             )
         )
-        return Case("run folders", [str(folder) if word == "RUN" else word for word in words], parsed)
+        return Case(
+            "run folders", [str(folder) if word == "RUN" else word for word in words], parsed
+        )
 
     def checkpoint(self, draw: random.Random) -> Case:
         from dualkg.training.checkpoint import load_tensors, save_tensors
@@ -584,7 +760,11 @@ class Inputs:
         shutil.copytree(self.good / "stopped", folder)
         path = folder / "checkpoint.safetensors"
         if draw.random() < 0.3:
-            return Case("checkpoints", ["resume", str(folder)], self._change_in(folder, draw, but="recipe.toml"))
+            return Case(
+                "checkpoints",
+                ["resume", str(folder)],
+                self._change_in(folder, draw, but="recipe.toml"),
+            )
         if draw.random() < 0.3:
             groups, about = load_tensors(path)
             save_tensors(groups, path, about=mutated_tree(about, draw))  # with its checksum
@@ -601,7 +781,8 @@ class Inputs:
 
     def beside(self, draw: random.Random) -> Case:
         """Files that a command reads beside a run: queries, candidates, false triples."""
-        run, kind = str(self.good / "run"), draw.randrange(3)
+        run = str(self.good / "run")
+        kind = draw.randrange(3)
         if kind == 0:
             content = mutated_file("x.jsonl", (self.good / "candidates.jsonl").read_bytes(), draw)
             (self.here / "candidates.jsonl").write_bytes(content)
@@ -612,7 +793,9 @@ class Inputs:
         content = mutated_bytes(content, draw) if draw.random() < 0.4 else content
         (self.here / "mine.tsv").write_bytes(content)
         words = (
-            ["predict", run, "--queries"] if kind == 1 else ["evaluate", run, "--task", "classification", "--negatives"]
+            ["predict", run, "--queries"]
+            if kind == 1
+            else ["evaluate", run, "--task", "classification", "--negatives"]
         )
         return Case("TSV", [*words, str(self.here / "mine.tsv")], is_parsed("mine.tsv", content))
 
@@ -629,17 +812,38 @@ class Inputs:
             "a/../b",
             "//",
         ]
-        run, one, other = str(self.good / "run"), draw.choice(odd), draw.choice(odd)
+        run = str(self.good / "run")
+        one = draw.choice(odd)
+        other = draw.choice(odd)
         words = draw.choice(
             (
                 ["predict", run, f"--head={one}", f"--relation={other}"],
                 ["predict", one, f"--head={other}", "--relation=r1"],
-                ["train", one, "--no-tune", "--epochs=1", "--dim=2", "--out", str(self.here / "out")],
+                [
+                    "train",
+                    one,
+                    "--no-tune",
+                    "--epochs=1",
+                    "--dim=2",
+                    "--out",
+                    str(self.here / "out"),
+                ],
                 ["inspect", one, f"--split={other}"],
-                ["inspect", str(self.good / "graph.tsv"), f"--columns={one}", f"--delimiter={other}"],
+                [
+                    "inspect",
+                    str(self.good / "graph.tsv"),
+                    f"--columns={one}",
+                    f"--delimiter={other}",
+                ],
                 ["inspect", str(self.good / "graph.tsv"), f"--max-size={one}"],
                 ["evaluate", run, f"--hits={one}"],
-                ["train", str(self.good / "graph.tsv"), f"--set={one}={other}", "--no-tune", "--epochs=1"],
+                [
+                    "train",
+                    str(self.good / "graph.tsv"),
+                    f"--set={one}={other}",
+                    "--no-tune",
+                    "--epochs=1",
+                ],
                 [
                     "train",
                     str(self.good / "graph.tsv"),
@@ -652,7 +856,13 @@ class Inputs:
                 ],
                 ["complete", run, f"--relation={one}", f"--min-probability={draw.choice(NUMBERS)}"],
                 ["similar", run, f" {one}"],
-                ["sparsify", run, f"--share={draw.choice(NUMBERS)}", "--out", str(self.here / "out")],
+                [
+                    "sparsify",
+                    run,
+                    f"--share={draw.choice(NUMBERS)}",
+                    "--out",
+                    str(self.here / "out"),
+                ],
                 ["export", run, f"--out={self.here / 'deep' / one[:200].replace('/', '_')}"],
                 ["serve", run, f"--get=/{one}"],
             )
@@ -660,11 +870,13 @@ class Inputs:
         return Case("words", words, False)
 
 
-# -- running ----------------------------------------------------------------------------------------------------
+# -- running -----------------------------------------------------------------
 
 
 def run_command(words: list[str]) -> tuple[object, str]:
-    """Run a command in this process; return its exit status, or the place of an exception, and its output."""
+    """Run a command in this process; return its exit status, or the place of an exception, and its
+    output.
+    """
     from dualkg.cli import common
     from dualkg.cli.main import main
 
@@ -678,7 +890,11 @@ def run_command(words: list[str]) -> tuple[object, str]:
     except SystemExit as end:
         code = end.code or 0
     except BaseException as error:  # what is looked for
-        place = [frame for frame in traceback.extract_tb(error.__traceback__) if "dualkg" in frame.filename][-1:]
+        place = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if "dualkg" in frame.filename
+        ][-1:]
         where = "".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in place)
         code = f"{type(error).__name__} at {where}: {str(error)[:200]}"
     return code, out.getvalue()
@@ -693,7 +909,11 @@ def run_case(case: Case) -> str | None:
         try:
             load_space(case.words[1])
         except DualkgError as error:
-            return None if len(str(error)) <= MAX_MESSAGE else f"a message of {len(str(error)):,} characters"
+            return (
+                None
+                if len(str(error)) <= MAX_MESSAGE
+                else f"a message of {len(str(error)):,} characters"
+            )
         except Exception as error:  # what is looked for
             return f"{type(error).__name__}: {str(error)[:200]}"
         return None
@@ -701,7 +921,9 @@ def run_case(case: Case) -> str | None:
     if code not in (0, 1, 2):
         return str(code)
     if TRACEBACK in text:
-        found = re.search(r"(\w+(?:Error|Exception)): [^\n\\]{0,150}", text[text.rindex(TRACEBACK) :])
+        found = re.search(
+            r"(\w+(?:Error|Exception)): [^\n\\]{0,150}", text[text.rindex(TRACEBACK) :]
+        )
         return f"a traceback in the output: {found[0] if found else text[-200:]}"
     if code and len(text) > MAX_MESSAGE:
         return f"a message of {len(text):,} characters"
@@ -718,7 +940,9 @@ def peak_mib(*, reset: bool = False) -> int:
 
 
 def worker(pipe: Connection, home: str, seed: int) -> None:
-    """Run the cases whose numbers arrive; answer with family, whether it was parsed, peak memory and what is wrong."""
+    """Run the cases whose numbers arrive; answer with family, whether it was parsed, peak memory
+    and what is wrong.
+    """
     os.environ |= {"DUALKG_CACHE": str(Path(home) / "cache"), "COLUMNS": "120", **ON_CPU}
     os.environ.pop("DUALKG_DATA", None)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # of libraries
@@ -774,9 +998,17 @@ class Worker:
 
 
 def campaign(*, minutes: float, seed: int, first: int = 0) -> dict[str, Any]:
-    """Run inputs `first`, `first` + 1, … of a seed for about so long; the figures are counts, failures and maxima."""
-    counts, parsed, seconds_of, failures = Counter[str](), Counter[str](), Counter[str](), list[dict[str, Any]]()
-    most_mib, longest, number, kinds = 0, 0.0, first, Counter[str]()
+    """Run inputs `first`, `first` + 1, … of a seed for about so long; the figures are counts,
+    failures and maxima.
+    """
+    counts = Counter[str]()
+    parsed = Counter[str]()
+    seconds_of = Counter[str]()
+    failures = list[dict[str, Any]]()
+    most_mib = 0
+    longest = 0.0
+    number = first
+    kinds = Counter[str]()
     ends = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="dualkg-inputs-") as home:
         one = Worker(home, seed)
@@ -786,7 +1018,8 @@ def campaign(*, minutes: float, seed: int, first: int = 0) -> dict[str, Any]:
                 counts[case.family] += 1
                 parsed[case.family] += case.parsed
                 seconds_of[" ".join(case.words[:1])] += seconds  # type: ignore[assignment]
-                most_mib, longest = max(most_mib, peak), max(longest, seconds)
+                most_mib = max(most_mib, peak)
+                longest = max(longest, seconds)
                 if problem:
                     kinds[re.sub(r"\d+", "#", problem)[:120]] += 1
                     if len(failures) < MAX_FAILURES:
@@ -804,7 +1037,10 @@ def campaign(*, minutes: float, seed: int, first: int = 0) -> dict[str, Any]:
         "first": first,
         "past_the_first_parser": parsed.total(),
         "share_past_the_first_parser": round(parsed.total() / max(1, total), 3),
-        "by_family": {name: {"inputs": counts[name], "past_the_first_parser": parsed[name]} for name in sorted(counts)},
+        "by_family": {
+            name: {"inputs": counts[name], "past_the_first_parser": parsed[name]}
+            for name in sorted(counts)
+        },
         "most_mib": most_mib,
         "longest_seconds": round(longest, 2),
         "failed": sum(kinds.values()),
@@ -815,7 +1051,9 @@ def campaign(*, minutes: float, seed: int, first: int = 0) -> dict[str, Any]:
 
 
 def main() -> None:
-    """`python -m benchmarks.torture.inputs --minutes 2 --seed 1 --first 0`, or `--only 17` for one input."""
+    """`python -m benchmarks.torture.inputs --minutes 2 --seed 1 --first 0`, or `--only 17` for one
+    input.
+    """
     import argparse
 
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -825,7 +1063,11 @@ def main() -> None:
     parser.add_argument("--only", type=int)
     given = parser.parse_args()
     if given.only is None:
-        print(json.dumps(campaign(minutes=given.minutes, seed=given.seed, first=given.first), indent=1))
+        print(
+            json.dumps(
+                campaign(minutes=given.minutes, seed=given.seed, first=given.first), indent=1
+            )
+        )
         return
     with tempfile.TemporaryDirectory(prefix="dualkg-inputs-") as home:
         inputs = Inputs(Path(home))

@@ -1,9 +1,11 @@
-"""Kills: SIGKILL at every fsync and rename of a command, at other file operations, and at random moments.
+"""Kills: SIGKILL at every fsync and rename of a command, at other file operations, and at random
+moments.
 
-The command is then run again, or resumed if it says so; it may be killed again on the way. In the end all files must be
-those of a command that was never killed, bit for bit but for times, and no other file may be left. What was there
-before must not have changed. The file operations of all libraries are counted by the C shim of `faults`, so this
-needs Linux and a C compiler. One case again: python -m benchmarks.torture.kills --case JSON, as in its failure.
+The command is then run again, or resumed if it says so; it may be killed again on the way. In the
+end all files must be those of a command that was never killed, bit for bit but for times, and no
+other file may be left. What was there before must not have changed. The file operations of all
+libraries are counted by the C shim of `faults`, so this needs Linux and a C compiler. One case
+again: python -m benchmarks.torture.kills --case JSON, as in its failure.
 """
 
 import argparse
@@ -54,7 +56,14 @@ STOP_SECONDS = 30  # that torchrun waits between SIGTERM and SIGKILL
 NUM_PROCESSES = 2
 CPU = ("--device", "cpu", "--threads", 1)
 SETTINGS = ("--dim", 2, "--epochs", 2, "--batch-size", 60, "--engine", "reference", *CPU)
-SAVED = ("--set", "training.checkpoint_seconds=0", "--set", "validation.every=1", "--set", "validation.keep='best'")
+SAVED = (
+    "--set",
+    "training.checkpoint_seconds=0",
+    "--set",
+    "validation.every=1",
+    "--set",
+    "validation.keep='best'",
+)
 TRAIN = ("train", "mine.tsv", "--no-tune", *SETTINGS, *SAVED)
 SCENARIOS: dict[str, tuple[object, ...]] = {
     "train": (*TRAIN, "--out", "new"),
@@ -70,7 +79,18 @@ SCENARIOS: dict[str, tuple[object, ...]] = {
     "calibrate, overwrite": ("calibrate", "calibrated", "--overwrite", *CPU),
     "extend": ("extend", "run", "new-triples.tsv", "--out", "new", *CPU),
     "index, exact": ("index", "run", "--kind", "exact", "--out", "new", "--threads", 1),
-    "index, ivf": ("index", "run", "--kind", "ivf", "--recall", 0.1, "--out", "new", "--threads", 1),
+    "index, ivf": (
+        "index",
+        "run",
+        "--kind",
+        "ivf",
+        "--recall",
+        0.1,
+        "--out",
+        "new",
+        "--threads",
+        1,
+    ),
     "complete, TSV": ("complete", "run", "--top", 50, "--out", "new.tsv", *CPU),
     "complete, Parquet": ("complete", "calibrated", "--top", 50, "--out", "new.parquet", *CPU),
     "predict": ("predict", "calibrated", "--queries", "queries.tsv", "--out", "new.jsonl", *CPU),
@@ -79,7 +99,8 @@ SCENARIOS: dict[str, tuple[object, ...]] = {
     "export, NumPy": ("export", "run", "--out", "new"),
     "export, TSV": ("export", "run", "--format", "tsv", "--out", "new"),
     "gather": ("gather", "shards"),
-    # The first word is the process that is killed. Of "all", process 0 is killed at its event and the others with it.
+    # The first word is the process that is killed. Of "all", process 0 is killed at its event and
+    # the others with it.
     "train, process 0 of 2": ("process 0", *TRAIN, "--out", "new"),
     "train, process 1 of 2": ("process 1", *TRAIN, "--out", "new"),
     "train, all processes": ("all processes", *TRAIN, "--out", "new"),
@@ -95,10 +116,16 @@ trials = 12  # the first ten are random
 VOLATILE = re.compile(
     r"second|_at$|_mib$|^date$|_per_|^files$|^sha256$"
 )  # files and their checksums are checked by themselves
-DONE = ("is finished", "is a finished run", "exists already", "has a calibration already", "are in one file already")
+DONE = (
+    "is finished",
+    "is a finished run",
+    "exists already",
+    "has a calibration already",
+    "are in one file already",
+)
 
 
-# -- what runs in a forked process -------------------------------------------------------------------------------------
+# -- what runs in a forked process -------------------------------------------
 
 
 def runner(words: tuple[object, ...]) -> Callable[..., int]:
@@ -129,20 +156,29 @@ def run_killed(shim: Any, home: Path, event: str, place: int, words: list[str]) 
     status = run_words(words)
     shim.fault_disarm()
     counts = {event: shim.fault_count(kind.bit_length() - 1) for event, kind in EVENTS.items()}
-    home.with_name("counts.json").write_text(json.dumps({"events": counts, "modules": list(sys.modules)}))
+    home.with_name("counts.json").write_text(
+        json.dumps({"events": counts, "modules": list(sys.modules)})
+    )
     return status
 
 
 def run_processes(shim: Any, home: Path, event: str, place: int, words: list[str]) -> int:
     """Run a training in two processes, as torchrun does, of which one kills itself at an event."""
-    killed, line = words[0], words[1:]
+    killed = words[0]
+    line = words[1:]
     watched = 1 if killed == "process 1" else 0
-    group = {"WORLD_SIZE": str(NUM_PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    group = {
+        "WORLD_SIZE": str(NUM_PROCESSES),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     pids = {}
     for rank in range(NUM_PROCESSES):
         call = partial(run_killed, shim, home, event, place) if rank == watched else run_words
         with patch.dict(os.environ, {**group, "RANK": str(rank), "LOCAL_RANK": str(rank)}):
-            pids[rank] = fork_command(*line, cwd=home, output=home.with_name(f"output-{rank}"), call=call).pid
+            pids[rank] = fork_command(
+                *line, cwd=home, output=home.with_name(f"output-{rank}"), call=call
+            ).pid
     statuses: dict[int, int] = {}
     end = None
     while len(statuses) < NUM_PROCESSES:
@@ -161,14 +197,19 @@ def run_processes(shim: Any, home: Path, event: str, place: int, words: list[str
                 os.kill(pids[rank], signal.SIGKILL)
         time.sleep(0.01)
     for rank in pids:
-        print(home.with_name(f"output-{rank}").read_text(encoding="utf-8", errors="replace"), flush=True)
+        print(
+            home.with_name(f"output-{rank}").read_text(encoding="utf-8", errors="replace"),
+            flush=True,
+        )
     if statuses[watched] == -signal.SIGKILL:
         os.kill(os.getpid(), signal.SIGKILL)
     return max(statuses.values())
 
 
 def free_port() -> int:
-    """A port that no other program is given meanwhile: below those that the system gives to connections."""
+    """A port that no other program is given meanwhile: below those that the system gives to
+    connections.
+    """
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as free, suppress(OSError):
@@ -177,7 +218,9 @@ def free_port() -> int:
 
 
 def age_heartbeats(study: Path) -> None:
-    """A killed trial is repeated only when it has given no sign of life for a while: here at once."""
+    """A killed trial is repeated only when it has given no sign of life for a while: here at
+    once.
+    """
     if study.exists():
         with suppress(sqlite3.OperationalError), closing(sqlite3.connect(study)) as database:
             database.execute("delete from trial_heartbeats")
@@ -213,24 +256,39 @@ def content_of(path: Path) -> str:
     elif path.suffix == ".db":
         sql = "select param_name, param_value, value from trials t join trial_params using (trial_id) "
         with closing(sqlite3.connect(path)) as database:
-            parts = sorted(database.execute(f"{sql} join trial_values using (trial_id) where state = 'COMPLETE'"))
+            parts = sorted(
+                database.execute(
+                    f"{sql} join trial_values using (trial_id) where state = 'COMPLETE'"
+                )
+            )
     elif path.name in ("trials.csv", "RESULTS.md"):
-        parts = sorted(re.sub(r"\d+\.\d+ ?s?\b", "", line) for line in path.read_text(encoding="utf-8").splitlines())
+        parts = sorted(
+            re.sub(r"\d+\.\d+ ?s?\b", "", line)
+            for line in path.read_text(encoding="utf-8").splitlines()
+        )
     else:
         parts = path.read_bytes()
-    return hashlib.sha256(parts if isinstance(parts, bytes) else repr(parts).encode()).hexdigest()[:12]
+    return hashlib.sha256(parts if isinstance(parts, bytes) else repr(parts).encode()).hexdigest()[
+        :12
+    ]
 
 
 def without_times(found: Any) -> Any:
     if isinstance(found, dict):
-        return {key: without_times(value) for key, value in sorted(found.items()) if not VOLATILE.search(key)}
+        return {
+            key: without_times(value)
+            for key, value in sorted(found.items())
+            if not VOLATILE.search(key)
+        }
     if isinstance(found, str):
         return re.sub(r"\bin [\d.]+ s\b", "", found)
     return [without_times(one) for one in found] if isinstance(found, list) else found
 
 
 def make_good(good: Path, shim: Any) -> int:
-    """Data, a run, one with a calibration, one of two processes, one that was stopped, and a record."""
+    """Data, a run, one with a calibration, one of two processes, one that was stopped, and a
+    record.
+    """
     import dualkg as kg
 
     write_triples(good / "mine.tsv")
@@ -242,8 +300,14 @@ def make_good(good: Path, shim: Any) -> int:
     words = [str(word) for word in ("process 0", *TRAIN, "--seed", 3, "--out", "shards")]
     if status := run_processes(shim, good, "", -1, words):
         return status
-    lines: list[tuple[object, ...]] = [(*TRAIN, "--out", "run"), (*TRAIN, "--seed", 1, "--out", "calibrated")]
-    lines += [("calibrate", "calibrated", *CPU), ("record", "run", "--name", "mine/old", "--records", "records")]
+    lines: list[tuple[object, ...]] = [
+        (*TRAIN, "--out", "run"),
+        (*TRAIN, "--seed", 1, "--out", "calibrated"),
+    ]
+    lines += [
+        ("calibrate", "calibrated", *CPU),
+        ("record", "run", "--name", "mine/old", "--records", "records"),
+    ]
     for line in lines:
         if status := run_words([str(word) for word in line]):
             return status
@@ -258,14 +322,18 @@ def make_good(good: Path, shim: Any) -> int:
     return 0
 
 
-# -- a case ------------------------------------------------------------------------------------------------------------
+# -- a case ------------------------------------------------------------------
 
 
 class Arena:
-    """A folder that each case finds as it was, and what each command makes of it if it is not killed."""
+    """A folder that each case finds as it was, and what each command makes of it if it is not
+    killed.
+    """
 
     def __init__(self, home: Path, library: str, scenarios: list[str]) -> None:
-        self.good, self.here, self.output = home / "good", home / "here", home / "output"
+        self.good = home / "good"
+        self.here = home / "here"
+        self.output = home / "output"
         self.shim = load_shim(library)
         self.good.mkdir()
         os.environ["DUALKG_CACHE"] = str(self.good / "cache")
@@ -295,15 +363,24 @@ class Arena:
             if "open" in found:
                 raise RuntimeError(f"what {name} makes cannot be opened: {found['open']}")
             if found != self.expected.setdefault(name, found):
-                raise RuntimeError(f"{name} is not the same twice: {difference(self.expected[name], found)}")
+                raise RuntimeError(
+                    f"{name} is not the same twice: {difference(self.expected[name], found)}"
+                )
             counted = json.loads(self.here.with_name("counts.json").read_text())
-            for module in counted["modules"]:  # what is imported here takes no time in forked processes
+            for module in counted[
+                "modules"
+            ]:  # what is imported here takes no time in forked processes
                 with suppress(Exception):
                     import_module(module)
         self.events[name] = counted["events"]
 
     def run(
-        self, words: tuple[object, ...], call: Any, *, kill_after: float | None = None, cwd: Path | None = None
+        self,
+        words: tuple[object, ...],
+        call: Any,
+        *,
+        kill_after: float | None = None,
+        cwd: Path | None = None,
     ) -> Command:
         """Run something in a forked process, to its end or for some seconds."""
         command = fork_command(*words, cwd=cwd or self.here, output=self.output, call=call)
@@ -314,7 +391,9 @@ class Arena:
                     os.kill(pid, signal.SIGKILL)
         os.close(process)
         command.wait()
-        with suppress(ChildProcessError):  # processes of a command that killed itself end by themselves
+        with suppress(
+            ChildProcessError
+        ):  # processes of a command that killed itself end by themselves
             while True:
                 os.waitpid(-1, 0)
         return command
@@ -330,13 +409,20 @@ class Arena:
         return dict(json.loads(self.here.with_name("found.json").read_text()))
 
     def case(self, name: str, kills: list[tuple[str, float]]) -> tuple[list[str], str | None]:
-        """Kill a command at one event after the other and run it again; the events reached, and what is wrong."""
+        """Kill a command at one event after the other and run it again; the events reached, and
+        what is wrong.
+        """
         self._fresh()
-        words, reached = SCENARIOS[name], list[str]()
+        words = SCENARIOS[name]
+        reached = list[str]()
         for event, place in kills:
             seconds = place if event == MOMENT else None
             number = -1 if event == MOMENT else int(place)
-            ended = self.run(words, partial(runner(words), self.shim, self.here, event, number), kill_after=seconds)
+            ended = self.run(
+                words,
+                partial(runner(words), self.shim, self.here, event, number),
+                kill_after=seconds,
+            )
             if ended.status != -signal.SIGKILL:
                 if not reached and ended.status:
                     return reached, f"it ended with {ended.status}: {ended.wait()[-800:]}"
@@ -356,7 +442,9 @@ class Arena:
                 return reached, f"run again, it ended with {ended.status}: {text[-800:]}"
             words = resumed(name, found[1])
         made = self._fingerprint()
-        return reached, None if made == self.expected[name] else difference(self.expected[name], made)
+        return reached, None if made == self.expected[name] else difference(
+            self.expected[name], made
+        )
 
     def _again(self, name: str, words: tuple[object, ...]) -> tuple[object, ...]:
         """The same command, but a run that was begun is resumed."""
@@ -375,7 +463,9 @@ class Arena:
         replaced = {"resume": "stopped/", "calibrate, overwrite": "calibrated/calibration.json"}
         replaced |= {"gather": "shards/", "train, overwrite": "run/"}
         replaced |= {"record, again": "records/", "record": "records/RESULTS.md"}
-        return sorted(file for file in changed if not (name in replaced and file.startswith(replaced[name])))
+        return sorted(
+            file for file in changed if not (name in replaced and file.startswith(replaced[name]))
+        )
 
 
 def resumed(name: str, folder: str) -> tuple[object, ...]:
@@ -404,17 +494,21 @@ def difference(expected: dict[str, str], found: dict[str, str]) -> str:
         return json.dumps({"open": found["open"]})
     wrong = dict.fromkeys(found.keys() - expected.keys(), "is left")
     wrong |= dict.fromkeys(expected.keys() - found.keys(), "is missing")
-    wrong |= {file: "differs" for file in expected.keys() & found.keys() if expected[file] != found[file]}
+    wrong |= {
+        file: "differs" for file in expected.keys() & found.keys() if expected[file] != found[file]
+    }
     return json.dumps(wrong)
 
 
-# -- the campaign ------------------------------------------------------------------------------------------------------
+# -- the campaign ------------------------------------------------------------
 
 Case = tuple[str, list[tuple[str, float]]]
 
 
 def cases(arena: Arena, chance: random.Random) -> Iterator[Case]:
-    """Each fsync and each rename of each command, in random order; between and after them others, some of two kills."""
+    """Each fsync and each rename of each command, in random order; between and after them others,
+    some of two kills.
+    """
     every = [
         (name, [(event, float(place))])
         for name, counts in arena.events.items()
@@ -436,7 +530,9 @@ def _random_event(arena: Arena, name: str, chance: random.Random) -> tuple[str, 
 
 
 def patch_program() -> None:
-    """What depends on the clock depends on counts here, and checkpoints are written as often as possible."""
+    """What depends on the clock depends on counts here, and checkpoints are written as often as
+    possible.
+    """
     from dualkg.inference import completion
     from dualkg.tuning import study
     from dualkg.tuning.automatic import AutomaticTuner
@@ -450,16 +546,22 @@ def patch_program() -> None:
     AutomaticTuner._has_time = has_time  # type: ignore[method-assign]
 
 
-def run_cases(library: str, *, minutes: float, seed: int, only: Case | None = None) -> dict[str, Any]:
+def run_cases(
+    library: str, *, minutes: float, seed: int, only: Case | None = None
+) -> dict[str, Any]:
     """The figures, in a process that was started with the shim."""
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: `waitpid` also finds children of killed ones
+    ctypes.CDLL(None).prctl(
+        36, 1, 0, 0, 0
+    )  # PR_SET_CHILD_SUBREAPER: `waitpid` also finds children of killed ones
     load_program()
     import_module("faiss")
     import_module("paper.__main__")
     patch_program()
     by_command: Counter[str] = Counter()
     by_event: Counter[str] = Counter()
-    failures, not_reached, done = [], 0, set()
+    failures = []
+    not_reached = 0
+    done = set()
     with tempfile.TemporaryDirectory(prefix="dualkg-kills-") as home:
         arena = Arena(Path(os.path.realpath(home)), library, [only[0]] if only else list(SCENARIOS))
         plan = iter([only]) if only else cases(arena, random.Random(seed))
@@ -471,16 +573,23 @@ def run_cases(library: str, *, minutes: float, seed: int, only: Case | None = No
             if len(kills) == 1 and reached and kills[0][0] in ("fsync", "rename"):
                 done.add((name, *kills[0]))
             if problem:
-                failures.append(failure("kills", case=json.dumps([name, kills]), seed=seed, problem=problem))
+                failures.append(
+                    failure("kills", case=json.dumps([name, kills]), seed=seed, problem=problem)
+                )
                 print(f"{name} {kills}: {problem}", file=sys.stderr, flush=True)
     every = sum(
-        counts["fsync"] + counts["rename"] for name, counts in arena.events.items() if "--jobs" not in SCENARIOS[name]
+        counts["fsync"] + counts["rename"]
+        for name, counts in arena.events.items()
+        if "--jobs" not in SCENARIOS[name]
     )
     return {
         "kills": by_event.total(),
         "by_event": dict(by_event),
         "by_command": dict(by_command),
-        "events": {name: {event: counts[event] for event in EVENTS} for name, counts in arena.events.items()},
+        "events": {
+            name: {event: counts[event] for event in EVENTS}
+            for name, counts in arena.events.items()
+        },
         "num_syncs_and_renames": every,
         "num_syncs_and_renames_killed_at": len(done),
         "not_reached": not_reached,  # the command ended before
@@ -496,11 +605,28 @@ def campaign(*, minutes: float, seed: int, case: Case | None = None) -> dict[str
             return {"kills": 0, "skipped": f"there is no C compiler ({error})", "failures": []}
         results = Path(folder) / "results.json"
         task = json.dumps({"library": library, "minutes": minutes, "seed": seed, "only": case})
-        line = [sys.executable, "-m", "benchmarks.torture.kills", "--task", task, "--out", str(results)]
-        environment = {**ENVIRONMENT, "LD_PRELOAD": library, "DUALKG_COMMIT": "0123456789ab", "COLUMNS": "200"}
+        line = [
+            sys.executable,
+            "-m",
+            "benchmarks.torture.kills",
+            "--task",
+            task,
+            "--out",
+            str(results),
+        ]
+        environment = {
+            **ENVIRONMENT,
+            "LD_PRELOAD": library,
+            "DUALKG_COMMIT": "0123456789ab",
+            "COLUMNS": "200",
+        }
         ended = subprocess.run(line, cwd=ROOT, env=environment, check=False)
         if not results.exists():
-            return {"failures": [failure("kills", problem=f"the campaign ended with {ended.returncode}")]}
+            return {
+                "failures": [
+                    failure("kills", problem=f"the campaign ended with {ended.returncode}")
+                ]
+            }
         return dict(json.loads(results.read_text()))
 
 

@@ -1,9 +1,11 @@
-"""Power cuts: the file operations of a command are recorded and replayed up to any of them, on a disk that forgets.
+"""Power cuts: the file operations of a command are recorded and replayed up to any of them, on a
+disk that forgets.
 
-A write is on the disk for certain once its file is synced, a name once its folder is. Until then a cut may lose it:
-the data of a file (none, half or all of it is there), and names, in two models. *Ordered*: the disk has all changes of
-names up to some moment since the last sync, as journaling file systems have. *By folder*: each folder has its own
-such moment. Every state must open as the old or the new one; an unfinished run must resume to the same weights.
+A write is on the disk for certain once its file is synced, a name once its folder is. Until then a
+cut may lose it: the data of a file (none, half or all of it is there), and names, in two models.
+*Ordered*: the disk has all changes of names up to some moment since the last sync, as journaling
+file systems have. *By folder*: each folder has its own such moment. Every state must open as the
+old or the new one; an unfinished run must resume to the same weights.
 """
 
 import hashlib
@@ -24,9 +26,21 @@ from unittest.mock import patch
 from benchmarks.torture.common import failure, in_process, load_program, rounds, write_triples
 from dualkg import files
 
-SETTINGS = ("--no-tune", "--dim", 4, "--epochs", 2, "--batch-size", 50, "--engine", "reference", "--device", "cpu")
+SETTINGS = (
+    "--no-tune",
+    "--dim",
+    4,
+    "--epochs",
+    2,
+    "--batch-size",
+    50,
+    "--engine",
+    "reference",
+    "--device",
+    "cpu",
+)
 
-# -- recording --------------------------------------------------------------------------------------------------------
+# -- recording ----------------------------------------------------------------
 
 
 @dataclass
@@ -39,7 +53,9 @@ class File:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of names: entries (folder, name, inode) that are added or removed, which happens for `folder` whole."""
+    """A change of names: entries (folder, name, inode) that are added or removed, which happens for
+    `folder` whole.
+    """
 
     event: int
     folder: int
@@ -48,7 +64,9 @@ class Change:
 
 
 class Recorder:
-    """Records what happens to the files under a folder: by Python's functions, and by looking before each of them."""
+    """Records what happens to the files under a folder: by Python's functions, and by looking
+    before each of them.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -84,7 +102,9 @@ class Recorder:
                     if stat.st_ino not in self.files:
                         self.pinned.append(os.open(path, os.O_RDONLY))
                     self.stamps[stat.st_ino] = stamp
-                    self.files.setdefault(stat.st_ino, File()).writes.append((self.event, path.read_bytes()))
+                    self.files.setdefault(stat.st_ino, File()).writes.append(
+                        (self.event, path.read_bytes())
+                    )
         for key, inode in found.items():
             if self.names.get(key) != inode:
                 self._change(key[0], added=((*key, inode),))
@@ -104,7 +124,8 @@ class Recorder:
         count = len(self.changes)
         self.look()
         if len(self.changes) > count:
-            parts, self.changes = self.changes[count:], self.changes[:count]
+            parts = self.changes[count:]
+            self.changes = self.changes[:count]
             added = tuple(one for part in parts for one in part.added)
             folder = added[0][0] if added else parts[0].folder
             removed = tuple(key for key in before if key not in self.names)
@@ -127,12 +148,18 @@ class Recorder:
         originals = {name: getattr(os, name) for name in (*renames, "fsync")}
 
         def recorded(name: str) -> Callable[..., Any]:
-            return lambda *arguments, **options: self.operation(originals[name], *arguments, **options)
+            return lambda *arguments, **options: self.operation(
+                originals[name], *arguments, **options
+            )
 
         exchange = files._exchange_names
         patches = [patch.object(os, name, recorded(name)) for name in renames]
-        patches.append(patch.object(os, "fsync", lambda descriptor: self.sync(originals["fsync"], descriptor)))
-        patches.append(patch.object(files, "_exchange_names", lambda *names: self.operation(exchange, *names)))
+        patches.append(
+            patch.object(os, "fsync", lambda descriptor: self.sync(originals["fsync"], descriptor))
+        )
+        patches.append(
+            patch.object(files, "_exchange_names", lambda *names: self.operation(exchange, *names))
+        )
         for one in patches:
             one.start()
         try:
@@ -144,15 +171,21 @@ class Recorder:
             for descriptor in self.pinned:
                 os.close(descriptor)
 
-    def state(self, cut: int, chance: random.Random, *, by_folder: bool, data: str) -> dict[str, bytes | None]:
-        """A tree that may be on the disk after a cut: the data of files by path, None for a folder."""
+    def state(
+        self, cut: int, chance: random.Random, *, by_folder: bool, data: str
+    ) -> dict[str, bytes | None]:
+        """A tree that may be on the disk after a cut: the data of files by path, None for a
+        folder.
+        """
 
         def last(events: list[int]) -> int:
             return max((event for event in events if event <= cut), default=0)
 
         syncs = [*self.folders.values(), *(file.synced for file in self.files.values())]
         moment = chance.randint(max(map(last, syncs)), cut)
-        moments = {inode: chance.randint(last(events), cut) for inode, events in self.folders.items()}
+        moments = {
+            inode: chance.randint(last(events), cut) for inode, events in self.folders.items()
+        }
         entries: dict[tuple[int, str], int] = {}
         for change in self.changes:
             if change.event <= (moments[change.folder] if by_folder else moment):
@@ -169,7 +202,9 @@ class Recorder:
                     tree[f"{place}{name}"] = None
                     walk(inode, f"{place}{name}/")
                 else:
-                    tree[f"{place}{name}"] = self._data(inode, cut, last(self.files[inode].synced), chance, data)
+                    tree[f"{place}{name}"] = self._data(
+                        inode, cut, last(self.files[inode].synced), chance, data
+                    )
 
         walk(self.root.stat().st_ino, "")
         return tree
@@ -185,12 +220,14 @@ class Recorder:
         return later[-1][: chance.randint(0, len(later[-1]))]
 
 
-# -- scenarios: what happens, and what opens afterwards ----------------------------------------------------------------
+# -- scenarios: what happens, and what opens afterwards ----------------------
 
 
 @dataclass
 class Scenario:
-    """What is there before, the commands that are recorded, and how what is there afterwards is told."""
+    """What is there before, the commands that are recorded, and how what is there afterwards is
+    told.
+    """
 
     before: list[tuple[object, ...]]
     recorded: list[tuple[object, ...]]
@@ -215,10 +252,14 @@ def run_outcome(path: Path) -> str:
         raise ValueError(f"damaged: {damage}")
     with files.locked(folder.path):
         pass
-    if left := [one.name for one in (*path.iterdir(), *folder.path.iterdir()) if one.name.startswith(".")]:
+    if left := [
+        one.name for one in (*path.iterdir(), *folder.path.iterdir()) if one.name.startswith(".")
+    ]:
         raise ValueError(f"left: {left}")
     tables = load_file(folder.weights)
-    return hashlib.sha256(b"".join(tables[name].tobytes() for name in sorted(tables))).hexdigest()[:12]
+    return hashlib.sha256(b"".join(tables[name].tobytes() for name in sorted(tables))).hexdigest()[
+        :12
+    ]
 
 
 def calibration_outcome(path: Path) -> str:
@@ -239,7 +280,9 @@ def file_outcome(name: str) -> Callable[[Path], str]:
         if not (path / name).exists():
             return "nothing"
         parts = [path / name] if (path / name).is_file() else sorted((path / name).rglob("*"))
-        content = b"".join(part.name.encode() + part.read_bytes() for part in parts if part.is_file())
+        content = b"".join(
+            part.name.encode() + part.read_bytes() for part in parts if part.is_file()
+        )
         return hashlib.sha256(content).hexdigest()[:12]
 
     return outcome
@@ -251,12 +294,22 @@ def train(seed: int, *more: object) -> tuple[object, ...]:
 
 SCENARIOS = {
     "train": Scenario([], [train(0)], run_outcome),
-    "train, checkpoints": Scenario([], [train(0, "--set", "training.checkpoint_seconds=0")], run_outcome),
+    "train, checkpoints": Scenario(
+        [], [train(0, "--set", "training.checkpoint_seconds=0")], run_outcome
+    ),
     "overwrite": Scenario([train(0)], [train(1, "--overwrite")], run_outcome),
-    "overwrite by two renames": Scenario([train(0)], [train(1, "--overwrite")], run_outcome, exchange=False),
+    "overwrite by two renames": Scenario(
+        [train(0)], [train(1, "--overwrite")], run_outcome, exchange=False
+    ),
     "fill an empty folder": Scenario([("mkdir", "run")], [train(0)], run_outcome),
-    "resume": Scenario([train(0), ("unlink", "run/report.json")], [("resume", "run", "--device", "cpu")], run_outcome),
-    "calibrate": Scenario([train(0)], [("calibrate", "run", "--device", "cpu")], calibration_outcome),
+    "resume": Scenario(
+        [train(0), ("unlink", "run/report.json")],
+        [("resume", "run", "--device", "cpu")],
+        run_outcome,
+    ),
+    "calibrate": Scenario(
+        [train(0)], [("calibrate", "run", "--device", "cpu")], calibration_outcome
+    ),
     "extend": Scenario(
         [("train", "mine.tsv", *SETTINGS, "--out", "base")],
         [("extend", "base", "new.tsv", "--out", "run", "--device", "cpu")],
@@ -268,7 +321,9 @@ SCENARIOS = {
         [("complete", "run", "--top", 20, "--out", "list.tsv", "--device", "cpu")],
         file_outcome("list.tsv"),
     ),
-    "index": Scenario([train(0)], [("index", "run", "--kind", "exact", "--out", "index")], file_outcome("index")),
+    "index": Scenario(
+        [train(0)], [("index", "run", "--kind", "exact", "--out", "index")], file_outcome("index")
+    ),
 }
 
 
@@ -276,7 +331,8 @@ def _command(home: Path, words: tuple[object, ...]) -> None:
     if words[0] in ("mkdir", "unlink"):
         getattr(home / str(words[1]), str(words[0]))()
         return
-    here, output = Path.cwd(), StringIO()
+    here = Path.cwd()
+    output = StringIO()
     os.chdir(home)
     try:
         with redirect_stdout(output), redirect_stderr(output):
@@ -304,14 +360,24 @@ def record(scenario: Scenario, home: Path) -> tuple[Recorder, set[str]]:
 
 
 def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
-    """Each scenario has its share of the time that is left, in which cuts are tried in random order, or all of them."""
+    """Each scenario has its share of the time that is left, in which cuts are tried in random
+    order, or all of them.
+    """
     load_program()
     end = time.monotonic() + 60 * minutes
-    chance, failures = random.Random(seed), []
-    counts, scenarios = Counter[str](), {}
-    variants = [(by_folder, data) for by_folder in (False, True) for data in ("none", "half", "all")]
-    for left, (name, scenario) in zip(range(len(SCENARIOS), 0, -1), reversed(SCENARIOS.items()), strict=True):
-        with tempfile.TemporaryDirectory() as folder:  # short scenarios first, which leave time to others
+    chance = random.Random(seed)
+    failures = []
+    counts = Counter[str]()
+    scenarios = {}
+    variants = [
+        (by_folder, data) for by_folder in (False, True) for data in ("none", "half", "all")
+    ]
+    for left, (name, scenario) in zip(
+        range(len(SCENARIOS), 0, -1), reversed(SCENARIOS.items()), strict=True
+    ):
+        with (
+            tempfile.TemporaryDirectory() as folder
+        ):  # short scenarios first, which leave time to others
             recorder, allowed = record(scenario, Path(folder))
             seen: dict[int, str] = {}
             cuts = list(range(recorder.start, recorder.event + 1))
@@ -323,10 +389,23 @@ def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
                     if key not in seen:
                         seen[key] = _open(tree, scenario)
                     if seen[key] not in allowed:
-                        about = {"cut": cuts[number] - recorder.start, "by_folder": by_folder, "data": data}
-                        about |= {"scenario": name, "outcome": seen[key], "files": sorted(tree), "seed": seed}
+                        about = {
+                            "cut": cuts[number] - recorder.start,
+                            "by_folder": by_folder,
+                            "data": data,
+                        }
+                        about |= {
+                            "scenario": name,
+                            "outcome": seen[key],
+                            "files": sorted(tree),
+                            "seed": seed,
+                        }
                         failures.append(failure("power", **about))
-            scenarios[name] = {"events": len(cuts), "cuts": number + 1, "different_states": len(seen)}
+            scenarios[name] = {
+                "events": len(cuts),
+                "cuts": number + 1,
+                "different_states": len(seen),
+            }
         counts.update(scenarios[name])
         counts["states"] += (number + 1) * len(variants)
     return {**counts, "by_scenario": scenarios, "failures": failures}

@@ -1,12 +1,14 @@
-"""Campaign `server`: a server with ordinary clients, while others hold connections, stop halfway or send nonsense.
+"""Campaign `server`: a server with ordinary clients, while others hold connections, stop halfway or
+send nonsense.
 
-64 connections ask ordinary queries all the time: alone (quiet), beside a kind of abuse, alone again, and so on. Half of
-the abusers share the address of the ordinary clients. The latencies beside a kind of abuse are compared with those of
-the quiet phases before and after it.
+64 connections ask ordinary queries all the time: alone (quiet), beside a kind of abuse, alone
+again, and so on. Half of the abusers share the address of the ordinary clients. The latencies
+beside a kind of abuse are compared with those of the quiet phases before and after it.
 
-What is measured is what the server makes others wait for, so server and ordinary clients have priority over abusers and
-all else on the machine, in quiet phases, too, if the system allows it (as root): on a machine with two cores, abusers
-that open 10,000 connections take a core by their own work.
+What is measured is what the server makes others wait for, so server and ordinary clients have
+priority over abusers and all else on the machine, in quiet phases, too, if the system allows it (as
+root): on a machine with two cores, abusers that open 10,000 connections take a core by their own
+work.
 """
 
 import asyncio
@@ -50,10 +52,12 @@ MAX_WAIT = 10.0  # seconds an ordinary client waits for a response
 Seconds = Callable[[], float]  # that are left
 
 
-# -- HTTP by hand: a client must be able to break the rules --------------------------------------------------------
+# -- HTTP by hand: a client must be able to break the rules ------------------
 
 
-async def connect(port: int, source: str | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(
+    port: int, source: str | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     local = None if source is None else (source, 0)
     return await asyncio.open_connection("127.0.0.1", port, local_addr=local)
 
@@ -67,7 +71,10 @@ async def read_response(reader: asyncio.StreamReader) -> tuple[int, dict[str, st
     try:
         head = await reader.readuntil(b"\r\n\r\n")
         status, *lines = head.decode("latin-1").strip().split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
         if headers.get("transfer-encoding") == "chunked":
             body = b""
             while size := int(await reader.readline(), 16):
@@ -80,12 +87,17 @@ async def read_response(reader: asyncio.StreamReader) -> tuple[int, dict[str, st
     return int(status.split()[1]), headers, body
 
 
-# -- ordinary clients ----------------------------------------------------------------------------------------------
+# -- ordinary clients --------------------------------------------------------
 
 
-async def ordinary_client(port: int, paths: list[str], left: Seconds, found: dict[str, Any], seed: int) -> None:
-    """Requests with pauses over one connection, opened again when the server has closed it between two requests."""
-    chance, connection = random.Random(seed), None
+async def ordinary_client(
+    port: int, paths: list[str], left: Seconds, found: dict[str, Any], seed: int
+) -> None:
+    """Requests with pauses over one connection, opened again when the server has closed it between
+    two requests.
+    """
+    chance = random.Random(seed)
+    connection = None
     await asyncio.sleep(chance.uniform(0, PAUSE))
     while left() > 0:
         path = chance.choice(paths)
@@ -94,7 +106,8 @@ async def ordinary_client(port: int, paths: list[str], left: Seconds, found: dic
             async with asyncio.timeout(MAX_WAIT):
                 for _ in range(2):
                     if connection is None or connection[0].at_eof():
-                        connection, reused = await connect(port), False
+                        connection = await connect(port)
+                        reused = False
                     else:
                         reused = True
                     try:
@@ -104,7 +117,9 @@ async def ordinary_client(port: int, paths: list[str], left: Seconds, found: dic
                     except (ConnectionError, OSError):
                         connection[1].close()
                         connection = None
-                        if not reused:  # RFC 9112, 9.3.1: a request on a reused connection may be sent again
+                        if (
+                            not reused
+                        ):  # RFC 9112, 9.3.1: a request on a reused connection may be sent again
                             raise
                         found["sent_again"] += 1
             found["seconds"].append(time.perf_counter() - started)
@@ -112,7 +127,9 @@ async def ordinary_client(port: int, paths: list[str], left: Seconds, found: dic
             if status != 200:
                 found["failures"].append(f"{path}: {status} {body[:200]!r}")
         except (ConnectionError, OSError, TimeoutError, UnboundLocalError) as error:
-            found["failures"].append(f"{path}: {error!r} after {time.perf_counter() - started:.2f} s")
+            found["failures"].append(
+                f"{path}: {error!r} after {time.perf_counter() - started:.2f} s"
+            )
             connection = None
         await asyncio.sleep(chance.uniform(0, 2 * PAUSE))
     if connection:
@@ -133,7 +150,9 @@ async def health_check(port: int, left: Seconds, found: dict[str, Any]) -> None:
             if status != 200:
                 found["failures"].append(f"/health: {status}")
         except (ConnectionError, OSError, TimeoutError) as error:
-            found["failures"].append(f"/health: {error!r} after {time.perf_counter() - started:.2f} s")
+            found["failures"].append(
+                f"/health: {error!r} after {time.perf_counter() - started:.2f} s"
+            )
         await asyncio.sleep(0.25)
 
 
@@ -149,7 +168,9 @@ def ordinary_clients(port: int, paths: list[str], seconds: float, seed: int) -> 
         def left() -> float:
             return end - time.monotonic()
 
-        clients = [ordinary_client(port, paths, left, found, seed + number) for number in range(CLIENTS)]
+        clients = [
+            ordinary_client(port, paths, left, found, seed + number) for number in range(CLIENTS)
+        ]
         await asyncio.gather(health_check(port, left, found), *clients)
 
     asyncio.run(run())
@@ -157,22 +178,29 @@ def ordinary_clients(port: int, paths: list[str], seconds: float, seed: int) -> 
     return found
 
 
-# -- abusers: each opens a connection again when it was closed ------------------------------------------------------
+# -- abusers: each opens a connection again when it was closed ---------------
 
 
 async def slow_headers(port: int, source: str | None, left: Seconds, chance: random.Random) -> str:
     reader, writer = await connect(port, source)
-    return await _drip(reader, writer, b"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: ", left)
+    return await _drip(
+        reader, writer, b"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: ", left
+    )
 
 
 async def slow_bodies(port: int, source: str | None, left: Seconds, chance: random.Random) -> str:
     reader, writer = await connect(port, source)
     return await _drip(
-        reader, writer, head_of("/api/score", method="POST", headers="Content-Length: 100000\r\n") + b"[", left
+        reader,
+        writer,
+        head_of("/api/score", method="POST", headers="Content-Length: 100000\r\n") + b"[",
+        left,
     )
 
 
-async def _drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, start: bytes, left: Seconds) -> str:
+async def _drip(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, start: bytes, left: Seconds
+) -> str:
     """Send the start of a request and then a byte each second; the answer that ends it."""
     writer.write(start)
     answer = asyncio.ensure_future(read_response(reader))
@@ -189,7 +217,9 @@ async def _drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, star
         writer.close()
 
 
-async def aborted_streams(port: int, source: str | None, left: Seconds, chance: random.Random) -> str:
+async def aborted_streams(
+    port: int, source: str | None, left: Seconds, chance: random.Random
+) -> str:
     """Begin a completion and reset the connection after a while."""
     reader, writer = await connect(port, source)
     writer.write(head_of("/api/complete?top=10000"))
@@ -198,22 +228,30 @@ async def aborted_streams(port: int, source: str | None, left: Seconds, chance: 
     return _reset(writer)
 
 
-async def aborted_requests(port: int, source: str | None, left: Seconds, chance: random.Random) -> str:
+async def aborted_requests(
+    port: int, source: str | None, left: Seconds, chance: random.Random
+) -> str:
     """Send a whole request and reset the connection without reading."""
     _, writer = await connect(port, source)
-    writer.write(head_of(chance.choice(["/api/runs", "/api/entities?q=fr", "/", "/static/style.css"])))
+    writer.write(
+        head_of(chance.choice(["/api/runs", "/api/entities?q=fr", "/", "/static/style.css"]))
+    )
     await asyncio.sleep(chance.uniform(0, 0.02))
     return _reset(writer)
 
 
 def _reset(writer: asyncio.StreamWriter) -> str:
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.get_extra_info("socket").setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+    )
     writer.transport.abort()
     return "aborted"
 
 
 async def slow_readers(port: int, source: str | None, left: Seconds, chance: random.Random) -> str:
-    """Long responses that are not read: few requests, since many would be work that slows others down by itself."""
+    """Long responses that are not read: few requests, since many would be work that slows others
+    down by itself.
+    """
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     made.setblocking(False)
@@ -236,13 +274,19 @@ async def malformed(port: int, source: str | None, left: Seconds, chance: random
         chance.randbytes(chance.randrange(1, 2000)),
         b"GET / HTTP/9.9\r\n\r\n",
         b"GET /api/runs HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
-        head_of("/api/score", method="POST", headers="Transfer-Encoding: chunked\r\n") + b"zz\r\n" + b"x" * 50,
-        head_of("/api/score", method="POST", headers="Content-Length: 99999999\r\n") + b"\xff" * 70000,
-        head_of("/api/no", method="POST", headers="Transfer-Encoding: chunked\r\n") + b"5\r\nhello\r\nnonsense\r\n",
+        head_of("/api/score", method="POST", headers="Transfer-Encoding: chunked\r\n")
+        + b"zz\r\n"
+        + b"x" * 50,
+        head_of("/api/score", method="POST", headers="Content-Length: 99999999\r\n")
+        + b"\xff" * 70000,
+        head_of("/api/no", method="POST", headers="Transfer-Encoding: chunked\r\n")
+        + b"5\r\nhello\r\nnonsense\r\n",
         head_of("/health") + chance.randbytes(100),
         head_of("/api/score", method="POST", headers="Content-Length: 70000\r\n") + b"[" * 70000,
         head_of("/", headers="Upgrade: websocket\r\nConnection: upgrade\r\n"),
-        head_of("/", headers="".join(f"X-{number}: y\r\n" for number in range(chance.randrange(20_000)))),
+        head_of(
+            "/", headers="".join(f"X-{number}: y\r\n" for number in range(chance.randrange(20_000)))
+        ),
         head_of("/" + "%" * 3000),
     ]
     writer.write(chance.choice(starts))
@@ -291,13 +335,15 @@ def abuse(kind: str, port: int, seconds: float, seed: int) -> dict[str, int]:
 
     async def run() -> None:
         end = time.monotonic() + seconds
-        await asyncio.gather(*(abuser(number, lambda: end - time.monotonic()) for number in range(NUM_ABUSERS[kind])))
+        await asyncio.gather(
+            *(abuser(number, lambda: end - time.monotonic()) for number in range(NUM_ABUSERS[kind]))
+        )
 
     asyncio.run(run())
     return dict(outcomes)
 
 
-# -- the server and the campaign ------------------------------------------------------------------------------------
+# -- the server and the campaign ---------------------------------------------
 
 
 def make_run(folder: Path) -> list[str]:
@@ -306,10 +352,13 @@ def make_run(folder: Path) -> list[str]:
     from dualkg.inference.calibration import calibration_for
 
     graph = kg.load_graph("world")
-    kg.train(kg.ComplEx(graph.shape, dim=16), graph, regularizer=kg.DURA(0.05), epochs=3, device="cpu").save(folder)
+    kg.train(
+        kg.ComplEx(graph.shape, dim=16), graph, regularizer=kg.DURA(0.05), epochs=3, device="cpu"
+    ).save(folder)
     calibration_for(kg.load_run(folder))
     queries = [
-        (quote(graph.entities[head]), quote(graph.relations[relation])) for head, relation, _ in graph.test[:200]
+        (quote(graph.entities[head]), quote(graph.relations[relation]))
+        for head, relation, _ in graph.test[:200]
     ]
     return [
         *(f"/api/tails?head={head}&relation={relation}" for head, relation in queries),
@@ -320,8 +369,12 @@ def make_run(folder: Path) -> list[str]:
 
 
 def core_seconds(pid: int) -> tuple[float, float, float]:
-    """Time now, and how long the event loop of a server has run and has waited for a core, in seconds."""
-    run, wait, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()  # of the main thread
+    """Time now, and how long the event loop of a server has run and has waited for a core, in
+    seconds.
+    """
+    run, wait, _ = (
+        Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
+    )  # of the main thread
     return time.monotonic(), int(run) / 1e9, int(wait) / 1e9
 
 
@@ -337,14 +390,23 @@ def behind() -> None:
 def _set_priority(process: int, session: int) -> None:
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, process)
-    with suppress(OSError):  # with autogroups, Linux compares processes of one session alone by their own priority
+    with suppress(
+        OSError
+    ):  # with autogroups, Linux compares processes of one session alone by their own priority
         Path("/proc/self/autogroup").write_text(str(session), encoding="ascii")
 
 
 def start_task(call: str, priority: Callable[[], None], **options: Any) -> "subprocess.Popen[str]":
-    """`ordinary_clients` or `abuse` in a process of its own; `results_of` it returns what the function did."""
+    """`ordinary_clients` or `abuse` in a process of its own; `results_of` it returns what the
+    function did.
+    """
     line = [sys.executable, "-m", "benchmarks.torture.server", call, json.dumps(options)]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": ENVIRONMENT, "cwd": ROOT}
+    pipes: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "text": True,
+        "env": ENVIRONMENT,
+        "cwd": ROOT,
+    }
     return subprocess.Popen(line, start_new_session=True, preexec_fn=priority, **pipes)
 
 
@@ -352,21 +414,30 @@ def results_of(task: "subprocess.Popen[str]") -> dict[str, Any]:
     return dict(json.loads(task.communicate(timeout=300)[0]))
 
 
-def measure(server: "Served", seconds: float, seed: int, *, kind: str | None = None) -> dict[str, Any]:
+def measure(
+    server: "Served", seconds: float, seed: int, *, kind: str | None = None
+) -> dict[str, Any]:
     """Latencies of ordinary clients, alone or beside abusers.
 
-    `loop_runs` and `loop_waits` are the shares of the time in which the event loop ran and waited for a core. Where the
-    second grows and the first does not, it is the machine that has too much to do, not the server.
+    `loop_runs` and `loop_waits` are the shares of the time in which the event loop ran and waited
+    for a core. Where the second grows and the first does not, it is the machine that has too much
+    to do, not the server.
     """
     before = core_seconds(server.pid)
     common = {"port": server.port, "seconds": seconds, "seed": seed}
     clients = start_task("ordinary_clients", in_front, paths=server.paths, **common)
     abusers = start_task("abuse", behind, kind=kind, **common) if kind else None
     found = results_of(clients)
-    passed, run, wait = (now - then for now, then in zip(core_seconds(server.pid), before, strict=True))
+    passed, run, wait = (
+        now - then for now, then in zip(core_seconds(server.pid), before, strict=True)
+    )
     found |= {"loop_runs": round(run / passed, 3), "loop_waits": round(wait / passed, 3)}
     if abusers:
-        found |= {"kind": kind, "abusers": results_of(abusers), "memory_mib": round(memory_kib(server.pid) / 1024, 1)}
+        found |= {
+            "kind": kind,
+            "abusers": results_of(abusers),
+            "memory_mib": round(memory_kib(server.pid) / 1024, 1),
+        }
     return found
 
 
@@ -397,7 +468,9 @@ def started(folder: Path, *, runs: int = 1) -> Iterator[Served]:
     log = folder / "stderr.txt"
     with log.open("wb") as errors:
         words = ["serve", folder / "run", *copies, "--port", 0, "--threads", 1]
-        process = dualkg(*words, cwd=folder, stderr=errors, start_new_session=True, preexec_fn=in_front)
+        process = dualkg(
+            *words, cwd=folder, stderr=errors, start_new_session=True, preexec_fn=in_front
+        )
     try:
         assert process.stdout
         address = process.stdout.readline().strip()
@@ -412,13 +485,18 @@ def started(folder: Path, *, runs: int = 1) -> Iterator[Served]:
 
 
 def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
-    """Each kind of abuse between two quiet phases; twice, so that the second half shows growth of memory."""
+    """Each kind of abuse between two quiet phases; twice, so that the second half shows growth of
+    memory.
+    """
     kinds = [*KINDS, *KINDS]
     share = max(2.0, minutes * 60 / (2 * len(kinds) + 1))
     with tempfile.TemporaryDirectory() as scratch, started(Path(scratch)) as server:
-        urlopen(f"{server.address}/api/complete?top=10000").read()  # warm-up: it takes the most memory
+        urlopen(
+            f"{server.address}/api/complete?top=10000"
+        ).read()  # warm-up: it takes the most memory
         measure(server, min(5.0, share), seed)
-        quiet, abuse = [measure(server, share, seed)], []
+        quiet = [measure(server, share, seed)]
+        abuse = []
         for number, kind in enumerate(kinds, 1):
             abuse.append(measure(server, share, seed + 2 * number, kind=kind))
             quiet.append(measure(server, share, seed + 2 * number + 1))
@@ -427,11 +505,17 @@ def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
 
 
 def judge(quiet: list[dict[str, Any]], abuse: list[dict[str, Any]], log: str) -> dict[str, Any]:
-    """The figures of the campaign, and what did not hold. Phase i of abuse is between the quiet phases i and i + 1."""
+    """The figures of the campaign, and what did not hold. Phase i of abuse is between the quiet
+    phases i and i + 1.
+    """
     sizes = [found["memory_mib"] for found in abuse]
     settled = sizes[len(sizes) // 3 :]
     named = [*((found["kind"], found) for found in abuse), *(("quiet", found) for found in quiet)]
-    failures = [failure("server", phase=name, what=one) for name, found in named for one in found["failures"]]
+    failures = [
+        failure("server", phase=name, what=one)
+        for name, found in named
+        for one in found["failures"]
+    ]
     failures += [
         failure("server", phase=found["kind"], what=f"{number} abusers got {outcome}")
         for found in abuse
@@ -449,7 +533,10 @@ def judge(quiet: list[dict[str, Any]], abuse: list[dict[str, Any]], log: str) ->
             "quiet": percentiles([quiet[place] for place in around]),
             "abuse": percentiles([abuse[place] for place in places]),
         }
-    ratios = {kind: round(both["abuse"]["p99_ms"] / both["quiet"]["p99_ms"], 2) for kind, both in latencies.items()}
+    ratios = {
+        kind: round(both["abuse"]["p99_ms"] / both["quiet"]["p99_ms"], 2)
+        for kind, both in latencies.items()
+    }
     parts = {"quiet": quiet, "abuse": abuse}
     every = {part: percentiles(phases) for part, phases in parts.items()}
     growth = round(max(settled) / min(settled) - 1, 4)
@@ -462,7 +549,10 @@ def judge(quiet: list[dict[str, Any]], abuse: list[dict[str, Any]], log: str) ->
         "p99_ratios": ratios,
         "p99_worst_ratio": max(ratios.values()),
         "loop": {
-            part: {name: statistics.median(found[name] for found in phases) for name in ("loop_runs", "loop_waits")}
+            part: {
+                name: statistics.median(found[name] for found in phases)
+                for name in ("loop_runs", "loop_waits")
+            }
             for part, phases in parts.items()
         },
         # Latencies depend on what else the machine does, so they are figures and not failures.
@@ -471,7 +561,8 @@ def judge(quiet: list[dict[str, Any]], abuse: list[dict[str, Any]], log: str) ->
         "memory_growth": growth,
         "failures": failures,
         "phases": [
-            {key: value for key, value in found.items() if "seconds" not in key} | percentiles([found])
+            {key: value for key, value in found.items() if "seconds" not in key}
+            | percentiles([found])
             for _, found in named
         ],
     }
@@ -489,4 +580,10 @@ def percentiles(phases: list[dict[str, Any]]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"ordinary_clients": ordinary_clients, "abuse": abuse}[sys.argv[1]](**json.loads(sys.argv[2]))))
+    print(
+        json.dumps(
+            {"ordinary_clients": ordinary_clients, "abuse": abuse}[sys.argv[1]](
+                **json.loads(sys.argv[2])
+            )
+        )
+    )

@@ -23,8 +23,11 @@ SMALLEST_SHARE_OF_SPEAKERS = 1.0
 # CLDR's names for these only make sense next to the word Chinese.
 SCRIPTS = {"Hans": "Simplified Chinese", "Hant": "Traditional Chinese"}
 WEEKDAYS = {"mon": "Monday", "fri": "Friday", "sat": "Saturday", "sun": "Sunday"}
-# The continents of GeoNames, so that both sources speak of one Africa. The Americas are two of them.
-WORLD, AMERICAS, EUROPEAN_UNION = "001", "019", "EU"
+# The continents of GeoNames, so that both sources speak of one Africa. The Americas are two of
+# them.
+WORLD = "001"
+AMERICAS = "019"
+EUROPEAN_UNION = "EU"
 CONTINENTS = ("002", "003", "005", "009", "142", "150")
 
 
@@ -38,23 +41,33 @@ def facts(countries: Mapping[str, Entity]) -> Iterator[Fact]:
     yield from _weeks(tables, countries)
     yield from _currencies(tables, countries)
     zones = get_global("territory_zones")
-    yield from time_zones((country, zone) for code, country in countries.items() for zone in zones.get(code, ()))
+    yield from time_zones(
+        (country, zone) for code, country in countries.items() for zone in zones.get(code, ())
+    )
 
 
 def time_zones(places: Iterable[tuple[Entity, str]]) -> Iterator[Fact]:
-    """The zone of each place, 'Europe/Paris' as 'Central European Time'; a few have no such name."""
+    """The zone of each place, 'Europe/Paris' as 'Central European Time'; a few have no such
+    name.
+    """
     canonical: Mapping[str, str] = get_global("zone_aliases")
     # CLDR files some zones under their old names: Kolkata's under Calcutta.
-    meta_zones = {canonical.get(zone, zone): meta for zone, meta in get_global("meta_zones").items()}
+    meta_zones = {
+        canonical.get(zone, zone): meta for zone, meta in get_global("meta_zones").items()
+    }
     for place, zone in places:
-        names = ENGLISH.meta_zones.get(meta_zones.get(canonical.get(zone, zone)), {}).get("long", {})
+        names = ENGLISH.meta_zones.get(meta_zones.get(canonical.get(zone, zone)), {}).get(
+            "long", {}
+        )
         name = names.get("generic") or names.get("standard")
         if name:
             yield place, "time_zone", Entity("time zone", name)
 
 
 def _language(code: str) -> Entity | None:
-    """The language of a code such as 'sr' or 'sr_Latn': the script makes no other language of it."""
+    """The language of a code such as 'sr' or 'sr_Latn': the script makes no other language of
+    it.
+    """
     name = ENGLISH.languages.get(code.split("_")[0])
     return Entity("language", name) if name else None
 
@@ -66,7 +79,9 @@ def _languages(countries: Mapping[str, Entity]) -> Iterator[Fact]:
             is_official = about["official_status"] in OFFICIAL
             if language and is_official:
                 yield country, "official_language", language
-            if language and (is_official or about["population_percent"] >= SMALLEST_SHARE_OF_SPEAKERS):
+            if language and (
+                is_official or about["population_percent"] >= SMALLEST_SHARE_OF_SPEAKERS
+            ):
                 yield country, "spoken_language", language
 
 
@@ -105,17 +120,23 @@ def _weeks(tables: ElementTree.Element, countries: Mapping[str, Entity]) -> Iter
 
 
 def _currencies(tables: ElementTree.Element, countries: Mapping[str, Entity]) -> Iterator[Fact]:
-    """Currencies in use; former ones that more than one country has used; and what kind of money each is."""
+    """Currencies in use; former ones that more than one country has used; and what kind of money
+    each is.
+    """
     now: set[tuple[str, str]] = set()
     before: set[tuple[str, str]] = set()
     for region in tables.iterfind("currencyData/region"):
         for row in region.iterfind("currency"):
             if region.attrib["iso3166"] in countries and row.get("tender") != "false":
-                (before if "to" in row.attrib else now).add((region.attrib["iso3166"], row.attrib["iso4217"]))
+                (before if "to" in row.attrib else now).add(
+                    (region.attrib["iso3166"], row.attrib["iso4217"])
+                )
     users = Counter(currency for _, currency in now | before)
     before = {(code, currency) for code, currency in before - now if users[currency] > 1}
     for relation, pairs in (("currency", now), ("former_currency", before)):
-        yield from ((countries[code], relation, _currency(currency)) for code, currency in sorted(pairs))
+        yield from (
+            (countries[code], relation, _currency(currency)) for code, currency in sorted(pairs)
+        )
     yield from _kinds_of_money(_currency(currency) for _, currency in sorted(now | before))
 
 
@@ -125,7 +146,10 @@ def _currency(code: str) -> Entity:
 
 def _kinds_of_money(currencies: Iterable[Entity]) -> Iterator[Fact]:
     """The last word of a currency's name, where others share it: the US Dollar is a dollar."""
-    kinds = {currency: re.sub(r" \(.*\)$", "", currency.name).split()[-1].lower() for currency in currencies}
+    kinds = {
+        currency: re.sub(r" \(.*\)$", "", currency.name).split()[-1].lower()
+        for currency in currencies
+    }
     shared = Counter(kinds.values())
     for currency, kind in kinds.items():
         if shared[kind] > 1:

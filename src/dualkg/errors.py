@@ -1,5 +1,5 @@
-"""Errors, whose messages say what was expected, what was found and what to do; and names in messages: similar ones, and
-characters that would change what is displayed.
+"""Errors, whose messages say what was expected, what was found and what to do; and names in
+messages: similar ones, and characters that would change what is displayed.
 """
 
 import difflib
@@ -11,7 +11,8 @@ import numpy as np
 
 MIN_SIMILARITY = 0.6  # the fraction of letters that two names must have in common
 MAX_COMPARED = 300  # names that difflib compares
-MAX_WORD, MAX_SENTENCE = 400, 2000  # characters of a message
+MAX_WORD = 400
+MAX_SENTENCE = 2000  # characters of a message
 SYNONYMS = (  # words for one setting in dualkg, other libraries and the literature
     {"lr", "learning_rate", "alpha", "step_size"},
     {"dim", "embedding_dim", "embedding_size", "dimension", "hidden_dim", "hidden_size"},
@@ -22,7 +23,14 @@ SYNONYMS = (  # words for one setting in dualkg, other libraries and the literat
     {"weight", "lambda", "lam", "reg_weight", "regularization_weight", "regularizer_weight"},
     {"loss", "criterion", "objective", "loss_function"},
     {"patience", "early_stopping", "stopper", "early_stop"},
-    {"num_negatives", "negatives", "num_neg", "num_negs", "num_negs_per_pos", "negative_sample_size"},
+    {
+        "num_negatives",
+        "negatives",
+        "num_neg",
+        "num_negs",
+        "num_negs_per_pos",
+        "negative_sample_size",
+    },
     {"margin", "gamma"},
     {"adversarial_temperature", "temperature"},
     {"label_smoothing", "smoothing", "label_smooth"},
@@ -33,12 +41,22 @@ SYNONYMS = (  # words for one setting in dualkg, other libraries and the literat
     {"top", "top_k", "topk", "k"},
     {"track", "tracker", "result_tracker", "logger"},
 )
-# Control codes of terminals, bidirectional overrides and isolates, which reorder text around them, and invisible ones.
-REORDERING = (*range(0x80, 0xA0), 0x200B, *range(0x202A, 0x202F), 0x2060, *range(0x2066, 0x206A), 0xFEFF)
+# Control codes of terminals, bidirectional overrides and isolates, which reorder text around them,
+# and invisible ones.
+REORDERING = (
+    *range(0x80, 0xA0),
+    0x200B,
+    *range(0x202A, 0x202F),
+    0x2060,
+    *range(0x2066, 0x206A),
+    0xFEFF,
+)
 VISIBLE = dict.fromkeys((*range(32), 127), "�") | {ord("\t"): "⇥", ord("\n"): "↵", ord("\r"): "↵"}
 VISIBLE |= {0x2028: "↵", 0x2029: "↵"} | {code: f"⟨U+{code:04X}⟩" for code in REORDERING}
 VISIBLE_LINES = {code: text for code, text in VISIBLE.items() if chr(code) not in "\t\n"}
-JSON_ESCAPES = {code: f"\\u{code:04x}" for code in REORDERING}  # the same JSON, harmless in a terminal
+JSON_ESCAPES = {
+    code: f"\\u{code:04x}" for code in REORDERING
+}  # the same JSON, harmless in a terminal
 
 
 def shortened(text: str) -> str:
@@ -104,18 +122,24 @@ def close_matches(name: str, names: Iterable[str], *, most: int = 3) -> list[str
 
 
 def _with_common_letters(name: str, names: list[str]) -> list[str]:
-    """The names that have enough letters in common with a name, in any order; at most `MAX_COMPARED`, best first.
+    """The names that have enough letters in common with a name, in any order; at most
+    `MAX_COMPARED`, best first.
 
-    It counts letters by NumPy: `difflib` filters in the same way, and takes seconds for 40,000 names.
+    It counts letters by NumPy: `difflib` filters in the same way, and takes seconds for 40,000
+    names.
     """
     if len(names) <= MAX_COMPARED:
         return names
-    letters = np.frombuffer("".join(f"{one}\n" for one in names).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    letters = np.frombuffer(
+        "".join(f"{one}\n" for one in names).encode("utf-32-le", "surrogatepass"), dtype=np.uint32
+    )
     lengths = np.array([len(one) + 1 for one in names])
     starts = np.cumsum(lengths) - lengths
     common = np.zeros(len(names), dtype=np.int64)
     for letter, number in Counter(name).items():
-        common += np.minimum(np.add.reduceat(letters == ord(letter), starts, dtype=np.int64), number)
+        common += np.minimum(
+            np.add.reduceat(letters == ord(letter), starts, dtype=np.int64), number
+        )
     similarities = 2 * common / (lengths - 1 + len(name)).clip(1)
     best = np.argsort(-similarities, kind="stable")[:MAX_COMPARED]
     return [names[index] for index in best.tolist() if similarities[index] >= MIN_SIMILARITY]
@@ -127,14 +151,17 @@ def edit_distance(one: str, other: str) -> int:
     for row, letter in enumerate(one, start=1):
         here = [row]
         for column, wanted in enumerate(other, start=1):
-            here.append(min(above[column] + 1, here[-1] + 1, above[column - 1] + (letter != wanted)))
+            here.append(
+                min(above[column] + 1, here[-1] + 1, above[column - 1] + (letter != wanted))
+            )
         above = here
     return above[-1]
 
 
 def close_settings(name: str, names: Iterable[str]) -> list[str]:
     """The settings that a word stands for, or else those that are written alike."""
-    word, names = name.casefold().replace("-", "_"), list(names)
+    word = name.casefold().replace("-", "_")
+    names = list(names)
     meant = {other for group in SYNONYMS if word in group for other in group}
     return [one for one in names if one.replace("-", "_") in meant] or close_matches(name, names)
 

@@ -1,4 +1,6 @@
-"""Optional dependencies, whose errors have the line that installs them; and trust in the classes that files name."""
+"""Optional dependencies, whose errors have the line that installs them; and trust in the classes
+that files name.
+"""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -26,7 +28,9 @@ def optional_import(package: str, *, purpose: str) -> Iterator[None]:
 
 @contextmanager
 def trusted_code(trust: bool) -> Iterator[None]:
-    """Let files that are read in the block name classes to import; without trust, what was allowed before holds."""
+    """Let files that are read in the block name classes to import; without trust, what was allowed
+    before holds.
+    """
     before = _trusted.set(trust or _trusted.get())
     try:
         yield
@@ -35,10 +39,17 @@ def trusted_code(trust: bool) -> Iterator[None]:
 
 
 def check_trusted(names: Iterable[object], *, source: object) -> None:
-    """Refuse `package.module:Class` in a file, unless it is trusted or the program has imported that module."""
+    """Refuse `package.module:Class` in a file, unless it is trusted or the program has imported
+    that module.
+    """
     for name in names:
-        if isinstance(name, str) and ":" in name and not _trusted.get() and name.partition(":")[0] not in sys.modules:
+        if (
+            isinstance(name, str)
+            and ":" in name
+            and not _trusted.get()
+            and name.partition(":")[0] not in sys.modules
+        ):
             raise RequestError(
-                f"{source} names the class {name}, which is not part of dualkg, and importing it runs its code. If you "
-                f"trust those who wrote both, use trust_code=True."
+                f"{source} names the class {name}, which is not part of dualkg, and importing it "
+                "runs its code. If you trust those who wrote both, use trust_code=True."
             )

@@ -1,7 +1,8 @@
-"""Files and folders: atomic writes, locks, and checksums. A reader never sees an incomplete file or folder.
+"""Files and folders: atomic writes, locks, and checksums. A reader never sees an incomplete file or
+folder.
 
-What a killed process leaves is finished or undone by `recover` when the folder is next opened, and removed when it is
-next locked.
+What a killed process leaves is finished or undone by `recover` when the folder is next opened, and
+removed when it is next locked.
 """
 
 import ctypes
@@ -26,18 +27,26 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from dualkg.errors import LockedError, RequestError
 
-TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.(tmp|full)")  # a complete folder that is moved file by file is `full`
+TEMPORARY = re.compile(
+    r"\.(.+)\.[a-z0-9_]{8}\.(tmp|full)"
+)  # a complete folder that is moved file by file is `full`
 INNER_LOCK = ".lock"  # of a folder whose parent cannot be written
 MAX_NAME = 200  # bytes of a name that others are made from; file systems allow 255
 REMEMBERED_BYTES = 2**22  # files of this size are hashed on first use only, smaller ones always
 HANDOVER_SECONDS = 0.2  # in which a process that ends may release its lock
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
-CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.ENOSYS)  # a folder, on some systems
+CANNOT_SYNC = (
+    errno.EINVAL,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.EBADF,
+    errno.ENOSYS,
+)  # a folder, on some systems
 NO_CHECKSUM = "0" * 64  # in the place of the checksum while it is computed
 _HAS_LOCKS: dict[int, bool] = {}  # by device
 
 
-# -- atomic writes ------------------------------------------------------------------------------------------------
+# -- atomic writes -----------------------------------------------------------
 
 
 @contextmanager
@@ -66,8 +75,8 @@ def atomic_folder(
 ) -> Iterator[Path]:
     """A temporary folder that becomes `path` when the block succeeds, and is deleted when it fails.
 
-    An existing folder is kept, refused, or replaced but for its files in `keep`; an empty one is filled, the file named
-    `last` last.
+    An existing folder is kept, refused, or replaced but for its files in `keep`; an empty one is
+    filled, the file named `last` last.
     """
     path = Path(os.path.realpath(path))
     filling = path.is_dir() and not contents(path)
@@ -105,7 +114,9 @@ def atomic_folder(
 
 @contextmanager
 def _temporary(path: Path, parent: Path) -> Iterator[Path]:
-    """A new folder, deleted at the end. It is locked, so that no other process takes it for a stray one."""
+    """A new folder, deleted at the end. It is locked, so that no other process takes it for a stray
+    one.
+    """
     name = ""
     try:
         while not name or not Path(name).exists():  # it may have been removed before it was locked
@@ -124,12 +135,18 @@ def _temporary(path: Path, parent: Path) -> Iterator[Path]:
     except OSError as error:
         if error.filename is not None and (not name or not str(error.filename).startswith(name)):
             raise
-        place = str(error.filename or name).replace(f"{name}/{path.name}", name).replace(name, str(path), 1)
+        place = (
+            str(error.filename or name)
+            .replace(f"{name}/{path.name}", name)
+            .replace(name, str(path), 1)
+        )
         raise OSError(error.errno or errno.EIO, error.strerror or str(error), place) from error
 
 
 def _put(fresh: Path, path: Path) -> None:
-    """Give a file or folder its name, on the disk too; where that fails, a new name is taken back."""
+    """Give a file or folder its name, on the disk too; where that fails, a new name is taken
+    back.
+    """
     is_new = not path.exists()
     fresh.replace(path)
     if _is_temporary(path.parent):
@@ -157,7 +174,9 @@ def contents(folder: Path) -> list[str]:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link, or a copy if the file system has none; the former target stays until there is one."""
+    """A hard link, or a copy if the file system has none; the former target stays until there is
+    one.
+    """
     with atomic_write(target) as fresh:
         try:
             fresh.hardlink_to(source)
@@ -183,12 +202,18 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except errors as error:
-        reason = re.sub(r"^.*?(I/O error|[Ww]rite error)", r"\1", str(error), flags=re.DOTALL).replace(str(path), "")
-        raise OSError(errno.EIO, f"it could not be written ({reason.strip()})", str(path)) from error
+        reason = re.sub(
+            r"^.*?(I/O error|[Ww]rite error)", r"\1", str(error), flags=re.DOTALL
+        ).replace(str(path), "")
+        raise OSError(
+            errno.EIO, f"it could not be written ({reason.strip()})", str(path)
+        ) from error
 
 
 def read_json(path: Path, kind: Any = Any, *, checksum: bool = False) -> Any:
-    """The content of a JSON file as a type; a damaged one raises `RequestError`. With `checksum`, of `write_json`."""
+    """The content of a JSON file as a type; a damaged one raises `RequestError`. With `checksum`,
+    of `write_json`.
+    """
     content = path.read_bytes()
     try:
         found = json.loads(content.decode())
@@ -198,7 +223,9 @@ def read_json(path: Path, kind: Any = Any, *, checksum: bool = False) -> Any:
         saved = found.pop("sha256", None) if isinstance(found, dict) else None
         if saved is None:
             raise RequestError(f"{path} is damaged: it has no checksum (the entry 'sha256').")
-        blank = f'"{NO_CHECKSUM}"'.encode().join(content.rsplit(f'"{saved}"'.encode(errors="replace"), 1))
+        blank = f'"{NO_CHECKSUM}"'.encode().join(
+            content.rsplit(f'"{saved}"'.encode(errors="replace"), 1)
+        )
         former = json.dumps(found).encode()  # what it was computed of before 0.2.0
         if saved not in [hashlib.sha256(one).hexdigest() for one in (blank, former)]:
             raise RequestError(f"{path} is damaged: its checksum is not that of its content.")
@@ -206,7 +233,9 @@ def read_json(path: Path, kind: Any = Any, *, checksum: bool = False) -> Any:
 
 
 def check_type(found: Any, kind: Any, *, source: object) -> Any:
-    """What a file holds as a type, such as `dict[str, Any]`; anything else raises `RequestError`."""
+    """What a file holds as a type, such as `dict[str, Any]`; anything else raises
+    `RequestError`.
+    """
     from pydantic import ValidationError
 
     try:
@@ -214,7 +243,9 @@ def check_type(found: Any, kind: Any, *, source: object) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise RequestError(f"{source} is damaged: {place and f'{place}: '}{first['msg']}.") from None
+        raise RequestError(
+            f"{source} is damaged: {place and f'{place}: '}{first['msg']}."
+        ) from None
 
 
 @functools.cache  # an adapter takes a millisecond or more to build
@@ -235,11 +266,13 @@ def write_text(path: Path, text: str) -> None:
         fresh.write_text(text, encoding="utf-8")
 
 
-# -- replacing a folder -------------------------------------------------------------------------------------------
+# -- replacing a folder ------------------------------------------------------
 
 
 def _exchange(fresh: Path, path: Path) -> None:
-    """Replace a folder by another, which gets its name; killed in between, `recover` finds the former one."""
+    """Replace a folder by another, which gets its name; killed in between, `recover` finds the
+    former one.
+    """
     if _exchange_names(fresh, path):
         try:
             sync(path.parent)  # the former one is deleted only then
@@ -263,7 +296,9 @@ def _exchange_names(one: Path, other: Path) -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     names = os.fsencode(one), os.fsencode(other)
     if sys.platform == "linux" and hasattr(libc, "renameat2"):
-        return bool(libc.renameat2(-100, names[0], -100, names[1], 2) == 0)  # AT_FDCWD, RENAME_EXCHANGE
+        return bool(
+            libc.renameat2(-100, names[0], -100, names[1], 2) == 0
+        )  # AT_FDCWD, RENAME_EXCHANGE
     if sys.platform == "darwin" and hasattr(libc, "renamex_np"):
         return bool(libc.renamex_np(*names, 2) == 0)  # RENAME_SWAP
     return False
@@ -280,7 +315,9 @@ def _fill(path: Path, full: Path, *, last: str = "") -> None:
 
 
 def recover(path: Path) -> None:
-    """Finish or undo what a killed process began to put in the place of a folder, and remove its lock."""
+    """Finish or undo what a killed process began to put in the place of a folder, and remove its
+    lock.
+    """
     path = Path(os.path.realpath(path))
     with suppress(OSError):
         for file in (_hidden(path, "lock"), path / INNER_LOCK):
@@ -296,9 +333,15 @@ def recover(path: Path) -> None:
 
 def strays(path: Path, *, inside: bool = True) -> list[Path]:
     """Temporary files and folders that killed processes left beside a file or folder, or in it."""
-    found = [one for one in _children(path.parent) if TEMPORARY.sub(r"\1", one.name) == _short(path)]
+    found = [
+        one for one in _children(path.parent) if TEMPORARY.sub(r"\1", one.name) == _short(path)
+    ]
     found += _children(path) if inside else []
-    return [one for one in found if one.suffix == ".tmp" and TEMPORARY.fullmatch(one.name) and _is_left(one)]
+    return [
+        one
+        for one in found
+        if one.suffix == ".tmp" and TEMPORARY.fullmatch(one.name) and _is_left(one)
+    ]
 
 
 def remove_strays(path: Path, *, inside: bool = True) -> None:
@@ -314,7 +357,9 @@ def _is_left(stray: Path, *, remove: bool = False) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(descriptor), stray.lstat()):  # it has been removed and made again
+        if not os.path.samestat(
+            os.fstat(descriptor), stray.lstat()
+        ):  # it has been removed and made again
             return False
         if remove:
             _remove(stray)
@@ -340,23 +385,26 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-# -- locks --------------------------------------------------------------------------------------------------------
+# -- locks -------------------------------------------------------------------
 
 
 @contextmanager
 def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of a file or folder that is being written; another process is refused, or waits.
+    """Hold the lock of a file or folder that is being written; another process is refused, or
+    waits.
 
-    The lock is the file `.NAME.lock` beside it, or `.lock` in a folder whose parent cannot be written. It names process
-    and host, and is released by the operating system if the process is killed. A thread may hold it more than once.
-    None needs no lock, and a place that cannot be written gets none.
+    The lock is the file `.NAME.lock` beside it, or `.lock` in a folder whose parent cannot be
+    written. It names process and host, and is released by the operating system if the process is
+    killed. A thread may hold it more than once. None needs no lock, and a place that cannot be
+    written gets none.
     """
     if path is None:
         yield
         return
     from filelock import FileLock, SoftFileLock, Timeout
 
-    given, path = path, Path(os.path.realpath(path))
+    given = path
+    path = Path(os.path.realpath(path))
     missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     lock: FileLock | SoftFileLock | None = None
@@ -392,7 +440,9 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
         yield
     finally:
         if named:
-            _remove(file)  # while it is held: filelock tries again where it has locked a file without a name
+            _remove(
+                file
+            )  # while it is held: filelock tries again where it has locked a file without a name
         lock.release()
         for parent in missing:
             with suppress(OSError):  # it is not empty
@@ -418,7 +468,9 @@ T = TypeVar("T")
 
 
 def locks(argument: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function that writes the file or folder given as this argument: it holds the lock of it."""
+    """Decorate a function that writes the file or folder given as this argument: it holds the lock
+    of it.
+    """
 
     def wrap(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
@@ -426,7 +478,9 @@ def locks(argument: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         @functools.wraps(function)
         def holding(*args: P.args, **options: P.kwargs) -> T:
             path = None
-            with suppress(TypeError):  # of a wrong call, which the call below raises with the function's name
+            with suppress(
+                TypeError
+            ):  # of a wrong call, which the call below raises with the function's name
                 path = signature.bind(*args, **options).arguments.get(argument)
             with locked(path):
                 return function(*args, **options)
@@ -445,7 +499,9 @@ def lock_holder(path: str | Path) -> str | None:
             if host == socket.gethostname():
                 with suppress(PermissionError):  # a process of another user
                     os.kill(int(pid), 0)  # raises ProcessLookupError, an OSError, if it has ended
-            time = f" since {since[0]}" if since and ":" in since[0] else ""  # else a mark of filelock's
+            time = (
+                f" since {since[0]}" if since and ":" in since[0] else ""
+            )  # else a mark of filelock's
             return f"process {int(pid)} on {host}{time}"
     return None
 
@@ -456,13 +512,16 @@ def _refusal(path: str | Path, file: Path) -> str:
         if holder or not file.exists():
             break
         time.sleep(0.005)
-    return f"{path} is being written by {holder or 'another process'}. Try again when that has ended."
+    return (
+        f"{path} is being written by {holder or 'another process'}. Try again when that has ended."
+    )
 
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Wait for the lock of a folder itself, for a short change of one of its files; one that is replaced meanwhile is
-    locked again. It holds no other process up, and leaves no file."""
+    """Wait for the lock of a folder itself, for a short change of one of its files; one that is
+    replaced meanwhile is locked again. It holds no other process up, and leaves no file.
+    """
     while True:
         descriptor = os.open(folder, os.O_RDONLY)
         with suppress(OSError):  # a file system without locks
@@ -476,19 +535,23 @@ def folder_lock(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-# -- checksums ----------------------------------------------------------------------------------------------------
+# -- checksums ---------------------------------------------------------------
 
 
 def file_record(path: Path) -> dict[str, Any]:
     """The size and the checksum of a file."""
     with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
 
 
 def file_damage(path: Path, record: dict[str, Any], *, memory: Path | None = None) -> str | None:
     """What is wrong with a file, by its `file_record`; None if nothing is.
 
-    The file `memory` remembers which large files were good, by name, size and time, so that each is hashed once.
+    The file `memory` remembers which large files were good, by name, size and time, so that each is
+    hashed once.
     """
     try:
         stat = path.stat()

@@ -12,9 +12,11 @@ FORMAT = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
 
 class ProgressLog:
-    """Logs the first line about a computation, then at most one every `SECONDS`, and always the last.
+    """Logs the first line about a computation, then at most one every `SECONDS`, and always the
+    last.
 
-    Without `first`, a computation that is shorter than `SECONDS` logs nothing but what is marked as last.
+    Without `first`, a computation that is shorter than `SECONDS` logs nothing but what is marked as
+    last.
     """
 
     def __init__(self, title: str, *, first: bool = True) -> None:
@@ -35,7 +37,8 @@ class ProgressLog:
 @contextmanager
 def log_to_stderr() -> Iterator[None]:
     """Write the lines to stderr with their time, for a program whose stderr is no terminal."""
-    handler, level = logging.StreamHandler(), logger.level
+    handler = logging.StreamHandler()
+    level = logger.level
     handler.setFormatter(FORMAT)
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -1,4 +1,6 @@
-"""Theorem 1: what DURA over everything bounds, for any factors, and the factors at which the two sides meet."""
+"""Theorem 1: what DURA over everything bounds, for any factors, and the factors at which the two
+sides meet.
+"""
 
 import math
 
@@ -21,8 +23,11 @@ def models(draw, kinds=MODELS):
     """Any model of float64 factors, columns of very different lengths among them, some of zeros."""
     shape = kg.GraphShape(draw(st.integers(1, 5)), draw(st.integers(1, 3)))
     dim = draw(st.integers(1, 4))
-    kind, reciprocal = draw(st.sampled_from(kinds)), draw(st.booleans())
-    model = kind(shape, dim=dim, reciprocal=reciprocal, init_scale=1.0, seed=draw(st.integers(0, 99))).double()
+    kind = draw(st.sampled_from(kinds))
+    reciprocal = draw(st.booleans())
+    model = kind(
+        shape, dim=dim, reciprocal=reciprocal, init_scale=1.0, seed=draw(st.integers(0, 99))
+    ).double()
     with torch.no_grad():
         for table in model.parameters():
             lengths = [draw(st.sampled_from((0.0, 1e-3, 0.5, 1.0, 30.0))) for _ in range(dim)]
@@ -31,7 +36,9 @@ def models(draw, kinds=MODELS):
 
 
 def factors(model):
-    """H, R and T as matrices `(rows, dim)`, complex where the model is; T is conjugated, so that X is their product."""
+    """H, R and T as matrices `(rows, dim)`, complex where the model is; T is conjugated, so that X
+    is their product.
+    """
 
     def numbers(table):
         if model.numbers_per_coordinate == 1:
@@ -46,7 +53,10 @@ def tensor(model):
 
 
 def all_ids(model):
-    ranges = [torch.arange(n) for n in (model.shape.num_entities, model.num_relation_ids, model.shape.num_entities)]
+    ranges = [
+        torch.arange(n)
+        for n in (model.shape.num_entities, model.num_relation_ids, model.shape.num_entities)
+    ]
     return torch.cartesian_prod(*ranges).T
 
 
@@ -68,7 +78,9 @@ def test_the_sum_is_dura_over_all_triples(model, plain, mapped):
     """Equation (9) taken apart into (8): every head with every relation and every tail, once."""
     dura = kg.DURA(1.0, plain=plain, mapped=mapped)
     whole = dura.per_triple(model.factors(*all_ids(model))).sum().detach()
-    assert nuclear_bound(model, plain=plain, mapped=mapped).dura == pytest.approx(float(whole), rel=1e-9)
+    assert nuclear_bound(model, plain=plain, mapped=mapped).dura == pytest.approx(
+        float(whole), rel=1e-9
+    )
 
 
 @given(models(), LAMBDAS, LAMBDAS)
@@ -96,7 +108,9 @@ def test_transformations_that_do_not_change_the_bound(model, plain, mapped, fact
     rotated = nuclear_bound(model, plain=plain, mapped=mapped)
     assert rotated.bound == pytest.approx(before.bound, rel=1e-9)
     twice = rebalanced(rebalanced(model, plain=plain, mapped=mapped), plain=plain, mapped=mapped)
-    for one, other in zip(rebalanced(model, plain=plain, mapped=mapped).parameters(), twice.parameters(), strict=True):
+    for one, other in zip(
+        rebalanced(model, plain=plain, mapped=mapped).parameters(), twice.parameters(), strict=True
+    ):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=ATOL)
 
 
@@ -106,22 +120,27 @@ def test_the_bound_grows_as_the_tensor_does(model, factor):
     before = bound_before_and_after(model)["rebalanced"].bound
     with torch.no_grad():
         model.relations.mul_(factor)
-    assert bound_before_and_after(model)["rebalanced"].bound == pytest.approx(before * factor, rel=1e-9)
+    assert bound_before_and_after(model)["rebalanced"].bound == pytest.approx(
+        before * factor, rel=1e-9
+    )
 
 
 def by_hand(heads, relation, tails):
     """One component: CP of two entities and one relation without its reciprocal."""
     model = kg.CP(kg.GraphShape(2, 1), dim=1, reciprocal=False).double()
     values = {"entities": heads, "relations": [relation], "tails": tails}
-    model.load_state_dict({name: torch.tensor(column).double()[:, None] for name, column in values.items()})
+    model.load_state_dict(
+        {name: torch.tensor(column).double()[:, None] for name, column in values.items()}
+    )
     return model
 
 
 def test_one_component_by_hand():
     """‖h‖ = 5, |r| = 2, ‖t‖ = 1, λ1 = 1, λ2 = 4.
 
-    Σ = 2 · (25 + 1) · (4 · 4 + 1 · 1) = 884; the divisor is 4 · 2 · √(1 · 4 · 1) = 16; the component is 5 · 2 · 1 = 10.
-    Balanced: |r| = √(1/4) = ½, so ‖h‖² = ‖t‖² = 10 / ½ = 20, Σ = 2 · 40 · (4 · ¼ + 1) = 160, and 160 / 16 = 10.
+    Σ = 2 · (25 + 1) · (4 · 4 + 1 · 1) = 884; the divisor is 4 · 2 · √(1 · 4 · 1) = 16; the
+    component is 5 · 2 · 1 = 10. Balanced: |r| = √(1/4) = ½, so ‖h‖² = ‖t‖² = 10 / ½ = 20, Σ = 2 ·
+    40 · (4 · ¼ + 1) = 160, and 160 / 16 = 10.
     """
     model = by_hand([3.0, 4.0], 2.0, [0.0, 1.0])
     found = nuclear_bound(model, plain=1, mapped=4)
@@ -130,12 +149,16 @@ def test_one_component_by_hand():
     found = nuclear_bound(balanced, plain=1, mapped=4)
     assert (found.dura, found.bound, found.components) == pytest.approx((160, 10, 10))
     assert balanced.relations.item() == pytest.approx(0.5)
-    assert balanced.entities.flatten().tolist() == pytest.approx([0.6 * math.sqrt(20), 0.8 * math.sqrt(20)])
+    assert balanced.entities.flatten().tolist() == pytest.approx(
+        [0.6 * math.sqrt(20), 0.8 * math.sqrt(20)]
+    )
     assert balanced.tails.flatten().tolist() == pytest.approx([0.0, math.sqrt(20)])
 
 
 def test_the_paper_s_statement_lacks_a_quarter():
-    """X = 1 · 1 · 1 has norm 1; Theorem 1 as printed, without |E| and the 4, would say 1 + 1 + 1 + 1."""
+    """X = 1 · 1 · 1 has norm 1; Theorem 1 as printed, without |E| and the 4, would say 1 + 1 + 1 +
+    1.
+    """
     model = kg.CP(kg.GraphShape(1, 1), dim=1, reciprocal=False)
     model.load_state_dict({name: torch.ones(1, 1) for name in ("entities", "relations", "tails")})
     found = nuclear_bound(model)
@@ -162,7 +185,9 @@ def test_models_without_components_are_refused():
         nuclear_bound(odd.Normalised(shape, dim=2))
 
 
-@pytest.mark.parametrize(("plain", "mapped"), [(0, 1), (1, 0), (-1, 1), (math.nan, 1), (1, math.inf)])
+@pytest.mark.parametrize(
+    ("plain", "mapped"), [(0, 1), (1, 0), (-1, 1), (math.nan, 1), (1, math.inf)]
+)
 def test_invalid_weights_are_refused(plain, mapped):
     with pytest.raises(kg.RequestError, match="must be above 0 and finite"):
         nuclear_bound(kg.CP(kg.GraphShape(3, 2), dim=2), plain=plain, mapped=mapped)

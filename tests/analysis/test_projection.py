@@ -24,11 +24,15 @@ from dualkg.training.run import RunFolder
 pytest.importorskip("openTSNE")
 
 
-def clusters(num_points: int, *, width: int = 50, num_clusters: int = 10) -> tuple[np.ndarray, np.ndarray]:
+def clusters(
+    num_points: int, *, width: int = 50, num_clusters: int = 10
+) -> tuple[np.ndarray, np.ndarray]:
     """Points of Gaussian clusters `(num_points, width)`, and the cluster of each."""
     random = np.random.default_rng(0)
     groups = random.integers(0, num_clusters, num_points)
-    return random.standard_normal((num_clusters, width))[groups] + random.standard_normal((num_points, width)), groups
+    return random.standard_normal((num_clusters, width))[groups] + random.standard_normal(
+        (num_points, width)
+    ), groups
 
 
 def test_neighbours_in_the_plane_are_of_the_same_cluster():
@@ -86,7 +90,9 @@ def test_equal_points_are_close():
 def test_vectors_that_are_not_finite_are_refused(wrong):
     vectors = np.zeros((5, 3))
     vectors[2, 1] = vectors[4, 0] = wrong
-    with pytest.raises(kg.RequestError, match=r"2 of 5 vectors have NaN or infinity; the first is number 2\."):
+    with pytest.raises(
+        kg.RequestError, match=r"2 of 5 vectors have NaN or infinity; the first is number 2\."
+    ):
         tsne(vectors)
 
 
@@ -105,19 +111,26 @@ def test_an_array_that_is_not_a_matrix_is_refused(shape):
 
 def test_without_opentsne_the_error_has_the_install_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "openTSNE", None)
-    with pytest.raises(kg.RequestError, match=r"t-SNE needs openTSNE. Install it: pip install 'dualkg\[analysis\]'"):
+    with pytest.raises(
+        kg.RequestError, match=r"t-SNE needs openTSNE. Install it: pip install 'dualkg\[analysis\]'"
+    ):
         tsne(np.eye(4))
 
 
 def test_tails_are_looked_up_where_the_model_does():
     shape = kg.GraphShape(6, 2)
-    cp, distmult = kg.CP(shape, dim=3), kg.DistMult(shape, dim=3)
-    np.testing.assert_array_equal(tail_embeddings(cp, [4, 1]), cp.tails.detach().double()[[4, 1]].numpy())
-    np.testing.assert_array_equal(tail_embeddings(distmult, [2]), distmult.entities.detach().double()[[2]].numpy())
+    cp = kg.CP(shape, dim=3)
+    distmult = kg.DistMult(shape, dim=3)
+    np.testing.assert_array_equal(
+        tail_embeddings(cp, [4, 1]), cp.tails.detach().double()[[4, 1]].numpy()
+    )
+    np.testing.assert_array_equal(
+        tail_embeddings(distmult, [2]), distmult.entities.detach().double()[[2]].numpy()
+    )
     np.testing.assert_array_equal(tail_embeddings(kg.Dual(cp), [0]), tail_embeddings(cp, [0]))
 
 
-# -- the map of a run -------------------------------------------------------------------------------------
+# -- the map of a run --------------------------------------------------------
 
 
 def test_a_map_is_computed_once_and_saved_with_the_run(small_graph, tmp_path, monkeypatch):
@@ -150,7 +163,9 @@ def test_a_diverged_model_has_no_map(small_graph):
     model = kg.CP(small_graph.shape, dim=80)
     with torch.no_grad():
         model.embedding.tail_table[3] = torch.nan
-    with pytest.raises(kg.RequestError, match="1 of 30 vectors have NaN or infinity; the first is number 3"):
+    with pytest.raises(
+        kg.RequestError, match="1 of 30 vectors have NaN or infinity; the first is number 3"
+    ):
         compute_map(model)
 
 
@@ -166,8 +181,12 @@ def test_principal_components_keep_distances():
 def test_a_damaged_map_is_reported(tmp_path):
     path = tmp_path / "map.parquet"
     path.write_text("no table")
-    with pytest.raises(kg.RequestError, match="is damaged: .* Remove it, and the map is computed again."):
+    with pytest.raises(
+        kg.RequestError, match="is damaged: .* Remove it, and the map is computed again."
+    ):
         load_map(path, 30)
     save_map(np.zeros((29, 2)), path)
-    with pytest.raises(kg.RequestError, match="has 29 positions and the graph 30 entities. Remove it"):
+    with pytest.raises(
+        kg.RequestError, match="has 29 positions and the graph 30 entities. Remove it"
+    ):
         load_map(path, 30)

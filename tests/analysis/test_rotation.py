@@ -28,10 +28,13 @@ def test_rotation_keeps_scores_and_norms(seed, share):
     model = kg.RESCAL(SHAPE, dim=6, seed=seed).double()
     other = rotated(model, share=share)
     triples = torch.cartesian_prod(torch.arange(5), torch.arange(6), torch.arange(5, 9)).T
-    before, after = model.factors(*triples), other.factors(*triples)
+    before = model.factors(*triples)
+    after = other.factors(*triples)
     torch.testing.assert_close(other.tail_scores(after), model.tail_scores(before))
     for name in ("head", "tail", "mapped_head", "mapped_tail"):
-        torch.testing.assert_close(getattr(after, name).norm(dim=-1), getattr(before, name).norm(dim=-1))
+        torch.testing.assert_close(
+            getattr(after, name).norm(dim=-1), getattr(before, name).norm(dim=-1)
+        )
     assert not other.entities.equal(model.entities)
 
 
@@ -45,7 +48,9 @@ def test_axes_are_orthogonal_and_no_worse_than_the_principal_ones(seed, share):
 
 
 def test_vectors_along_hidden_axes_are_found_again():
-    """One entry in eight is not zero, seen in axes at random: rotated back, seven in eight cost nothing."""
+    """One entry in eight is not zero, seen in axes at random: rotated back, seven in eight cost
+    nothing.
+    """
     random = torch.Generator().manual_seed(0)
     hidden = torch.eye(8).double().repeat(20, 1) * (1 + torch.rand(160, 1, generator=random))
     axes = torch.linalg.qr(torch.randn(8, 8, generator=random).double()).Q
@@ -56,7 +61,9 @@ def test_vectors_along_hidden_axes_are_found_again():
 
 def test_a_rotated_run_loses_less(small_graph, tmp_path):
     model = kg.RESCAL(small_graph.shape, dim=8, seed=0)
-    run = kg.train(model, small_graph, regularizer=kg.DURA(0.01), epochs=3, batch_size=50, out=tmp_path / "run")
+    run = kg.train(
+        model, small_graph, regularizer=kg.DURA(0.01), epochs=3, batch_size=50, out=tmp_path / "run"
+    )
     as_is = sparsify(run.folder, share=0.7, out=tmp_path / "as-is")
     made = sparsify(run.folder, share=0.7, rotate=True, out=tmp_path / "rotated")
     assert [as_is.sparsity["rotated"], made.sparsity["rotated"]] == [False, True]
@@ -70,7 +77,9 @@ def test_a_rotated_run_loses_less(small_graph, tmp_path):
 
 
 def test_other_models_are_refused():
-    with pytest.raises(kg.RequestError, match="Only RESCAL can be rotated .* the axes of ComplEx are tied"):
+    with pytest.raises(
+        kg.RequestError, match="Only RESCAL can be rotated .* the axes of ComplEx are tied"
+    ):
         rotated(kg.ComplEx(SHAPE, dim=2), share=0.5)
     with pytest.raises(kg.RequestError, match="70 % is written 0.7"):
         rotated(kg.RESCAL(SHAPE, dim=2), share=70)

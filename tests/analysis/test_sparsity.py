@@ -1,4 +1,6 @@
-"""λ-sparsity: the threshold, the zeros, the run that keeps them out of its file, the storage and the curve."""
+"""λ-sparsity: the threshold, the zeros, the run that keeps them out of its file, the storage and
+the curve.
+"""
 
 import json
 from fractions import Fraction
@@ -38,10 +40,12 @@ def sparsity(table: torch.Tensor, threshold: float) -> float:
 @pytest.fixture
 def run(small_graph, tmp_path) -> kg.Run:
     model = kg.CP(small_graph.shape, dim=5, init_scale=0.1)
-    return kg.train(model, small_graph, regularizer=kg.DURA(0.01), epochs=2, batch_size=50, out=tmp_path / "run")
+    return kg.train(
+        model, small_graph, regularizer=kg.DURA(0.01), epochs=2, batch_size=50, out=tmp_path / "run"
+    )
 
 
-# -- the threshold ----------------------------------------------------------------------------------------
+# -- the threshold -----------------------------------------------------------
 
 
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=40), PERCENTS)
@@ -50,7 +54,9 @@ def test_the_threshold_gives_the_largest_share_not_above_the_target(entries, sha
     [threshold] = find_thresholds([table], [share])
     reachable = [sparsity(table, above) for above in (*table.abs().flatten().tolist(), 0.0)]
     wanted = Fraction(str(share))
-    assert sparsity(table, threshold) == max(one for one in reachable if Fraction(one).limit_denominator(40) <= wanted)
+    assert sparsity(table, threshold) == max(
+        one for one in reachable if Fraction(one).limit_denominator(40) <= wanted
+    )
 
 
 @given(st.integers(1, 300), PERCENTS, st.integers(0, 5))
@@ -98,14 +104,21 @@ def test_cp_has_two_entity_tables_and_a_dual_those_of_its_primal():
 
 
 def test_a_model_without_entity_tables_is_refused():
-    with pytest.raises(kg.RequestError, match="Normalised computes its entity vectors from other parameters"):
+    with pytest.raises(
+        kg.RequestError, match="Normalised computes its entity vectors from other parameters"
+    ):
         entity_tables(odd.Normalised(kg.GraphShape(4, 2), dim=2))
 
 
-# -- the sparse run ---------------------------------------------------------------------------------------
+# -- the sparse run ----------------------------------------------------------
 
 
-@given(st.integers(0, 6), st.sampled_from((1, 3, 256, 257)), st.sampled_from((0.0, 0.1, 0.9, 1.0)), st.integers(0, 9))
+@given(
+    st.integers(0, 6),
+    st.sampled_from((1, 3, 256, 257)),
+    st.sampled_from((0.0, 0.1, 0.9, 1.0)),
+    st.integers(0, 9),
+)
 def test_a_sparse_table_is_restored(rows, columns, density, seed):
     random = torch.Generator().manual_seed(seed)
     table = torch.randn(rows, columns, generator=random)
@@ -125,7 +138,12 @@ def test_a_sparse_run_is_a_run_like_any_other(run, tmp_path):
         torch.testing.assert_close(table, made.model.state_dict()[name], rtol=0, atol=0)
     zeros = sum(int((table == 0).sum()) for table in entity_tables(again.model).values())
     assert zeros == 0.7 * 2 * 30 * 5
-    assert again.sparsity == {**made.sparsity, "source": str(run.folder), "target_share": 0.7, "share": 0.7}
+    assert again.sparsity == {
+        **made.sparsity,
+        "source": str(run.folder),
+        "target_share": 0.7,
+        "share": 0.7,
+    }
     saved = RunFolder(made.folder).saved_reports()
     for split in ("valid", "test"):
         report = kg.evaluate(again.model, again.graph, split=split)
@@ -137,7 +155,9 @@ def test_a_sparse_run_is_a_run_like_any_other(run, tmp_path):
     assert np.load(tmp_path / "out" / "tails.npy").shape == (30, 5)
 
 
-def test_nothing_of_the_zeros_is_on_disk_even_when_it_is_loaded_saved_and_made_sparser(run, tmp_path):
+def test_nothing_of_the_zeros_is_on_disk_even_when_it_is_loaded_saved_and_made_sparser(
+    run, tmp_path
+):
     first = sparsify(run.folder, share=0.5, out=tmp_path / "first")
     kg.load_run(first.folder).save(tmp_path / "copy")
     second = sparsify(tmp_path / "copy", share=0.8, out=tmp_path / "second")
@@ -145,9 +165,15 @@ def test_nothing_of_the_zeros_is_on_disk_even_when_it_is_loaded_saved_and_made_s
         saved = load_file(folder / "weights.safetensors")
         assert sorted(saved) == sorted(
             ["model/relations"]
-            + [f"csr/{table}/{part}" for table in ("entities", "tails") for part in ("values", "columns", "starts")]
+            + [
+                f"csr/{table}/{part}"
+                for table in ("entities", "tails")
+                for part in ("values", "columns", "starts")
+            ]
         )
-        assert sum(len(saved[f"csr/{table}/values"]) for table in ("entities", "tails")) == num_values
+        assert (
+            sum(len(saved[f"csr/{table}/values"]) for table in ("entities", "tails")) == num_values
+        )
         assert saved["csr/tails/columns"].dtype == torch.uint8
 
 
@@ -164,7 +190,9 @@ def test_a_dual_can_be_made_sparse(small_graph, tmp_path):
 
 @pytest.mark.parametrize("share", [-0.1, 1, 70, float("nan")])
 def test_an_invalid_share_is_refused(run, share):
-    with pytest.raises(kg.RequestError, match=f"at least 0 and below 1; it is {share:g}. 70 % is written 0.7"):
+    with pytest.raises(
+        kg.RequestError, match=f"at least 0 and below 1; it is {share:g}. 70 % is written 0.7"
+    ):
         sparsify(run.folder, share=share)
 
 
@@ -191,26 +219,44 @@ def test_damaged_files_are_reported(run, damage):
         saved["csr/tails/starts"] = saved["csr/tails/starts"][:-1].clone()
     else:
         saved["csr/tails/columns"] = torch.full_like(saved["csr/tails/columns"], 9)
-    save_file(saved, weights, metadata={"about": json.dumps({"shapes": {"entities": [30, 5], "tails": [30, 5]}})})
+    save_file(
+        saved,
+        weights,
+        metadata={"about": json.dumps({"shapes": {"entities": [30, 5], "tails": [30, 5]}})},
+    )
     with pytest.raises(kg.RequestError, match="weights.safetensors is damaged: it has"):
         kg.load_run(weights.parent)
     with pytest.raises(kg.RequestError, match="its CSR of tails is damaged"):
         read_weights(weights)
 
 
-# -- storage and the curve --------------------------------------------------------------------------------
+# -- storage and the curve ---------------------------------------------------
 
 
 def test_storage_by_hand():
-    """3 entities, dim 2, 2 relation ids, 2 entries left: 2·2 + 3 + 1 by rows, 2·2 + 2 + 1 by columns."""
+    """3 entities, dim 2, 2 relation ids, 2 entries left: 2·2 + 3 + 1 by rows, 2·2 + 2 + 1 by
+    columns.
+    """
     model = kg.DistMult(kg.GraphShape(3, 1), dim=2)
     with torch.no_grad():
         model.entities.copy_(torch.tensor([[0.0, 1.0], [0.0, 0.0], [2.0, 0.0]]))
     storage = storage_of(model)
-    assert {form: size.numbers for form, size in storage.entity_tables.items()} == {"dense": 6, "CSR": 8, "CSC": 7}
-    assert {form: size.numbers for form, size in storage.whole_model.items()} == {"dense": 10, "CSR": 12, "CSC": 11}
+    assert {form: size.numbers for form, size in storage.entity_tables.items()} == {
+        "dense": 6,
+        "CSR": 8,
+        "CSC": 7,
+    }
+    assert {form: size.numbers for form, size in storage.whole_model.items()} == {
+        "dense": 10,
+        "CSR": 12,
+        "CSC": 11,
+    }
     # Two values of 4 bytes and an index of 1; then 4 starts of rows, or 3 of columns, of 1.
-    assert {form: size.bytes for form, size in storage.entity_tables.items()} == {"dense": 24, "CSR": 14, "CSC": 13}
+    assert {form: size.bytes for form, size in storage.entity_tables.items()} == {
+        "dense": 24,
+        "CSR": 14,
+        "CSC": 13,
+    }
     assert storage.entity_tables["CSR"].numbers_saved == pytest.approx(-1 / 3)
     assert storage.whole_model["CSC"].bytes_saved == pytest.approx(11 / 40)
     assert storage.share == pytest.approx(4 / 6)
@@ -223,7 +269,9 @@ def test_at_70_percent_zeros_the_paper_s_count_saves_40_percent_not_65():
     storage = storage_of(sparsified(model, threshold)).entity_tables
     assert storage["CSR"].numbers_saved == pytest.approx(0.4, abs=2e-3)
     assert storage["CSC"].numbers_saved == pytest.approx(0.4, abs=2e-3)
-    assert storage["CSR"].bytes_saved == pytest.approx(0.55, abs=2e-3)  # an index of 2 bytes and a value of 4
+    assert storage["CSR"].bytes_saved == pytest.approx(
+        0.55, abs=2e-3
+    )  # an index of 2 bytes and a value of 4
 
 
 def test_bytes_on_disk_are_those_of_the_file(run):
@@ -253,6 +301,8 @@ def test_the_curve_begins_at_the_run_and_passes_through_the_sparse_run(run):
 def test_a_curve_needs_shares_and_triples(run):
     with pytest.raises(kg.RequestError, match="below 1; it is 95"):
         sparsity_curve(run.model, run.graph, shares=[0.5, 95])
-    graph = kg.Graph("bare", run.graph.entities, run.graph.relations, run.graph.train, *[run.graph.test[:0]] * 2)
+    graph = kg.Graph(
+        "bare", run.graph.entities, run.graph.relations, run.graph.train, *[run.graph.test[:0]] * 2
+    )
     with pytest.raises(kg.RequestError, match="bare has no test triples to evaluate on"):
         sparsity_curve(run.model, graph)

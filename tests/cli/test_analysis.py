@@ -16,7 +16,11 @@ def inverse_folder(monkeypatch, tmp_path):
     (tmp_path / "mine").mkdir()
     whole = [f"part{i}\tpart$1 [of]$\twhole{i // 3}" for i in range(30)]
     parts = [f"whole{i // 3}\t含\tpart{i}" for i in range(30)]
-    for split, lines in {"train": whole + parts[:20], "valid": parts[20:25], "test": parts[25:]}.items():
+    for split, lines in {
+        "train": whole + parts[:20],
+        "valid": parts[20:25],
+        "test": parts[25:],
+    }.items():
         (tmp_path / "mine" / f"{split}.tsv").write_text("\n".join(lines))
     return "mine"
 
@@ -34,7 +38,10 @@ def test_inspect(run_cli, inverse_folder):
     assert "N-1 1 30 0 0" in lines
     assert "part$1 [of]$ 30 0 N-1 1.0 3.0 0%" in lines
     assert "part$1 [of]$ / 含 inverse 100% 5 5" in lines
-    assert "Leakage: 100.0% of the test triples follow from train by duplicate, inverse or symmetric relations" in err
+    assert (
+        "Leakage: 100.0% of the test triples follow from train by duplicate, inverse or "
+        "symmetric relations" in err
+    )
     about = run_cli("inspect", inverse_folder, "--json").json
     assert about["held_out"]["test"]["inverse"] == 5
     assert about["redundant_relations"][0]["leaked"] == {"valid": 5, "test": 5}
@@ -59,11 +66,21 @@ def test_the_picture_of_a_graph(run_cli, inverse_folder, tmp_path):
     assert "Figure: graph.svg" in err
     assert (tmp_path / "graph.png").read_bytes().startswith(b"\x89PNG")
     drawn = (tmp_path / "graph.svg").read_text()
-    for text in ("mine: 40 entities, 2 relations, 60 triples", "100.0%", "part$1 [of]$", "含", "N-1: 60%", "2–3"):
+    for text in (
+        "mine: 40 entities, 2 relations, 60 triples",
+        "100.0%",
+        "part$1 [of]$",
+        "含",
+        "N-1: 60%",
+        "2–3",
+    ):
         assert f">{text}<" in drawn
     assert "Train leaks 100.0% of valid and 100.0% of test." in drawn
     refused = run_cli("inspect", inverse_folder, "--picture", "graph.pdf")
-    assert (refused.code, "is saved as .png and .svg; 'graph.pdf' ends with .pdf" in refused.err) == (2, True)
+    assert (
+        refused.code,
+        "is saved as .png and .svg; 'graph.pdf' ends with .pdf" in refused.err,
+    ) == (2, True)
 
 
 def test_a_picture_needs_matplotlib(run_cli, inverse_folder, monkeypatch):
@@ -74,7 +91,9 @@ def test_a_picture_needs_matplotlib(run_cli, inverse_folder, monkeypatch):
 
 
 def test_train_warns_of_leakage_in_one_line(run_cli, inverse_folder):
-    code, _, err = run_cli("train", inverse_folder, "--no-tune", "--dim", 4, "--epochs", 1, "--threads", 1)
+    code, _, err = run_cli(
+        "train", inverse_folder, "--no-tune", "--dim", 4, "--epochs", 1, "--threads", 1
+    )
     assert code == 0
     warned = [line for line in err.splitlines() if "Leakage" in line]
     assert len(warned) == 1
@@ -108,7 +127,10 @@ def test_a_sparse_run_can_be_used_like_any_other(dualkg, tmp_path):
     assert dualkg("export", "run-sparse-0.7", "--out", "tables")[0] == 0
     result = json.loads(dualkg("sparsify", "run", "--share", 0.7, "--out", "other", "--json")[1])
     assert result["sparsity"]["share"] == result["storage"]["share"] == 0.7
-    assert result["storage"]["on_disk"]["entity_tables"] == result["storage"]["entity_tables"]["CSR"]["bytes"]
+    assert (
+        result["storage"]["on_disk"]["entity_tables"]
+        == result["storage"]["entity_tables"]["CSR"]["bytes"]
+    )
     assert result["reports"] == RunFolder(tmp_path / "run-sparse-0.7").saved_reports()
 
 
@@ -117,7 +139,9 @@ def test_sparsity(dualkg):
     assert code == 0
     assert len(out.splitlines()) == 12
     assert "95.0%" in out
-    result = json.loads(dualkg("sparsity", "run", "--shares", "0, 0.5", "--split", "valid", "--json")[1])
+    result = json.loads(
+        dualkg("sparsity", "run", "--shares", "0, 0.5", "--split", "valid", "--json")[1]
+    )
     assert [point["share"] for point in result] == [0, 0.5]
     assert result[0]["metrics"]["num_queries"] == 40
 
@@ -134,7 +158,10 @@ def test_nuclear_norm(dualkg):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["sparsify", "run", "--share", 1], "A share of zeros must be at least 0 and below 1; it is 1."),
+        (
+            ["sparsify", "run", "--share", 1],
+            "A share of zeros must be at least 0 and below 1; it is 1.",
+        ),
         (["sparsify", "run", "--share", 0.5, "--out", "run"], "run exists already"),
         (["sparsify", "nowhere", "--share", 0.5], "nowhere does not exist"),
         (
@@ -142,7 +169,10 @@ def test_nuclear_norm(dualkg):
             "--shares should be a list of numbers such as 0,0.5,0.9",
         ),
         (["sparsity", "run", "--split", "tset"], "'tset' is not one of 'train', 'valid', 'test'"),
-        (["nuclear-norm", "run", "--plain", 0], "λ1 and λ2 must be above 0 and finite; plain is 0.0, mapped is 1.0"),
+        (
+            ["nuclear-norm", "run", "--plain", 0],
+            "λ1 and λ2 must be above 0 and finite; plain is 0.0, mapped is 1.0",
+        ),
     ],
 )
 def test_wrong_requests_exit_with_2_and_a_sentence(dualkg, words, sentence):

@@ -12,20 +12,33 @@ from dualkg.training.api import train_seeds
 from paper.records import record_runs
 from tests.conftest import graph_of
 
-TINY = {"training.epochs": 1, "model.dim": 4, "training.batch_size": 50, "optimizer.learning_rate": 0.3}
+TINY = {
+    "training.epochs": 1,
+    "model.dim": 4,
+    "training.batch_size": 50,
+    "optimizer.learning_rate": 0.3,
+}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """CP after one epoch, ComplEx with DURA after many, ComplEx with two seeds; and runs of other graphs."""
+    """CP after one epoch, ComplEx with DURA after many, ComplEx with two seeds; and runs of other
+    graphs.
+    """
     folder = tmp_path_factory.mktemp("compare")
     triples = [(i, r, 40 + i % 5) for i in range(40) for r in range(3)]
-    valid, test = triples[2::10], triples[1::5]
+    valid = triples[2::10]
+    test = triples[1::5]
     train = [triple for triple in triples if triple not in valid + test]
     graph = graph_of(train, valid, test)
     kg.train(kg.CP(graph.shape, dim=4), graph, epochs=1, batch_size=50, out=folder / "cp")
     kg.train(
-        kg.ComplEx(graph.shape, dim=9), graph, regularizer=kg.DURA(0.01), epochs=40, batch_size=20, out=folder / "dura"
+        kg.ComplEx(graph.shape, dim=9),
+        graph,
+        regularizer=kg.DURA(0.01),
+        epochs=40,
+        batch_size=20,
+        out=folder / "dura",
     )
     train_seeds(kg.Recipe().with_changes(TINY), 2, graph=graph, out=folder / "seeds")
     other = graph_of(train, valid, test[::-1])
@@ -33,7 +46,9 @@ def runs(tmp_path_factory):
     world = kg.load_graph("world")
     kg.train(kg.CP(world.shape, dim=2), world, epochs=1, out=folder / "world")
     environment = json.loads((folder / "world" / "environment.json").read_text())
-    (folder / "world" / "environment.json").write_text(json.dumps({**environment, "commit": "0" * 12}))  # not -dirty
+    (folder / "world" / "environment.json").write_text(
+        json.dumps({**environment, "commit": "0" * 12})
+    )  # not -dirty
     untested = graph_of(train, valid)
     kg.train(kg.CP(untested.shape, dim=2), untested, epochs=1, out=folder / "untested")
     return folder
@@ -65,21 +80,34 @@ def test_a_run_compared_to_itself(dualkg):
 
 def test_json_equals_compare_ranks(dualkg, runs):
     found = json.loads(dualkg("compare", "dura", "cp", "--seed", 3, "--samples", 500, "--json")[1])
-    one, other = (load_ranks(runs / name / "ranks-test.parquet").mean[None] for name in ("dura", "cp"))
+    one, other = (
+        load_ranks(runs / name / "ranks-test.parquet").mean[None] for name in ("dura", "cp")
+    )
     expected = compare_ranks(one, other, samples=500, seed=3)
     assert found["mrr"] == expected.mrr.as_dict()
     assert found["within_noise"] is False
     assert found["a"] == {"run": "dura", "name": "ComplEx-DURA", "seeds": [0]}
     assert found["sentence"] == expected.sentence("ComplEx-DURA", "CP")
-    assert found["mrr"]["a"] == json.loads((runs / "dura" / "report.json").read_text())["test"]["metrics"]["mrr"]
+    assert (
+        found["mrr"]["a"]
+        == json.loads((runs / "dura" / "report.json").read_text())["test"]["metrics"]["mrr"]
+    )
 
 
 def test_a_folder_of_seeds_is_compared_by_its_mean(dualkg, runs):
-    found = json.loads(dualkg("compare", "seeds", "dura", "--split", "valid", "--samples", 500, "--json")[1])
-    reports = [json.loads((runs / "seeds" / f"seed-{i}" / "report.json").read_text()) for i in range(2)]
-    assert found["mrr"]["a"] == pytest.approx(sum(report["valid"]["metrics"]["mrr"] for report in reports) / 2)
+    found = json.loads(
+        dualkg("compare", "seeds", "dura", "--split", "valid", "--samples", 500, "--json")[1]
+    )
+    reports = [
+        json.loads((runs / "seeds" / f"seed-{i}" / "report.json").read_text()) for i in range(2)
+    ]
+    assert found["mrr"]["a"] == pytest.approx(
+        sum(report["valid"]["metrics"]["mrr"] for report in reports) / 2
+    )
     assert found["a"]["seeds"] == [0, 1]
-    assert "ComplEx is the mean of 2 seeds." in dualkg("compare", "seeds", "dura", "--samples", 500)[1]
+    assert (
+        "ComplEx is the mean of 2 seeds." in dualkg("compare", "seeds", "dura", "--samples", 500)[1]
+    )
 
 
 def test_unfinished_seeds_are_left_out_with_a_note(dualkg, runs, tmp_path):
@@ -95,12 +123,25 @@ def test_unfinished_seeds_are_left_out_with_a_note(dualkg, runs, tmp_path):
 
 
 def test_by_and_differences(dualkg):
-    code, out, _ = dualkg("compare", "dura", "cp", "--by", "direction", "--differences", 3, "--samples", 500)
+    code, out, _ = dualkg(
+        "compare", "dura", "cp", "--by", "direction", "--differences", 3, "--samples", 500
+    )
     assert code == 0
     assert "p is corrected for 2 tests (Holm)" in out
     assert out.count("(e") + out.count("(?, r") == 3
     found = json.loads(
-        dualkg("compare", "dura", "cp", "--by", "relation", "--differences", 3, "--samples", 500, "--json")[1]
+        dualkg(
+            "compare",
+            "dura",
+            "cp",
+            "--by",
+            "relation",
+            "--differences",
+            3,
+            "--samples",
+            500,
+            "--json",
+        )[1]
     )
     assert found["by_relation"].keys() == {"r0", "r1", "r2"}
     assert found["by_relation"]["r0"]["p_corrected"] is None  # too few triples
@@ -110,7 +151,9 @@ def test_by_and_differences(dualkg):
 
 
 def test_ranks_that_are_not_saved_are_computed(dualkg):
-    found = json.loads(dualkg("compare", "dura", "cp", "--split", "train", "--samples", 500, "--json")[1])
+    found = json.loads(
+        dualkg("compare", "dura", "cp", "--split", "train", "--samples", 500, "--json")[1]
+    )
     assert found["num_triples"] == 84
 
 
@@ -126,14 +169,26 @@ def test_runs_of_different_recipes_have_no_mean(dualkg, runs, tmp_path):
     ("words", "sentence"),
     [
         (["nowhere", "cp"], "nowhere does not exist"),
-        (["cp", "dura/recipe.toml"], "dura/recipe.toml is a file; the folder of a run was expected"),
-        (["cp", "world"], "cp is of made and world of world; only runs of the same graph can be compared."),
+        (
+            ["cp", "dura/recipe.toml"],
+            "dura/recipe.toml is a file; the folder of a run was expected",
+        ),
+        (
+            ["cp", "world"],
+            "cp is of made and world of world; only runs of the same graph can be compared.",
+        ),
         (["cp", "reordered"], "cp and reordered are both of made, but the data were not the same"),
         (["untested", "untested"], "The graph of untested has no test triples to compare."),
-        (["cp", "dura", "--samples", 5], "A 95 % interval needs at least 100 samples; 5 were given."),
+        (
+            ["cp", "dura", "--samples", 5],
+            "A 95 % interval needs at least 100 samples; 5 were given.",
+        ),
         (["cp", "dura", "--seed", -1], "A seed is at least 0; -1 was given."),
         (["cp", "dura", "--split", "tset"], "'tset' is not one of 'train', 'valid', 'test'"),
-        (["cp", "dura", "--by", "colour"], "'colour' is not one of 'relation', 'direction', 'cardinality'"),
+        (
+            ["cp", "dura", "--by", "colour"],
+            "'colour' is not one of 'relation', 'direction', 'cardinality'",
+        ),
         (["cp", "dura", "--differences", -1], "--differences"),
         (["cp"], "RUN_B"),
     ],
@@ -146,7 +201,9 @@ def test_wrong_requests_exit_with_2_and_a_sentence(dualkg, words, sentence):
 
 def test_a_record_equals_its_runs(dualkg, runs, tmp_path):
     record = record_runs([runs / "world"], tmp_path / "records" / "cp").folder
-    found = json.loads(dualkg("compare", record, "world", "--samples", 100, "--differences", 1, "--json")[1])
+    found = json.loads(
+        dualkg("compare", record, "world", "--samples", 100, "--differences", 1, "--json")[1]
+    )
     assert found["a"]["seeds"] == found["b"]["seeds"] == [0]
     assert found["differences"] == []  # no query differs
     assert found["equal"] == 1
@@ -162,4 +219,7 @@ def test_a_record_of_other_data_is_refused(dualkg, runs, tmp_path):
     found = json.loads((record / "record.json").read_text())
     found["data"] = "other"
     (record / "record.json").write_text(json.dumps(found))
-    assert "was recorded with different data than world has here" in dualkg("compare", record, "world")[2]
+    assert (
+        "was recorded with different data than world has here"
+        in dualkg("compare", record, "world")[2]
+    )

@@ -33,19 +33,35 @@ def test_without_a_file_the_triples_are_printed(run_cli, run, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     result = run_cli("complete", run, "--top", 20)
     assert result.code == 0, result.err
-    assert [line.split()[0] for line in result.out.splitlines()] == ["rank", *map(str, range(1, 21))]
+    assert [line.split()[0] for line in result.out.splitlines()] == [
+        "rank",
+        *map(str, range(1, 21)),
+    ]
     facts = run_cli("complete", run, "--top", 20, "--json").json
     assert (facts["out"], facts["triples"]) == (None, 20)
     wanted = kg.complete(run, top=20).table().to_pylist()
     assert facts["best"] == wanted
-    assert [row["head"] for row in wanted] == [line.split()[1] for line in result.out.splitlines()[1:]]
+    assert [row["head"] for row in wanted] == [
+        line.split()[1] for line in result.out.splitlines()[1:]
+    ]
     assert run_cli("complete", run, "--json").json["triples"] == 20
     assert not list(tmp_path.iterdir())
 
 
 def test_options_restrict_the_candidates(run_cli, run, tmp_path):
     out = tmp_path / "new.parquet"
-    words = ("--relation", "r1", "--head", "e3", "--head", "e4", "--types", "--min-probability", 0.0001, "--json")
+    words = (
+        "--relation",
+        "r1",
+        "--head",
+        "e3",
+        "--head",
+        "e4",
+        "--types",
+        "--min-probability",
+        0.0001,
+        "--json",
+    )
     result = run_cli("complete", run, "--out", out, *words)
     assert result.code == 0, result.err
     rows = pyarrow.parquet.read_table(out).to_pylist()
@@ -70,7 +86,10 @@ def test_check_prints_a_table_or_json(run_cli, run):
         (("--top", "0"), "At least one triple must be requested; top is 0"),
         (("--out", "new.doc"), "that ends with .tsv or .parquet; 'new.doc' does not"),
         (("--out", "new.tsv", "--relation", "r7"), "No relation is named 'r7' among the 3 known"),
-        (("--out", "new.tsv", "--head", "e33"), "No entity is named 'e33' among the 20 known. Did you mean"),
+        (
+            ("--out", "new.tsv", "--head", "e33"),
+            "No entity is named 'e33' among the 20 known. Did you mean",
+        ),
         (("--out", "new.tsv", "--min-probability", "2"), "A probability is between 0 and 1"),
         (("--out", "new.tsv", "--top", "0"), "At least one triple must be requested; top is 0"),
         (("--check", "--out", "new.tsv"), "--check writes no file"),
@@ -101,7 +120,8 @@ def test_a_run_that_is_not_finished_is_refused(run_cli, run, tmp_path):
 
 
 def test_after_ctrl_c_the_same_command_resumes(run_cli, run, tmp_path, monkeypatch):
-    out, checkpoint = tmp_path / "new.tsv", tmp_path / "new.tsv.checkpoint"
+    out = tmp_path / "new.tsv"
+    checkpoint = tmp_path / "new.tsv.checkpoint"
     whole = run_cli("complete", run, "--top", 20, "--out", tmp_path / "whole.tsv", "--json").json
     monkeypatch.setitem(completion.MAX_SCORES, "cpu", 60)
     progress = common.progress_bar
@@ -114,7 +134,9 @@ def test_after_ctrl_c_the_same_command_resumes(run_cli, run, tmp_path, monkeypat
             with progress(title) as on_progress:
                 yield (
                     lambda done, total: (
-                        on_progress(done, total) if done < 20 else (_ for _ in ()).throw(KeyboardInterrupt)
+                        on_progress(done, total)
+                        if done < 20
+                        else (_ for _ in ()).throw(KeyboardInterrupt)
                     )
                 )
 
@@ -131,6 +153,9 @@ def test_after_ctrl_c_the_same_command_resumes(run_cli, run, tmp_path, monkeypat
     assert result.code == 2
     assert "top was 20 and is now 21" in result.err
     again = run_cli("complete", run, "--top", 20, "--out", out, "--json").json
-    names = [[(row["head"], row["relation"], row["tail"]) for row in one["best"]] for one in (again, whole)]
+    names = [
+        [(row["head"], row["relation"], row["tail"]) for row in one["best"]]
+        for one in (again, whole)
+    ]
     assert names[0] == names[1]
     assert not checkpoint.exists()

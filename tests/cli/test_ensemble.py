@@ -15,7 +15,14 @@ def runs(tmp_path_factory):
     graph = kg.load_graph("world")
     for number, name in enumerate(("one", "other")):
         model = kg.ComplEx(graph.shape, dim=4 + number, reciprocal=not number, seed=number)
-        kg.train(model, graph, epochs=1, batch_size=200, optimizer=kg.Optimizer(learning_rate=0.3), out=folder / name)
+        kg.train(
+            model,
+            graph,
+            epochs=1,
+            batch_size=200,
+            optimizer=kg.Optimizer(learning_rate=0.3),
+            out=folder / name,
+        )
     for number, name in enumerate(("one", "other")):
         shutil.copytree(folder / name, folder / "seeds" / f"seed-{number}")
     kg.Ensemble([folder / "one", folder / "other"], weights="equal").save(folder / "both")
@@ -46,12 +53,23 @@ def test_made_evaluated_and_compared(dualkg, runs, tmp_path):
 def test_the_table_and_the_options(dualkg, tmp_path):
     code, out, err = dualkg("ensemble", "seeds", "--out", tmp_path / "made", "--weights", "2,1")
     assert code == 0
-    assert [line.split()[:2] for line in out.splitlines()[1:3]] == [["seed-0", "2"], ["seed-1", "1"]]
+    assert [line.split()[:2] for line in out.splitlines()[1:3]] == [
+        ["seed-0", "2"],
+        ["seed-1", "1"],
+    ]
     assert out.splitlines()[3].startswith("ensemble")
     assert "dualkg calibrate" in err
     assert dualkg("ensemble", "one", "--out", tmp_path / "made").code == 2
-    assert dualkg("ensemble", "one", "--out", tmp_path / "made", "--overwrite", "--weights", "equal").code == 0
-    assert "numbers such as" in dualkg("ensemble", "one", "--out", tmp_path / "x", "--weights", "best").err
+    assert (
+        dualkg(
+            "ensemble", "one", "--out", tmp_path / "made", "--overwrite", "--weights", "equal"
+        ).code
+        == 0
+    )
+    assert (
+        "numbers such as"
+        in dualkg("ensemble", "one", "--out", tmp_path / "x", "--weights", "best").err
+    )
     assert dualkg("ensemble", "one", "missing", "--out", tmp_path / "x").code == 2
 
 
@@ -59,7 +77,8 @@ def test_a_folder_of_seeds_is_evaluated_as_its_ensemble(dualkg):
     alike = [dualkg("evaluate", name, "--json").json["metrics"] for name in ("seeds", "both")]
     assert alike[0] == alike[1]
     queries = [
-        dualkg("predict", name, "--head", "France", "--relation", "capital", "--json") for name in ("seeds", "both")
+        dualkg("predict", name, "--head", "France", "--relation", "capital", "--json")
+        for name in ("seeds", "both")
     ]
     assert queries[0].json == queries[1].json
 
@@ -77,7 +96,9 @@ def test_calibrated_predicted_completed_and_served(dualkg, runs, tmp_path):
     out = tmp_path / "new.tsv"
     assert dualkg("complete", both, "--top", 5, "--relation", "part_of", "--out", out).code == 0
     assert len(out.read_text().splitlines()) == 6
-    served = dualkg("serve", both, "--get", "/api/tails?head=France&relation=part_of&k=3").json["predictions"]
+    served = dualkg("serve", both, "--get", "/api/tails?head=France&relation=part_of&k=3").json[
+        "predictions"
+    ]
     for one, other in zip(served, predicted, strict=True):
         assert one["name"] == other["name"]
         assert one["score"] == pytest.approx(other["score"], rel=1e-4)
@@ -110,6 +131,9 @@ def test_what_needs_embeddings_is_refused(dualkg, runs, words):
 
 def test_extend_and_resume_are_refused(dualkg, runs, tmp_path):
     (tmp_path / "new.tsv").write_text("Atlantis\tpart_of\tEurope\n")
-    assert "no embeddings of its own" in dualkg("extend", "both", tmp_path / "new.tsv", "--out", "made").err
+    assert (
+        "no embeddings of its own"
+        in dualkg("extend", "both", tmp_path / "new.tsv", "--out", "made").err
+    )
     assert "both is finished" in dualkg("resume", "both").err
     assert "Type the same dualkg train command again" in dualkg("resume", "seeds").err

@@ -29,7 +29,15 @@ def test_calibrate_prints_and_saves_its_checks(run_cli, run, tmp_path):
 
 def test_calibrate_prints_tables(run_cli, run):
     out = run_cli("calibrate", run.folder, "--coverage", 0.8).out
-    for words in ("ECE", "Brier", "with p ≥ .01", "predicted", "prediction sets for 80%", "for heads", "r3"):
+    for words in (
+        "ECE",
+        "Brier",
+        "with p ≥ .01",
+        "predicted",
+        "prediction sets for 80%",
+        "for heads",
+        "r3",
+    ):
         assert words in out
 
 
@@ -45,7 +53,10 @@ def test_a_damaged_calibration_can_be_overwritten(run_cli, run):
 def test_relation_prediction(run_cli, run):
     facts = run_cli("evaluate", run.folder, "--task", "relation", "--json").json
     assert facts["metrics"] == kg.evaluate_relations(run.model, run.graph).as_dict()
-    assert "(head, ?, tail)" in run_cli("evaluate", run.folder, "--task", "relation", "--split", "valid").out
+    assert (
+        "(head, ?, tail)"
+        in run_cli("evaluate", run.folder, "--task", "relation", "--split", "valid").out
+    )
 
 
 def test_classification_with_sampled_negatives(run_cli, run):
@@ -55,21 +66,32 @@ def test_classification_with_sampled_negatives(run_cli, run):
 
 
 def test_classification_with_given_negatives(run_cli, run, tmp_path):
-    """CoDEx has valid_negatives.txt and test_negatives.txt in one folder; naming one finds the other."""
+    """CoDEx has valid_negatives.txt and test_negatives.txt in one folder; naming one finds the
+    other.
+    """
     for split in ("valid", "test"):
         false = corrupt_triples(run.graph, run.graph.split(split), seed=3).tolist()
         text = "".join(f"e{head}\tr{relation}\te{tail}\n" for head, relation, tail in false)
         (tmp_path / f"{split}_negatives.txt").write_text(text)
     path = tmp_path / "test_negatives.txt"
-    facts = run_cli("evaluate", run.folder, "--task", "classification", "--negatives", path, "--json").json
+    facts = run_cli(
+        "evaluate", run.folder, "--task", "classification", "--negatives", path, "--json"
+    ).json
     assert (facts["negatives"], facts["valid_negatives"]) == ("given", "given")
     assert facts["metrics"]["num_false"] == len(read_negatives(path, run.graph)) == 20
 
 
 def test_storage_formats(run_cli, run):
     out = run_cli("evaluate", run.folder, "--storage", "float32,bf16,int8,sparse:0.5").out
-    assert [line.split()[0] for line in out.splitlines()[1:]] == ["float32", "bf16", "int8", "sparse"]
-    points = run_cli("evaluate", run.folder, "--storage", "int8, sparse", "--split", "valid", "--json").json
+    assert [line.split()[0] for line in out.splitlines()[1:]] == [
+        "float32",
+        "bf16",
+        "int8",
+        "sparse",
+    ]
+    points = run_cli(
+        "evaluate", run.folder, "--storage", "int8, sparse", "--split", "valid", "--json"
+    ).json
     assert [point["name"] for point in points[:3]] == ["int8", "sparse 50%", "sparse 60%"]
     dense = run_cli("evaluate", run.folder, "--storage", "float32", "--json").json
     assert dense[0]["metrics"] == run_cli("evaluate", run.folder, "--json").json["metrics"]
@@ -78,14 +100,38 @@ def test_storage_formats(run_cli, run):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--task", "clustering"], "'clustering' is not one of 'link', 'relation', 'classification'"),
-        (["--task", "relation", "--by", "relation"], "--task relation reports totals only. Leave out --by."),
-        (["--task", "relation", "--negatives", "x.tsv"], "--negatives is for --task classification"),
-        (["--task", "classification", "--by", "direction"], "can be reported by relation; got 'direction'."),
-        (["--task", "classification", "--negatives", "nowhere.tsv"], "There is no file nowhere.tsv"),
-        (["--storage", "int8", "--by", "relation"], "--storage reports totals only. Leave out --by."),
-        (["--storage", "int8", "--task", "relation"], "--storage reports totals only. Leave out --task relation."),
-        (["--storage", "int9"], "--storage should be one of float32, float16, bf16, int8, sparse; got 'int9'."),
+        (
+            ["--task", "clustering"],
+            "'clustering' is not one of 'link', 'relation', 'classification'",
+        ),
+        (
+            ["--task", "relation", "--by", "relation"],
+            "--task relation reports totals only. Leave out --by.",
+        ),
+        (
+            ["--task", "relation", "--negatives", "x.tsv"],
+            "--negatives is for --task classification",
+        ),
+        (
+            ["--task", "classification", "--by", "direction"],
+            "can be reported by relation; got 'direction'.",
+        ),
+        (
+            ["--task", "classification", "--negatives", "nowhere.tsv"],
+            "There is no file nowhere.tsv",
+        ),
+        (
+            ["--storage", "int8", "--by", "relation"],
+            "--storage reports totals only. Leave out --by.",
+        ),
+        (
+            ["--storage", "int8", "--task", "relation"],
+            "--storage reports totals only. Leave out --task relation.",
+        ),
+        (
+            ["--storage", "int9"],
+            "--storage should be one of float32, float16, bf16, int8, sparse; got 'int9'.",
+        ),
         (["--storage", "sparse:half"], "--storage sparse:SHARE should be a list of numbers"),
         (["--storage", "int8", "--split", "all"], "'all' is not one of 'train', 'valid', 'test'"),
     ],
@@ -97,7 +143,9 @@ def test_wrong_requests_exit_with_2_and_a_sentence(run_cli, run, words, sentence
 
 
 def test_an_empty_reliability_diagram_is_refused():
-    with pytest.raises(kg.RequestError, match="A reliability diagram needs at least one bin in each panel"):
+    with pytest.raises(
+        kg.RequestError, match="A reliability diagram needs at least one bin in each panel"
+    ):
         draw_reliability({"ComplEx": []})
 
 
@@ -107,7 +155,8 @@ def test_reliability_diagram(tmp_path):
     drawing, again = (draw_reliability(panels, graph="world test", ece=0.0123) for _ in range(2))
     assert "Expected calibration error: 0.0123" in drawing.caption
     assert "world test" in drawing.caption
-    first, second = drawing.save(tmp_path / "one"), again.save(tmp_path / "other")
+    first = drawing.save(tmp_path / "one")
+    second = again.save(tmp_path / "other")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     svg = first[1].read_text()
     for words in ("ComplEx", "CP", "predicted probability", "observed frequency", "10%"):
@@ -123,16 +172,21 @@ def test_hits_at_any_k_and_restricted_candidates(run_cli, run, tmp_path):
     assert facts == json.loads(report.as_json())
     assert facts["candidates"] == "domain or range of the relation in train"
     assert facts["metrics"]["hits_at_5"] == report.hits(5)
-    graph, path = run.graph, tmp_path / "lists.jsonl"
+    graph = run.graph
+    path = tmp_path / "lists.jsonl"
     lines = []
     for h, r, t in graph.test.tolist():
         row = {"head": graph.entities[h], "relation": graph.relations[r], "tail": graph.entities[t]}
-        lines.append(json.dumps({**row, "tail_candidates": ["e0", "e1"], "head_candidates": ["e2"]}))
+        lines.append(
+            json.dumps({**row, "tail_candidates": ["e0", "e1"], "head_candidates": ["e2"]})
+        )
     path.write_text("\n".join(lines))
     result = run_cli("evaluate", run.folder, "--candidates", path)
     assert result.code == 0, result.err
     assert "Candidates: given lists, without known answers." in result.out
-    assert run_cli("evaluate", run.folder, "--candidates", path, "--json").json["metrics"]["mr"] <= 2
+    assert (
+        run_cli("evaluate", run.folder, "--candidates", path, "--json").json["metrics"]["mr"] <= 2
+    )
     relations = run_cli("evaluate", run.folder, "--task", "relation", "--hits", "2", "--json").json
     assert relations["metrics"] == kg.evaluate_relations(run.model, graph, hits=(2,)).as_dict()
 
@@ -140,12 +194,21 @@ def test_hits_at_any_k_and_restricted_candidates(run_cli, run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--hits", "1,x"), "--hits should be a list of whole numbers from 1, such as 1,3,10,50; got '1,x'"),
+        (
+            ("--hits", "1,x"),
+            "--hits should be a list of whole numbers from 1, such as 1,3,10,50; got '1,x'",
+        ),
         (("--hits", "0"), "--hits should be a list of whole numbers from 1"),
         (("--hits", "3", "--task", "classification"), "--hits is for rankings"),
         (("--type-constrained", "--candidates", "a.npz"), "exclude each other"),
-        (("--type-constrained", "--task", "relation"), "--type-constrained is for ranking heads and tails"),
-        (("--candidates", "a.npz", "--storage", "int8"), "--candidates is for ranking heads and tails"),
+        (
+            ("--type-constrained", "--task", "relation"),
+            "--type-constrained is for ranking heads and tails",
+        ),
+        (
+            ("--candidates", "a.npz", "--storage", "int8"),
+            "--candidates is for ranking heads and tails",
+        ),
         (("--candidates", "a.npz"), "a.npz is not a file; candidate lists were expected"),
     ],
 )

@@ -35,11 +35,18 @@ def test_a_sparse_run_has_a_sparse_index(run_cli, run):
 
 
 def test_json(run_cli, run, tmp_path):
-    facts = run_cli("index", run, "--kind", "exact", "--out", str(tmp_path / "other"), "--json").json
+    facts = run_cli(
+        "index", run, "--kind", "exact", "--out", str(tmp_path / "other"), "--json"
+    ).json
     assert facts["index"] == str(tmp_path / "other")
     stats = facts["tables"]["tail"]["stats"]
     assert stats["recall"] == {"1": 1.0, "10": 1.0, "100": 1.0}
-    assert set(stats) >= {"queries_per_second", "exact_queries_per_second", "bytes", "build_seconds"}
+    assert set(stats) >= {
+        "queries_per_second",
+        "exact_queries_per_second",
+        "bytes",
+        "build_seconds",
+    }
 
 
 def test_an_unknown_kind_is_refused(run_cli, run):
@@ -51,18 +58,30 @@ def test_an_unknown_kind_is_refused(run_cli, run):
 def test_predict_with_an_index(run_cli, run):
     run_cli("index", run, "--kind", "exact")
     query = ["predict", run, "--head", "e1", "--relation", "r1", "--json"]
-    exact, indexed = (run_cli(*query, *more).json["predictions"] for more in ([], ["--index", f"{run}-index"]))
+    exact, indexed = (
+        run_cli(*query, *more).json["predictions"] for more in ([], ["--index", f"{run}-index"])
+    )
     assert [one["name"] for one in indexed] == [one["name"] for one in exact]
 
 
 @pytest.mark.parametrize(
     ("kind", "writer", "error"),
     [
-        ("exact", "dualkg.inference.index.save_file", SafetensorError("I/O error: No space left on device")),
-        ("ivf", "faiss.write_index", RuntimeError("Error in faiss at x.cpp:3: Error: write error in /tmp/.x.tmp/f")),
+        (
+            "exact",
+            "dualkg.inference.index.save_file",
+            SafetensorError("I/O error: No space left on device"),
+        ),
+        (
+            "ivf",
+            "faiss.write_index",
+            RuntimeError("Error in faiss at x.cpp:3: Error: write error in /tmp/.x.tmp/f"),
+        ),
     ],
 )
-def test_a_full_disk_is_a_sentence_with_the_name_of_the_file(run_cli, run, tmp_path, monkeypatch, kind, writer, error):
+def test_a_full_disk_is_a_sentence_with_the_name_of_the_file(
+    run_cli, run, tmp_path, monkeypatch, kind, writer, error
+):
     def fail(*_, **__):
         raise error
 

@@ -29,7 +29,9 @@ QUICK = ("--dim", 8, "--epochs", 1, "--threads", 1, "--no-tune")
 def world_run(tmp_path_factory) -> Path:
     """A run on world, trained once for all tests that only read it."""
     folder = tmp_path_factory.mktemp("cli") / "world"
-    recipe = kg.Recipe().with_changes({"data.graph": "world", "model.dim": 16, "training.epochs": 3})
+    recipe = kg.Recipe().with_changes(
+        {"data.graph": "world", "model.dim": 16, "training.epochs": 3}
+    )
     kg.train_recipe(recipe, out=folder)
     return folder
 
@@ -58,7 +60,11 @@ def test_help_fits_a_screen_and_names_every_command(dualkg):
 @pytest.mark.parametrize(
     ("content", "options", "sentence"),
     [
-        ("a\tr\tb\tc\n", [], "choose three columns with --columns 1,2,3, or by name if line 1 is a header."),
+        (
+            "a\tr\tb\tc\n",
+            [],
+            "choose three columns with --columns 1,2,3, or by name if line 1 is a header.",
+        ),
         ("a|r|b\n", [], "If vertical bars separate the columns, use --delimiter pipe."),
         ("a|r|b\n", ["--delimiter", "||"], "A delimiter is one character such as ',' or '|'"),
         ("a\tr\tb\n", ["--columns", "1,1,2"], "--columns should name three columns, all different"),
@@ -73,11 +79,17 @@ def test_messages_about_data_name_options(dualkg, content, options, sentence):
 
 
 def test_a_header_and_a_delimiter_on_the_command_line(dualkg):
-    rows = [("von", "kante", "nach"), *((f"e{h}", f"r{(h + t) % 2}", f"e{t}") for h in range(9) for t in range(h))]
+    rows = [
+        ("von", "kante", "nach"),
+        *((f"e{h}", f"r{(h + t) % 2}", f"e{t}") for h in range(9) for t in range(h)),
+    ]
     Path("mine.dat").write_text("".join("|".join(row) + "\n" for row in rows))
     result = dualkg("train", "mine.dat", "--delimiter", "|", "--no-tune", *QUICK)
     assert result.code == 0
-    assert "(von, kante, nach) was read as a header: its names occur nowhere else in their columns." in result.err
+    assert (
+        "(von, kante, nach) was read as a header: its names occur nowhere else in their columns."
+        in result.err
+    )
     assert "If it is a triple, use --columns 1,2,3." in result.err
     assert 'delimiter = "|"' in Path("runs/mine.dat/recipe.toml").read_text()
 
@@ -91,8 +103,8 @@ def test_the_garbage_collector_rarely_runs():
     code = (
         "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count() > 10_000))\n"
         "searched = []; gc.callbacks.append(lambda phase, about: searched.append(phase))\n"
-        "atexit.register(lambda: print(gc.isenabled(), len(searched)))\n"
-        "from dualkg.cli.main import main; searched.clear(); sys.argv = ['dualkg', 'evaluate', 'nowhere']; main()"
+        "atexit.register(lambda: print(gc.isenabled(), len(searched)))\nfrom dualkg.cli.main "
+        "import main; searched.clear(); sys.argv = ['dualkg', 'evaluate', 'nowhere']; main()"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "nowhere" in found.stderr
@@ -110,8 +122,14 @@ def test_idle_threads_of_openmp_sleep_soon_unless_the_environment_says_otherwise
         "import atexit, os, sys; atexit.register(lambda: print(os.environ.get('GOMP_SPINCOUNT')))\n"
         "sys.argv[1:] = ['--version']; from dualkg.cli import main; main()"
     )
-    plain = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    done = subprocess.run([sys.executable, "-c", code], env=plain | given, capture_output=True, text=True, check=True)
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=plain | given, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split()[-1] == found
 
 
@@ -151,26 +169,50 @@ def test_a_file_of_triples_without_options(dualkg, tmp_path):
 def test_columns_by_number_from_a_csv(dualkg, tmp_path):
     rows = [(f"shape{(i + j) % 4}", "x", f"thing{i}", "has") for i in range(30) for j in range(3)]
     (tmp_path / "mine.csv").write_text("\n".join(",".join(row) for row in rows))
-    result = dualkg("train", "mine.csv", "--columns", "3,4,1", "--split", "70/15/15", *QUICK, "--json")
+    result = dualkg(
+        "train", "mine.csv", "--columns", "3,4,1", "--split", "70/15/15", *QUICK, "--json"
+    )
     assert result.code == 0
     assert result.json["reports"]["test"]["by_relation"].keys() == {"has"}
 
 
 def test_options_of_the_usual_choices_in_any_case(dualkg, tmp_path):
     write_triples(tmp_path / "mine.tsv")
-    options = ("--model", "distmult", "--loss", "1-vs-all", "--regularizer", "frobenius", "--optimizer", "adam")
+    options = (
+        "--model",
+        "distmult",
+        "--loss",
+        "1-vs-all",
+        "--regularizer",
+        "frobenius",
+        "--optimizer",
+        "adam",
+    )
     more = ("--lr", 0.02, "--batch-size", 32, "--patience", 2, "--dim", 4, "--epochs", 2)
     assert dualkg("train", "mine.tsv", "--no-tune", *options, *more).code == 0
     recipe = kg.load_recipe(tmp_path / "runs" / "mine" / "recipe.toml")
-    assert (recipe.model.name, recipe.loss, recipe.regularizer.name) == ("DistMult", kg.OneVsAll(), "Frobenius")
-    assert (recipe.optimizer.name, recipe.optimizer.learning_rate, recipe.training.batch_size) == ("Adam", 0.02, 32)
+    assert (recipe.model.name, recipe.loss, recipe.regularizer.name) == (
+        "DistMult",
+        kg.OneVsAll(),
+        "Frobenius",
+    )
+    assert (recipe.optimizer.name, recipe.optimizer.learning_rate, recipe.training.batch_size) == (
+        "Adam",
+        0.02,
+        32,
+    )
     assert recipe.validation == kg.Validation(every=1, patience=2, keep="best")
-    assert dualkg("train", "mine.tsv", "--no-tune", "--loss", "KvsAll", *QUICK, "--out", "runs/k").code == 0
+    assert (
+        dualkg("train", "mine.tsv", "--no-tune", "--loss", "KvsAll", *QUICK, "--out", "runs/k").code
+        == 0
+    )
 
 
 def test_a_recipe_with_changes_and_seeds(dualkg, tmp_path):
     (tmp_path / "quick.toml").write_text('[model]\nname = "CP"\ndim = 4\n[training]\nepochs = 9\n')
-    result = dualkg("train", "quick.toml", "--set", "training.epochs=1", "--seeds", 2, "--seed", 3, "--json")
+    result = dualkg(
+        "train", "quick.toml", "--set", "training.epochs=1", "--seeds", 2, "--seed", 3, "--json"
+    )
     assert result.code == 0
     assert result.json["seeds"] == [3, 4]
     assert result.json["mrr"]["sd"] > 0
@@ -178,7 +220,9 @@ def test_a_recipe_with_changes_and_seeds(dualkg, tmp_path):
     shown = dualkg("train", "quick.toml", "--set", "training.epochs=1", "--seeds", 2, "--seed", 3)
     assert "mean ± sd" in shown.out
     assert "Evaluate the ensemble of the seeds:\n  dualkg evaluate runs/quick" in shown.err
-    left_out = "regularizer.name (none), optimizer.learning_rate (0.1), optimizer.schedule (constant)"
+    left_out = (
+        "regularizer.name (none), optimizer.learning_rate (0.1), optimizer.schedule (constant)"
+    )
     assert f"quick.toml leaves out {left_out}" in shown.err
     assert "Without a recipe the default is DURA, 0.3, linear" in shown.err
     refused = dualkg("resume", "runs/quick")
@@ -192,12 +236,22 @@ def test_a_shipped_recipe_by_its_name(dualkg, tmp_path, monkeypatch):
     assert {"fb15k-237/complex-dura", "umls/complex-dura"} <= set(names)
     assert "umls/complex-dura" in dualkg("recipes").out
     write_triples(tmp_path / "mine.tsv")
-    changes = ("--set", "data.graph=mine.tsv", "--set", "training.epochs=1", "--set", "training.batch_size=10")
+    changes = (
+        "--set",
+        "data.graph=mine.tsv",
+        "--set",
+        "training.epochs=1",
+        "--set",
+        "training.batch_size=10",
+    )
     assert dualkg("train", "UMLS/Complex-DURA", *changes, "--dim", 2).code == 0
     assert (tmp_path / "runs" / "umls-complex-dura" / "report.json").exists()
     typo = dualkg("train", "umls/complex-dra")
     assert typo.code == 2
-    assert "There is no file, folder or recipe 'umls/complex-dra'. Did you mean 'umls/complex-dura'" in typo.err
+    assert (
+        "There is no file, folder or recipe 'umls/complex-dra'. Did you mean 'umls/complex-dura'"
+        in typo.err
+    )
 
 
 def test_a_file_takes_precedence_over_a_recipe_of_the_same_name(dualkg, tmp_path):
@@ -218,25 +272,47 @@ def test_tables_keep_names_and_numbers_on_a_narrow_terminal(dualkg, world_run, m
 
 def test_evaluate_equals_the_report_of_the_training(dualkg, world_run):
     result = dualkg("evaluate", world_run, "--json").json
-    assert result["metrics"] == json.loads((world_run / "report.json").read_text())["test"]["metrics"]
+    assert (
+        result["metrics"] == json.loads((world_run / "report.json").read_text())["test"]["metrics"]
+    )
 
 
-@pytest.mark.parametrize(("by", "row"), [("relation", "celebrates"), ("direction", "head"), ("cardinality", "N-N")])
+@pytest.mark.parametrize(
+    ("by", "row"), [("relation", "celebrates"), ("direction", "head"), ("cardinality", "N-N")]
+)
 def test_evaluate_by(dualkg, world_run, by, row):
     assert row in dualkg("evaluate", world_run, "--split", "valid", "--by", by).out
 
 
 def test_predict_in_all_directions(dualkg, world_run):
-    tails = dualkg("predict", world_run, "--head", "France", "--relation", "borders", "--top", 5, "--json").json
+    tails = dualkg(
+        "predict", world_run, "--head", "France", "--relation", "borders", "--top", 5, "--json"
+    ).json
     assert len(tails["predictions"]) == 5
     assert all(answer["known"] == (answer["split"] is not None) for answer in tails["predictions"])
-    new = dualkg("predict", world_run, "--head", "France", "--relation", "borders", "--new", "--json").json
+    new = dualkg(
+        "predict", world_run, "--head", "France", "--relation", "borders", "--new", "--json"
+    ).json
     assert not any(answer["known"] for answer in new["predictions"])
     heads = dualkg("predict", world_run, "--relation", "currency", "--tail", "Euro")
     assert "(?, currency, Euro)" in heads.out
-    between = dualkg("predict", world_run, "--head", "France", "--tail", "Paris", "--top", 15, "--json").json
-    assert {answer["name"]: answer["split"] for answer in between["predictions"]}["capital"] == "train"
-    one = dualkg("predict", world_run, "--head", "France", "--relation", "capital", "--tail", "Paris", "--json").json
+    between = dualkg(
+        "predict", world_run, "--head", "France", "--tail", "Paris", "--top", 15, "--json"
+    ).json
+    assert {answer["name"]: answer["split"] for answer in between["predictions"]}[
+        "capital"
+    ] == "train"
+    one = dualkg(
+        "predict",
+        world_run,
+        "--head",
+        "France",
+        "--relation",
+        "capital",
+        "--tail",
+        "Paris",
+        "--json",
+    ).json
     assert one["predictions"][0]["split"] == "train"
 
 
@@ -244,15 +320,17 @@ def test_predict_in_all_directions(dualkg, world_run):
 def test_the_entity_of_a_query_is_not_predicted(dualkg, world_run, given):
     """Although models score it highest for a relation that is nearly symmetric."""
     run = kg.load_run(world_run)
-    predictor, command = (
-        kg.Predictor(run.model, run.graph),
-        ["predict", world_run, given, "France", "--relation", "borders"],
-    )
+    predictor = kg.Predictor(run.model, run.graph)
+    command = ["predict", world_run, given, "France", "--relation", "borders"]
     scored = (
-        predictor.tails("France", "borders", k=6) if given == "--head" else predictor.heads("borders", "France", k=6)
+        predictor.tails("France", "borders", k=6)
+        if given == "--head"
+        else predictor.heads("borders", "France", k=6)
     )
     result = dualkg(*command, "--top", 5, "--json").json["predictions"]
-    assert [answer["name"] for answer in result] == [answer.name for answer in scored if answer.name != "France"][:5]
+    assert [answer["name"] for answer in result] == [
+        answer.name for answer in scored if answer.name != "France"
+    ][:5]
     assert "France" in [answer.name for answer in scored]
 
 
@@ -302,15 +380,24 @@ def damaged(folder: Path) -> None:
         (["train", "utf8.tsv"], "utf8.tsv, line 2"),
         (["train", "nothing.tsv"], "nothing.tsv holds no triples"),
         (["train", "cut.tar.xz"], "cut.tar.xz is damaged"),
-        (["train", "half"], "half should hold train, valid and test (as train.tsv and so on); it has train."),
+        (
+            ["train", "half"],
+            "half should hold train, valid and test (as train.tsv and so on); it has train.",
+        ),
         (["train", "nowhere.tsv"], "There is no graph, file or folder 'nowhere.tsv'"),
-        (["train", "bad.toml"], "bad.toml: training.epoch is not a setting of recipes. Did you mean 'epochs'?"),
+        (
+            ["train", "bad.toml"],
+            "bad.toml: training.epoch is not a setting of recipes. Did you mean 'epochs'?",
+        ),
         (["train", "nowhere.toml"], "nowhere.toml cannot be read"),
         (["train", "good.tsv", "--split", "80/30"], "three percentages that add up to 100"),
         (["train", "good.tsv", "--columns", "1,2"], "--columns should name three columns"),
         (["train", "good.tsv", "--model", "Complx"], "Did you mean 'ComplEx'"),
         (["train", "good.tsv", "--regularizer", "N4"], "No regularizer is named 'N4'."),
-        (["train", "good.tsv", "--model", "RESCAL", "--regularizer", "N3", *QUICK], "those of RESCAL are not"),
+        (
+            ["train", "good.tsv", "--model", "RESCAL", "--regularizer", "N3", *QUICK],
+            "those of RESCAL are not",
+        ),
         (["train", "good.tsv", "--set", "training.epochs=-1"], "--epochs should be greater than"),
         (["train", "good.tsv", "--lr", "-1"], "--lr should be greater than 0; -1.0 was given"),
         (["train", "good.tsv", "--track", "mlfow"], "dualkg: No tracker is named 'mlfow'"),
@@ -318,17 +405,32 @@ def damaged(folder: Path) -> None:
         (["train", "good.tsv", "--device", "mps"], "'mps' is not a device to train on"),
         (["train", "good.tsv", "--model", ":X"], "':X' cannot be imported"),
         (["train", "good.tsv", "--columns", "²,1,3"], "²"),
-        (["train", "good.tsv", "--set", "optimizer.learning_rate=inf"], "should be a finite number"),
+        (
+            ["train", "good.tsv", "--set", "optimizer.learning_rate=inf"],
+            "should be a finite number",
+        ),
         (
             ["train", "good.tsv", "--set", "data.graph=other.tsv"],
             "because the graph is good.tsv",
         ),
-        (["train", "good.tsv", "--set", "training.epoch=1"], "--set: training.epoch is not a setting of recipes"),
+        (
+            ["train", "good.tsv", "--set", "training.epoch=1"],
+            "--set: training.epoch is not a setting of recipes",
+        ),
         (["train", "good.tsv", "--dim", "2000000000"], "GiB for its tables"),
-        (["train", "good.tsv", "--learning-rate", "1"], "No such option: --learning-rate (Possible options: --lr)"),
-        (["train", "good.tsv", "--set", "optimizer.lr=1"], "optimizer.lr is not a setting of recipes. Did you mean"),
+        (
+            ["train", "good.tsv", "--learning-rate", "1"],
+            "No such option: --learning-rate (Possible options: --lr)",
+        ),
+        (
+            ["train", "good.tsv", "--set", "optimizer.lr=1"],
+            "optimizer.lr is not a setting of recipes. Did you mean",
+        ),
         (["train", "good.tsv", "--set", "lr=1"], "Did you mean 'optimizer.learning_rate=1'?"),
-        (["train", "good.tsv", "--no-tune", "--track", "mlfow"], "No tracker is named 'mlfow'. Did you mean 'mlflow'"),
+        (
+            ["train", "good.tsv", "--no-tune", "--track", "mlfow"],
+            "No tracker is named 'mlfow'. Did you mean 'mlflow'",
+        ),
         (["resume", "nowhere"], "nowhere does not exist"),
         (["evaluate", "nowhere"], "nowhere does not exist"),
         (["predict", "nowhere", "--head", "a", "--relation", "b"], "nowhere does not exist"),

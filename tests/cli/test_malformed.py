@@ -31,7 +31,9 @@ def made(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("made")
     triples = [(number % 20, number % 2, number * 7 % 19) for number in range(60)]
     graph = graph_of(triples, triples[:5], triples[5:15], num_entities=20)
-    recipe = kg.Recipe().with_changes({"training.epochs": 2, "training.checkpoint_seconds": 0.0, "model.dim": 2})
+    recipe = kg.Recipe().with_changes(
+        {"training.epochs": 2, "training.checkpoint_seconds": 0.0, "model.dim": 2}
+    )
 
     def stop(event: object) -> None:
         if event.epoch == 2:  # type: ignore[attr-defined]
@@ -42,13 +44,17 @@ def made(tmp_path_factory) -> Path:
     run = kg.train_recipe(recipe, graph=graph, out=home / "run")
     save_index(build_index(run.model, run.graph, kind="ivf", recall=0.1), home / "ivf")
     folder = RunFolder(home / "run")
-    write_json(folder.report, folder.saved_reports())  # by somebody who left out the checksums of other files
+    write_json(
+        folder.report, folder.saved_reports()
+    )  # by somebody who left out the checksums of other files
     return home
 
 
 @pytest.fixture
 def refused(made: Path, tmp_path: Path, monkeypatch, run_cli) -> Callable[..., str]:
-    """Run a command beside copies of all that was made; it must end in a sentence, which is returned."""
+    """Run a command beside copies of all that was made; it must end in a sentence, which is
+    returned.
+    """
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
 
@@ -66,8 +72,14 @@ def refused(made: Path, tmp_path: Path, monkeypatch, run_cli) -> Callable[..., s
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("x = " + "[" * 2000 + "]" * 2000, "mine.toml is no recipe: its tables or lists are nested too deeply"),
-        ("x = " + "[" * 30 + "]" * 30, "mine.toml is no recipe: its tables or lists are nested too deeply"),
+        (
+            "x = " + "[" * 2000 + "]" * 2000,
+            "mine.toml is no recipe: its tables or lists are nested too deeply",
+        ),
+        (
+            "x = " + "[" * 30 + "]" * 30,
+            "mine.toml is no recipe: its tables or lists are nested too deeply",
+        ),
         ("[training]\nepochs = " + "9" * 5000, "mine.toml is not TOML: Exceeds the limit"),
         (f"[training]\nbatch_size = {2**63}", "mine.toml: training.batch_size should be"),
         (f"[training]\nepochs = {2**70}", "mine.toml: training.epochs should be"),
@@ -75,19 +87,34 @@ def refused(made: Path, tmp_path: Path, monkeypatch, run_cli) -> Callable[..., s
         ("[loss]\nname = 3.5", "name should be text; it is 3.5"),
         ('[regularizer]\nname = "DURA"', "DURA needs a weight"),
     ],
-    ids=["brackets", "some brackets", "digits", "batch size", "epochs", "megabyte", "loss", "weight"],
+    ids=[
+        "brackets",
+        "some brackets",
+        "digits",
+        "batch size",
+        "epochs",
+        "megabyte",
+        "loss",
+        "weight",
+    ],
 )
 def test_recipes(refused, text: str, reason: str) -> None:
     Path("mine.toml").write_text(text)
     assert reason.replace("embedding", "") in refused("train", "mine.toml")
 
 
-@pytest.mark.parametrize("value", ["9" * 5000, "[" * 3000, str(2**63)], ids=["digits", "brackets", "large"])
+@pytest.mark.parametrize(
+    "value", ["9" * 5000, "[" * 3000, str(2**63)], ids=["digits", "brackets", "large"]
+)
 def test_values_of_set(refused, value: str) -> None:
-    assert "--batch-size should be" in refused("train", "world", *SMALL, "--set", f"training.batch_size={value}")
+    assert "--batch-size should be" in refused(
+        "train", "world", *SMALL, "--set", f"training.batch_size={value}"
+    )
 
 
-@pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "a\0b", "x" * 5000, "/".join(["x" * 200] * 40)])
+@pytest.mark.parametrize(
+    "name", ["~nobody-of-this-name/x", "a\0b", "x" * 5000, "/".join(["x" * 200] * 40)]
+)
 @pytest.mark.parametrize("suffix", ["", ".tsv", ".toml", ".zip"])
 def test_paths(refused, name: str, suffix: str) -> None:
     assert name.partition("\0")[0][:5] in refused("train", name + suffix, code=None)
@@ -115,13 +142,17 @@ def test_ranks(refused, change: str) -> None:
     if change in ("column", "ranks", "other"):
         ranks = pa.array(np.zeros(len(table), np.int32))
         table = table.drop(["head"]) if change == "column" else table.drop(["optimistic"])
-        pq.write_table(table.append_column("optimistic", ranks) if change == "ranks" else table, path)
+        pq.write_table(
+            table.append_column("optimistic", ranks) if change == "ranks" else table, path
+        )
     else:
         path.write_bytes(path.read_bytes()[:-100] if change == "cut" else b"")
     assert "ranks-test.parquet" in refused("compare", "run", "run")
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe{}\n", b'{"head": "\xff"}', DEEP.encode(), b"3", None])
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe{}\n", b'{"head": "\xff"}', DEEP.encode(), b"3", None]
+)
 def test_decisions(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "decisions.jsonl"
     if content is None:
@@ -132,7 +163,9 @@ def test_decisions(tmp_path: Path, content: bytes | None) -> None:
         DecisionStore(path).load()
 
 
-@pytest.mark.parametrize("about", ["[]", "3", "null", DEEP, '{"shapes": 3}', '{"shapes": [1]}', '{"shapes": {"x": 3}}'])
+@pytest.mark.parametrize(
+    "about", ["[]", "3", "null", DEEP, '{"shapes": 3}', '{"shapes": [1]}', '{"shapes": {"x": 3}}']
+)
 def test_headers_of_tensors(refused, about: str) -> None:
     tables = {"model/entities": np.zeros((2, 2), np.float32)}
     save_file(tables, "run/weights.safetensors", metadata={"about": about})
@@ -142,12 +175,15 @@ def test_headers_of_tensors(refused, about: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "progress", [3, {"epoch": -1}, {"epoch": "x"}, {"step": 10**9}, {"history": [{}]}, {"history": 1}]
+    "progress",
+    [3, {"epoch": -1}, {"epoch": "x"}, {"step": 10**9}, {"history": [{}]}, {"history": 1}],
 )
 def test_progress_of_a_checkpoint(refused, progress: object) -> None:
     path = Path("stopped/checkpoint.safetensors")
     groups, about = load_tensors(path)
-    about["progress"] = {**about["progress"], **progress} if isinstance(progress, dict) and progress else progress
+    about["progress"] = (
+        {**about["progress"], **progress} if isinstance(progress, dict) and progress else progress
+    )
     save_tensors(groups, path, about=about)
     assert str(path) in refused("resume", "stopped")
 
@@ -170,7 +206,14 @@ def test_nested_json(refused, name: str, content: str) -> None:
     assert "mine.jsonl" in refused("evaluate", "run", "--candidates", "mine.jsonl")
 
 
-JSON_FILES = ["report.json", "environment.json", "history.json", "costs.json", "calibration.json", "graph/graph.json"]
+JSON_FILES = [
+    "report.json",
+    "environment.json",
+    "history.json",
+    "costs.json",
+    "calibration.json",
+    "graph/graph.json",
+]
 
 
 @pytest.mark.parametrize("name", JSON_FILES)
@@ -185,11 +228,19 @@ def test_json_of_a_run(refused, run_cli, name: str, content: str) -> None:
             assert Path(name).stem in result.err + result.out
 
 
-FILES = ["recipe.toml", "weights.safetensors", "ranks-test.parquet", "graph/train.parquet", "graph/entities.parquet"]
+FILES = [
+    "recipe.toml",
+    "weights.safetensors",
+    "ranks-test.parquet",
+    "graph/train.parquet",
+    "graph/entities.parquet",
+]
 
 
 @pytest.mark.parametrize("name", [*FILES, *JSON_FILES])
-def test_a_folder_in_the_place_of_a_file(made: Path, tmp_path: Path, monkeypatch, run_cli, name: str) -> None:
+def test_a_folder_in_the_place_of_a_file(
+    made: Path, tmp_path: Path, monkeypatch, run_cli, name: str
+) -> None:
     shutil.copytree(made / "run", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     path = Path("run", name)
@@ -213,14 +264,19 @@ def test_trackers(refused, content: str) -> None:
 
 def test_the_name_of_a_graph_is_text(refused) -> None:
     path = Path("run/graph/graph.json")
-    for change in ({"name": ["a"]}, {"notes": {"duplicates": {"train": "x"}, "overlaps": {}, "remarks": []}}):
+    for change in (
+        {"name": ["a"]},
+        {"notes": {"duplicates": {"train": "x"}, "overlaps": {}, "remarks": []}},
+    ):
         path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
         assert "The graph of the run run cannot be read" in refused("evaluate", "run")
 
 
 def test_numbers_without_end(refused) -> None:
     Path("mine.jsonl").write_text('{"head": 1' + "0" * 30 + ', "relation": "r", "tail": "t"}')
-    assert "mine.jsonl: head should be names" in refused("evaluate", "run", "--candidates", "mine.jsonl")
+    assert "mine.jsonl: head should be names" in refused(
+        "evaluate", "run", "--candidates", "mine.jsonl"
+    )
     Path("stopped/environment.json").write_text('{"threads": {}}')
     RunFolder("stopped").checkpoint.write_bytes(b"")
     assert "checkpoint.safetensors" in refused("resume", "stopped")
@@ -231,7 +287,9 @@ def test_ids_outside_of_a_graph(refused) -> None:
     table = pq.read_table(path)
     for bad in (10**6, -1):
         pq.write_table(table.set_column(0, "head", pa.array([bad] * len(table), pa.int32())), path)
-        assert "graph/train.parquet is damaged: its heads should be ids from 0 to" in refused("evaluate", "run")
+        assert "graph/train.parquet is damaged: its heads should be ids from 0 to" in refused(
+            "evaluate", "run"
+        )
 
 
 def test_a_sentence_is_short_whatever_it_quotes() -> None:
@@ -244,12 +302,16 @@ def test_a_sentence_is_short_whatever_it_quotes() -> None:
 
 
 def test_few_bytes_that_stand_for_many_rows(refused) -> None:
-    column = pa.DictionaryArray.from_arrays(pa.array(bytes(2_000_000), pa.uint8()).cast(pa.int32()), pa.array(["e1"]))
+    column = pa.DictionaryArray.from_arrays(
+        pa.array(bytes(2_000_000), pa.uint8()).cast(pa.int32()), pa.array(["e1"])
+    )
     np.savez_compressed("mine.npz", head=np.zeros(20 << 20, np.uint8))
     sentence = refused("evaluate", "run", "--candidates", "mine.npz")
     assert "mine.npz cannot be read as arrays: they expand to 20 MiB" in sentence
     table = pa.table(dict.fromkeys(("head", "relation", "tail"), column))
     for name in ("mine.parquet", "run/ranks-test.parquet", "run/graph/train.parquet"):
         pq.write_table(table, name)
-        words = {"mine.parquet": ["evaluate", "run", "--candidates", name]}.get(name, ["compare", "run", "run"])
+        words = {"mine.parquet": ["evaluate", "run", "--candidates", name]}.get(
+            name, ["compare", "run", "run"]
+        )
         assert f"{name} expands to more than 16 MiB" in refused(*words)

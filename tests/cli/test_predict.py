@@ -1,4 +1,6 @@
-"""`dualkg predict --queries`: a file of queries, its predictions as TSV and JSON lines, and its mistakes."""
+"""`dualkg predict --queries`: a file of queries, its predictions as TSV and JSON lines, and its
+mistakes.
+"""
 
 import csv
 import io
@@ -44,25 +46,41 @@ def test_predictions_are_lines_of_tsv(run_cli, run, queries):
     result = run_cli("predict", run.folder, "--queries", queries, "--top", 3)
     assert result.code == 0, result.err
     rows = list(csv.DictReader(io.StringIO(result.out), delimiter="\t"))
-    assert list(rows[0]) == ["line", "rank", "head", "relation", "tail", "score", "probability", "split"]
+    assert list(rows[0]) == [
+        "line",
+        "rank",
+        "head",
+        "relation",
+        "tail",
+        "score",
+        "probability",
+        "split",
+    ]
     assert [int(row["line"]) for row in rows] == [2] * 3 + [4] * 3 + [5] * 3 + [6] + [7] * 3
     predictor = run.predictor()
     for line, query in GIVEN.items():
         found = [row for row in rows if int(row["line"]) == line]
         wanted = predict_queries(predictor, [query], top=3)[0]
         part = ("head", "relation", "tail")[query.index(None) if None in query else 2]
-        assert [(row[part], row["split"]) for row in found] == [(one.name, one.split or "") for one in wanted]
-        assert [float(row["score"]) for row in found] == pytest.approx([one.score for one in wanted], rel=1e-4)
+        assert [(row[part], row["split"]) for row in found] == [
+            (one.name, one.split or "") for one in wanted
+        ]
+        assert [float(row["score"]) for row in found] == pytest.approx(
+            [one.score for one in wanted], rel=1e-4
+        )
         assert [int(row["rank"]) for row in found] == list(range(1, len(found) + 1))
 
 
 def test_predictions_are_lines_of_json(run_cli, run, queries, tmp_path):
     lines = [
-        json.loads(line) for line in run_cli("predict", run.folder, "--queries", queries, "--json").out.splitlines()
+        json.loads(line)
+        for line in run_cli("predict", run.folder, "--queries", queries, "--json").out.splitlines()
     ]
     assert {one["line"]: (one["head"], one["relation"], one["tail"]) for one in lines} == GIVEN
     single = run_cli("predict", run.folder, "--head", "e1", "--relation", "r0", "--json").json
-    assert [one["id"] for one in lines[0]["predictions"]] == [one["id"] for one in single["predictions"]]
+    assert [one["id"] for one in lines[0]["predictions"]] == [
+        one["id"] for one in single["predictions"]
+    ]
     new = run_cli("predict", run.folder, "--queries", queries, "--json", "--new").out.splitlines()
     assert not any(one["known"] for one in json.loads(new[0])["predictions"])
 
@@ -75,7 +93,9 @@ def test_out_writes_what_is_printed_otherwise(run_cli, run, queries, tmp_path, s
     assert (result.code, result.out) == (0, "")
     assert "The predictions for 5 queries are saved in" in result.err
     assert out.read_text() == run_cli(*words, *(["--json"] if suffix == "jsonl" else [])).out
-    (out.parent / f".{out.name}.lock").touch()  # of a command that was killed after it had written the file
+    (
+        out.parent / f".{out.name}.lock"
+    ).touch()  # of a command that was killed after it had written the file
     assert "exists already" in run_cli(*words, "--out", out).err
     assert [path.name for path in out.parent.iterdir()] == [out.name]
     triples = tmp_path / "named.tsv"
@@ -89,12 +109,18 @@ def test_out_writes_what_is_printed_otherwise(run_cli, run, queries, tmp_path, s
     [
         (
             "e1\tr0\t?\ne99\tr0\t?\ne1\n",
-            ["Line 2: No entity is named 'e99'", "Line 3: 3 cells should be separated by tabs; found 1."],
+            [
+                "Line 2: No entity is named 'e99'",
+                "Line 3: 3 cells should be separated by tabs; found 1.",
+            ],
         ),
         ("?\tr0\t?", ["Line 1: Only one of head, relation and tail may be ? or empty; 2 are."]),
         ("e1\tr0\te2\te3", ["Line 1: 3 cells should be separated by tabs; found 4."]),
         ("e1 r0 ?\n" * 9, ["Line 5: 3 cells", "Later lines were not read."]),
-        ("head\trelation\ttail\n\n", ["has no queries; lines of head, relation and tail were expected"]),
+        (
+            "head\trelation\ttail\n\n",
+            ["has no queries; lines of head, relation and tail were expected"],
+        ),
         (b"e1\tr0\t\xff", ["Line 1: It is not valid UTF-8."]),
     ],
 )
@@ -109,7 +135,10 @@ def test_bad_lines_are_named(run_cli, run, tmp_path, text, sentences):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--queries", "none.tsv"), "none.tsv is not a file; lines of head, relation and tail were expected"),
+        (
+            ("--queries", "none.tsv"),
+            "none.tsv is not a file; lines of head, relation and tail were expected",
+        ),
         (("--queries", "q.tsv", "--head", "e1"), "--queries has the queries. Leave out --head"),
         (("--queries", "q.tsv", "--coverage", "0.9"), "--queries has the queries"),
         (("--head", "e1", "--relation", "r0", "--out", "a.tsv"), "--out is for --queries"),
@@ -126,7 +155,8 @@ def test_refusals(run_cli, run, tmp_path, monkeypatch, words, sentence):
 
 def test_queries_from_the_standard_input(run_cli, run, monkeypatch):
     monkeypatch.setattr(
-        "sys.stdin", SimpleNamespace(buffer=io.BytesIO("\ufefftail\thead\trelation\r\n?\te1\tr0\r\n".encode()))
+        "sys.stdin",
+        SimpleNamespace(buffer=io.BytesIO("\ufefftail\thead\trelation\r\n?\te1\tr0\r\n".encode())),
     )
     result = run_cli("predict", run.folder, "--queries", "-", "--top", 1, "--json")
     assert json.loads(result.out)["line"] == 2
@@ -136,7 +166,9 @@ def test_queries_from_the_standard_input(run_cli, run, monkeypatch):
 def test_names_with_tabs_need_json(run_cli, run, tmp_path):
     graph = run.graph
     names = ["a\tb", *(f"e{i}" for i in range(1, 30))]
-    odd = kg.Graph("odd", kg.Vocabulary(names), graph.relations, graph.train, graph.valid, graph.test)
+    odd = kg.Graph(
+        "odd", kg.Vocabulary(names), graph.relations, graph.train, graph.valid, graph.test
+    )
     kg.train(kg.ComplEx(odd.shape, dim=2), odd, epochs=1, out=tmp_path / "odd")
     path = tmp_path / "queries.tsv"
     path.write_text("e1\tr0\t?\n")
@@ -150,7 +182,9 @@ CELL = st.sampled_from([None, 0, 1, 2])
 
 
 @given(
-    st.lists(st.tuples(CELL, CELL, CELL).filter(lambda one: one.count(None) < 2), min_size=1, max_size=8),
+    st.lists(
+        st.tuples(CELL, CELL, CELL).filter(lambda one: one.count(None) < 2), min_size=1, max_size=8
+    ),
     st.permutations(["head", "relation", "tail"]),
     st.sampled_from(["", "?", " ? "]),
     st.sampled_from(["\n", "\r\n"]),
@@ -161,9 +195,12 @@ def test_queries_are_read_as_written(tmp_path_factory, triples, header, unknown,
     for triple in triples:
         cells = dict(zip(("head", "relation", "tail"), triple, strict=True))
         texts = [
-            unknown if cells[part] is None else f"{'r' if part == 'relation' else 'e'}{cells[part]}" for part in header
+            unknown if cells[part] is None else f"{'r' if part == 'relation' else 'e'}{cells[part]}"
+            for part in header
         ]
         lines.append("\t".join(texts))
     path = tmp_path_factory.mktemp("queries") / "queries.tsv"
     path.write_bytes(end.join(lines).encode())
-    assert read_queries(path, graph) == [(number, triple) for number, triple in enumerate(triples, start=2)]
+    assert read_queries(path, graph) == [
+        (number, triple) for number, triple in enumerate(triples, start=2)
+    ]

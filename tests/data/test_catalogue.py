@@ -31,7 +31,11 @@ NAMES = {
     "CoDEx-M",
     "CoDEx-L",
 }
-FILES = {"train.txt": b"a\tr\tb\nb\tr\tc\nc\ts\ta\n", "valid.txt": b"a\tr\tc\n", "test.txt": b"b\ts\ta\n"}
+FILES = {
+    "train.txt": b"a\tr\tb\nb\tr\tc\nc\ts\ta\n",
+    "valid.txt": b"a\tr\tc\n",
+    "test.txt": b"b\ts\ta\n",
+}
 ARCHIVE = tarred(FILES, ".gz")
 COUNTS = {"entities": 3, "relations": 2, "train": 3, "valid": 1, "test": 1}
 
@@ -44,7 +48,9 @@ SUMS = {split: sha256(FILES[f"{split}.txt"]) for split in SPLITS}
 
 
 class Server:
-    """A web server on this machine; `served` maps paths to bytes, `requested` lists the requested paths."""
+    """A web server on this machine; `served` maps paths to bytes, `requested` lists the requested
+    paths.
+    """
 
     def __init__(self) -> None:
         self.served: dict[str, bytes] = {}
@@ -90,7 +96,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def listed(server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Entry]:
     """A catalogue of one entry, Small, that the server has as a .tar.gz archive."""
     server.served["/small.tar.gz"] = ARCHIVE
-    entry = Entry("Small", "a graph", f"{server.address}/small.tar.gz", COUNTS, "none", SUMS, {}, sha256(ARCHIVE))
+    entry = Entry(
+        "Small",
+        "a graph",
+        f"{server.address}/small.tar.gz",
+        COUNTS,
+        "none",
+        SUMS,
+        {},
+        sha256(ARCHIVE),
+    )
 
     def patched(**changes: object) -> Entry:
         changed = replace(entry, **changes)
@@ -147,7 +162,9 @@ def test_the_variable_sets_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> 
     assert cache_folder().name == "dualkg"
 
 
-def test_an_archive_is_downloaded_once(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
+def test_an_archive_is_downloaded_once(
+    listed: Callable[..., Entry], server: Server, cache: Path
+) -> None:
     graphs = [load_graph(name) for name in ("Small", "small")]
     assert server.requested == ["/small.tar.gz"]
     assert files_in(cache / "downloads") == ["Small.tar.gz"]
@@ -156,7 +173,9 @@ def test_an_archive_is_downloaded_once(listed: Callable[..., Entry], server: Ser
         assert graph.counts == COUNTS
 
 
-def test_single_files_are_fetched_by_split(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
+def test_single_files_are_fetched_by_split(
+    listed: Callable[..., Entry], server: Server, cache: Path
+) -> None:
     server.served |= {f"/small/{name}": content for name, content in FILES.items()}
     listed(address=f"{server.address}/small/{{split}}.txt", archive_sha256=None)
     assert load_graph("Small").catalogued
@@ -164,13 +183,20 @@ def test_single_files_are_fetched_by_split(listed: Callable[..., Entry], server:
     assert files_in(cache / "downloads" / "Small") == ["test.txt", "train.txt", "valid.txt"]
 
 
-def test_an_archive_with_another_checksum_is_deleted(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
+def test_an_archive_with_another_checksum_is_deleted(
+    listed: Callable[..., Entry], server: Server, cache: Path
+) -> None:
     server.served["/small.tar.gz"] = tarred(FILES | {"train.txt": b"a\tr\tb\n"}, ".gz")
     with pytest.raises(DataError) as caught:
         load_graph("Small")
     sentence = str(caught.value)
-    assert sentence.startswith(f"{server.address}/small.tar.gz is not Small: SHA256 hash of downloaded file")
-    assert f"expected sha256:{sha256(ARCHIVE)} but got {sha256(server.served['/small.tar.gz'])}. " in sentence
+    assert sentence.startswith(
+        f"{server.address}/small.tar.gz is not Small: SHA256 hash of downloaded file"
+    )
+    assert (
+        f"expected sha256:{sha256(ARCHIVE)} but got {sha256(server.served['/small.tar.gz'])}. "
+        in sentence
+    )
     assert "The download was deleted. To work offline, put its archive into a folder" in sentence
     assert caught.value.exit_code == 2
     assert files_in(cache) == []
@@ -178,7 +204,9 @@ def test_an_archive_with_another_checksum_is_deleted(listed: Callable[..., Entry
     assert load_graph("Small").counts == COUNTS
 
 
-def test_a_damaged_download_is_downloaded_again(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
+def test_a_damaged_download_is_downloaded_again(
+    listed: Callable[..., Entry], server: Server, cache: Path
+) -> None:
     (path,) = {source.path for source in fetch(listed())}
     path.write_bytes(ARCHIVE[:-9])
     assert load_graph("Small").counts == COUNTS
@@ -191,19 +219,24 @@ def test_a_download_that_is_not_an_archive_is_deleted(
 ) -> None:
     listed(archive_sha256=None)
     server.served["/small.tar.gz"] = page
-    with pytest.raises(DataError, match=r"Small\.tar\.gz is damaged, cut short.*small\.tar\.gz was deleted\.$"):
+    with pytest.raises(
+        DataError, match=r"Small\.tar\.gz is damaged, cut short.*small\.tar\.gz was deleted\.$"
+    ):
         load_graph("Small")
     assert files_in(cache) == []
 
 
-def test_a_download_of_another_graph_is_deleted(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
+def test_a_download_of_another_graph_is_deleted(
+    listed: Callable[..., Entry], server: Server, cache: Path
+) -> None:
     server.served["/small.tar.gz"] = tarred(FILES | {"train.txt": b"a\tr\tb\n"}, ".gz")
     listed(archive_sha256=None)
     with pytest.raises(DataError) as caught:
         load_graph("Small")
     address = f"{server.address}/small.tar.gz"
     assert str(caught.value) == (
-        f"Small should have 3 train triples; {address} has 1. The download from {address} was deleted."
+        f"Small should have 3 train triples; {address} has 1. The download from {address} was "
+        "deleted."
     )
     assert files_in(cache) == []
 
@@ -223,7 +256,9 @@ def test_a_downloaded_page_in_place_of_a_split_is_deleted(
     assert files_in(cache) == []
 
 
-def test_bad_labels_do_not_delete_downloads(listed: Callable[..., Entry], cache: Path, tmp_path: Path) -> None:
+def test_bad_labels_do_not_delete_downloads(
+    listed: Callable[..., Entry], cache: Path, tmp_path: Path
+) -> None:
     (tmp_path / "labels.tsv").write_bytes(b"a\n")
     with pytest.raises(DataError, match=r"labels\.tsv, line 1: .*") as caught:
         load_graph("Small", labels=tmp_path / "labels.tsv")
@@ -231,9 +266,13 @@ def test_bad_labels_do_not_delete_downloads(listed: Callable[..., Entry], cache:
     assert files_in(cache) == ["Small.tar.gz"]
 
 
-def test_a_missing_address_is_an_error(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
+def test_a_missing_address_is_an_error(
+    listed: Callable[..., Entry], server: Server, cache: Path
+) -> None:
     server.served.clear()
-    with pytest.raises(DataError, match=r"^Small could not be downloaded from \S+ \(HTTPError\)\. To work offline"):
+    with pytest.raises(
+        DataError, match=r"^Small could not be downloaded from \S+ \(HTTPError\)\. To work offline"
+    ):
         load_graph("Small")
     assert files_in(cache) == []
 
@@ -243,13 +282,16 @@ def test_no_connection_is_an_error(listed: Callable[..., Entry], cache: Path) ->
     with pytest.raises(DataError) as caught:
         load_graph("Small")
     assert str(caught.value) == (
-        "Small could not be downloaded from http://127.0.0.1:1/small.tar.gz (ConnectionError). To work offline, "
-        "put its archive into a folder and name that folder in the variable DUALKG_DATA."
+        "Small could not be downloaded from http://127.0.0.1:1/small.tar.gz (ConnectionError). "
+        "To work offline, put its archive into a folder and name that folder in the variable "
+        "DUALKG_DATA."
     )
     assert files_in(cache) == []
 
 
-def test_an_unwritable_cache_is_not_reported_as_a_network_error(listed: Callable[..., Entry], cache: Path) -> None:
+def test_an_unwritable_cache_is_not_reported_as_a_network_error(
+    listed: Callable[..., Entry], cache: Path
+) -> None:
     cache.write_text("a file in the way")
     with pytest.raises(
         DataError,
@@ -261,7 +303,9 @@ def test_an_unwritable_cache_is_not_reported_as_a_network_error(listed: Callable
 def test_the_data_folder_precedes_the_network(
     listed: Callable[..., Entry], server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "small.zip").write_bytes(zipped({f"deep/{name}": content for name, content in FILES.items()}))
+    (tmp_path / "small.zip").write_bytes(
+        zipped({f"deep/{name}": content for name, content in FILES.items()})
+    )
     monkeypatch.setenv("DUALKG_DATA", str(tmp_path))
     graph = load_graph("Small")
     assert (graph.name, graph.catalogued, server.requested) == ("Small", True, [])
@@ -272,7 +316,9 @@ def test_a_repacked_archive_under_another_name_is_the_same_graph(
     listed: Callable[..., Entry], tmp_path: Path, suffix: str
 ) -> None:
     compression = {".tar": "", ".tbz2": ".bz2"}.get(suffix, suffix.removeprefix(".tar"))
-    packed = {f"x/{name}": content for name, content in reversed(FILES.items())} | {"x/README": b"hello"}
+    packed = {f"x/{name}": content for name, content in reversed(FILES.items())} | {
+        "x/README": b"hello"
+    }
     (tmp_path / f"mine{suffix}").write_bytes(tarred(packed, compression))
     graph = load_graph(tmp_path / f"mine{suffix}")
     assert (graph.name, graph.catalogued) == ("Small", True)
@@ -287,13 +333,17 @@ def test_compressed_splits_are_the_same_graph(listed: Callable[..., Entry], tmp_
         assert (graph.name, graph.catalogued) == ("Small", True)
 
 
-def test_other_bytes_under_another_name_get_no_catalogue_name(listed: Callable[..., Entry], tmp_path: Path) -> None:
+def test_other_bytes_under_another_name_get_no_catalogue_name(
+    listed: Callable[..., Entry], tmp_path: Path
+) -> None:
     (tmp_path / "mine.tar").write_bytes(tarred(FILES | {"test.txt": b"b\ts\tc\n"}))
     graph = load_graph(tmp_path / "mine.tar")
     assert (graph.name, graph.catalogued, graph.counts) == ("mine", False, COUNTS)
 
 
-def test_other_counts_are_another_graph_whatever_the_checksums(listed: Callable[..., Entry], tmp_path: Path) -> None:
+def test_other_counts_are_another_graph_whatever_the_checksums(
+    listed: Callable[..., Entry], tmp_path: Path
+) -> None:
     listed(counts=COUNTS | {"entities": 4})
     (tmp_path / "mine.tar").write_bytes(tarred(FILES))
     assert not load_graph(tmp_path / "mine.tar").catalogued
@@ -304,19 +354,24 @@ def test_other_columns_are_another_graph(listed: Callable[..., Entry], tmp_path:
         (tmp_path / name).write_bytes(tarred(FILES))
     assert not load_graph(tmp_path / "mine.tar", columns=(3, 2, 1)).catalogued
     assert load_graph(tmp_path / "mine.tar", columns=(1, 2, 3)).catalogued
-    with pytest.raises(RequestError, match=r"^Small is read as it is published, and columns \(3, 2, 1\) were"):
+    with pytest.raises(
+        RequestError, match=r"^Small is read as it is published, and columns \(3, 2, 1\) were"
+    ):
         load_graph(tmp_path / "Small.tar", columns=(3, 2, 1))
 
 
-def test_the_same_counts_with_other_bytes_are_refused(listed: Callable[..., Entry], tmp_path: Path) -> None:
+def test_the_same_counts_with_other_bytes_are_refused(
+    listed: Callable[..., Entry], tmp_path: Path
+) -> None:
     path = tmp_path / "Small.tar"
     other = b"b\ts\tc\n"
     path.write_bytes(tarred(FILES | {"test.txt": other}))
     with pytest.raises(DataError) as caught:
         load_graph(path)
     assert str(caught.value) == (
-        f"{path}:test.txt is not the test file of Small: its sha256 should begin with {SUMS['test'][:12]} and begins "
-        f"with {sha256(other)[:12]}. If it is another graph, give {path} another name."
+        f"{path}:test.txt is not the test file of Small: its sha256 should begin with "
+        f"{SUMS['test'][:12]} and begins with {sha256(other)[:12]}. If it is another graph, give "
+        f"{path} another name."
     )
 
 
@@ -327,13 +382,21 @@ def test_an_md5_that_differs_is_refused(listed: Callable[..., Entry], tmp_path: 
     listed(sha256={}, md5={"train": right})
     assert load_graph(path).catalogued
     listed(sha256={}, md5={"train": "0" * 32})
-    with pytest.raises(DataError, match=rf"of Small: its md5 should begin with 0{{12}} and begins with {right[:12]}"):
+    with pytest.raises(
+        DataError,
+        match=rf"of Small: its md5 should begin with 0{{12}} and begins with {right[:12]}",
+    ):
         load_graph(path)
 
 
 @pytest.mark.parametrize("name", ["Small.tsv", "SMALL.tar"])
-def test_one_file_is_not_a_graph_with_three_splits(listed: Callable[..., Entry], tmp_path: Path, name: str) -> None:
+def test_one_file_is_not_a_graph_with_three_splits(
+    listed: Callable[..., Entry], tmp_path: Path, name: str
+) -> None:
     rows = b"".join(b"e%d\tr\te%d\n" % (head, tail) for head in range(9) for tail in range(head))
     (tmp_path / name).write_bytes(rows if name.endswith(".tsv") else tarred({"all.tsv": rows}))
-    with pytest.raises(DataError, match=rf"^Small has train, valid and test; \S+{name} is one file of triples\. If it"):
+    with pytest.raises(
+        DataError,
+        match=rf"^Small has train, valid and test; \S+{name} is one file of triples\. If it",
+    ):
         load_graph(tmp_path / name)

@@ -36,7 +36,9 @@ def array(triples: list[Row]) -> Triples:
     return np.array(triples, dtype=np.int32).reshape(-1, 3)
 
 
-shapes_and_rows = st.sampled_from([SHAPE, HUGE]).flatmap(lambda shape: st.tuples(st.just(shape), rows(shape)))
+shapes_and_rows = st.sampled_from([SHAPE, HUGE]).flatmap(
+    lambda shape: st.tuples(st.just(shape), rows(shape))
+)
 
 
 @given(shapes_and_rows)
@@ -79,20 +81,31 @@ def test_sorted_distinct_is_a_sorted_set(numbers: list[int]) -> None:
     assert sorted_distinct(np.array(numbers, dtype=np.int64)).tolist() == sorted(set(numbers))
 
 
-@given(st.sampled_from([SHAPE, HUGE]).flatmap(lambda shape: st.tuples(st.just(shape), *[rows(shape)] * 3)))
-def test_repeats_are_counted_like_sets(case: tuple[GraphShape, list[Row], list[Row], list[Row]]) -> None:
+@given(
+    st.sampled_from([SHAPE, HUGE]).flatmap(
+        lambda shape: st.tuples(st.just(shape), *[rows(shape)] * 3)
+    )
+)
+def test_repeats_are_counted_like_sets(
+    case: tuple[GraphShape, list[Row], list[Row], list[Row]],
+) -> None:
     shape, *parts = case
     splits = dict(zip(SPLITS, parts, strict=True))
     notes = count_repeats({name: array(part) for name, part in splits.items()}, shape, ["a remark"])
     assert notes.duplicates == {name: len(part) - len(set(part)) for name, part in splits.items()}
     assert notes.overlaps == {
-        f"{one} and {other}": len(set(splits[one]) & set(splits[other])) for one, other in combinations(SPLITS, 2)
+        f"{one} and {other}": len(set(splits[one]) & set(splits[other]))
+        for one, other in combinations(SPLITS, 2)
     }
     assert notes.remarks == ("a remark",)
 
 
 def test_notes_are_errors() -> None:
-    notes = Notes({"train": 1, "valid": 0, "test": 2_000}, {"train and test": 3, "valid and test": 1}, ("Odd.",))
+    notes = Notes(
+        {"train": 1, "valid": 0, "test": 2_000},
+        {"train and test": 3, "valid and test": 1},
+        ("Odd.",),
+    )
     assert notes.sentences() == [
         "1 triple occurs more than once in train.",
         "2,000 triples occur more than once in test.",
@@ -116,5 +129,7 @@ def test_counts_and_shape_of_a_graph() -> None:
 def test_a_split_is_found_by_its_name_only() -> None:
     graph = graph_of([(0, 0, 1)], [(1, 0, 0)])
     assert graph.split("valid").tolist() == [[1, 0, 0]]
-    with pytest.raises(RequestError, match="The splits of a graph are train, valid, test; 'name' was given"):
+    with pytest.raises(
+        RequestError, match="The splits of a graph are train, valid, test; 'name' was given"
+    ):
         graph.split("name")

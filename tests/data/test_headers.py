@@ -1,4 +1,6 @@
-"""Headers of any names, blanks around names, delimiters: what is removed is reported, and triples are never."""
+"""Headers of any names, blanks around names, delimiters: what is removed is reported, and triples
+are never.
+"""
 
 import json
 import tempfile
@@ -31,14 +33,27 @@ def write(path: Path, rows: Rows, separator: str = ",") -> Path:
 
 def named(graph: Graph) -> set[tuple[str, str, str]]:
     triples = np.concatenate([graph.split(split) for split in SPLITS]).tolist()
-    return {(graph.entities[head], graph.relations[relation], graph.entities[tail]) for head, relation, tail in triples}
+    return {
+        (graph.entities[head], graph.relations[relation], graph.entities[tail])
+        for head, relation, tail in triples
+    }
 
 
 @pytest.mark.parametrize(
     "header",
     [
-        *("src,relation,dst", "from,type,to", "head_id,relation_id,tail_id", "node1,label,node2", "Subj,Pred,Obj"),
-        *("Head Entity,Relation Type,Tail Entity", "start_node,edge_label,end_node", "source,edge,target"),
+        *(
+            "src,relation,dst",
+            "from,type,to",
+            "head_id,relation_id,tail_id",
+            "node1,label,node2",
+            "Subj,Pred,Obj",
+        ),
+        *(
+            "Head Entity,Relation Type,Tail Entity",
+            "start_node,edge_label,end_node",
+            "source,edge,target",
+        ),
     ],
 )
 def test_usual_names_are_a_header(tmp_path: Path, header: str) -> None:
@@ -55,8 +70,11 @@ def test_kgtk_columns_are_found_beside_others(tmp_path: Path) -> None:
 
 def test_a_header_of_unknown_names_is_found_and_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.csv", [("von", "kante", "nach"), *DENSE])
-    graph, plain = load_graph(path), load_graph(write(tmp_path / "plain.csv", DENSE))
-    assert graph.notes.sentences() == [f"{HEADER.format(path)} If it is a triple, use columns=(1, 2, 3)."]
+    graph = load_graph(path)
+    plain = load_graph(write(tmp_path / "plain.csv", DENSE))
+    assert graph.notes.sentences() == [
+        f"{HEADER.format(path)} If it is a triple, use columns=(1, 2, 3)."
+    ]
     assert graph.entities == plain.entities
     assert graph.fingerprint == plain.fingerprint
     kept = load_graph(path, columns=(1, 2, 3))
@@ -65,7 +83,8 @@ def test_a_header_of_unknown_names_is_found_and_reported(tmp_path: Path) -> None
 
 
 def test_a_header_in_each_file_of_a_folder(tmp_path: Path) -> None:
-    folder, headers = tmp_path / "plain", tmp_path / "headers"
+    folder = tmp_path / "plain"
+    headers = tmp_path / "headers"
     for path in (folder, headers):
         path.mkdir()
         for i, split in enumerate(SPLITS):
@@ -74,7 +93,9 @@ def test_a_header_in_each_file_of_a_folder(tmp_path: Path) -> None:
     graph = load_graph(headers)
     assert graph.fingerprint == load_graph(folder).fingerprint
     (sentence,) = graph.notes.sentences()
-    assert sentence.startswith(HEADER.format(f"{headers / 'train.csv'} and of {headers / 'test.csv'}"))
+    assert sentence.startswith(
+        HEADER.format(f"{headers / 'train.csv'} and of {headers / 'test.csv'}")
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,17 +108,29 @@ def test_a_header_in_each_file_of_a_folder(tmp_path: Path) -> None:
         (("7", "8", "9"), []),  # ids
     ],
 )
-def test_a_true_triple_in_the_first_line_is_kept(tmp_path: Path, first: tuple[str, str, str], more: Rows) -> None:
+def test_a_true_triple_in_the_first_line_is_kept(
+    tmp_path: Path, first: tuple[str, str, str], more: Rows
+) -> None:
     rows = [first, *DENSE, *more]
     graph = load_graph(write(tmp_path / "mine.csv", rows))
     assert named(graph) == set(rows)
-    may_be_one = [sentence for sentence in graph.notes.sentences() if "If it is a header" in sentence]
+    may_be_one = [
+        sentence for sentence in graph.notes.sentences() if "If it is a header" in sentence
+    ]
     assert len(may_be_one) == (first == ("new", "only", "newer"))
 
 
 def test_few_lines_or_many_relations_prove_no_header(tmp_path: Path) -> None:
-    few = [("anna", "likes", "bob"), ("carl", "knows", "dora"), ("dora", "knows", "carl"), ("carl", "knows", "carl")]
-    for rows in (few, [("a", "b", "c"), *((f"e{i % 5}", f"r{i % 20}", f"e{i % 7}") for i in range(30))]):
+    few = [
+        ("anna", "likes", "bob"),
+        ("carl", "knows", "dora"),
+        ("dora", "knows", "carl"),
+        ("carl", "knows", "carl"),
+    ]
+    for rows in (
+        few,
+        [("a", "b", "c"), *((f"e{i % 5}", f"r{i % 20}", f"e{i % 7}") for i in range(30))],
+    ):
         assert named(load_graph(write(tmp_path / "mine.csv", rows), split="100/0/0")) == set(rows)
 
 
@@ -129,18 +162,30 @@ def relations_repeat(rows: Rows) -> bool:
 
 
 @given(
-    st.lists(st.tuples(NAME, st.sampled_from(["r", "s"]), NAME), min_size=4, unique=True).filter(relations_repeat),
-    st.lists(st.text("xyzäß ", min_size=1).filter(str.strip), min_size=3, max_size=3, unique_by=str.strip),
+    st.lists(st.tuples(NAME, st.sampled_from(["r", "s"]), NAME), min_size=4, unique=True).filter(
+        relations_repeat
+    ),
+    st.lists(
+        st.text("xyzäß ", min_size=1).filter(str.strip), min_size=3, max_size=3, unique_by=str.strip
+    ),
     st.lists(st.sampled_from(["", " ", "  ", "\u00a0", "\u3000 "]), min_size=3, max_size=3),
 )
-def test_any_header_and_any_blanks_give_the_same_graph(rows: Rows, header: list[str], blanks: list[str]) -> None:
+def test_any_header_and_any_blanks_give_the_same_graph(
+    rows: Rows, header: list[str], blanks: list[str]
+) -> None:
     with tempfile.TemporaryDirectory() as name:
         plain = load_graph(write(Path(name) / "plain.csv", rows), split="100/0/0")
-        padded = [tuple(cell + blank for cell, blank in zip(row, blanks, strict=True)) for row in rows]
+        padded = [
+            tuple(cell + blank for cell, blank in zip(row, blanks, strict=True)) for row in rows
+        ]
         path = write(Path(name) / "mine.csv", [tuple(header), *padded])  # type: ignore[list-item]
         graph = load_graph(path, split="100/0/0")
         assert graph.fingerprint == plain.fingerprint
-        stripped = [sentence for sentence in graph.notes.sentences() if sentence.startswith("Blanks around ")]
+        stripped = [
+            sentence
+            for sentence in graph.notes.sentences()
+            if sentence.startswith("Blanks around ")
+        ]
         num = len(rows) * sum(map(bool, blanks)) + sum(cell != cell.strip() for cell in header)
         plural = "1 name was" if num == 1 else f"{num:,} names were"
         assert stripped == ([f"Blanks around {plural} removed in {path}."] if num else [])
@@ -148,7 +193,15 @@ def test_any_header_and_any_blanks_give_the_same_graph(rows: Rows, header: list[
 
 @pytest.mark.parametrize(
     ("separator", "delimiter"),
-    [("|", "pipe"), ("|", "|"), (";", "semicolon"), (",", "comma"), ("\t", "tab"), ("\t", "\\t"), (" ", "space")],
+    [
+        ("|", "pipe"),
+        ("|", "|"),
+        (";", "semicolon"),
+        (",", "comma"),
+        ("\t", "tab"),
+        ("\t", "\\t"),
+        (" ", "space"),
+    ],
 )
 def test_a_delimiter_may_be_chosen(tmp_path: Path, separator: str, delimiter: str) -> None:
     path = write(tmp_path / "mine.dat", DENSE, separator)
@@ -159,7 +212,9 @@ def test_a_delimiter_may_be_chosen(tmp_path: Path, separator: str, delimiter: st
 
 def test_columns_separated_by_spaces_are_recognized(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
-    path.write_text("".join(f" {h}  {r} \t{t} \r\n" if r == "r0" else f"{h} {r} {t}\n\n" for h, r, t in DENSE))
+    path.write_text(
+        "".join(f" {h}  {r} \t{t} \r\n" if r == "r0" else f"{h} {r} {t}\n\n" for h, r, t in DENSE)
+    )
     with pytest.raises(RequestError, match="expected 3 columns separated by tabs"):
         load_graph(path)  # there are tabs
     assert named(load_graph(path, delimiter="space")) == set(DENSE)
@@ -174,7 +229,8 @@ def test_an_impossible_delimiter_is_refused(tmp_path: Path, delimiter: str) -> N
     with pytest.raises(RequestError) as caught:
         load_graph(write(tmp_path / "mine.csv", DENSE), delimiter=delimiter)
     assert str(caught.value) == (
-        "A delimiter is one character such as ',' or '|', or one of tab, space, comma, semicolon and pipe; "
+        "A delimiter is one character such as ',' or '|', or one of tab, space, comma, semicolon "
+        "and pipe; "
         f"'{delimiter}' was given."
     )
 
@@ -182,5 +238,7 @@ def test_an_impossible_delimiter_is_refused(tmp_path: Path, delimiter: str) -> N
 def test_other_formats_have_no_delimiter(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps(dict(zip("hrt", DENSE[0], strict=True))))
-    with pytest.raises(RequestError, match=r"mine.jsonl has no delimiter, as \.jsonl is no text of columns\."):
+    with pytest.raises(
+        RequestError, match=r"mine.jsonl has no delimiter, as \.jsonl is no text of columns\."
+    ):
         load_graph(path, delimiter=",")

@@ -13,7 +13,9 @@ from dualkg.data import inspection
 from dualkg.data.inspection import Inspection, connected_components
 from tests.conftest import graph_of
 
-ISA, HAS, ALSO, NEXT, PLAIN, RARE = range(6)  # HAS is the inverse of ISA, ALSO a duplicate of it, NEXT symmetric
+ISA, HAS, ALSO, NEXT, PLAIN, RARE = range(
+    6
+)  # HAS is the inverse of ISA, ALSO a duplicate of it, NEXT symmetric
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +49,17 @@ def test_counts(found):
 
 
 def test_degrees_of_distinct_training_triples(found):
-    # 0 to 4: ISA, HAS, ALSO and NEXT once or twice; 5: ISA and NEXT; 10 to 14: 3; 15: 1; 20: 2 + 1 + 1; 21 and 22: 1
+    # 0 to 4: ISA, HAS, ALSO and NEXT once or twice; 5: ISA and NEXT; 10 to 14: 3; 15: 1; 20: 2 + 1
+    # + 1; 21 and 22: 1
     degrees = [5, 5, 5, 5, 4, 2, 3, 3, 3, 3, 3, 1, 4, 1, 1]
     assert sum(degrees) == 2 * 24
     assert found.degrees.mean == pytest.approx(48 / 15)
     assert (found.degrees.median, found.degrees.max) == (3, 5)
-    assert [tuple(one.values()) for one in found.degrees.distribution] == [(1, 1, 3), (2, 3, 6), (4, 7, 6)]
+    assert [tuple(one.values()) for one in found.degrees.distribution] == [
+        (1, 1, 3),
+        (2, 3, 6),
+        (4, 7, 6),
+    ]
     assert found.degrees.hubs[0] == {"entity": "e0", "degree": 5}
     assert [hub["degree"] for hub in found.degrees.hubs] == [5, 5, 5, 5, 4]
 
@@ -63,12 +70,18 @@ def test_components_of_train(found):
 
 
 def test_relations_and_cardinalities(found):
-    isa, plain = found.by_relation["r0"], found.by_relation["r4"]
+    isa = found.by_relation["r0"]
+    plain = found.by_relation["r4"]
     assert asdict(isa) == {
         **{"train": 6, "valid": 0, "test": 3, "cardinality": "1-1"},
         **{"tails_per_head": 1, "heads_per_tail": 1, "self_loops": 0, "symmetry": 0},
     }
-    assert (plain.train, plain.cardinality, plain.tails_per_head, plain.heads_per_tail) == (4, "1-N", 3, 1)
+    assert (plain.train, plain.cardinality, plain.tails_per_head, plain.heads_per_tail) == (
+        4,
+        "1-N",
+        3,
+        1,
+    )
     assert plain.self_loops == 1
     assert found.by_relation["r3"].symmetry == 1
     assert found.by_cardinality == {
@@ -79,7 +92,9 @@ def test_relations_and_cardinalities(found):
 
 
 def test_redundant_relations(found):
-    """ISA has 8 pairs, two of which (in test) the others lack; NEXT and its reverse are the same 6."""
+    """ISA has 8 pairs, two of which (in test) the others lack; NEXT and its reverse are the
+    same 6.
+    """
     rows = {(row.kind, row.relation, row.other): row for row in found.redundant}
     assert rows.keys() == {("inverse", "r1", "r2"), ("symmetric", "r3", "r3")}
     assert rows["inverse", "r1", "r2"].common == 6
@@ -91,7 +106,13 @@ def test_redundant_relations(found):
 def test_held_out_triples(found, monkeypatch):
     nothing = dict.fromkeys(asdict(found.held_out["valid"]), 0)
     assert asdict(found.held_out["valid"]) == nothing | {"parallel": 1}
-    common = {"unseen_entities": 1, "unseen_relations": 1, "unseen_triples": 2, "copies": 1, "symmetric": 1}
+    common = {
+        "unseen_entities": 1,
+        "unseen_relations": 1,
+        "unseen_triples": 2,
+        "copies": 1,
+        "symmetric": 1,
+    }
     test = nothing | common | {"leaked": 2, "reverse": 4, "parallel": 3}
     assert asdict(found.held_out["test"]) == test
     monkeypatch.setattr(inspection, "MIN_OVERLAP", 0.75)  # 6 of the 8 pairs of ISA
@@ -103,15 +124,20 @@ def test_held_out_triples(found, monkeypatch):
     assert looser.redundant[0].overlap == (6 / 8, 1)
     assert looser.redundant[0].leaked == {"valid": 0, "test": 2}
     assert looser.redundant[1].leaked == {"valid": 1, "test": 1}
-    assert asdict(looser.held_out["valid"]) == nothing | {"duplicate": 1, "leaked": 1, "parallel": 1}
+    assert asdict(looser.held_out["valid"]) == nothing | {
+        "duplicate": 1,
+        "leaked": 1,
+        "parallel": 1,
+    }
     assert asdict(looser.held_out["test"]) == test | {"duplicate": 1, "inverse": 2, "leaked": 3}
 
 
 def test_warnings_name_the_split_and_the_reason(found):
     assert found.warnings() == [
-        "Leakage: 25.0% of the test triples follow from train by duplicate, inverse or symmetric relations (such as "
-        "r3); metrics are too optimistic.",
-        "Unseen: 25.0% of the test triples contain entities or relations that train lacks (1 entity and 1 relation).",
+        "Leakage: 25.0% of the test triples follow from train by duplicate, inverse or symmetric "
+        "relations (such as r3); metrics are too optimistic.",
+        "Unseen: 25.0% of the test triples contain entities or relations that train lacks (1 "
+        "entity and 1 relation).",
     ]
     copied = graph_of([(0, 0, 1), (1, 0, 2)], [(0, 0, 1), (1, 0, 2)], [(2, 0, 0)] * 20)
     assert copied.inspect().warnings() == [
@@ -145,7 +171,9 @@ def test_as_dict_is_json(found):
 
 def test_splits_of_a_single_file_leak_nothing(tmp_path):
     """Pairs stay together, and everything of valid and test occurs in train."""
-    rows = [(i, name, (i * step + 1) % 50) for i in range(50) for name, step in (("a", 3), ("b", 7))]
+    rows = [
+        (i, name, (i * step + 1) % 50) for i in range(50) for name, step in (("a", 3), ("b", 7))
+    ]
     lines = [f"e{h}\t{r}\te{t}\ne{t}\tinverse_{r}\te{h}" for h, r, t in rows]
     (tmp_path / "mine.tsv").write_text("\n".join(lines))
     found = kg.load_graph(tmp_path / "mine.tsv").inspect()
@@ -153,17 +181,22 @@ def test_splits_of_a_single_file_leak_nothing(tmp_path):
     assert found.held_out["test"].leaked == found.held_out["test"].unseen_triples == 0
 
 
-# -- against plain loops ------------------------------------------------------------------------------------
+# -- against plain loops -----------------------------------------------------
 
 Row = tuple[int, int, int]
-entities, relations = st.integers(0, 6), st.integers(0, 3)
+entities = st.integers(0, 6)
+relations = st.integers(0, 3)
 rows = st.lists(st.tuples(entities, relations, entities), max_size=40)
 
 
-def naive(train: list[Row], valid: list[Row], test: list[Row], *, overlap: float, least: int) -> dict:
+def naive(
+    train: list[Row], valid: list[Row], test: list[Row], *, overlap: float, least: int
+) -> dict:
     """The definitions of the module, one triple after the other."""
     known = set(train)
-    pairs = {r: {(h, t) for h, s, t in [*train, *valid, *test] if s == r and h != t} for r in range(4)}
+    pairs = {
+        r: {(h, t) for h, s, t in [*train, *valid, *test] if s == r and h != t} for r in range(4)
+    }
     redundant = set()
     for one in range(4):
         for other in range(one, 4):
@@ -185,16 +218,23 @@ def naive(train: list[Row], valid: list[Row], test: list[Row], *, overlap: float
         return found | ({"leaked"} if found else set())
 
     held_out = {}
-    seen, seen_relations = {x for h, _, t in train for x in (h, t)}, {r for _, r, _ in train}
+    seen = {x for h, _, t in train for x in (h, t)}
+    seen_relations = {r for _, r, _ in train}
     for split, triples in (("valid", valid), ("test", test)):
         kinds = [leaks(triple) for triple in triples]
         names = ("copies", "duplicate", "inverse", "symmetric", "leaked")
         held_out[split] = {name: sum(name in kind for kind in kinds) for name in names} | {
             "unseen_entities": len({x for h, _, t in triples for x in (h, t)} - seen),
             "unseen_relations": len({r for _, r, _ in triples} - seen_relations),
-            "unseen_triples": sum(not {h, t} <= seen or r not in seen_relations for h, r, t in triples),
-            "reverse": sum(h != t and any((t, s, h) in known for s in range(4)) for h, _, t in triples),
-            "parallel": sum(any((h, s, t) in known for s in range(4) if s != r) for h, r, t in triples),
+            "unseen_triples": sum(
+                not {h, t} <= seen or r not in seen_relations for h, r, t in triples
+            ),
+            "reverse": sum(
+                h != t and any((t, s, h) in known for s in range(4)) for h, _, t in triples
+            ),
+            "parallel": sum(
+                any((h, s, t) in known for s in range(4) if s != r) for h, r, t in triples
+            ),
         }
     return {"redundant": redundant, "held_out": held_out}
 
@@ -207,9 +247,14 @@ def test_redundancy_and_leakage_are_those_of_plain_loops(train, valid, test, lim
         patch.setattr(inspection, "MIN_OVERLAP", overlap)
         patch.setattr(inspection, "MIN_COMMON", least)
         found = graph_of(train, valid, test, num_entities=7, num_relations=4).inspect()
-        listed = {(row.kind, int(row.relation[1]), int(row.other[1]), row.common) for row in found.redundant}
+        listed = {
+            (row.kind, int(row.relation[1]), int(row.other[1]), row.common)
+            for row in found.redundant
+        }
         assert listed == expected["redundant"]
-        assert {split: asdict(facts) for split, facts in found.held_out.items()} == expected["held_out"]
+        assert {split: asdict(facts) for split, facts in found.held_out.items()} == expected[
+            "held_out"
+        ]
 
 
 @given(rows)
@@ -217,7 +262,9 @@ def test_degrees_and_components_are_those_of_plain_loops(train):
     found = graph_of(train, num_entities=7, num_relations=4).inspect()
     degree = [sum((h == e) + (t == e) for h, _, t in set(train)) for e in range(7)]
     assert found.degrees.max == max(degree)
-    assert sum(one["entities"] for one in found.degrees.distribution) == sum(number > 0 for number in degree)
+    assert sum(one["entities"] for one in found.degrees.distribution) == sum(
+        number > 0 for number in degree
+    )
     groups = {entity: {entity} for h, _, t in train for entity in (h, t)}
     for h, _, t in train:
         joined = groups[h] | groups[t]
@@ -244,14 +291,16 @@ def test_ids_of_a_huge_graph_do_not_overflow():
     train = np.array([(last, 0, last - 1), (last - 1, 1, last)], dtype=np.int32)
     test = np.array([(last - 1, 0, last), (last, 1, last - 1)], dtype=np.int32)
     relations = kg.Vocabulary([f"r{i}" for i in range(5000)], kind="relation")
-    found = Inspection("huge", Names(), relations, {"train": train, "valid": test[:0], "test": test})
+    found = Inspection(
+        "huge", Names(), relations, {"train": train, "valid": test[:0], "test": test}
+    )
     assert found.redundant == []
     pairs, keys = found._pairs_and_keys
     assert pairs.tolist() == [(last - 1) * num_entities + last]
     assert sorted(np.concatenate(list(keys.values())).tolist()) == [0, 1, 5000, 5001]
 
 
-# -- benchmark graphs ---------------------------------------------------------------------------------------
+# -- benchmark graphs --------------------------------------------------------
 
 
 def test_wn18rr_has_unseen_entities_and_symmetric_relations(data_folder):
@@ -265,5 +314,9 @@ def test_wn18rr_has_unseen_entities_and_symmetric_relations(data_folder):
 @pytest.mark.slow
 def test_fb15k_237_has_no_pair_of_entities_in_both_train_and_test(data_folder):
     found = kg.load_graph("FB15k-237").inspect()
-    assert (found.held_out["test"].leaked, found.held_out["test"].reverse, found.held_out["test"].parallel) == (0, 0, 0)
+    assert (
+        found.held_out["test"].leaked,
+        found.held_out["test"].reverse,
+        found.held_out["test"].parallel,
+    ) == (0, 0, 0)
     assert found.warnings() == []

@@ -16,7 +16,8 @@ from dualkg.errors import DataError, RequestError
 from tests.data.reading.conftest import compressed, tarred, zipped
 
 TRAIN = [("a", "r", "b"), ("b", "r", "c"), ("c", "s", "d"), ("d", "s", "a")]
-VALID, TEST = [("a", "r", "c")], [("b", "s", "d")]
+VALID = [("a", "r", "c")]
+TEST = [("b", "s", "d")]
 Rows = list[tuple[str, str, str]]
 
 
@@ -77,7 +78,8 @@ def unreadable(monkeypatch: pytest.MonkeyPatch) -> Callable[[], type[Exception]]
 
 
 def named(graph: Graph, split: str) -> Rows:
-    entities, relations = graph.entities, graph.relations
+    entities = graph.entities
+    relations = graph.relations
     return [(entities[h], relations[r], entities[t]) for h, r, t in graph.split(split).tolist()]
 
 
@@ -150,7 +152,9 @@ def test_own_archives_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_repeats_and_overlaps_are_reported(folder: Callable[..., Path]) -> None:
-    graph = load_graph(folder({"train.tsv": lines(TRAIN + TRAIN[:2]), "test.tsv": lines(TEST + VALID + TRAIN[:1])}))
+    graph = load_graph(
+        folder({"train.tsv": lines(TRAIN + TRAIN[:2]), "test.tsv": lines(TEST + VALID + TRAIN[:1])})
+    )
     assert graph.counts["train"] == 6
     assert graph.notes.sentences() == [
         "2 triples occur more than once in train.",
@@ -184,20 +188,31 @@ def test_a_part_of_a_benchmark_graph_gets_no_catalogue_name(data_folder: Path) -
         pytest.skip("YAGO3-10-quarter is not among the archives")
     graph = load_graph("YAGO3-10-quarter")
     assert (graph.name, graph.catalogued) == ("YAGO3-10-quarter", False)
-    assert graph.counts == {"entities": 106_196, "relations": 37, "train": 269_760, "valid": 5_000, "test": 5_000}
+    assert graph.counts == {
+        "entities": 106_196,
+        "relations": 37,
+        "train": 269_760,
+        "valid": 5_000,
+        "test": 5_000,
+    }
 
 
 def test_a_graph_with_the_name_of_another_is_refused(folder: Callable[..., Path]) -> None:
     path = folder(name="WN18RR")
     assert refused(path) == (
-        f"WN18RR should have 40,943 entities; {path} has 4. If it is another graph, give {path} another name."
+        f"WN18RR should have 40,943 entities; {path} has 4. If it is another graph, give {path} "
+        "another name."
     )
 
 
-def test_an_archive_named_like_a_benchmark_graph_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_named_like_a_benchmark_graph_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "Nations.zip").write_bytes(zipped(FILES))
     monkeypatch.setenv("DUALKG_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=r"^Nations should have 14 entities; \S+Nations\.zip has 4\."):
+    with pytest.raises(
+        DataError, match=r"^Nations should have 14 entities; \S+Nations\.zip has 4\."
+    ):
         load_graph("Nations")
 
 
@@ -216,13 +231,18 @@ def test_one_file_is_split(dense: Path) -> None:
 
 
 def test_the_split_depends_on_the_seed_and_the_fractions(dense: Path) -> None:
-    graphs = [load_graph(dense, **choices) for choices in ({}, {"seed": 1}, {"split": "60/20/20"}, {"seed": 2})]
+    graphs = [
+        load_graph(dense, **choices)
+        for choices in ({}, {"seed": 1}, {"split": "60/20/20"}, {"seed": 2})
+    ]
     assert not any(same(one, other) for one, other in combinations(graphs, 2))
     assert len(graphs[2].valid) == pytest.approx(0.2 * len(DENSE), abs=2)
     assert len({graph.fingerprint for graph in graphs}) == 4
 
 
-def test_the_same_seed_gives_the_same_split_without_a_cache(dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_seed_gives_the_same_split_without_a_cache(
+    dense: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = load_graph(dense, seed=5)
     monkeypatch.setenv("DUALKG_CACHE", str(dense.parent / "other"))
     other = load_graph(dense, seed=5)
@@ -245,29 +265,42 @@ def test_a_sparse_file_reports_smaller_splits(tmp_path: Path) -> None:
     (tmp_path / "ring.tsv").write_bytes(lines(ring))
     (sentence,) = load_graph(tmp_path / "ring.tsv", split="10/60/30").notes.sentences()
     assert sentence.startswith("valid and test have ")
-    assert "triples of the 54 requested: the others are the only ones of some entity or relation." in sentence
+    assert (
+        "triples of the 54 requested: the others are the only ones of some entity or relation."
+        in sentence
+    )
 
 
 def test_a_file_too_sparse_to_split_is_refused(tmp_path: Path) -> None:
     (tmp_path / "chain.tsv").write_bytes(lines([("a", "r", "b"), ("b", "s", "c")]))
     assert refused(tmp_path / "chain.tsv") == (
-        f"{tmp_path}/chain.tsv cannot be split: of its 2 triples none can go to valid without leaving an entity or a "
-        "relation unseen in train (triples of the same two entities stay together). Give more triples, or a folder "
-        "with train, valid and test."
+        f"{tmp_path}/chain.tsv cannot be split: of its 2 triples none can go to valid without "
+        "leaving an entity or a relation unseen in train (triples of the same two entities stay "
+        "together). Give more triples, or a folder with train, valid and test."
     )
 
 
 def test_a_fraction_of_zero_leaves_a_split_empty(dense: Path) -> None:
     graph = load_graph(dense, split="100/0/0")
-    assert graph.counts == {"entities": 30, "relations": 3, "train": len(DENSE), "valid": 0, "test": 0}
+    assert graph.counts == {
+        "entities": 30,
+        "relations": 3,
+        "train": len(DENSE),
+        "valid": 0,
+        "test": 0,
+    }
 
 
-@pytest.mark.parametrize(("split", "shares"), [("80/10/10", (0.8, 0.1, 0.1)), ("99.8/0.1/0.1", (0.998, 0.001, 0.001))])
+@pytest.mark.parametrize(
+    ("split", "shares"), [("80/10/10", (0.8, 0.1, 0.1)), ("99.8/0.1/0.1", (0.998, 0.001, 0.001))]
+)
 def test_a_split_is_parsed_as_percentages(split: str, shares: tuple[float, ...]) -> None:
     assert parse_split(split) == pytest.approx(shares)
 
 
-@pytest.mark.parametrize("split", ["80/20", "80/10/20", "0/50/50", "110/-5/-5", "a/b/c", "", "nan/10/10", "inf/0/0"])
+@pytest.mark.parametrize(
+    "split", ["80/20", "80/10/20", "0/50/50", "110/-5/-5", "a/b/c", "", "nan/10/10", "inf/0/0"]
+)
 def test_invalid_splits_are_refused(split: str) -> None:
     with pytest.raises(RequestError) as caught:
         load_graph("world", split=split)
@@ -283,7 +316,9 @@ def test_a_seed_below_0_is_refused(dense: Path) -> None:
 # Labels.
 
 
-def test_labels_beside_the_splits_are_shown(folder: Callable[..., Path], unreadable: Callable) -> None:
+def test_labels_beside_the_splits_are_shown(
+    folder: Callable[..., Path], unreadable: Callable
+) -> None:
     path = folder({"labels.tsv": "a\tAnna\nb\tBöb\nr\tloves\nz\tZoe\n".encode()})
     for attempt in range(2):
         graph = load_graph(path)
@@ -325,17 +360,25 @@ def test_bad_labels_are_errors(folder: Callable[..., Path], tmp_path: Path) -> N
 # The cache.
 
 
-def test_the_second_load_comes_from_the_cache(folder: Callable[..., Path], unreadable: Callable) -> None:
+def test_the_second_load_comes_from_the_cache(
+    folder: Callable[..., Path], unreadable: Callable
+) -> None:
     path = folder()
     first = load_graph(path)
     unreadable()
     second = load_graph(path)
     assert same(first, second)
-    assert (first.name, first.source, first.fingerprint) == (second.name, second.source, second.fingerprint)
+    assert (first.name, first.source, first.fingerprint) == (
+        second.name,
+        second.source,
+        second.fingerprint,
+    )
 
 
 @pytest.mark.parametrize("file_name", FILES)
-def test_a_changed_file_is_read_again(folder: Callable[..., Path], unreadable: Callable, file_name: str) -> None:
+def test_a_changed_file_is_read_again(
+    folder: Callable[..., Path], unreadable: Callable, file_name: str
+) -> None:
     path = folder()
     load_graph(path)
     stands = (path / file_name).stat()
@@ -346,7 +389,9 @@ def test_a_changed_file_is_read_again(folder: Callable[..., Path], unreadable: C
 
 
 @pytest.mark.parametrize("choices", [{"columns": (3, 2, 1)}, {"split": "70/20/10"}, {"seed": 1}])
-def test_other_options_are_read_again(dense: Path, unreadable: Callable, choices: dict[str, object]) -> None:
+def test_other_options_are_read_again(
+    dense: Path, unreadable: Callable, choices: dict[str, object]
+) -> None:
     load_graph(dense)
     files_were_read = unreadable()
     load_graph(dense)
@@ -357,17 +402,23 @@ def test_other_options_are_read_again(dense: Path, unreadable: Callable, choices
 def test_columns_reorder_the_triples(folder: Callable[..., Path]) -> None:
     path = folder()
     load_graph(path)
-    assert named(load_graph(path, columns=(3, 2, 1)), "train") == [(tail, rel, head) for head, rel, tail in TRAIN]
+    assert named(load_graph(path, columns=(3, 2, 1)), "train") == [
+        (tail, rel, head) for head, rel, tail in TRAIN
+    ]
 
 
-def test_split_options_do_not_affect_a_folder(folder: Callable[..., Path], unreadable: Callable) -> None:
+def test_split_options_do_not_affect_a_folder(
+    folder: Callable[..., Path], unreadable: Callable
+) -> None:
     path = folder()
     load_graph(path)
     unreadable()
     assert load_graph(path, split="60/20/20", seed=3).counts["train"] == len(TRAIN)
 
 
-def test_the_same_bytes_under_another_suffix_are_read_again(tmp_path: Path, unreadable: Callable) -> None:
+def test_the_same_bytes_under_another_suffix_are_read_again(
+    tmp_path: Path, unreadable: Callable
+) -> None:
     packed = compressed(lines(DENSE), ".gz")
     (tmp_path / "mine.tsv.gz").write_bytes(packed)
     (tmp_path / "mine.tsv").write_bytes(packed)
@@ -377,7 +428,11 @@ def test_the_same_bytes_under_another_suffix_are_read_again(tmp_path: Path, unre
 
 
 def test_equal_triples_have_equal_fingerprints(tmp_path: Path, folder: Callable[..., Path]) -> None:
-    content = {"a.tsv": lines(DENSE), "b.csv": lines(DENSE, ","), "c.tsv.gz": compressed(lines(DENSE), ".gz")}
+    content = {
+        "a.tsv": lines(DENSE),
+        "b.csv": lines(DENSE, ","),
+        "c.tsv.gz": compressed(lines(DENSE), ".gz"),
+    }
     content |= {"d.zip": zipped({"x.tsv": lines(DENSE)}), "e.tsv": b"h\tr\tt\n" + lines(DENSE)}
     for name, stored in content.items():
         (tmp_path / name).write_bytes(stored)
@@ -387,7 +442,8 @@ def test_equal_triples_have_equal_fingerprints(tmp_path: Path, folder: Callable[
     for other in (DENSE[:-1], DENSE[::-1], [*DENSE[:-1], ("e29", "r0", "e0")]):
         (tmp_path / "other.tsv").write_bytes(lines(other))
         assert load_graph(tmp_path / "other.tsv").fingerprint not in found
-    one, other = folder(), folder({"valid.tsv": lines(TEST), "test.tsv": lines(VALID)}, name="swapped")
+    one = folder()
+    other = folder({"valid.tsv": lines(TEST), "test.tsv": lines(VALID)}, name="swapped")
     assert load_graph(one).fingerprint != load_graph(other).fingerprint
 
 
@@ -404,7 +460,9 @@ def test_a_damaged_cache_entry_is_written_again(
     assert named(load_graph(path), "train") == TRAIN
 
 
-def test_a_graph_is_loaded_without_a_writable_cache(folder: Callable[..., Path], cache: Path) -> None:
+def test_a_graph_is_loaded_without_a_writable_cache(
+    folder: Callable[..., Path], cache: Path
+) -> None:
     cache.write_bytes(b"a file in the way")
     path = folder()
     assert [named(load_graph(path), "train") for _ in range(2)] == [TRAIN, TRAIN]
@@ -448,23 +506,31 @@ def test_a_bad_file_is_an_error(folder: Callable[..., Path], content: bytes, sen
         (b"a\tr\tb\na\tr\t\xff\n", ["UTF-8"]),
     ],
 )
-def test_a_bad_line_says_what_is_wrong(folder: Callable[..., Path], content: bytes, words: list[str]) -> None:
+def test_a_bad_line_says_what_is_wrong(
+    folder: Callable[..., Path], content: bytes, words: list[str]
+) -> None:
     sentence = refused(folder({"test.tsv": content})).partition("line 2: ")[2]
     assert all(word in sentence for word in words)
 
 
 def test_a_missing_split_is_an_error(folder: Callable[..., Path]) -> None:
     path = folder({"valid.tsv": None})
-    assert refused(path).startswith(f"{path} should hold train, valid and test (as train.tsv and so on); it has train,")
+    assert refused(path).startswith(
+        f"{path} should hold train, valid and test (as train.tsv and so on); it has train,"
+    )
 
 
 def test_a_folder_in_place_of_a_file_is_an_error(folder: Callable[..., Path]) -> None:
     path = folder({"valid.tsv": None})
     (path / "valid.tsv").mkdir()
-    assert refused(path).startswith(f"{path}/valid.tsv is a folder; a file of triples was expected.")
+    assert refused(path).startswith(
+        f"{path}/valid.tsv is a folder; a file of triples was expected."
+    )
 
 
-@pytest.mark.parametrize("name", ["mine.tar.gz", "mine.tar.xz", "mine.tar.zst", "mine.tar", "mine.zip"])
+@pytest.mark.parametrize(
+    "name", ["mine.tar.gz", "mine.tar.xz", "mine.tar.zst", "mine.tar", "mine.zip"]
+)
 def test_a_truncated_archive_is_an_error(tmp_path: Path, name: str) -> None:
     files = FILES | {"test.tsv": lines(DENSE)}
     whole = zipped(files) if name.endswith("zip") else tarred(files, name.removeprefix("mine.tar"))

@@ -57,7 +57,9 @@ def test_the_name_of_a_graph_is_its_file_without_suffixes(file_name: str, name: 
     assert stem(Path("/somewhere") / file_name) == name
 
 
-def test_the_name_of_a_folder_keeps_its_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_folder_keeps_its_dots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "graph.tsv").mkdir()
     assert stem(tmp_path / "graph.tsv") == "graph.tsv"
     monkeypatch.chdir(tmp_path / "graph.tsv")
@@ -79,14 +81,30 @@ def test_the_bundled_graph_precedes_a_folder_of_its_name(
         ("train.tsv", "valid.tsv", "test.tsv"),
         ("TRAIN.TXT", "Valid.csv.gz", "test.nt"),
         ("train.parquet", "validation.ttl", "test.txt.zst"),
-        ("train.tsv", "dev.tsv", "test.tsv", "notes.tsv", ".train.tsv", "train2id.txt", "test.md", "test.md.orig"),
+        (
+            "train.tsv",
+            "dev.tsv",
+            "test.tsv",
+            "notes.tsv",
+            ".train.tsv",
+            "train2id.txt",
+            "test.md",
+            "test.md.orig",
+        ),
     ],
 )
-def test_a_folder_is_read_by_the_names_of_its_files(folder: Callable[..., Path], names: tuple[str, ...]) -> None:
+def test_a_folder_is_read_by_the_names_of_its_files(
+    folder: Callable[..., Path], names: tuple[str, ...]
+) -> None:
     location = locate(folder(*names))
     assert list(location.files) == list(SPLITS)
     assert [source.path.name for source in location.files.values()] == list(names[:3])
-    assert (location.name, location.single, location.labels, location.entry) == ("mine", None, None, None)
+    assert (location.name, location.single, location.labels, location.entry) == (
+        "mine",
+        None,
+        None,
+        None,
+    )
 
 
 def test_labels_are_found_in_the_folder_of_the_splits(folder: Callable[..., Path]) -> None:
@@ -103,36 +121,53 @@ def test_labels_are_found_in_the_folder_of_the_splits(folder: Callable[..., Path
         (("all.tsv",), "none of them"),
     ],
 )
-def test_a_missing_split_is_an_error(folder: Callable[..., Path], names: tuple[str, ...], found: str) -> None:
+def test_a_missing_split_is_an_error(
+    folder: Callable[..., Path], names: tuple[str, ...], found: str
+) -> None:
     path = folder(*names)
     with pytest.raises(DataError) as caught:
         locate(path)
     assert str(caught.value) == (
-        f"{path} should hold train, valid and test (as train.tsv and so on); it has {found}. To split one file, name "
-        "the file itself."
+        f"{path} should hold train, valid and test (as train.tsv and so on); it has {found}. To "
+        "split one file, name the file itself."
     )
 
 
 def test_two_files_for_a_split_are_an_error(folder: Callable[..., Path]) -> None:
     path = folder("train.tsv", "valid.tsv", "dev.csv", "test.tsv")
-    with pytest.raises(DataError, match=rf"^{path} has two files for valid: dev\.csv and valid\.tsv\.$"):
+    with pytest.raises(
+        DataError, match=rf"^{path} has two files for valid: dev\.csv and valid\.tsv\.$"
+    ):
         locate(path)
 
 
 @pytest.mark.parametrize("name", ["test", "test.tsv"])
-def test_a_folder_where_a_file_should_be_is_an_error(folder: Callable[..., Path], name: str) -> None:
+def test_a_folder_where_a_file_should_be_is_an_error(
+    folder: Callable[..., Path], name: str
+) -> None:
     path = folder("train.tsv", "valid.tsv", f"{name}/part-1.tsv")
-    with pytest.raises(DataError, match=rf"^{path}/{name} is a folder; a file of triples was expected\."):
+    with pytest.raises(
+        DataError, match=rf"^{path}/{name} is a folder; a file of triples was expected\."
+    ):
         locate(path)
 
 
-def test_a_folder_named_like_a_split_is_ignored_beside_its_file(folder: Callable[..., Path]) -> None:
-    assert file_names(locate(folder("train.tsv", "valid.tsv", "test.tsv", "test/notes.tsv")))["test"] == "test.tsv"
+def test_a_folder_named_like_a_split_is_ignored_beside_its_file(
+    folder: Callable[..., Path],
+) -> None:
+    assert (
+        file_names(locate(folder("train.tsv", "valid.tsv", "test.tsv", "test/notes.tsv")))["test"]
+        == "test.tsv"
+    )
 
 
 def test_an_archive_is_read_like_a_folder(tmp_path: Path) -> None:
     path = tmp_path / "mine.zip"
-    path.write_bytes(zipped({f"deep/{name}": LINE for name in ("train.tsv", "dev.tsv", "test.tsv", "labels.tsv")}))
+    path.write_bytes(
+        zipped(
+            {f"deep/{name}": LINE for name in ("train.tsv", "dev.tsv", "test.tsv", "labels.tsv")}
+        )
+    )
     location = locate(path)
     assert file_names(location) == {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
     assert location.labels is not None
@@ -154,14 +189,18 @@ def test_an_archive_without_a_split_is_an_error(tmp_path: Path, names: list[str]
     path = tmp_path / "mine.tar"
     path.write_bytes(tarred(dict.fromkeys(names, LINE)))
     found = ", ".join(name.removesuffix(".tsv") for name in names)
-    with pytest.raises(DataError, match=rf"^{path} should hold train, valid and test .* it has {found}\."):
+    with pytest.raises(
+        DataError, match=rf"^{path} should hold train, valid and test .* it has {found}\."
+    ):
         locate(path)
 
 
 @pytest.mark.parametrize(("name", "content"), [("none.tar", tarred({})), ("none.zip", zipped({}))])
 def test_an_empty_archive_is_an_error(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=rf"^One file of triples was expected in \S+{name}, and it holds 0\."):
+    with pytest.raises(
+        DataError, match=rf"^One file of triples was expected in \S+{name}, and it holds 0\."
+    ):
         locate(tmp_path / name)
 
 
@@ -181,12 +220,16 @@ def test_the_name_of_a_catalogued_graph_sets_its_entry(folder: Callable[..., Pat
 @pytest.mark.parametrize("file_name", ["UMLS.tar.gz", "umls.tar.gz", "UMLS.zip"])
 def test_archives_in_the_data_folder_are_found_by_name(archives: Path, file_name: str) -> None:
     files = {f"{split}.txt": LINE for split in SPLITS}
-    (archives / file_name).write_bytes(zipped(files) if file_name.endswith("zip") else tarred(files, ".gz"))
+    (archives / file_name).write_bytes(
+        zipped(files) if file_name.endswith("zip") else tarred(files, ".gz")
+    )
     location = locate("umls")
     assert (location.name, location.where) == ("UMLS", str(archives / file_name))
 
 
-def test_a_folder_in_the_data_folder_is_found_by_name(archives: Path, folder: Callable[..., Path]) -> None:
+def test_a_folder_in_the_data_folder_is_found_by_name(
+    archives: Path, folder: Callable[..., Path]
+) -> None:
     folder(*(f"{split}.txt" for split in SPLITS), inside="archives/Own")
     assert locate("Own").where == str(archives / "Own")
 
@@ -206,9 +249,13 @@ def test_without_the_variable_there_is_no_data_folder() -> None:
     assert names_in_data_folder() == []
 
 
-def test_a_data_folder_that_does_not_exist_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_folder_that_does_not_exist_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DUALKG_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(RequestError, match=rf"^DUALKG_DATA names {tmp_path}/nowhere, which is not a folder\.$"):
+    with pytest.raises(
+        RequestError, match=rf"^DUALKG_DATA names {tmp_path}/nowhere, which is not a folder\.$"
+    ):
         locate("WN18RR")
     assert locate("world").name == "world"
 
@@ -228,7 +275,10 @@ def test_an_unknown_graph_is_an_error(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RequestError) as caught:
         locate(name)
-    assert str(caught.value) == f"There is no graph, file or folder '{name}'.{suggestion} See: dualkg datasets"
+    assert (
+        str(caught.value)
+        == f"There is no graph, file or folder '{name}'.{suggestion} See: dualkg datasets"
+    )
 
 
 def test_a_misspelled_path_gets_a_suggestion(folder: Callable[..., Path]) -> None:

@@ -1,4 +1,6 @@
-"""Graphs from lists, arrays, tables, networkx, PyTorch Geometric and datasets are those of the same file."""
+"""Graphs from lists, arrays, tables, networkx, PyTorch Geometric and datasets are those of the same
+file.
+"""
 
 import tempfile
 from pathlib import Path
@@ -21,7 +23,8 @@ from dualkg.errors import RequestError
 PAIRS = [(head, tail) for head in range(12) for tail in range(12) if head != tail]
 ROWS = [(f"e{head}", f"r{(head + tail) % 3}", f"e{tail}") for head, tail in PAIRS]
 NAMES = ("von", "kante", "nach")
-ENTITIES, RELATIONS = [f"e{i}" for i in range(12)], [f"r{i}" for i in range(3)]
+ENTITIES = [f"e{i}" for i in range(12)]
+RELATIONS = [f"r{i}" for i in range(3)]
 IDS = np.array([(head, (head + tail) % 3, tail) for head, tail in PAIRS])
 COLUMNS = dict(zip(NAMES, map(list, zip(*ROWS, strict=True)), strict=True))
 
@@ -74,12 +77,17 @@ def test_an_iterator_a_name_a_split_and_a_seed(tmp_path: Path) -> None:
     (tmp_path / "mine.tsv").write_text("".join("\t".join(row) + "\n" for row in ROWS))
     graph = Graph.from_triples(iter(ROWS), split="60/20/20", seed=3, name="mine")
     assert graph.name == "mine"
-    assert graph.fingerprint == load_graph(tmp_path / "mine.tsv", split="60/20/20", seed=3).fingerprint
+    assert (
+        graph.fingerprint == load_graph(tmp_path / "mine.tsv", split="60/20/20", seed=3).fingerprint
+    )
 
 
 @pytest.mark.parametrize("ids", [IDS, IDS.tolist(), torch.from_numpy(IDS), IDS.astype(np.uint8)])
 def test_ids_may_have_names(ids: Any, from_file: Graph) -> None:
-    assert Graph.from_triples(ids, entities=ENTITIES, relations=RELATIONS).fingerprint == from_file.fingerprint
+    assert (
+        Graph.from_triples(ids, entities=ENTITIES, relations=RELATIONS).fingerprint
+        == from_file.fingerprint
+    )
     assert Graph.from_triples(ids).entities.names.to_pylist()[:2] == ["0", "1"]
 
 
@@ -95,12 +103,23 @@ def test_ids_may_have_names(ids: Any, from_file: Graph) -> None:
         COLUMNS,
         OnlyInterchange(),
     ],
-    ids=["pandas", "categories", "polars", "polars categories", "Arrow", "Arrow batch", "dictionary", "interchange"],
+    ids=[
+        "pandas",
+        "categories",
+        "polars",
+        "polars categories",
+        "Arrow",
+        "Arrow batch",
+        "dictionary",
+        "interchange",
+    ],
 )
 def test_tables_are_the_triples_of_the_same_file(frame: Any, from_file: Graph) -> None:
     graph = Graph.from_dataframe(frame)
     assert graph.fingerprint == from_file.fingerprint
-    assert graph.notes.sentences() == ["Head, relation and tail of the dataframe are its columns von, kante, nach."]
+    assert graph.notes.sentences() == [
+        "Head, relation and tail of the dataframe are its columns von, kante, nach."
+    ]
     assert Graph.from_dataframe(frame, columns=(3, 2, 1)).entities[0] == "e1"
 
 
@@ -115,7 +134,9 @@ def test_given_splits_and_labels(tmp_path: Path) -> None:
     parts = {split: ROWS[i::3] for i, split in enumerate(("train", "valid", "test"))}
     (tmp_path / "mine").mkdir()
     for split, rows in parts.items():
-        (tmp_path / "mine" / f"{split}.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+        (tmp_path / "mine" / f"{split}.tsv").write_text(
+            "".join("\t".join(row) + "\n" for row in rows)
+        )
     (tmp_path / "names.tsv").write_text("e1\tOne\n")
     expected = load_graph(tmp_path / "mine").fingerprint
     train, valid, test = parts.values()
@@ -129,8 +150,15 @@ def test_given_splits_and_labels(tmp_path: Path) -> None:
     assert Graph.from_triples(IDS, labels={0: "zero"}).entities.label(0) == "zero"
 
 
-@given(st.lists(st.tuples(*[st.text(st.characters(exclude_categories=["Cs"])).filter(str.strip)] * 3), min_size=1))
-def test_any_names_give_the_same_graph_by_rows_and_by_columns(rows: list[tuple[str, str, str]]) -> None:
+@given(
+    st.lists(
+        st.tuples(*[st.text(st.characters(exclude_categories=["Cs"])).filter(str.strip)] * 3),
+        min_size=1,
+    )
+)
+def test_any_names_give_the_same_graph_by_rows_and_by_columns(
+    rows: list[tuple[str, str, str]],
+) -> None:
     by_rows = Graph.from_triples(rows, split="100/0/0")
     by_columns = Graph.from_dataframe(
         pa.table(list(map(pa.array, zip(*rows, strict=True))), list("hrt")), split="100/0/0"
@@ -138,7 +166,9 @@ def test_any_names_give_the_same_graph_by_rows_and_by_columns(rows: list[tuple[s
     assert by_rows.fingerprint == by_columns.fingerprint
     names = [name.strip() for head, _, tail in rows for name in (head, tail)]
     assert by_rows.entities.names.to_pylist() == list(dict.fromkeys(names))
-    in_rows = [sentence.replace("the list", "the dataframe") for sentence in by_rows.notes.sentences()]
+    in_rows = [
+        sentence.replace("the list", "the dataframe") for sentence in by_rows.notes.sentences()
+    ]
     assert in_rows == by_columns.notes.sentences()
 
 
@@ -153,12 +183,19 @@ def test_networkx_edges_by_attribute_by_key_and_by_choice() -> None:
         assert found.notes.sentences() == ["1 node without edges was left out."]
     keyed = nx.MultiDiGraph()
     keyed.add_edges_from((head, tail, relation) for head, relation, tail in ROWS)
-    assert Graph.from_networkx(keyed).fingerprint == Graph.from_networkx(graph, relation="kind").fingerprint
+    assert (
+        Graph.from_networkx(keyed).fingerprint
+        == Graph.from_networkx(graph, relation="kind").fingerprint
+    )
     plain = Graph.from_networkx(nx.complete_graph(12))
     assert sum(map(len, (plain.train, plain.valid, plain.test))) == 132
     assert plain.relations.names.to_pylist() == ["edge"]
-    assert plain.notes.sentences() == ["The graph is undirected: every edge became two triples, one in each direction."]
-    given = Graph.from_networkx(keyed, valid=keyed, test=nx.DiGraph([("e0", "e1", {"relation": "r1"})]))
+    assert plain.notes.sentences() == [
+        "The graph is undirected: every edge became two triples, one in each direction."
+    ]
+    given = Graph.from_networkx(
+        keyed, valid=keyed, test=nx.DiGraph([("e0", "e1", {"relation": "r1"})])
+    )
     assert (len(given.train), len(given.valid), len(given.test)) == (len(ROWS), len(ROWS), 1)
 
 
@@ -186,9 +223,13 @@ def test_pyg_data_and_its_errors(from_file: Graph) -> None:
 def test_the_real_pyg_and_datasets(from_file: Graph) -> None:
     datasets = pytest.importorskip("datasets")
     pyg = pytest.importorskip("torch_geometric.data")
-    edges, kinds = torch.from_numpy(IDS[:, [0, 2]].T.copy()), torch.from_numpy(IDS[:, 1].copy())
+    edges = torch.from_numpy(IDS[:, [0, 2]].T.copy())
+    kinds = torch.from_numpy(IDS[:, 1].copy())
     data = pyg.Data(edge_index=edges, edge_type=kinds)
-    assert Graph.from_pyg(data, entities=ENTITIES, relations=RELATIONS).fingerprint == from_file.fingerprint
+    assert (
+        Graph.from_pyg(data, entities=ENTITIES, relations=RELATIONS).fingerprint
+        == from_file.fingerprint
+    )
     hetero = pyg.HeteroData()
     hetero["drug", "treats", "disease"].edge_index = edges
     hetero["disease", "near", "disease"].edge_index = edges
@@ -200,9 +241,16 @@ def test_the_real_pyg_and_datasets(from_file: Graph) -> None:
     for found in (rows, reordered.select(range(len(ROWS) - 1, -1, -1)), rows.to_iterable_dataset()):
         assert Graph.from_datasets(found).fingerprint == from_file.fingerprint
     assert Graph.from_dataframe(rows).fingerprint == from_file.fingerprint
-    splits = datasets.DatasetDict({"train": rows, "validation": rows.select([0]), "test": rows.select([1])})
+    splits = datasets.DatasetDict(
+        {"train": rows, "validation": rows.select([0]), "test": rows.select([1])}
+    )
     assert Graph.from_datasets(splits).counts["valid"] == 1
-    for one, name in ((data, "from_pyg"), (hetero, "from_pyg"), (rows, "from_datasets"), (splits, "from_datasets")):
+    for one, name in (
+        (data, "from_pyg"),
+        (hetero, "from_pyg"),
+        (rows, "from_datasets"),
+        (splits, "from_datasets"),
+    ):
         assert f"Use kg.Graph.{name}(…)" in refused(load_graph, one)
     assert refused(Graph.from_datasets, datasets.DatasetDict({"test": rows})).startswith(
         "A dictionary of datasets should"
@@ -213,21 +261,54 @@ def test_the_real_pyg_and_datasets(from_file: Graph) -> None:
     ("data", "options", "sentence"),
     [
         ([("a", "b")], {}, "The list, row 1: expected head, relation and tail, found ('a', 'b')."),
-        ([("a", "r", "b"), ("a", "r", None)], {}, "The list, row 2: the tail should be text or a whole number"),
+        (
+            [("a", "r", "b"), ("a", "r", None)],
+            {},
+            "The list, row 2: the tail should be text or a whole number",
+        ),
         ([("a", "r", "b"), ("a", " ", "b")], {}, "The list, row 2: the relation is empty."),
-        ([("a", "r", "b"), {"h": "a"}], {}, "The list, row 2: expected 3 values, found {'h': 'a'}."),
-        ([{"h": "a", "r": "r", "t": "b"}, {"h": "a"}], {}, "The list, row 2: expected the keys 'h', 'r', 't', found"),
+        (
+            [("a", "r", "b"), {"h": "a"}],
+            {},
+            "The list, row 2: expected 3 values, found {'h': 'a'}.",
+        ),
+        (
+            [{"h": "a", "r": "r", "t": "b"}, {"h": "a"}],
+            {},
+            "The list, row 2: expected the keys 'h', 'r', 't', found",
+        ),
         ([{"x": 1, "y": 2}], {}, "The list should have three keys, or some named head"),
-        ([("a", "r", "b")], {"columns": ("h", "r", "t")}, "The list has rows without keys. Choose columns by number"),
-        ([{"h": "a", "r": "r", "t": "b"}], {"columns": (1, 2, 3)}, "The list has rows with keys. Choose columns"),
+        (
+            [("a", "r", "b")],
+            {"columns": ("h", "r", "t")},
+            "The list has rows without keys. Choose columns by number",
+        ),
+        (
+            [{"h": "a", "r": "r", "t": "b"}],
+            {"columns": (1, 2, 3)},
+            "The list has rows with keys. Choose columns",
+        ),
         ([], {}, "The list holds no triples; at least one is expected."),
         (ROWS[:1], {}, "The list cannot be split: of its 1 triples none can go to valid"),
         (ROWS, {"valid": ROWS}, "valid was given without test. Give both, or test=[] for none."),
         (ROWS, {"split": "80/20"}, "A split is three percentages"),
         (ROWS, {"seed": -1}, "A seed is a whole number, 0 or more; -1 was given."),
-        (np.ones((3, 2), int), {}, "An array of triples has the shape (num_triples, 3); (3, 2) was given."),
-        (np.ones((3, 3)), {}, "An array of triples holds names or whole numbers; float64 was given."),
-        ("mine.tsv", {}, "Data in memory were expected, and 'mine.tsv' was given. Load a file with kg.load_graph."),
+        (
+            np.ones((3, 2), int),
+            {},
+            "An array of triples has the shape (num_triples, 3); (3, 2) was given.",
+        ),
+        (
+            np.ones((3, 3)),
+            {},
+            "An array of triples holds names or whole numbers; float64 was given.",
+        ),
+        (
+            "mine.tsv",
+            {},
+            "Data in memory were expected, and 'mine.tsv' was given. Load a file with "
+            "kg.load_graph.",
+        ),
         (3, {}, "Rows of head, relation and tail were expected; an object of type int was given."),
         (IDS, {"entities": ["same"] * 12}, "The names of entities should differ"),
     ],
@@ -239,10 +320,22 @@ def test_bad_rows_are_errors(data: Any, options: dict[str, Any], sentence: str) 
 @pytest.mark.parametrize(
     ("frame", "sentence"),
     [
-        ({"h": [1.5], "r": ["a"], "t": ["b"]}, "The dataframe: the heads should be text or whole numbers"),
-        ({"h": ["x", None], "r": ["a", "a"], "t": ["b", "c"]}, "The dataframe, row 2: the head is missing."),
-        ({"h": [1, "x"], "r": ["a", "a"], "t": ["b", "c"]}, "The dataframe cannot be read as a table ("),
-        ({"h": ["a"], "r": ["a"], "x": ["b"], "y": ["c"]}, "The dataframe should have three columns, or"),
+        (
+            {"h": [1.5], "r": ["a"], "t": ["b"]},
+            "The dataframe: the heads should be text or whole numbers",
+        ),
+        (
+            {"h": ["x", None], "r": ["a", "a"], "t": ["b", "c"]},
+            "The dataframe, row 2: the head is missing.",
+        ),
+        (
+            {"h": [1, "x"], "r": ["a", "a"], "t": ["b", "c"]},
+            "The dataframe cannot be read as a table (",
+        ),
+        (
+            {"h": ["a"], "r": ["a"], "x": ["b"], "y": ["c"]},
+            "The dataframe should have three columns, or",
+        ),
         (ROWS, "from_dataframe takes a pandas, polars or Arrow table, or a dictionary"),
     ],
 )
@@ -257,8 +350,12 @@ def test_bad_networkx_graphs_are_errors() -> None:
         "No attribute of the edges is named relation; they have 'w'. Choose one with relation='…'."
     )
     some = nx.DiGraph([("a", "b", {"type": "x"}), ("b", "c", {})])
-    assert refused(Graph.from_networkx, some).startswith("The edge from 'b' to 'c' has no attribute 'type'")
-    assert refused(Graph.from_networkx, nx.DiGraph([(1, "1")])).startswith("Two nodes of the graph have the same name")
+    assert refused(Graph.from_networkx, some).startswith(
+        "The edge from 'b' to 'c' has no attribute 'type'"
+    )
+    assert refused(Graph.from_networkx, nx.DiGraph([(1, "1")])).startswith(
+        "Two nodes of the graph have the same name"
+    )
     assert refused(Graph.from_networkx, ROWS).startswith("from_networkx takes a graph of networkx")
 
 

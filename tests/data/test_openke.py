@@ -10,7 +10,8 @@ from dualkg.data.loading import load_graph
 from dualkg.errors import RequestError
 from tests.data.reading.conftest import zipped
 
-ENTITIES, RELATIONS = ["Île de Ré", "b", "c", "d", "unused"], ["r", "s"]
+ENTITIES = ["Île de Ré", "b", "c", "d", "unused"]
+RELATIONS = ["r", "s"]
 IDS = {
     "train": [(0, 0, 1), (1, 0, 2), (2, 1, 3), (3, 1, 0)],
     "valid": [(0, 0, 2)],
@@ -21,7 +22,8 @@ Make = Callable[..., Path]
 
 def openke_files() -> dict[str, str]:
     files = {
-        f"{split}2id.txt": f"{len(ids)}\n" + "".join(f"{h} {t} {r}\n" for h, r, t in ids) for split, ids in IDS.items()
+        f"{split}2id.txt": f"{len(ids)}\n" + "".join(f"{h} {t} {r}\n" for h, r, t in ids)
+        for split, ids in IDS.items()
     }
     for name, names in (("entity2id.txt", ENTITIES), ("relation2id.txt", RELATIONS)):
         files[name] = f"{len(names)}\n" + "".join(f"{one}\t{id}\n" for id, one in enumerate(names))
@@ -35,7 +37,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     def made(changes: dict[str, str | None] | None = None, name: str = "mine") -> Path:
         folder = tmp_path / name
         folder.mkdir()
-        for file, content in (openke_files() | {"type_constrain.txt": "1\n"} | (changes or {})).items():
+        for file, content in (
+            openke_files() | {"type_constrain.txt": "1\n"} | (changes or {})
+        ).items():
             if content is not None:
                 (folder / file).write_text(content, encoding="utf-8")
         return folder
@@ -62,7 +66,9 @@ def test_a_folder_of_openke_is_the_graph_of_its_names(make: Make, tmp_path: Path
 
 def test_an_archive_a_benchmark_name_and_tabs(make: Make, tmp_path: Path) -> None:
     graph = load_graph(make())
-    (tmp_path / "other.zip").write_bytes(zipped({f"x/{name}": text.encode() for name, text in openke_files().items()}))
+    (tmp_path / "other.zip").write_bytes(
+        zipped({f"x/{name}": text.encode() for name, text in openke_files().items()})
+    )
     assert load_graph(tmp_path / "other.zip").fingerprint == graph.fingerprint
     named = make({"train2id.txt": openke_files()["train2id.txt"].replace(" ", "\t")}, name="WN18RR")
     assert load_graph(named).fingerprint == graph.fingerprint
@@ -80,32 +86,51 @@ def test_ids_are_names_without_their_files(make: Make) -> None:
     assert graph.entities.names.to_pylist() == ["0", "1", "2", "3"]
     assert len(graph.notes.sentences()) == 3
     assert graph.notes.sentences()[0] == (
-        f"{folder}/train2id.txt is read without entity2id.txt and relation2id.txt: its ids are the names."
+        f"{folder}/train2id.txt is read without entity2id.txt and relation2id.txt: its ids are "
+        "the names."
     )
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"train2id.txt": "5\n0 1 0\n"}, "train2id.txt should have 5 triples, by its first line, and it has 1."),
+        (
+            {"train2id.txt": "5\n0 1 0\n"},
+            "train2id.txt should have 5 triples, by its first line, and it has 1.",
+        ),
         (
             {"test2id.txt": "0 1 0\n"},
-            "test2id.txt, line 1: expected the number of triples, as in files of OpenKE, found '0 1 0'.",
+            "test2id.txt, line 1: expected the number of triples, as in files of OpenKE, found "
+            "'0 1 0'.",
         ),
-        ({"train2id.txt": "1\n0 9 0\n"}, "train2id.txt: the tail 9 is not one of the 5 ids of entity2id.txt."),
-        ({"train2id.txt": "2\n0 1 0\n0 1\n"}, "train2id.txt, line 3: expected 3 columns separated by spaces, found 2"),
-        ({"entity2id.txt": "1\nanna\n"}, "entity2id.txt, line 2: expected a name and its id, found 'anna'."),
+        (
+            {"train2id.txt": "1\n0 9 0\n"},
+            "train2id.txt: the tail 9 is not one of the 5 ids of entity2id.txt.",
+        ),
+        (
+            {"train2id.txt": "2\n0 1 0\n0 1\n"},
+            "train2id.txt, line 3: expected 3 columns separated by spaces, found 2",
+        ),
+        (
+            {"entity2id.txt": "1\nanna\n"},
+            "entity2id.txt, line 2: expected a name and its id, found 'anna'.",
+        ),
         ({"entity2id.txt": "2\na\t0\na\t1\n"}, "entity2id.txt has ids with the same name."),
         (
             {"valid2id.txt": None},
-            " has train2id.txt, so it should hold the files of OpenKE, and valid2id.txt is missing.",
+            " has train2id.txt, so it should hold the files of OpenKE, and valid2id.txt is "
+            "missing.",
         ),
     ],
 )
-def test_bad_files_of_openke_are_errors(make: Make, changes: dict[str, str | None], sentence: str) -> None:
+def test_bad_files_of_openke_are_errors(
+    make: Make, changes: dict[str, str | None], sentence: str
+) -> None:
     folder = make(changes)
     assert refused(folder).startswith(f"{folder}{'' if sentence[0] == ' ' else '/'}{sentence}")
 
 
 def test_openke_has_no_columns_to_choose(make: Make) -> None:
-    assert refused(make(), columns=(1, 2, 3)).endswith("whose columns are known. Leave columns out.")
+    assert refused(make(), columns=(1, 2, 3)).endswith(
+        "whose columns are known. Leave columns out."
+    )

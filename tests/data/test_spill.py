@@ -1,4 +1,6 @@
-"""Graphs larger than memory: what is written to disk and read a part at a time equals what is done in memory."""
+"""Graphs larger than memory: what is written to disk and read a part at a time equals what is done
+in memory.
+"""
 
 import errno
 import gc
@@ -24,11 +26,15 @@ from dualkg.data.triples import GraphShape, count_repeats, distinct_triples, tri
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError
 
-NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), min_size=1, max_size=6)
+NAMES = st.text(
+    st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), min_size=1, max_size=6
+)
 
 
 @contextmanager
-def tiny_memory(*, names: int = 3, triples: int = 4, rows: int = 5, partitions: int = 3) -> Iterator[None]:
+def tiny_memory(
+    *, names: int = 3, triples: int = 4, rows: int = 5, partitions: int = 3
+) -> Iterator[None]:
     """Everything is written to disk after a few names or triples."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoding, "MAX_NAMES", names)
@@ -46,7 +52,9 @@ def facts(graph: Graph) -> dict[str, object]:
     """All that two readings of the same triples have in common."""
     return {
         "names": [known.names.to_pylist() for known in (graph.entities, graph.relations)],
-        "labels": [known.labels and known.labels.to_pylist() for known in (graph.entities, graph.relations)],
+        "labels": [
+            known.labels and known.labels.to_pylist() for known in (graph.entities, graph.relations)
+        ],
         "triples": [graph.split(split).tolist() for split in SPLITS],
         "about": (graph.name, graph.fingerprint, graph.notes),
     }
@@ -61,19 +69,30 @@ def in_blocks(rows: list[tuple[str, ...]], size: int) -> pa.Table:
 
 @st.composite
 def named_triples(draw: st.DrawFn, *, min_size: int = 1) -> list[tuple[str, ...]]:
-    names, relations = (draw(st.lists(NAMES, min_size=1, max_size=size, unique=True)) for size in (12, 4))
-    entity, relation = st.sampled_from(names), st.sampled_from(relations)
+    names, relations = (
+        draw(st.lists(NAMES, min_size=1, max_size=size, unique=True)) for size in (12, 4)
+    )
+    entity = st.sampled_from(names)
+    relation = st.sampled_from(relations)
     return draw(st.lists(st.tuples(entity, relation, entity), min_size=min_size, max_size=60))
 
 
 @settings(max_examples=12)
-@given(named_triples(min_size=5), st.integers(0, 3), st.sampled_from(["80/10/10", "50/25/25", "100/0/0"]))
-def test_a_graph_split_on_disk_is_the_same(rows: list[tuple[str, ...]], seed: int, split: str) -> None:
+@given(
+    named_triples(min_size=5),
+    st.integers(0, 3),
+    st.sampled_from(["80/10/10", "50/25/25", "100/0/0"]),
+)
+def test_a_graph_split_on_disk_is_the_same(
+    rows: list[tuple[str, ...]], seed: int, split: str
+) -> None:
     table = in_blocks(rows, 7)
 
     def made() -> object:
         try:
-            return facts(Graph.from_dataframe(table, split=split, seed=seed, labels={rows[0][0]: "label"}))
+            return facts(
+                Graph.from_dataframe(table, split=split, seed=seed, labels={rows[0][0]: "label"})
+            )
         except DataError as error:
             return str(error)
 
@@ -88,7 +107,9 @@ def test_given_splits_on_disk_are_the_same(
     train: list[tuple[str, ...]], valid: list[tuple[str, ...]], test: list[tuple[str, ...]]
 ) -> None:
     def made() -> Graph:
-        return Graph.from_dataframe(in_blocks(train, 6), valid=in_blocks(valid, 3), test=in_blocks(test + train[:2], 9))
+        return Graph.from_dataframe(
+            in_blocks(train, 6), valid=in_blocks(valid, 3), test=in_blocks(test + train[:2], 9)
+        )
 
     expected = facts(made())
     with tiny_memory(names=0):
@@ -123,19 +144,34 @@ def test_headers_and_files_on_disk_are_the_same(
             graph = load_graph(path)
             assert graph.is_mapped
             assert facts(graph) == expected
-    assert {file.suffix for file in (tmp_path / "mapped").rglob("*.*")} == {".json", ".npy", ".arrow"}
-    assert facts(load_graph(path)) == expected  # a graph that was read with little memory is opened with much
+    assert {file.suffix for file in (tmp_path / "mapped").rglob("*.*")} == {
+        ".json",
+        ".npy",
+        ".arrow",
+    }
+    assert (
+        facts(load_graph(path)) == expected
+    )  # a graph that was read with little memory is opened with much
 
 
-@pytest.mark.parametrize(("function", "number"), [("pwrite", 1), ("pwrite", 160), ("posix_fallocate", 1)])
+@pytest.mark.parametrize(
+    ("function", "number"), [("pwrite", 1), ("pwrite", 160), ("posix_fallocate", 1)]
+)
 def test_a_full_disk_is_reported_and_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: Callable[..., Any], function: str, number: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run_cli: Callable[..., Any],
+    function: str,
+    number: int,
 ) -> None:
     random = np.random.default_rng(0)
-    lines = [f"e{h}\tr{r}\te{t}\n" for h, r, t in random.integers(0, (40, 3, 40), (300, 3)).tolist()]
+    lines = [
+        f"e{h}\tr{r}\te{t}\n" for h, r, t in random.integers(0, (40, 3, 40), (300, 3)).tolist()
+    ]
     (tmp_path / "mine.tsv").write_text("".join(lines))
     monkeypatch.setenv("DUALKG_CACHE", str(tmp_path / "cache"))
-    write, calls = getattr(os, function), itertools.count(1)
+    write = getattr(os, function)
+    calls = itertools.count(1)
 
     def full(*arguments: Any) -> Any:
         if next(calls) == number:
@@ -146,14 +182,21 @@ def test_a_full_disk_is_reported_and_nothing_is_left(
     with tiny_memory(names=20, triples=30, rows=50, partitions=7):
         result = run_cli("inspect", tmp_path / "mine.tsv")
     assert result.code == 1
-    assert f"dualkg: {tmp_path / 'cache'}: No space left on device for temporary files of a graph" in result.err
+    assert (
+        f"dualkg: {tmp_path / 'cache'}: No space left on device for temporary files of a graph"
+        in result.err
+    )
     assert list((tmp_path / "cache").rglob("*")) == []
     gc.collect()
-    assert not [file for file in Path("/proc/self/fd").iterdir() if "cache/#" in os.path.realpath(file)]
+    assert not [
+        file for file in Path("/proc/self/fd").iterdir() if "cache/#" in os.path.realpath(file)
+    ]
     monkeypatch.undo()
     monkeypatch.setenv("DUALKG_CACHE", str(tmp_path / "cache"))
     calls = itertools.count(number)
-    monkeypatch.setattr(np, "save", lambda *_, **__: full())  # of the copy that is read the next time
+    monkeypatch.setattr(
+        np, "save", lambda *_, **__: full()
+    )  # of the copy that is read the next time
     with tiny_memory(names=20, triples=30, rows=50, partitions=7):
         assert load_graph(tmp_path / "mine.tsv").is_mapped
     assert list((tmp_path / "cache").rglob("*")) == [tmp_path / "cache" / "graphs"]
@@ -183,7 +226,9 @@ def _cut(name: str) -> Callable[[Path], None]:
     return cut
 
 
-@pytest.mark.parametrize("damage", [_ids_too_large, _other_numbers, _cut("train.npy"), _cut("entities.arrow")])
+@pytest.mark.parametrize(
+    "damage", [_ids_too_large, _other_numbers, _cut("train.npy"), _cut("entities.arrow")]
+)
 def test_a_damaged_mapped_graph_is_refused(saved: Path, damage: Callable[[Path], None]) -> None:
     assert load_saved_graph(saved).is_mapped
     damage(saved)
@@ -191,7 +236,10 @@ def test_a_damaged_mapped_graph_is_refused(saved: Path, damage: Callable[[Path],
         load_saved_graph(saved)
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=30, unique=True), st.integers(1, 50))
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=30, unique=True),
+    st.integers(1, 50),
+)
 def test_hashes_do_not_depend_on_the_place_of_a_name(names: list[str], size: int) -> None:
     array = pa.array(names, pa.string())
     with pytest.MonkeyPatch.context() as patch:
@@ -214,16 +262,23 @@ def test_names_with_equal_hashes_are_told_apart(monkeypatch: pytest.MonkeyPatch)
     assert known.ids_ignoring_case("B") == [1, 2]
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=40
+    )
+)
 def test_keys_of_triples_past_63_bits(rows: list[tuple[int, int, int]]) -> None:
     shape = GraphShape(86_000_000, 60_000)
     scale = np.array([17_000_000, 19_000, 17_000_000])  # the largest ids are near the shape
     triples = (np.array(rows) * scale).astype(np.int32)
     small = np.array(rows, np.int32)
-    keys, expected = triple_keys(triples, shape), triple_keys(small, GraphShape(6, 4))
+    keys = triple_keys(triples, shape)
+    expected = triple_keys(small, GraphShape(6, 4))
     assert np.array_equal(np.argsort(keys, kind="stable"), np.argsort(expected, kind="stable"))
     assert len(set(keys.tolist())) == len(set(rows))
     distinct = distinct_triples(triples, shape)
     assert (distinct // scale).tolist() == distinct_triples(small, GraphShape(6, 4)).tolist()
     halves = {"train": triples[::2], "valid": triples[1::2]}
-    assert count_repeats(halves, shape) == count_repeats({"train": small[::2], "valid": small[1::2]}, GraphShape(6, 4))
+    assert count_repeats(halves, shape) == count_repeats(
+        {"train": small[::2], "valid": small[1::2]}, GraphShape(6, 4)
+    )

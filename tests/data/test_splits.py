@@ -13,9 +13,12 @@ SHARES = (0.8, 0.1, 0.1)
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Triples:
-    """Distinct triples in any order, dense enough that twins, self-loops and lone entities all come up."""
+    """Distinct triples in any order, dense enough that twins, self-loops and lone entities all come
+    up.
+    """
     num_entities = draw(st.integers(1, 12))
-    entity, relation = st.integers(0, num_entities - 1), st.integers(0, 2)
+    entity = st.integers(0, num_entities - 1)
+    relation = st.integers(0, 2)
     rows = draw(st.lists(st.tuples(entity, relation, entity), max_size=80, unique=True))
     return np.array(rows, dtype=np.int32).reshape(-1, 3)
 
@@ -70,15 +73,34 @@ def test_valid_and_test_meet_their_fractions_and_are_not_empty(triples: Triples,
     _, valid, test = split_triples(triples, SHARES, seed=seed)
     for held_out in (valid, test):
         pairs = {tuple(sorted((head, tail))) for head, _, tail in held_out.tolist()}
-        assert len(held_out) <= np.rint(0.1 * len(triples)) or len(pairs) == 1  # one pair, rather than none
+        assert (
+            len(held_out) <= np.rint(0.1 * len(triples)) or len(pairs) == 1
+        )  # one pair, rather than none
     if (len(valid) > 0) != (len(test) > 0):
-        assert len({tuple(sorted((head, tail))) for head, _, tail in [*valid.tolist(), *test.tolist()]}) == 1
+        assert (
+            len(
+                {tuple(sorted((head, tail))) for head, _, tail in [*valid.tolist(), *test.tolist()]}
+            )
+            == 1
+        )
 
 
 def test_the_rest_of_valid_does_not_go_to_test() -> None:
-    """Pairs of 1, 2 and 1 triples for two splits of 2: valid takes one, and test the two, not three."""
-    tails = {(0, 0): range(7), (0, 1): range(4), (0, 2): range(2), (1, 0): range(5), (1, 1): range(1), (3, 0): [1]}
-    triples = np.array([(head, relation, tail) for (head, relation), ids in tails.items() for tail in ids], np.int32)
+    """Pairs of 1, 2 and 1 triples for two splits of 2: valid takes one, and test the two, not
+    three.
+    """
+    tails = {
+        (0, 0): range(7),
+        (0, 1): range(4),
+        (0, 2): range(2),
+        (1, 0): range(5),
+        (1, 1): range(1),
+        (3, 0): [1],
+    }
+    triples = np.array(
+        [(head, relation, tail) for (head, relation), ids in tails.items() for tail in ids],
+        np.int32,
+    )
     _, valid, test = split_triples(triples, SHARES, seed=1)
     assert (len(valid), len(test)) == (1, 2)
 
@@ -92,7 +114,8 @@ def test_the_fractions_are_met_if_the_graph_allows_it() -> None:
 
 
 def test_a_sparse_graph_divides_the_available_triples_in_proportion() -> None:
-    # A ring: each entity has two triples, so only about a third can be spared, and fewer than requested.
+    # A ring: each entity has two triples, so only about a third can be spared, and fewer than
+    # requested.
     num_entities = 3_000
     ring = np.arange(num_entities, dtype=np.int32)
     triples = np.stack([ring, np.zeros_like(ring), np.roll(ring, -1)], axis=1)
@@ -117,7 +140,8 @@ def test_the_split_does_not_depend_on_the_order_of_the_input() -> None:
 
 
 def test_a_pair_larger_than_a_split_does_not_block_the_others() -> None:
-    # Two pairs in 300 relations each: the second could be spared, but is more than valid and test may hold.
+    # Two pairs in 300 relations each: the second could be spared, but is more than valid and test
+    # may hold.
     crowds = [(head, relation, head + 1) for head in (0, 2) for relation in range(1, 301)]
     others = [(head, 0, tail) for head in range(40) for tail in range(head)]
     triples = np.array(crowds + others, dtype=np.int32)
@@ -134,7 +158,9 @@ def test_all_to_train_leaves_valid_and_test_empty() -> None:
 
 
 def test_no_triples_give_three_empty_splits() -> None:
-    assert [part.shape for part in split_triples(np.empty((0, 3), np.int32), SHARES, seed=0)] == [(0, 3)] * 3
+    assert [part.shape for part in split_triples(np.empty((0, 3), np.int32), SHARES, seed=0)] == [
+        (0, 3)
+    ] * 3
 
 
 @pytest.mark.parametrize("shares", [(0.8, 0.1, 0.2), (1.1, -0.1, 0.0)])
@@ -146,7 +172,9 @@ def test_invalid_fractions_are_refused(shares: tuple[float, float, float]) -> No
 def test_inverse_triples_alone_can_be_split() -> None:
     """Seven pairs of inverse twins among few entities: every requested split gets a pair."""
     pairs = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3), (0, 4), (1, 4), (2, 4)]
-    triples = np.array([(h, 0, t) for h, t in pairs] + [(t, 1, h) for h, t in pairs], dtype=np.int32)
+    triples = np.array(
+        [(h, 0, t) for h, t in pairs] + [(t, 1, h) for h, t in pairs], dtype=np.int32
+    )
     for seed in range(20):
         train, valid, test = split_triples(triples, SHARES, seed=seed)
         assert len(valid) > 0

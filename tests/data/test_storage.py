@@ -24,7 +24,8 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 def graphs(draw: st.DrawFn) -> Graph:
     """Graphs whose names, labels and remarks are any text."""
     names, relations = (draw(st.lists(TEXT, min_size=1, max_size=8, unique=True)) for _ in range(2))
-    entity, relation = st.integers(0, len(names) - 1), st.integers(0, len(relations) - 1)
+    entity = st.integers(0, len(names) - 1)
+    relation = st.integers(0, len(relations) - 1)
     triples = st.lists(st.tuples(entity, relation, entity), max_size=10)
     splits = [np.array(draw(triples), dtype=np.int32).reshape(-1, 3) for _ in SPLITS]
     labels = draw(st.none() | st.dictionaries(st.sampled_from(names), TEXT))
@@ -45,8 +46,12 @@ def facts(graph: Graph) -> dict[str, object]:
     """All that a graph holds, as plain Python."""
     return {
         "about": (graph.name, graph.source, graph.fingerprint, graph.catalogued, graph.notes),
-        "names": [(known.kind, known.names.to_pylist()) for known in (graph.entities, graph.relations)],
-        "labels": [known.labels and known.labels.to_pylist() for known in (graph.entities, graph.relations)],
+        "names": [
+            (known.kind, known.names.to_pylist()) for known in (graph.entities, graph.relations)
+        ],
+        "labels": [
+            known.labels and known.labels.to_pylist() for known in (graph.entities, graph.relations)
+        ],
         "triples": [(graph.split(split).dtype, graph.split(split).tolist()) for split in SPLITS],
     }
 
@@ -68,7 +73,9 @@ def test_a_saved_graph_loads_unchanged(graph: Graph) -> None:
 
 
 def test_saved_labels_load_unchanged(tmp_path: Path) -> None:
-    graph = replace(graph_of([(0, 0, 2)]), entities=Vocabulary(["a", "b", "c"], {"b": "Bee", "c": ""}))
+    graph = replace(
+        graph_of([(0, 0, 2)]), entities=Vocabulary(["a", "b", "c"], {"b": "Bee", "c": ""})
+    )
     save_graph(graph, tmp_path / "graph")
     assert load_saved_graph(tmp_path / "graph").entities.labels.to_pylist() == [None, "Bee", ""]
 

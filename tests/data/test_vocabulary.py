@@ -15,7 +15,9 @@ NAMES = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), 
 
 @pytest.fixture
 def cities() -> Vocabulary:
-    return Vocabulary(["Q90", "Q64", "Paris", "Q5083"], {"Q90": "Paris", "Q64": "Berlin", "Q5083": "Seattle"})
+    return Vocabulary(
+        ["Q90", "Q64", "Paris", "Q5083"], {"Q90": "Paris", "Q64": "Berlin", "Q5083": "Seattle"}
+    )
 
 
 @given(NAMES)
@@ -70,7 +72,9 @@ def test_an_ambiguous_label_lists_the_names() -> None:
     known = Vocabulary(["Q1", "Q2", "Q3"], {"Q1": "Springfield", "Q2": "Springfield"})
     with pytest.raises(RequestError) as caught:
         known.id("Springfield")
-    assert str(caught.value) == "'Springfield' matches 2 entities: 'Q1', 'Q2'. Use one of these names."
+    assert (
+        str(caught.value) == "'Springfield' matches 2 entities: 'Q1', 'Q2'. Use one of these names."
+    )
 
 
 def test_an_ambiguous_case_lists_the_names() -> None:
@@ -82,7 +86,9 @@ def test_an_unknown_name_gets_suggestions() -> None:
     known = Vocabulary(["Paris", "London", "Rome"])
     with pytest.raises(RequestError) as caught:
         known.id("Parris")
-    assert str(caught.value) == "No entity is named 'Parris' among the 3 known. Did you mean 'Paris'?"
+    assert (
+        str(caught.value) == "No entity is named 'Parris' among the 3 known. Did you mean 'Paris'?"
+    )
 
 
 def test_suggestions_include_labels(cities: Vocabulary) -> None:
@@ -103,10 +109,14 @@ def test_an_empty_vocabulary_knows_no_names() -> None:
         known.id(0)
 
 
-def test_very_many_names_are_first_filtered_by_length_and_first_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_many_names_are_first_filtered_by_length_and_first_letter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(vocabulary, "MANY_NAMES", 3)
     known = Vocabulary(["Paris", "parish", "Aris", "Parisian people", "東京"])
-    with pytest.raises(RequestError, match=r"Did you mean 'Paris' or 'parish'\?$"):  # 'Aris' begins otherwise
+    with pytest.raises(
+        RequestError, match=r"Did you mean 'Paris' or 'parish'\?$"
+    ):  # 'Aris' begins otherwise
         known.id("Pariz")
     with pytest.raises(RequestError, match=r"Did you mean 'Paris'"):
         known.id("Pariz")

@@ -17,7 +17,10 @@ WORLD = files("dualkg.data") / "world"
 @pytest.fixture(scope="module")
 def splits() -> dict[str, list[Triple]]:
     texts = {name: (WORLD / f"{name}.tsv").read_text(encoding="utf-8") for name in SPLITS}
-    return {name: [tuple(line.split("\t")) for line in text.splitlines()] for name, text in texts.items()}
+    return {
+        name: [tuple(line.split("\t")) for line in text.splitlines()]
+        for name, text in texts.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +28,9 @@ def triples(splits: dict[str, list[Triple]]) -> list[Triple]:
     return [triple for rows in splits.values() for triple in rows]
 
 
-def test_the_splits_have_the_usual_sizes(splits: dict[str, list[Triple]], triples: list[Triple]) -> None:
+def test_the_splits_have_the_usual_sizes(
+    splits: dict[str, list[Triple]], triples: list[Triple]
+) -> None:
     assert {len(triple) for triple in triples} == {3}
     assert 8_000 < len(triples) < 10_000
     assert 0.84 < len(splits["train"]) / len(triples) < 0.87
@@ -41,7 +46,9 @@ def test_lines_of_each_file_are_sorted(splits: dict[str, list[Triple]]) -> None:
 
 
 def test_no_two_splits_join_the_same_pair(splits: dict[str, list[Triple]]) -> None:
-    pairs = {name: {frozenset((head, tail)) for head, _, tail in rows} for name, rows in splits.items()}
+    pairs = {
+        name: {frozenset((head, tail)) for head, _, tail in rows} for name, rows in splits.items()
+    }
     for one, other in combinations(SPLITS, 2):
         assert pairs[one] & pairs[other] == set()
 
@@ -104,7 +111,11 @@ def test_functional_relations_have_one_answer(relation: str, triples: list[Tripl
 def test_names_contain_no_codes(triples: list[Triple]) -> None:
     names = {name for head, _, tail in triples for name in (head, tail)}
     # 'Ho' and 'Bo' are cities, 'Ga' is a language: two letters, but one capital only.
-    odd = [name for name in names if re.fullmatch(r"[A-Z]{2,3}|\d+|[a-z]{2,3}_.*|.*[’‘ʼ_&;].*|.*/.*", name)]
+    odd = [
+        name
+        for name in names
+        if re.fullmatch(r"[A-Z]{2,3}|\d+|[a-z]{2,3}_.*|.*[’‘ʼ_&;].*|.*/.*", name)
+    ]
     assert odd == []
     assert [name for name in names if name != " ".join(name.split())] == []
     assert [name for name in names if name != unicodedata.normalize("NFC", name)] == []
@@ -123,10 +134,17 @@ def test_relation_names_need_no_shell_quotes(triples: list[Triple]) -> None:
     assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", relation) for _, relation, _ in triples)
 
 
-def test_the_source_page_counts_what_the_files_hold(splits: dict[str, list[Triple]], triples: list[Triple]) -> None:
+def test_the_source_page_counts_what_the_files_hold(
+    splits: dict[str, list[Triple]], triples: list[Triple]
+) -> None:
     page = (WORLD / "SOURCE.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^\| `(\w+)` \|[^|]*\|[^|]*\|([\d, |]+)\| ([^|]+) → ([^|]+) \|$", page, re.MULTILINE)
-    counted = {relation: [int(cell.replace(",", "")) for cell in cells.split("|")] for relation, cells, _, _ in lines}
+    lines = re.findall(
+        r"^\| `(\w+)` \|[^|]*\|[^|]*\|([\d, |]+)\| ([^|]+) → ([^|]+) \|$", page, re.MULTILINE
+    )
+    counted = {
+        relation: [int(cell.replace(",", "")) for cell in cells.split("|")]
+        for relation, cells, _, _ in lines
+    }
     by_split = {name: Counter(relation for _, relation, _ in rows) for name, rows in splits.items()}
     total = Counter(relation for _, relation, _ in triples)
     assert counted == {r: [total[r], *(by_split[name][r] for name in SPLITS)] for r in total}

@@ -1,4 +1,6 @@
-"""Restricted candidates, numbers of candidates and adjusted mean ranks, against brute force and by hand."""
+"""Restricted candidates, numbers of candidates and adjusted mean ranks, against brute force and by
+hand.
+"""
 
 import json
 from collections.abc import Callable
@@ -25,9 +27,16 @@ MODELS = [(kg.ComplEx, True), (kg.DistMult, False), (kg.CP, False), (kg.RESCAL, 
 def brute_force(
     model: kg.Model, graph: kg.Graph, candidates: Callable[[str, int], list[int]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Optimistic and pessimistic ranks and numbers of candidates of the test triples, one candidate at a time."""
-    known = {tuple(triple) for name in ("train", "valid", "test") for triple in graph.split(name).tolist()}
-    score, rows = score_of_every_triple(model), []
+    """Optimistic and pessimistic ranks and numbers of candidates of the test triples, one candidate
+    at a time.
+    """
+    known = {
+        tuple(triple)
+        for name in ("train", "valid", "test")
+        for triple in graph.split(name).tolist()
+    }
+    score = score_of_every_triple(model)
+    rows = []
     for direction in ("tail", "head"):
         for number, (h, r, t) in enumerate(graph.test.tolist()):
             answer = t if direction == "tail" else h
@@ -53,7 +62,9 @@ def brute_force(
 
 def assert_ranks(ranks: kg.Ranks, wanted: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     assert ranks.num_candidates is not None
-    for found, one in zip((ranks.optimistic, ranks.pessimistic, ranks.num_candidates), wanted, strict=True):
+    for found, one in zip(
+        (ranks.optimistic, ranks.pessimistic, ranks.num_candidates), wanted, strict=True
+    ):
         np.testing.assert_array_equal(found, one)
 
 
@@ -68,7 +79,9 @@ def test_type_constrained_ranks_are_those_of_brute_force(graph, form, seed):
         seen = np.unique(graph.train[graph.train[:, 1] == relation, column[direction]]).tolist()
         return seen or list(range(graph.shape.num_entities))
 
-    assert_ranks(kg.rank(model, graph, type_constrained=True), brute_force(model, graph, seen_in_train))
+    assert_ranks(
+        kg.rank(model, graph, type_constrained=True), brute_force(model, graph, seen_in_train)
+    )
 
 
 @given(graphs(), st.sampled_from(MODELS), st.integers(0, 5), st.data())
@@ -80,11 +93,18 @@ def test_ranks_among_given_lists_are_those_of_brute_force(graph, form, seed, dat
     some = st.lists(st.integers(0, graph.shape.num_entities - 1), max_size=6)
     lists = {triple: {side: data.draw(some) for side in ("tail", "head")} for triple in distinct}
     shuffled = data.draw(st.permutations(distinct))
-    columns = {name: [f"{'r' if i == 1 else 'e'}{one[i]}" for one in shuffled] for i, name in enumerate(PARTS)}
+    columns = {
+        name: [f"{'r' if i == 1 else 'e'}{one[i]}" for one in shuffled]
+        for i, name in enumerate(PARTS)
+    }
     for side in ("tail", "head"):
-        columns[f"{side}_candidates"] = [[f"e{id}" for id in lists[triple][side]] for triple in shuffled]
+        columns[f"{side}_candidates"] = [
+            [f"e{id}" for id in lists[triple][side]] for triple in shuffled
+        ]
     report = kg.evaluate(model, graph, candidates=columns)
-    wanted = brute_force(model, graph, lambda side, number: lists[tuple(graph.test[number].tolist())][side])
+    wanted = brute_force(
+        model, graph, lambda side, number: lists[tuple(graph.test[number].tolist())][side]
+    )
     assert_ranks(report.ranks, wanted)
     assert report.candidates == "given lists"
 
@@ -98,9 +118,14 @@ def test_lists_of_all_entities_give_the_ordinary_ranks(graph, seed):
     ordinary = kg.rank(model, graph)
     numbers = ranking.count_candidates(graph.test, KnownAnswers.of(graph))
     every = np.tile(np.arange(graph.shape.num_entities), (2 * len(graph.test), 1)).astype(np.int32)
-    lists = kg.evaluation.CandidateLists(every.reshape(-1), np.arange(len(every) + 1) * every.shape[1])
+    lists = kg.evaluation.CandidateLists(
+        every.reshape(-1), np.arange(len(every) + 1) * every.shape[1]
+    )
     assert ordinary.num_candidates is None
-    assert_ranks(kg.rank(model, graph, candidates=lists), (ordinary.optimistic, ordinary.pessimistic, numbers))
+    assert_ranks(
+        kg.rank(model, graph, candidates=lists),
+        (ordinary.optimistic, ordinary.pessimistic, numbers),
+    )
 
 
 @given(graphs(), st.sampled_from([("train",), ("train", "valid"), ("train", "valid", "test")]))
@@ -125,7 +150,9 @@ def test_blocks_of_lists_cover_all_queries_in_bounded_memory(monkeypatch, small_
         assert last == first + 1 or ids.size + len(ids) <= 30
     done: list[int] = []
     monkeypatch.setattr(ranking, "BLOCK_ELEMENTS", 100)
-    blocked = kg.rank(model, small_graph, candidates=lists, progress=lambda now, total: done.append(now))
+    blocked = kg.rank(
+        model, small_graph, candidates=lists, progress=lambda now, total: done.append(now)
+    )
     np.testing.assert_array_equal(blocked.mean, whole.mean)
     assert len(done) > 4
     assert done[-1] == 40
@@ -135,9 +162,12 @@ def test_blocks_of_lists_cover_all_queries_in_bounded_memory(monkeypatch, small_
 def test_ranks_on_a_gpu_are_those_on_a_cpu(small_graph):
     model = whole_numbers(kg.ComplEx(small_graph.shape, dim=4))
     random = np.random.default_rng(0)
-    lists = kg.evaluation.CandidateLists(random.integers(0, 30, 400).astype(np.int32), np.arange(0, 401, 10))
+    lists = kg.evaluation.CandidateLists(
+        random.integers(0, 30, 400).astype(np.int32), np.arange(0, 401, 10)
+    )
     for options in ({"type_constrained": True}, {"candidates": lists}):
-        wanted, found = kg.rank(model.cpu(), small_graph, **options), kg.rank(model.cuda(), small_graph, **options)
+        wanted = kg.rank(model.cpu(), small_graph, **options)
+        found = kg.rank(model.cuda(), small_graph, **options)
         assert_ranks(found, (wanted.optimistic, wanted.pessimistic, wanted.num_candidates))
 
 
@@ -156,7 +186,9 @@ def test_an_ensemble_is_ranked_among_lists(small_graph):
     ]
     model = EnsembleModel(members, weights=[1.0, 2.0])
     every = np.tile(np.arange(30), 40).astype(np.int32)
-    ranks = kg.rank(model, small_graph, candidates=kg.evaluation.CandidateLists(every, np.arange(41) * 30))
+    ranks = kg.rank(
+        model, small_graph, candidates=kg.evaluation.CandidateLists(every, np.arange(41) * 30)
+    )
     np.testing.assert_array_equal(ranks.mean, kg.rank(model, small_graph).mean)
 
 
@@ -218,10 +250,13 @@ def test_numbers_of_candidates_are_saved_with_restricted_ranks(small_graph, tmp_
     ordinary = kg.evaluate(model, small_graph)
     save_ranks(ordinary.ranks, tmp_path / "ordinary.parquet")
     assert "num_candidates" not in pq.read_schema(tmp_path / "ordinary.parquet").names
-    assert build_report(load_ranks(tmp_path / "ordinary.parquet"), small_graph, split="test") == ordinary
+    assert (
+        build_report(load_ranks(tmp_path / "ordinary.parquet"), small_graph, split="test")
+        == ordinary
+    )
 
 
-# -- files ----------------------------------------------------------------------------------------------------
+# -- files -------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -229,7 +264,9 @@ def graph() -> kg.Graph:
     """Entities 0 to 4 named by numbers, as in the Open Graph Benchmark."""
     made = graph_of([(0, 0, 1), (1, 0, 2)], [], [(0, 0, 2), (3, 0, 4)], num_entities=5)
     names = kg.Vocabulary([str(i) for i in range(5)])
-    return kg.Graph("made", names, kg.Vocabulary(["0"], kind="relation"), made.train, made.valid, made.test)
+    return kg.Graph(
+        "made", names, kg.Vocabulary(["0"], kind="relation"), made.train, made.valid, made.test
+    )
 
 
 OGB = {
@@ -260,7 +297,9 @@ def test_all_formats_hold_the_same_lists(graph, tmp_path, suffix):
 
 
 def test_ranks_among_lists_by_hand(graph):
-    """DistMult of dim 1 scores h · t; the query (0, ?) of tail 2 has candidates 3 (tied with 2) and 4 (better)."""
+    """DistMult of dim 1 scores h · t; the query (0, ?) of tail 2 has candidates 3 (tied with 2) and
+    4 (better).
+    """
     model = kg.DistMult(graph.shape, dim=1, reciprocal=False)
     model.entities.data = torch.tensor([[1.0], [0.0], [2.0], [2.0], [5.0]])
     model.relations.data.fill_(1.0)
@@ -270,23 +309,41 @@ def test_ranks_among_lists_by_hand(graph):
 
 
 def rows(**changes: object) -> list[dict[str, object]]:
-    good = {"head": "0", "relation": "0", "tail": "2", "tail_candidates": ["1"], "head_candidates": ["1"]}
+    good = {
+        "head": "0",
+        "relation": "0",
+        "tail": "2",
+        "tail_candidates": ["1"],
+        "head_candidates": ["1"],
+    }
     return [{**good, **changes}, {**good, "head": "3", "tail": "4"}]
 
 
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
-        (rows(tail_candidates=["1", "9"]), "row 1, tail_candidates: No entity is named '9' among the 5 known"),
+        (
+            rows(tail_candidates=["1", "9"]),
+            "row 1, tail_candidates: No entity is named '9' among the 5 known",
+        ),
         (rows(relation="x"), "row 1, relation: No relation is named 'x'"),
         (rows(tail_candidates=None), "row 1: tail_candidates is missing; it should be a list"),
         (rows(tail_candidates="1"), "tail_candidates should be lists of names"),
         (rows(head=None), "row 1: a name of head is missing"),
-        (rows(tail="3"), r"no candidates for 1 of the 2 test triples; the first is \(0, 0, 2\). Add a row for each"),
+        (
+            rows(tail="3"),
+            r"no candidates for 1 of the 2 test triples; the first is \(0, 0, 2\). Add a row for each",
+        ),
         (rows()[:1], r"no candidates for 1 of the 2 test triples; the first is \(3, 0, 4\)"),
         ([*rows(), *rows()], r"has two rows for \(0, 0, 2\). Remove one"),
-        ([*rows(), *rows(head="1")[:1]], r"1 rows are no test triples of made; the first is row 3, \(1, 0, 2\)"),
-        ([{"head": "0", "relation": "0", "tail": "2"}], "has no column tail_candidates; its columns are"),
+        (
+            [*rows(), *rows(head="1")[:1]],
+            r"1 rows are no test triples of made; the first is row 3, \(1, 0, 2\)",
+        ),
+        (
+            [{"head": "0", "relation": "0", "tail": "2"}],
+            "has no column tail_candidates; its columns are",
+        ),
         ([3], "line 1 should be an object; it is int"),
         (["{"], "line 1 should be an object; it is str"),
         ([], "has no column head; its columns are none"),
@@ -312,9 +369,12 @@ def test_other_files_are_refused_with_a_sentence(graph, tmp_path):
         with pytest.raises(kg.DataError, match="cannot be read as|line 1 is not JSON"):
             read_candidates(path, graph)
     with pytest.raises(
-        kg.DataError, match="as many rows in each column; it has head 2, head_neg 2, relation 2, tail 1"
+        kg.DataError,
+        match="as many rows in each column; it has head 2, head_neg 2, relation 2, tail 1",
     ):
-        kg.evaluate(kg.DistMult(graph.shape, dim=1), graph, candidates={**OGB, "tail": np.array([2])})
+        kg.evaluate(
+            kg.DistMult(graph.shape, dim=1), graph, candidates={**OGB, "tail": np.array([2])}
+        )
     with pytest.raises(kg.RequestError, match="not both"):
         kg.evaluate(kg.DistMult(graph.shape, dim=1), graph, candidates=OGB, type_constrained=True)
     lists = kg.evaluation.CandidateLists(np.zeros(2, np.int32), np.arange(3))

@@ -1,4 +1,6 @@
-"""Paired comparison: properties for any ranks, a case worked out by hand, coverage of the interval."""
+"""Paired comparison: properties for any ranks, a case worked out by hand, coverage of the
+interval.
+"""
 
 import math
 
@@ -29,7 +31,14 @@ def pairs(draw, fewest=10):
     """Ranks of two runs of any numbers of seeds on the same triples."""
     num_triples = draw(st.integers(fewest, 20))
     return [
-        draw(arrays(np.float64, (draw(st.integers(1, 3)), 2, num_triples), elements=RANKS, fill=st.nothing()))
+        draw(
+            arrays(
+                np.float64,
+                (draw(st.integers(1, 3)), 2, num_triples),
+                elements=RANKS,
+                fill=st.nothing(),
+            )
+        )
         for _ in range(2)
     ]
 
@@ -65,7 +74,8 @@ def test_a_run_compared_with_itself_has_no_difference(pair):
 
 @given(pairs())
 def test_swapping_the_runs_changes_every_sign(pair):
-    one, other = compare_ranks(*pair, samples=200), compare_ranks(*pair[::-1], samples=200)
+    one = compare_ranks(*pair, samples=200)
+    other = compare_ranks(*pair[::-1], samples=200)
     assert (one.better, one.worse, one.equal) == (other.worse, other.better, other.equal)
     for here, there in zip(one.differences.values(), other.differences.values(), strict=True):
         assert alike((here.a, here.difference, here.low), (there.b, -there.difference, -there.high))
@@ -76,23 +86,30 @@ def test_swapping_the_runs_changes_every_sign(pair):
 @settings(max_examples=20)
 @given(pairs())
 def test_the_order_of_directions_does_not_matter(pair):
-    one, rotated = compare_ranks(*pair, samples=200), compare_ranks(*(ranks[:, ::-1] for ranks in pair), samples=200)
+    one = compare_ranks(*pair, samples=200)
+    rotated = compare_ranks(*(ranks[:, ::-1] for ranks in pair), samples=200)
     for here, there in zip(one.differences.values(), rotated.differences.values(), strict=True):
-        assert alike((here.difference, here.low, here.high), (there.difference, there.low, there.high))
+        assert alike(
+            (here.difference, here.low, here.high), (there.difference, there.low, there.high)
+        )
 
 
 def ranks_of(*tails, heads=None):
-    """One run, `(1, 2, num_triples)`; its head queries are ranked as its tail queries are, unless given."""
+    """One run, `(1, 2, num_triples)`; its head queries are ranked as its tail queries are, unless
+    given.
+    """
     return np.array([[tails, heads or tails]], dtype=float)
 
 
 def test_by_hand():
-    """Ten triples; A ranks 1, B ranks 2, 2, 2, 2 on four of them, 1 on five, and A ranks 4 where B has 1 on the last.
+    """Ten triples; A ranks 1, B ranks 2, 2, 2, 2 on four of them, 1 on five, and A ranks 4 where B
+    has 1 on the last.
 
-    Reciprocal ranks differ by ½ four times and by −¾ once: (2 − ¾) / 10 = .125. Hits@1 differ by (4 − 1) / 10, Hits@3
-    by −1 / 10, Hits@10 nowhere.
+    Reciprocal ranks differ by ½ four times and by −¾ once: (2 − ¾) / 10 = .125. Hits@1 differ by (4
+    − 1) / 10, Hits@3 by −1 / 10, Hits@10 nowhere.
     """
-    a, b = ranks_of(1, 1, 1, 1, 1, 1, 1, 1, 1, 4), ranks_of(2, 2, 2, 2, 1, 1, 1, 1, 1, 1)
+    a = ranks_of(1, 1, 1, 1, 1, 1, 1, 1, 1, 4)
+    b = ranks_of(2, 2, 2, 2, 1, 1, 1, 1, 1, 1)
     found = compare_ranks(a, b)
     assert [round(one.difference, 9) for one in found.differences.values()] == [0.125, 0.3, -0.1, 0]
     assert (found.better, found.worse, found.equal, found.num_triples) == (0.4, 0.1, 0.5, 10)
@@ -109,7 +126,9 @@ def binomial_quantile(n: int, p: float, wanted: float) -> int:
 
 
 def test_the_interval_and_the_p_value_are_those_of_the_bootstrap_distribution():
-    """A hits on all 20 triples and B misses k: a sample's difference is Binomial(20, k/20) / 20, exactly."""
+    """A hits on all 20 triples and B misses k: a sample's difference is Binomial(20, k/20) / 20,
+    exactly.
+    """
     for num_missed, within in ((2, True), (8, False)):
         b = ranks_of(*[11] * num_missed, *[1] * (20 - num_missed))
         found = compare_ranks(ranks_of(*[1] * 20), b, samples=40_000).hits_at_10
@@ -120,18 +139,24 @@ def test_the_interval_and_the_p_value_are_those_of_the_bootstrap_distribution():
 
 
 def test_both_directions_of_a_triple_are_drawn_together():
-    """The second direction repeats the first, so it tells nothing new, and the interval is as wide as without it."""
+    """The second direction repeats the first, so it tells nothing new, and the interval is as wide
+    as without it.
+    """
     random = np.random.default_rng(0)
     a, b = (random.integers(1, 20, (1, 1, 400)).astype(float) for _ in range(2))
     once = compare_ranks(a, b).mrr
     twice = compare_ranks(np.repeat(a, 2, axis=1), np.repeat(b, 2, axis=1)).mrr
     assert (twice.low, twice.high) == pytest.approx((once.low, once.high), abs=1e-12)
     as_others = compare_ranks(np.concatenate([a, a], axis=2), np.concatenate([b, b], axis=2)).mrr
-    assert (as_others.high - as_others.low) == pytest.approx((once.high - once.low) / math.sqrt(2), rel=0.1)
+    assert (as_others.high - as_others.low) == pytest.approx(
+        (once.high - once.low) / math.sqrt(2), rel=0.1
+    )
 
 
 def test_metrics_are_averaged_over_seeds():
-    one, other, b = ranks_of(*[1] * 12), ranks_of(*[4] * 12), ranks_of(*[2] * 12)
+    one = ranks_of(*[1] * 12)
+    other = ranks_of(*[4] * 12)
+    b = ranks_of(*[2] * 12)
     found = compare_ranks(np.concatenate([one, other]), b).mrr  # (1 + ¼) / 2 against ½
     assert found.difference == pytest.approx(0.125)
     assert (found.low, found.high) == pytest.approx((0.125, 0.125))
@@ -139,10 +164,18 @@ def test_metrics_are_averaged_over_seeds():
 
 @pytest.mark.slow
 def test_the_interval_has_its_nominal_coverage():
-    """Drawn from a population with a known difference, 400 times; both directions of a triple go together."""
+    """Drawn from a population with a known difference, 400 times; both directions of a triple go
+    together.
+    """
     random = np.random.default_rng(1)
-    num_triples, covered, found_none = 150, 0, 0
-    population = np.exp(random.exponential(1.2, (2, 2, 5000)) + random.exponential(0.6, (1, 1, 5000))).round().clip(1)
+    num_triples = 150
+    covered = 0
+    found_none = 0
+    population = (
+        np.exp(random.exponential(1.2, (2, 2, 5000)) + random.exponential(0.6, (1, 1, 5000)))
+        .round()
+        .clip(1)
+    )
     population[1] = np.where(random.random((2, 5000)) < 0.5, population[0], population[1])
     population[1, :, ::10] += 3  # B is a little worse
     truth = (1 / population[0]).mean() - (1 / population[1]).mean()
@@ -151,7 +184,9 @@ def test_the_interval_has_its_nominal_coverage():
         a, b = population[:, None, :, :][..., drawn]
         found = compare_ranks(a, b, samples=400, seed=seed).mrr
         covered += found.low <= truth <= found.high
-        other = compare_ranks(*np.where(random.random((1, 1, num_triples)) < 0.5, (a, b), (b, a)), samples=400).mrr
+        other = compare_ranks(
+            *np.where(random.random((1, 1, num_triples)) < 0.5, (a, b), (b, a)), samples=400
+        ).mrr
         found_none += other.within_noise  # where nothing but chance says which of the two is A
     assert 0.92 <= covered / 400 <= 0.98
     assert 0.92 <= found_none / 400 <= 0.98
@@ -180,7 +215,8 @@ def test_sentences():
 
 
 @pytest.mark.parametrize(
-    ("number", "text"), [(0.01234, ".0123"), (-0.0011, "−.0011"), (-0.00001, ".0000"), (1, "1.0000"), (-1, "−1.0000")]
+    ("number", "text"),
+    [(0.01234, ".0123"), (-0.0011, "−.0011"), (-0.00001, ".0000"), (1, "1.0000"), (-1, "−1.0000")],
 )
 def test_short_decimals(number, text):
     assert short_decimal(number) == text
@@ -189,13 +225,33 @@ def test_short_decimals(number, text):
 @pytest.mark.parametrize(
     ("a", "b", "choices", "sentence"),
     [
-        (np.ones((2, 5)), np.ones((1, 2, 5)), {}, r"shape \(num_seeds, 2, num_triples\); those of A are \(2, 5\)"),
+        (
+            np.ones((2, 5)),
+            np.ones((1, 2, 5)),
+            {},
+            r"shape \(num_seeds, 2, num_triples\); those of A are \(2, 5\)",
+        ),
         (np.ones((1, 2, 5)), np.ones((1, 2, 0)), {}, r"those of B are \(1, 2, 0\)"),
         (np.ones((1, 2, 5)), np.ones((1, 2, 6)), {}, "A has ranks of 2 × 5 queries and B of 2 × 6"),
         (np.zeros((1, 2, 5)), np.ones((1, 2, 5)), {}, "Ranks are numbers from 1 on; A has others"),
-        (np.ones((1, 2, 5)), np.full((1, 2, 5), np.nan), {}, "Ranks are numbers from 1 on; B has others"),
-        (np.ones((1, 2, 5)), np.ones((1, 2, 5)), {"samples": 99}, "at least 100 samples; 99 were given"),
-        (np.ones((1, 2, 5)), np.ones((1, 2, 5)), {"seed": -1}, "A seed is at least 0; -1 was given"),
+        (
+            np.ones((1, 2, 5)),
+            np.full((1, 2, 5), np.nan),
+            {},
+            "Ranks are numbers from 1 on; B has others",
+        ),
+        (
+            np.ones((1, 2, 5)),
+            np.ones((1, 2, 5)),
+            {"samples": 99},
+            "at least 100 samples; 99 were given",
+        ),
+        (
+            np.ones((1, 2, 5)),
+            np.ones((1, 2, 5)),
+            {"seed": -1},
+            "A seed is at least 0; -1 was given",
+        ),
     ],
 )
 def test_invalid_ranks_are_refused(a, b, choices, sentence):
@@ -232,7 +288,8 @@ def test_holm_by_hand():
 
 def test_the_largest_differences_of_queries():
     triples = np.array([[0, 0, 1], [1, 1, 2], [2, 0, 0]], dtype=np.int32)
-    a, b = ranks_of(1, 2, 4, heads=[1, 10, 1]), ranks_of(1, 1, 4, heads=[1, 10, 100])
+    a = ranks_of(1, 2, 4, heads=[1, 10, 1])
+    b = ranks_of(1, 1, 4, heads=[1, 10, 100])
     first, second = largest_differences(a, b, triples, most=9)
     assert (first.head, first.relation, first.tail, first.direction) == (2, 0, 0, "head")
     assert (first.rank_a, first.rank_b, first.difference) == pytest.approx((1, 100, 0.99))

@@ -20,21 +20,28 @@ from tests.pairwise import pairwise
 
 
 def score_of_every_triple(model: kg.Model) -> Callable[[int, int, int], float]:
-    num_entities, num_relations = model.shape.num_entities, model.num_relation_ids
-    ids = torch.cartesian_prod(torch.arange(num_entities), torch.arange(num_relations), torch.arange(num_entities))
+    num_entities = model.shape.num_entities
+    num_relations = model.num_relation_ids
+    ids = torch.cartesian_prod(
+        torch.arange(num_entities), torch.arange(num_relations), torch.arange(num_entities)
+    )
     cube = model.score(*ids.T).view(num_entities, num_relations, num_entities).tolist()
     return lambda head, relation, tail: cube[head][relation][tail]
 
 
 def brute_force(
-    model: kg.Model, graph: kg.Graph, split: str, known_from: tuple[str, ...] = ("train", "valid", "test")
+    model: kg.Model,
+    graph: kg.Graph,
+    split: str,
+    known_from: tuple[str, ...] = ("train", "valid", "test"),
 ) -> tuple[np.ndarray, np.ndarray]:
     """One candidate at a time, in Python."""
     known = {tuple(triple) for name in known_from for triple in graph.split(name).tolist()}
     num_relations = graph.shape.num_relations
 
     score = score_of_every_triple(model)
-    best, worst = [], []
+    best = []
+    worst = []
     for direction in ("tail", "head"):
         for h, r, t in graph.split(split).tolist():
             greater = equal = 0
@@ -55,9 +62,12 @@ def brute_force(
 
 @st.composite
 def graphs(draw):
-    num_entities, num_relations = draw(st.integers(1, 6)), draw(st.integers(1, 3))
+    num_entities = draw(st.integers(1, 6))
+    num_relations = draw(st.integers(1, 3))
     triple = st.tuples(
-        st.integers(0, num_entities - 1), st.integers(0, num_relations - 1), st.integers(0, num_entities - 1)
+        st.integers(0, num_entities - 1),
+        st.integers(0, num_relations - 1),
+        st.integers(0, num_entities - 1),
     )
     splits = [draw(st.lists(triple, min_size=n, max_size=8)) for n in (1, 0, 1)]
     return graph_of(*splits, num_entities=num_entities, num_relations=num_relations)
@@ -208,7 +218,8 @@ def test_scores_may_be_of_any_width(small_graph, dtype, form, monkeypatch):
             return super().score_tails(heads, relations).to(dtype)
 
     same, other = (whole_numbers(kind(small_graph.shape, dim=2)) for kind in (kg.DistMult, Other))
-    one, two = kg.rank(same, small_graph), kg.rank(other, small_graph)
+    one = kg.rank(same, small_graph)
+    two = kg.rank(other, small_graph)
     np.testing.assert_array_equal(one.optimistic, two.optimistic)
     np.testing.assert_array_equal(one.pessimistic, two.pessimistic)
 
@@ -269,7 +280,11 @@ def test_triples_of_unseen_entities_are_ranked():
 def test_progress_is_reported_to_the_end(small_graph, monkeypatch):
     reported = []
     monkeypatch.setattr(ranking, "BLOCK_ELEMENTS", 4 * 30)
-    kg.evaluate(kg.DistMult(small_graph.shape, dim=2), small_graph, progress=lambda *done: reported.append(done))
+    kg.evaluate(
+        kg.DistMult(small_graph.shape, dim=2),
+        small_graph,
+        progress=lambda *done: reported.append(done),
+    )
     assert reported == sorted(reported)
     assert len(reported) > 2
     assert reported[-1] == (40, 40)

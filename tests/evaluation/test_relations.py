@@ -14,11 +14,17 @@ from tests.evaluation.test_ranking import graphs, score_of_every_triple
 
 
 def brute_force(model: kg.Model, graph: kg.Graph) -> list[float]:
-    known = {tuple(triple) for name in ("train", "valid", "test") for triple in graph.split(name).tolist()}
-    score, ranks = score_of_every_triple(model), []
+    known = {
+        tuple(triple)
+        for name in ("train", "valid", "test")
+        for triple in graph.split(name).tolist()
+    }
+    score = score_of_every_triple(model)
+    ranks = []
     for h, r, t in graph.test.tolist():
         others = [o for o in range(graph.shape.num_relations) if o != r and (h, o, t) not in known]
-        true, scores = score(h, r, t), [score(h, o, t) for o in others]
+        true = score(h, r, t)
+        scores = [score(h, o, t) for o in others]
         ranks.append(1 + sum(s > true for s in scores) + sum(s == true for s in scores) / 2)
     return ranks
 
@@ -30,7 +36,9 @@ def brute_force(model: kg.Model, graph: kg.Graph) -> list[float]:
 def test_ranks_equal_brute_force(name, dual, graph, seed):
     model = BILINEAR[name](graph.shape, dim=2, seed=seed)
     for parameter in model.parameters():
-        parameter.data = torch.randint(-1, 2, parameter.shape, generator=torch.Generator().manual_seed(seed)).float()
+        parameter.data = torch.randint(
+            -1, 2, parameter.shape, generator=torch.Generator().manual_seed(seed)
+        ).float()
     if isinstance(model, kg.QuatE):
         model.normalized = False  # division would round and break ties
     scored = kg.Dual(model, dual) if dual else model

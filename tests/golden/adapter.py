@@ -1,9 +1,9 @@
 """The only module here that knows names of the code base under test.
 
-If modules, classes, functions, recipe keys or parameter tables are renamed, edit this file and nothing else. Recorded
-cases in `golden.json` keep the recipe keys of the version they were recorded with; `to_recipe` translates them.
-Everything that is returned to the tests is plain data (numbers, strings, lists, dictionaries, NumPy arrays) under keys
-that are fixed in this file.
+If modules, classes, functions, recipe keys or parameter tables are renamed, edit this file and
+nothing else. Recorded cases in `golden.json` keep the recipe keys of the version they were recorded
+with; `to_recipe` translates them. Everything that is returned to the tests is plain data (numbers,
+strings, lists, dictionaries, NumPy arrays) under keys that are fixed in this file.
 """
 
 import warnings
@@ -24,9 +24,10 @@ from dualkg.training import Run, load_run, train_recipe
 from dualkg.training import engines as engine_selection
 from dualkg.training.recipe import Recipe, recipe_from
 
-# -- translation of recorded settings -------------------------------------------------------------------------
+# -- translation of recorded settings -----------------------------------------
 
-# Recipe keys that were renamed: {"loss.kind": "loss.name", "model.options.norm": "model.norm"}; None if removed.
+# Recipe keys that were renamed: {"loss.kind": "loss.name", "model.options.norm": "model.norm"};
+# None if removed.
 RENAMED_KEYS: dict[str, str | None] = {
     "loss.kind": "loss.name",
     "loss.count_power": "loss.count_exponent",
@@ -50,7 +51,8 @@ RENAMED_VALUES: dict[str, dict[Any, Any]] = {
 }
 # Parameter tables that were renamed, new name to recorded name: {"entity_embeddings": "entities"}.
 RECORDED_TABLE_NAMES: dict[str, str] = {}
-# Exported files that were renamed, new name to recorded name: {"entity_embeddings.npy": "entities.npy"}.
+# Exported files that were renamed, new name to recorded name: {"entity_embeddings.npy":
+# "entities.npy"}.
 RECORDED_FILE_NAMES: dict[str, str] = {}
 
 MODEL_NAMES = tuple(MODELS)
@@ -91,12 +93,14 @@ def model_and_regularizer(settings: Mapping[str, Mapping[str, Any]]) -> tuple[st
     return recipe.model.name, recipe.regularizer.name
 
 
-# -- training and ranking -------------------------------------------------------------------------------------
+# -- training and ranking ----------------------------------------------------
 
 
 def build_graph(data: Mapping[str, Any]) -> kg.Graph:
     """A graph of ids; entities are named e0, e1, … and relations r0, r1, …"""
-    splits = [np.array(data[name], dtype=np.int32).reshape(-1, 3) for name in ("train", "valid", "test")]
+    splits = [
+        np.array(data[name], dtype=np.int32).reshape(-1, 3) for name in ("train", "valid", "test")
+    ]
     return kg.Graph(
         "golden",
         kg.Vocabulary([f"e{i}" for i in range(data["num_entities"])]),
@@ -109,23 +113,35 @@ def bundled_graph(name: str) -> tuple[list[str], list[list[str]]]:
     """The names of the entities of a bundled graph, and its test triples by name."""
     graph = kg.load_graph(name)
     kinds = (graph.entities, graph.relations, graph.entities)
-    triples = [[kind[id] for kind, id in zip(kinds, row, strict=True)] for row in graph.test.tolist()]
+    triples = [
+        [kind[id] for kind, id in zip(kinds, row, strict=True)] for row in graph.test.tolist()
+    ]
     return [graph.entities[id] for id in range(len(graph.entities))], triples
 
 
-def train(settings: Mapping[str, Mapping[str, Any]], graph: kg.Graph | None = None, folder: Path | None = None) -> Run:
-    """Train on the CPU as the settings say; raises `InvalidSettingsError` if they cannot be combined."""
+def train(
+    settings: Mapping[str, Mapping[str, Any]],
+    graph: kg.Graph | None = None,
+    folder: Path | None = None,
+) -> Run:
+    """Train on the CPU as the settings say; raises `InvalidSettingsError` if they cannot be
+    combined.
+    """
     return train_recipe(to_recipe(settings), graph=graph, device="cpu", out=folder)
 
 
 @contextmanager
 def bfloat16_allowed() -> Iterator[None]:
-    """Treat the CPU as one with bfloat16 matrix products, so that precision `bf16` is accepted on every machine."""
+    """Treat the CPU as one with bfloat16 matrix products, so that precision `bf16` is accepted on
+    every machine.
+    """
     original = engine_selection.has_bf16_products
     engine_selection.has_bf16_products = lambda: True
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # PyTorch tells that it takes another matrix product
+            warnings.simplefilter(
+                "ignore", UserWarning
+            )  # PyTorch tells that it takes another matrix product
             yield
     finally:
         engine_selection.has_bf16_products = original
@@ -140,12 +156,17 @@ def weight_tables(run: Run) -> dict[str, np.ndarray]:
     state = run.model.state_dict()
     if num := run.model.embedding.num_biases:  # recorded as a table of their own
         state |= {"entities": state["entities"][:, :-num], "biases": state["entities"][:, -num:]}
-    return {RECORDED_TABLE_NAMES.get(name, name): value.detach().cpu().numpy() for name, value in state.items()}
+    return {
+        RECORDED_TABLE_NAMES.get(name, name): value.detach().cpu().numpy()
+        for name, value in state.items()
+    }
 
 
 def set_weight_tables(run: Run, tables: Mapping[str, np.ndarray]) -> None:
     new_names = {recorded: new for new, recorded in RECORDED_TABLE_NAMES.items()}
-    run.model.load_state_dict({new_names.get(name, name): torch.from_numpy(table) for name, table in tables.items()})
+    run.model.load_state_dict(
+        {new_names.get(name, name): torch.from_numpy(table) for name, table in tables.items()}
+    )
 
 
 def training_losses(run: Run) -> list[float]:
@@ -168,15 +189,19 @@ def filtered_ranks(run: Run, split: str) -> dict[str, Any]:
     }
 
 
-def bootstrap_comparison(ranks_a: np.ndarray, ranks_b: np.ndarray, *, samples: int, seed: int) -> dict[str, Any]:
+def bootstrap_comparison(
+    ranks_a: np.ndarray, ranks_b: np.ndarray, *, samples: int, seed: int
+) -> dict[str, Any]:
     """Paired bootstrap of two sets of ranks of shape `(num_seeds, 2, num_triples)`."""
     found = compare_ranks(ranks_a, ranks_b, samples=samples, seed=seed)
     differences = {"mrr": found.mrr, "hits_at_1": found.hits_at_1, "hits_at_10": found.hits_at_10}
     fields = ("a", "b", "difference", "low", "high", "p_value")
-    return {name: {field: getattr(one, field) for field in fields} for name, one in differences.items()}
+    return {
+        name: {field: getattr(one, field) for field in fields} for name, one in differences.items()
+    }
 
 
-# -- evaluation of a run --------------------------------------------------------------------------------------
+# -- evaluation of a run -----------------------------------------------------
 
 
 def _metrics(found: Metrics) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""Hashes, sample values and comparisons of recorded results; independent of the code base under test."""
+"""Hashes, sample values and comparisons of recorded results; independent of the code base under
+test.
+"""
 
 import hashlib
 import json
@@ -17,7 +19,8 @@ import torch
 GOLDEN = Path(__file__).with_name("golden.json")
 NUM_SAMPLES = 8
 NUM_THREADS = 1
-RTOL, ATOL = 1e-3, 1e-5  # between different machines
+RTOL = 1e-3
+ATOL = 1e-5  # between different machines
 
 
 @cache
@@ -36,7 +39,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# -- the machine ----------------------------------------------------------------------------------------------
+# -- the machine -------------------------------------------------------------
 
 
 def machine() -> dict[str, Any]:
@@ -56,7 +59,9 @@ def same_machine() -> bool:
 
 
 def _processor() -> str:
-    """The model of the processor: its name, or on ARM the numbers of its implementer and part; and its features."""
+    """The model of the processor: its name, or on ARM the numbers of its implementer and part; and
+    its features.
+    """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -66,8 +71,12 @@ def _processor() -> str:
         key, _, value = line.partition(":")
         found.setdefault(key.strip().lower(), value.strip())
     named = ("model name", "cpu implementer", "cpu part", "cpu variant", "cpu revision")
-    features = hashlib.sha256(found.get("features", found.get("flags", "")).encode()).hexdigest()[:12]
-    return ", ".join([*(f"{key}: {found[key]}" for key in named if key in found), f"features: {features}"])
+    features = hashlib.sha256(found.get("features", found.get("flags", "")).encode()).hexdigest()[
+        :12
+    ]
+    return ", ".join(
+        [*(f"{key}: {found[key]}" for key in named if key in found), f"features: {features}"]
+    )
 
 
 def _version(name: str) -> str | None:
@@ -79,7 +88,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-# -- arrays ---------------------------------------------------------------------------------------------------
+# -- arrays ------------------------------------------------------------------
 
 
 def sha256(data: bytes) -> str:
@@ -91,7 +100,10 @@ def summary(array: np.ndarray) -> dict[str, Any]:
     array = np.ascontiguousarray(array)
     flat = array.reshape(-1)
     places = np.linspace(0, len(flat) - 1, min(NUM_SAMPLES, len(flat))).astype(int)
-    return {"sha256": sha256(array.tobytes()), "samples": [_shortest(value) for value in flat[places]]}
+    return {
+        "sha256": sha256(array.tobytes()),
+        "samples": [_shortest(value) for value in flat[places]],
+    }
 
 
 def _shortest(value: Any) -> float | int:
@@ -100,18 +112,23 @@ def _shortest(value: Any) -> float | int:
 
 
 def ranks_summary(ranks: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: sha256(np.ascontiguousarray(ranks[name], dtype=np.int64).tobytes()) for name in _BOUNDS}
+    found = {
+        name: sha256(np.ascontiguousarray(ranks[name], dtype=np.int64).tobytes())
+        for name in _BOUNDS
+    }
     return {**found, "mrr": ranks["mrr"]}
 
 
 _BOUNDS = ("optimistic", "pessimistic")
 
 
-# -- comparisons ----------------------------------------------------------------------------------------------
+# -- comparisons -------------------------------------------------------------
 
 
 def _differences(expected: Any, found: Any, where: str, *, exact: bool) -> Iterator[str]:
-    """Where two nested structures differ; if not `exact`, only floats are compared, with a tolerance."""
+    """Where two nested structures differ; if not `exact`, only floats are compared, with a
+    tolerance.
+    """
     if isinstance(expected, dict) and isinstance(found, dict):
         if exact and expected.keys() != found.keys():
             yield f"{where}: keys {sorted(expected)} were expected, {sorted(found)} were found"
@@ -125,7 +142,9 @@ def _differences(expected: Any, found: Any, where: str, *, exact: bool) -> Itera
         for place, (one, other) in enumerate(zip(expected, found, strict=True)):
             yield from _differences(one, other, f"{where}[{place}]", exact=exact)
     elif exact:
-        if repr(expected) != repr(found):  # which tells 0.0 from -0.0 and 1 from 1.0, but not NaN from NaN
+        if repr(expected) != repr(
+            found
+        ):  # which tells 0.0 from -0.0 and 1 from 1.0, but not NaN from NaN
             yield f"{where}: {expected!r} was expected, {found!r} was found"
     elif isinstance(expected, float) and isinstance(found, float) and not _close(expected, found):
         yield f"{where}: {expected!r} was expected, {found!r} was found"
@@ -138,7 +157,8 @@ def _close(expected: float, found: float) -> bool:
 def check(expected: Any, found: Any, *, exact: bool = True) -> None:
     """Fail with the first differences between what was recorded and what was found.
 
-    On another machine only floats are compared: hashes differ there, and so may the order of nearly equal answers.
+    On another machine only floats are compared: hashes differ there, and so may the order of nearly
+    equal answers.
     """
     found = json.loads(json.dumps(found))
     wrong = list(_differences(expected, found, "", exact=exact and same_machine()))

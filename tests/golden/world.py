@@ -1,4 +1,6 @@
-"""Results of the run on the bundled graph as plain data, under the keys of golden.json; see adapter.py."""
+"""Results of the run on the bundled graph as plain data, under the keys of golden.json; see
+adapter.py.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +29,7 @@ Query = Mapping[str, str | None]  # head, relation and tail by name; None is the
 Triple = Sequence[str]  # head, relation and tail by name
 
 
-# -- probabilities --------------------------------------------------------------------------------------------
+# -- probabilities -----------------------------------------------------------
 
 
 def calibration_parameters(run: Run) -> dict[str, Any]:
@@ -47,13 +49,20 @@ def calibration_quality(run: Run) -> dict[str, Any]:
     fields = ("ece", "noise", "brier", "num_candidates", "num_true")
     recorded = {"noise": "chance"}
     return {
-        name: {recorded.get(field, field): getattr(part, field) for field in fields} for name, part in parts.items()
+        name: {recorded.get(field, field): getattr(part, field) for field in fields}
+        for name, part in parts.items()
     }
 
 
 def prediction_set_quality(run: Run, coverage: float) -> dict[str, float]:
-    found = evaluate_coverage(calibration_for(run).prediction_sets, run.model, run.graph, coverage=coverage).overall
-    return {"coverage": found.coverage, "mean_size": found.mean_size, "median_size": found.median_size}
+    found = evaluate_coverage(
+        calibration_for(run).prediction_sets, run.model, run.graph, coverage=coverage
+    ).overall
+    return {
+        "coverage": found.coverage,
+        "mean_size": found.mean_size,
+        "median_size": found.median_size,
+    }
 
 
 def predictor_of(run: Run) -> Predictor:
@@ -62,7 +71,12 @@ def predictor_of(run: Run) -> Predictor:
 
 
 def _answer(found: Prediction) -> dict[str, Any]:
-    return {"name": found.name, "score": found.score, "probability": found.probability, "split": found.split}
+    return {
+        "name": found.name,
+        "score": found.score,
+        "probability": found.probability,
+        "split": found.split,
+    }
 
 
 def triple_probabilities(run: Run, triples: Sequence[Triple]) -> list[dict[str, Any]]:
@@ -70,12 +84,18 @@ def triple_probabilities(run: Run, triples: Sequence[Triple]) -> list[dict[str, 
     return [_answer(predictor.triple(*triple)) for triple in triples]
 
 
-def top_answers(run: Run, queries: Sequence[Query], k: int, *, only_new: bool = False) -> list[list[dict[str, Any]]]:
+def top_answers(
+    run: Run, queries: Sequence[Query], k: int, *, only_new: bool = False
+) -> list[list[dict[str, Any]]]:
     return [_answers(predictor_of(run), query, k, only_new=only_new) for query in queries]
 
 
-def _answers(predictor: Any, query: Query, k: int, *, only_new: bool = False) -> list[dict[str, Any]]:
-    head, relation, tail = query["head"], query["relation"], query["tail"]
+def _answers(
+    predictor: Any, query: Query, k: int, *, only_new: bool = False
+) -> list[dict[str, Any]]:
+    head = query["head"]
+    relation = query["relation"]
+    tail = query["tail"]
     known = "omit" if only_new else "mark"
     if tail is None:
         found = predictor.tails(head, relation, k=k, known=known)
@@ -86,7 +106,9 @@ def _answers(predictor: Any, query: Query, k: int, *, only_new: bool = False) ->
     return [_answer(one) for one in found]
 
 
-def prediction_sets(run: Run, queries: Sequence[Query], coverage: float) -> list[list[dict[str, Any]]]:
+def prediction_sets(
+    run: Run, queries: Sequence[Query], coverage: float
+) -> list[list[dict[str, Any]]]:
     predictor = predictor_of(run)
     found = (
         predictor.prediction_set(query["head"], query["relation"], query["tail"], coverage=coverage)
@@ -96,7 +118,9 @@ def prediction_sets(run: Run, queries: Sequence[Query], coverage: float) -> list
 
 
 def triple_classification(run: Run, triples: Sequence[Triple]) -> dict[str, Any]:
-    """Thresholds from the validation split, metrics on the test split, and the labels of some triples."""
+    """Thresholds from the validation split, metrics on the test split, and the labels of some
+    triples.
+    """
     report = evaluate_classification(run.model, run.graph, split="test")
     ids = np.array([_ids(run, triple) for triple in triples])
     evidence = triple_log_probabilities(run.model, ids).double().tolist()
@@ -113,21 +137,31 @@ def triple_classification(run: Run, triples: Sequence[Triple]) -> dict[str, Any]
 
 def _ids(run: Run, triple: Triple) -> list[int]:
     head, relation, tail = triple
-    return [run.graph.entities.id(head), run.graph.relations.id(relation), run.graph.entities.id(tail)]
+    return [
+        run.graph.entities.id(head),
+        run.graph.relations.id(relation),
+        run.graph.entities.id(tail),
+    ]
 
 
-# -- new facts, new entities, explanations --------------------------------------------------------------------
+# -- new facts, new entities, explanations -----------------------------------
 
 
 def new_facts(run: Run, top: int) -> list[list[Any]]:
-    """Rows of head, relation, tail, probability, score and log-probability, the most probable first."""
-    found = complete(run.model, run.graph, top=top, calibration=calibration_for(run).calibration).table()
+    """Rows of head, relation, tail, probability, score and log-probability, the most probable
+    first.
+    """
+    found = complete(
+        run.model, run.graph, top=top, calibration=calibration_for(run).calibration
+    ).table()
     columns = ("head", "relation", "tail", "probability", "score", "log_probability")
     return [[row[name] for name in columns] for row in found.to_pylist()]
 
 
 def new_facts_quality(run: Run, sizes: Sequence[int]) -> dict[str, Any]:
-    found = check_completion(run.model, run.graph, sizes=sizes, calibration=calibration_for(run).calibration)
+    found = check_completion(
+        run.model, run.graph, sizes=sizes, calibration=calibration_for(run).calibration
+    )
     return {
         "found": list(found.found),
         "expected": list(found.expected or ()),
@@ -140,7 +174,13 @@ def new_facts_of_entity(run: Run, entity: str, k: int) -> list[list[Any]]:
     found = predicted_facts(predictor_of(run), run.graph.entities.id(entity), k=k)
     names = run.graph.entities
     return [
-        [names[one.head], run.graph.relations[one.relation], names[one.tail], one.probability, one.log_probability]
+        [
+            names[one.head],
+            run.graph.relations[one.relation],
+            names[one.tail],
+            one.probability,
+            one.log_probability,
+        ]
         for one in found
     ]
 
@@ -185,7 +225,7 @@ def similar_entities(run: Run, entity: str, k: int) -> list[list[Any]]:
     return [[one.name, one.score] for one in predictor_of(run).similar(entity, k=k)]
 
 
-# -- search index ---------------------------------------------------------------------------------------------
+# -- search index ------------------------------------------------------------
 
 
 @contextmanager
@@ -199,12 +239,17 @@ def _no_speed_measurement() -> Iterator[None]:
         index_build.SECONDS = original
 
 
-def index_search(run: Run, queries: Sequence[Query], k: int, *, kind: str, storage: str) -> dict[str, Any]:
+def index_search(
+    run: Run, queries: Sequence[Query], k: int, *, kind: str, storage: str
+) -> dict[str, Any]:
     with _no_speed_measurement():
         index = index_build.build_index(run.model, run.graph, kind=kind, storage=storage)
     searching = Predictor.of(run, calibrated=True, index=index)
     return {
-        "recall": {side: {str(k): share for k, share in facts.recall.items()} for side, facts in index.stats.items()},
+        "recall": {
+            side: {str(k): share for k, share in facts.recall.items()}
+            for side, facts in index.stats.items()
+        },
         "answers": [_answers(searching, query, k) for query in queries],
     }
 
@@ -212,17 +257,24 @@ def index_search(run: Run, queries: Sequence[Query], k: int, *, kind: str, stora
 def storage_quality(run: Run, zero_shares: Sequence[float]) -> list[dict[str, Any]]:
     found = measure_storage_formats(run.model, run.graph, shares=zero_shares)
     return [
-        {"storage": one.storage, "zero_share": one.share, "bytes": one.bytes, "metrics": _metrics(one.metrics)}
+        {
+            "storage": one.storage,
+            "zero_share": one.share,
+            "bytes": one.bytes,
+            "metrics": _metrics(one.metrics),
+        }
         for one in found
     ]
 
 
-# -- export and analysis --------------------------------------------------------------------------------------
+# -- export and analysis -----------------------------------------------------
 
 
 def exported_files(run: Run, folder: Path, file_format: str) -> dict[str, bytes]:
     paths = export(run, folder, format=file_format)
-    return {path.name: path.read_bytes() for path in paths if path.name != "manifest.json"}  # which has a date
+    return {
+        path.name: path.read_bytes() for path in paths if path.name != "manifest.json"
+    }  # which has a date
 
 
 def nuclear_norm_bounds(run: Run, weight_unmapped: float, weight_mapped: float) -> dict[str, Any]:
@@ -245,7 +297,7 @@ def sparsity(run: Run, zero_shares: Sequence[float]) -> list[dict[str, Any]]:
     ]
 
 
-# -- recorded parts -------------------------------------------------------------------------------------------
+# -- recorded parts ----------------------------------------------------------
 
 
 def _weights(run: Any, inputs: Mapping[str, Any], folder: Path) -> Any:
@@ -330,7 +382,9 @@ def _index(run: Any, inputs: Mapping[str, Any], folder: Path) -> Any:
 
 def _export(run: Any, inputs: Mapping[str, Any], folder: Path) -> Any:
     return {
-        name: {file: sha256(data) for file, data in exported_files(run, folder / name, name).items()}
+        name: {
+            file: sha256(data) for file, data in exported_files(run, folder / name, name).items()
+        }
         for name in inputs["export_formats"]
     }
 

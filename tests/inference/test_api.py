@@ -1,4 +1,6 @@
-"""`kg.calibrate`, `kg.complete` and `kg.search`: from a run, from its folder, and with wrong arguments."""
+"""`kg.calibrate`, `kg.complete` and `kg.search`: from a run, from its folder, and with wrong
+arguments.
+"""
 
 import json
 
@@ -22,7 +24,9 @@ def graph() -> kg.Graph:
 
 @pytest.fixture
 def run(graph, tmp_path) -> kg.Run:
-    return kg.train(kg.ComplEx(graph.shape, dim=4, init_scale=0.5), graph, epochs=1, out=tmp_path / "run")
+    return kg.train(
+        kg.ComplEx(graph.shape, dim=4, init_scale=0.5), graph, epochs=1, out=tmp_path / "run"
+    )
 
 
 def test_calibrate_fits_saves_and_checks(run):
@@ -38,7 +42,8 @@ def test_calibrate_fits_saves_and_checks(run):
         kg.calibrate(run)
     assert kg.calibrate(run, overwrite=True).calibration.as_dict() == checked.calibration.as_dict()
     assert all(
-        one.probability is not None for one in kg.load_run(run.folder).predictor().tails("e1", "r0", known="omit")
+        one.probability is not None
+        for one in kg.load_run(run.folder).predictor().tails("e1", "r0", known="omit")
     )
 
 
@@ -52,7 +57,11 @@ def test_complete_is_the_completion_of_the_model_with_its_calibration(run, tmp_p
     wanted = complete_graph(
         run.model, run.graph, top=30, calibration=calibration_for(run).calibration, types=True
     ).table()
-    assert found.table().to_pylist() == wanted.to_pylist() == pq.read_table(tmp_path / "new.parquet").to_pylist()
+    assert (
+        found.table().to_pylist()
+        == wanted.to_pylist()
+        == pq.read_table(tmp_path / "new.parquet").to_pylist()
+    )
     assert kg.complete(run, top=30, types=True).table().equals(wanted)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.parquet", "run"]
     with pytest.raises(kg.RequestError, match="exists already"):
@@ -76,15 +85,25 @@ def test_search_takes_a_mapping_and_has_a_folder_of_its_own(graph, tmp_path, mon
 @pytest.mark.parametrize(
     ("function", "given", "sentence"),
     [
-        (kg.calibrate, 3, "A run or the folder of one was expected, such as 'runs/world'; got an object of type int"),
+        (
+            kg.calibrate,
+            3,
+            "A run or the folder of one was expected, such as 'runs/world'; got an object of "
+            "type int",
+        ),
         (
             kg.complete,
             None,
-            "A run or the folder of one was expected, such as 'runs/world'; got an object of type NoneType",
+            "A run or the folder of one was expected, such as 'runs/world'; got an object of "
+            "type NoneType",
         ),
         (kg.calibrate, "nowhere", "nowhere does not exist"),
         (kg.search, 3, "a .toml file, a mapping of its tables, or a SearchSpace; got int"),
-        (kg.search, {"spaces": {}}, "The search space: spaces is not a table of a search space. Did you mean 'space'"),
+        (
+            kg.search,
+            {"spaces": {}},
+            "The search space: spaces is not a table of a search space. Did you mean 'space'",
+        ),
     ],
 )
 def test_wrong_arguments_get_a_sentence(function, given, sentence):

@@ -22,31 +22,51 @@ def test_patterns_say_which_ends_are_new_to_the_relation(seed):
 
 
 def test_all_ends_are_new_without_training_triples():
-    assert DomainRange.of(graph_of((), [(0, 0, 1)], num_entities=3))(np.array([(0, 0, 1)])).tolist() == [3]
+    assert DomainRange.of(graph_of((), [(0, 0, 1)], num_entities=3))(
+        np.array([(0, 0, 1)])
+    ).tolist() == [3]
 
 
 @pytest.fixture(scope="module")
 def beads() -> kg.Run:
-    """A run on 120 triples: beads with a colour, a shape and a maker, each of which determines the others."""
+    """A run on 120 triples: beads with a colour, a shape and a maker, each of which determines the
+    others.
+    """
     parts = ("colour", "shape", "maker")
     named = [(f"bead {n}", part, f"{part} {n % 4}") for n in range(40) for part in parts]
     entities = list(dict.fromkeys(name for head, _, tail in named for name in (head, tail)))
-    ids = np.array([(entities.index(h), parts.index(r), entities.index(t)) for h, r, t in named], dtype=np.int32)
+    ids = np.array(
+        [(entities.index(h), parts.index(r), entities.index(t)) for h, r, t in named],
+        dtype=np.int32,
+    )
     np.random.default_rng(0).shuffle(ids)
     names = kg.Vocabulary(entities), kg.Vocabulary(parts, kind="relation")
     graph = kg.Graph("beads", *names, ids[24:], ids[:12], ids[12:24])
     model = kg.ComplEx(graph.shape, dim=16)
-    return kg.train(model, graph, regularizer=kg.DURA(0.05), optimizer=kg.Optimizer(learning_rate=0.3), epochs=30)
+    return kg.train(
+        model,
+        graph,
+        regularizer=kg.DURA(0.05),
+        optimizer=kg.Optimizer(learning_rate=0.3),
+        epochs=30,
+    )
 
 
 def test_triples_outside_domain_and_range_are_improbable(beads):
-    """All missing triples are in test; triples such as (maker 2, maker, bead 34) get a low probability."""
-    graph, calibration = beads.graph, calibrate(beads.model, beads.graph)
+    """All missing triples are in test; triples such as (maker 2, maker, bead 34) get a low
+    probability.
+    """
+    graph = beads.graph
+    calibration = calibrate(beads.model, beads.graph)
     found = complete(beads.model, graph, calibration=calibration, top=50, known=("train", "valid"))
     test = {tuple(triple) for triple in graph.test.tolist()}
     hits = [tuple(triple) in test for triple in found.triples.tolist()]
     assert sum(hits[:12]) >= 8
-    assert found.probability.max() <= calibration.max_probability <= 13 / 14  # twelve valid triples support no more
+    assert (
+        found.probability.max() <= calibration.max_probability <= 13 / 14
+    )  # twelve valid triples support no more
     assert found.probability.sum() < 20
-    likely = found.probability[[not graph.entities[head].startswith("bead") for head in found.heads.tolist()]]
+    likely = found.probability[
+        [not graph.entities[head].startswith("bead") for head in found.heads.tolist()]
+    ]
     assert likely.max() < 0.75

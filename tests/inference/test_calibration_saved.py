@@ -21,10 +21,16 @@ def test_fitted_once_and_saved(run, monkeypatch):
     made = calibration_for(run)
     path = run.folder / "calibration.json"
     assert path.exists()
-    monkeypatch.setattr(calibration_module, "calibrate", lambda *nouns, **choices: pytest.fail("it was there already"))
+    monkeypatch.setattr(
+        calibration_module,
+        "calibrate",
+        lambda *nouns, **choices: pytest.fail("it was there already"),
+    )
     again = calibration_for(kg.load_run(run.folder))
     assert torch.equal(again.calibration.slopes, made.calibration.slopes)
-    assert again.prediction_sets.threshold(1, "head") == pytest.approx(made.prediction_sets.threshold(1, "head"))
+    assert again.prediction_sets.threshold(1, "head") == pytest.approx(
+        made.prediction_sets.threshold(1, "head")
+    )
     assert torch.equal(calibration_for(run).calibration.offsets, made.calibration.offsets)
 
 
@@ -35,7 +41,8 @@ def test_a_run_without_a_folder_saves_nothing(run):
 
 
 def damaged(found: dict, how: str) -> str:
-    tables, sets = found["calibration"], found["prediction_sets"]
+    tables = found["calibration"]
+    sets = found["prediction_sets"]
     if how == "no slopes":
         del tables["slopes"]
     elif how == "other relations":
@@ -78,7 +85,9 @@ def test_a_damaged_file_is_refused(run, how, sentence):
     saved = json.loads(path.read_text())
     path.write_text(damaged(saved, how))
     if how not in ("cut", "a list"):
-        with pytest.raises(kg.RequestError, match="its checksum is not that of its content. Make it again: dualkg"):
+        with pytest.raises(
+            kg.RequestError, match="its checksum is not that of its content. Make it again: dualkg"
+        ):
             load_calibration(run.folder, run.graph)
         del saved["sha256"]
         write_json(path, saved)
@@ -90,5 +99,7 @@ def test_a_damaged_file_is_refused(run, how, sentence):
 
 def test_a_graph_without_valid_triples_is_refused(run, small_graph):
     without = graph_of(small_graph.train, (), small_graph.test, num_entities=30, num_relations=4)
-    with pytest.raises(kg.RequestError, match="Calibration needs held-out triples, and made has no valid triples"):
+    with pytest.raises(
+        kg.RequestError, match="Calibration needs held-out triples, and made has no valid triples"
+    ):
         calibration_for(kg.Run(run.model, without, run.recipe))

@@ -27,7 +27,9 @@ LABELLED = st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=1, ma
 
 
 def columns(labelled: list[tuple[int, bool]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([value for value, _ in labelled], dtype=float), np.array([label for _, label in labelled])
+    return np.array([value for value, _ in labelled], dtype=float), np.array(
+        [label for _, label in labelled]
+    )
 
 
 @given(LABELLED)
@@ -42,11 +44,14 @@ def test_auc_is_the_share_of_ordered_pairs(labelled):
 def test_the_threshold_is_the_most_accurate_one(labelled):
     log_probability, true = columns(labelled)
     right = ((log_probability >= best_threshold(log_probability, true)) == true).sum()
-    assert right == max(((log_probability >= limit) == true).sum() for limit in [*log_probability, 99.0])
+    assert right == max(
+        ((log_probability >= limit) == true).sum() for limit in [*log_probability, 99.0]
+    )
 
 
 def test_the_threshold_is_halfway_between_two_triples():
-    log_probability, true = np.array([-4.0, -3.0, -1.0, 0.0]), np.array([False, False, True, True])
+    log_probability = np.array([-4.0, -3.0, -1.0, 0.0])
+    true = np.array([False, False, True, True])
     assert best_threshold(log_probability, true) == -2.0
 
 
@@ -60,7 +65,8 @@ def test_relations_with_few_triples_share_a_threshold():
 
 
 def test_metrics_by_hand():
-    true, predicted = np.array([True, True, True, False, False]), np.array([True, True, False, True, False])
+    true = np.array([True, True, True, False, False])
+    predicted = np.array([True, True, False, True, False])
     found = ClassificationMetrics.of(np.array([5.0, 4.0, 1.0, 3.0, 0.0]), true, predicted)
     assert (found.accuracy, found.precision, found.recall) == pytest.approx((3 / 5, 2 / 3, 2 / 3))
     assert (found.f1, found.auc) == pytest.approx((2 / 3, 5 / 6))
@@ -81,11 +87,16 @@ def test_negatives_are_unknown_and_differ_in_one_end(seed):
 
 
 def test_the_new_entity_is_of_the_domain_or_range():
-    """Of (2, r0, ?) only e5 is of the right kind and false; of (?, r0, 3) none is, so any other entity may come."""
-    train = [(head, 0, tail) for head in (0, 1, 2) for tail in (3, 4, 5) if (head, tail) != (2, 5)] + [(6, 1, 7)]
+    """Of (2, r0, ?) only e5 is of the right kind and false; of (?, r0, 3) none is, so any other
+    entity may come.
+    """
+    train = [
+        (head, 0, tail) for head in (0, 1, 2) for tail in (3, 4, 5) if (head, tail) != (2, 5)
+    ] + [(6, 1, 7)]
     graph = graph_of(train, num_entities=40)
     made = corrupt_triples(graph, np.array([(2, 0, 3)] * 100), seed=0)
-    other_tail, other_head = made[made[:, 0] == 2], made[made[:, 0] != 2]
+    other_tail = made[made[:, 0] == 2]
+    other_head = made[made[:, 0] != 2]
     assert {tuple(triple) for triple in other_tail.tolist()} == {(2, 0, 5)}
     assert (other_head[:, 2] == 3).all()
     assert len(set(other_head[:, 0].tolist())) > 10
@@ -105,7 +116,9 @@ def test_a_complete_graph_is_refused():
 
 
 def test_the_only_possible_negative_is_found():
-    triples = [(head, 0, tail) for head in range(12) for tail in range(12) if (head, tail) != (3, 4)]
+    triples = [
+        (head, 0, tail) for head in range(12) for tail in range(12) if (head, tail) != (3, 4)
+    ]
     graph = graph_of(triples)
     made = corrupt_triples(graph, np.array([(3, 0, 5)] * 4 + [(2, 0, 4)] * 4), seed=0)
     assert {tuple(triple) for triple in made.tolist()} == {(3, 0, 4)}
@@ -129,10 +142,15 @@ def test_given_negatives_are_classified_by_log_probability(small_graph):
     report = evaluate_classification(model, small_graph, negatives=negatives)
     assert (report.metrics.num_true, report.metrics.num_false) == (20, 7)
     assert (report.negatives, report.valid_negatives) == ("given", "sampled")
-    limits = [report.thresholds.get(small_graph.relations[r], report.thresholds[""]) for r in range(4)]
-    predicted_false = triple_log_probabilities(model, negatives).numpy() < np.array(limits)[negatives[:, 1]]
+    limits = [
+        report.thresholds.get(small_graph.relations[r], report.thresholds[""]) for r in range(4)
+    ]
+    predicted_false = (
+        triple_log_probabilities(model, negatives).numpy() < np.array(limits)[negatives[:, 1]]
+    )
     right = (
-        triple_log_probabilities(model, small_graph.test).numpy() >= np.array(limits)[small_graph.test[:, 1]]
+        triple_log_probabilities(model, small_graph.test).numpy()
+        >= np.array(limits)[small_graph.test[:, 1]]
     ).sum()
     assert report.metrics.accuracy == pytest.approx((predicted_false.sum() + right) / 27)
 
@@ -150,14 +168,18 @@ def test_negatives_from_a_file(tmp_path, small_graph):
 
 
 def test_invalid_files_of_negatives(tmp_path, small_graph):
-    path, model = tmp_path / "negatives.tsv", kg.CP(small_graph.shape, dim=2)
+    path = tmp_path / "negatives.tsv"
+    model = kg.CP(small_graph.shape, dim=2)
     path.write_text("e1\tr0\te99\n")
-    with pytest.raises(kg.DataError, match="negatives.tsv does not fit the graph made: No entity is named 'e99'"):
+    with pytest.raises(
+        kg.DataError, match="negatives.tsv does not fit the graph made: No entity is named 'e99'"
+    ):
         read_negatives(path, small_graph)
     head, relation, tail = small_graph.valid[0].tolist()
     path.write_text(f"e{head}\tr{relation}\te{tail}\n")
     with pytest.raises(
-        kg.DataError, match=rf"1 of the 1 negatives of test .*, such as \(e{head}, r{relation}, e{tail}\)"
+        kg.DataError,
+        match=rf"1 of the 1 negatives of test .*, such as \(e{head}, r{relation}, e{tail}\)",
     ):
         evaluate_classification(model, small_graph, negatives=read_negatives(path, small_graph))
     with pytest.raises(kg.DataError, match="20 of the 20 negatives of test are triples of made"):
@@ -169,7 +191,9 @@ def test_invalid_arguments(small_graph):
     with pytest.raises(kg.RequestError, match="Thresholds are chosen on valid"):
         evaluate_classification(model, small_graph, split="valid")
     without = graph_of(small_graph.train, (), small_graph.test, num_entities=30, num_relations=4)
-    with pytest.raises(kg.RequestError, match="Triple classification needs valid triples, and made has none"):
+    with pytest.raises(
+        kg.RequestError, match="Triple classification needs valid triples, and made has none"
+    ):
         evaluate_classification(model, without)
     with torch.no_grad():
         model.relations[:] = torch.nan

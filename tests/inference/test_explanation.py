@@ -7,7 +7,13 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.inference.explanation import conjugate_gradients, explain, influence, score_drops, score_gradient
+from dualkg.inference.explanation import (
+    conjugate_gradients,
+    explain,
+    influence,
+    score_drops,
+    score_gradient,
+)
 from dualkg.inference.inductive import EmbeddingProblem, FrozenContext, minimize
 from tests.conftest import graph_of
 from tests.pairwise import every_nth
@@ -25,12 +31,22 @@ def with_row(context: FrozenContext, entity: int, rows: torch.Tensor) -> FrozenC
     return context
 
 
-@pytest.mark.parametrize(("kind", "reciprocal"), every_nth(2, [kg.CP, kg.ComplEx, kg.RESCAL], [True, False]))
+@pytest.mark.parametrize(
+    ("kind", "reciprocal"), every_nth(2, [kg.CP, kg.ComplEx, kg.RESCAL], [True, False])
+)
 def test_influence_approximates_leaving_a_triple_out(kind, reciprocal, small_graph):
-    """Each triple of the head is left out, and the problem of the head solved again, all else as it was."""
-    model = kind(small_graph.shape, dim=4, init_scale=0.4, reciprocal=reciprocal, seed=2).double().eval()
+    """Each triple of the head is left out, and the problem of the head solved again, all else as it
+    was.
+    """
+    model = (
+        kind(small_graph.shape, dim=4, init_scale=0.4, reciprocal=reciprocal, seed=2)
+        .double()
+        .eval()
+    )
     context = FrozenContext.of(model, small_graph)
-    head, relation, tail = 3, 1, 8
+    head = 3
+    relation = 1
+    tail = 8
     triples = small_graph.train[(small_graph.train[:, [0, 2]] == head).any(1)]
     found = torch.from_numpy(triples).long()
 
@@ -70,23 +86,31 @@ def test_a_sparse_row_under_n3_has_an_influence(small_graph):
     with torch.no_grad():
         model.entities[:, ::2] = 0
     recipe = kg.Recipe(regularizer={"name": "N3", "weight": 0.1})
-    assert np.isfinite(influence((1, 0, 2), FrozenContext.of(model, small_graph, recipe=recipe)).score_drops).all()
+    assert np.isfinite(
+        influence((1, 0, 2), FrozenContext.of(model, small_graph, recipe=recipe)).score_drops
+    ).all()
 
 
 def test_conjugate_gradients():
     matrix = torch.diag(torch.tensor([1.0, 10.0, 100.0])) + 0.5
     wanted = torch.tensor([1.0, 2.0, 3.0])
-    torch.testing.assert_close(conjugate_gradients(lambda x: matrix @ x, wanted), torch.linalg.solve(matrix, wanted))
+    torch.testing.assert_close(
+        conjugate_gradients(lambda x: matrix @ x, wanted), torch.linalg.solve(matrix, wanted)
+    )
     assert not conjugate_gradients(lambda x: matrix @ x, torch.zeros(3)).any()
 
 
-# -- what people see ----------------------------------------------------------------------------------------
+# -- what people see ---------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def people() -> kg.Run:
     """Who lives where speaks what: the language follows from the country."""
-    names = [f"p{i}" for i in range(24)] + ["France", "Spain", "Italy"] + ["French", "Spanish", "Italian"]
+    names = (
+        [f"p{i}" for i in range(24)]
+        + ["France", "Spain", "Italy"]
+        + ["French", "Spanish", "Italian"]
+    )
     lives = [(i, 0, 24 + i % 3) for i in range(24)]
     speaks = [(i, 1, 27 + i % 3) for i in range(24)]
     train = np.array([*lives, *speaks[3:]], dtype=np.int32)
@@ -94,11 +118,21 @@ def people() -> kg.Run:
     relations = kg.Vocabulary(["lives_in", "speaks"], kind="relation")
     graph = kg.Graph("people", kg.Vocabulary(names), relations, train, held[:0], held)
     choice = kg.Optimizer(learning_rate=0.3)
-    return kg.train(kg.ComplEx(graph.shape, dim=8), graph, regularizer=DURA, optimizer=choice, epochs=40, batch_size=20)
+    return kg.train(
+        kg.ComplEx(graph.shape, dim=8),
+        graph,
+        regularizer=DURA,
+        optimizer=choice,
+        epochs=40,
+        batch_size=20,
+    )
 
 
 def test_the_first_supporting_triple_is_the_premise(people):
-    found = explain(FrozenContext.of(people.model, people.graph, recipe=people.recipe), ("p0", "speaks", "French"))
+    found = explain(
+        FrozenContext.of(people.model, people.graph, recipe=people.recipe),
+        ("p0", "speaks", "French"),
+    )
     assert found.split == "test"
     assert found.supporting_triples[0].triple.text == "(p0, lives_in, France)"
     assert found.supporting_triples[0].by_tail == 0
@@ -110,16 +144,27 @@ def test_the_first_supporting_triple_is_the_premise(people):
 
 
 def test_the_sentences(people):
-    found = explain(FrozenContext.of(people.model, people.graph, recipe=people.recipe), ("p0", "speaks", "French"), k=1)
+    found = explain(
+        FrozenContext.of(people.model, people.graph, recipe=people.recipe),
+        ("p0", "speaks", "French"),
+        k=1,
+    )
     first, reason, likeness = found.sentences()
     assert first == f"(p0, speaks, French) has score {found.score:.3f}; it is known (test)."
     fall = found.supporting_triples[0].score_drop
-    assert reason == f"(p0, lives_in, France) is known: without it the score drops by about {fall:.2g}."
+    assert (
+        reason
+        == f"(p0, lives_in, France) is known: without it the score drops by about {fall:.2g}."
+    )
     one = found.similar_entities[0]
     assert likeness == (
-        f"{one.entity} is similar to p0 (cosine {one.cosine:.2f}), and ({one.entity}, speaks, French) is known."
+        f"{one.entity} is similar to p0 (cosine {one.cosine:.2f}), and ({one.entity}, speaks, "
+        "French) is known."
     )
-    known = explain(FrozenContext.of(people.model, people.graph, recipe=people.recipe), ("p3", "speaks", "French"))
+    known = explain(
+        FrozenContext.of(people.model, people.graph, recipe=people.recipe),
+        ("p3", "speaks", "French"),
+    )
     assert any("(p3, speaks, French) itself is known" in sentence for sentence in known.sentences())
     assert found.as_dict()["supporting_triples"][0]["triple"]["head"] == "p0"
 
@@ -127,7 +172,9 @@ def test_the_sentences(people):
 def test_predictor_explain(people):
     predictor = kg.Predictor(people.model, people.graph, recipe=people.recipe)
     assert predictor.explain("p0", "speaks", "French", k=2) == explain(
-        FrozenContext.of(people.model, people.graph, recipe=people.recipe), ("p0", "speaks", "French"), k=2
+        FrozenContext.of(people.model, people.graph, recipe=people.recipe),
+        ("p0", "speaks", "French"),
+        k=2,
     )
 
 
@@ -141,9 +188,15 @@ def test_refusals(people, small_graph):
     context = FrozenContext.of(people.model, people.graph)
     with pytest.raises(kg.RequestError, match="k must be at least 1; got 0"):
         explain(context, ("p0", "speaks", "French"), k=0)
-    with pytest.raises(kg.RequestError, match="No entity is named 'Frensh' among the 30 known. Did you mean 'French'"):
+    with pytest.raises(
+        kg.RequestError,
+        match="No entity is named 'Frensh' among the 30 known. Did you mean 'French'",
+    ):
         explain(context, ("p0", "speaks", "Frensh"))
-    with pytest.raises(kg.RequestError, match="No relation is named 'speak' among the 2 known. Did you mean 'speaks'"):
+    with pytest.raises(
+        kg.RequestError,
+        match="No relation is named 'speak' among the 2 known. Did you mean 'speaks'",
+    ):
         explain(context, ("p0", "speak", "French"))
     with pytest.raises(kg.RequestError, match="scores by ⟨h R, t⟩.*RotatE is none of them"):
         FrozenContext.of(kg.RotatE(small_graph.shape, dim=2), small_graph)
@@ -154,7 +207,9 @@ def test_the_command(run_cli, people, tmp_path):
     question = ("--head", "p0", "--relation", "speaks", "--tail", "French", "--device", "cpu")
     told = run_cli("explain", tmp_path / "people", *question, "--top", 2)
     assert told.code == 0, told.err
-    assert told.out.splitlines()[1].startswith("(p0, lives_in, France) is known: without it the score drops by")
+    assert told.out.splitlines()[1].startswith(
+        "(p0, lives_in, France) is known: without it the score drops by"
+    )
     facts = run_cli("explain", tmp_path / "people", *question, "--json").json
     assert facts["triple"]["tail"] == "French"
     assert facts["supporting_triples"][0]["triple"]["relation"] == "lives_in"
@@ -164,7 +219,9 @@ def test_the_command(run_cli, people, tmp_path):
 
 @pytest.mark.slow
 def test_influence_agrees_with_training_again(people):
-    """Each training triple of the asked head is left out, and the model trained again without it."""
+    """Each training triple of the asked head is left out, and the model trained again without
+    it.
+    """
     triple = ("p0", "speaks", "French")
     ids = (0, 1, 27)
     graph = people.graph
@@ -187,5 +244,7 @@ def score_without(run: kg.Run, ids: tuple[int, int, int], place: int | None) -> 
     scores = []
     for seed in (0, 1):
         model = kg.train_recipe(run.recipe.with_changes({"training.seed": seed}), graph=graph).model
-        scores.append(float(model.score(*(torch.tensor([id], device=model.device) for id in ids)).detach()))
+        scores.append(
+            float(model.score(*(torch.tensor([id], device=model.device) for id in ids)).detach())
+        )
     return float(np.mean(scores))

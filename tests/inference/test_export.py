@@ -58,7 +58,7 @@ def test_refusals(run, tmp_path):
         export(run, tmp_path / "full")
 
 
-# -- the manifest: scores by NumPy alone ------------------------------------------------------------------------
+# -- the manifest: scores by NumPy alone -------------------------------------
 
 
 def read_arrays(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -73,13 +73,20 @@ def read_arrays(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             arrays[name] = read_tsv(path)[1].reshape(about["shape"])
         else:
             arrays[name] = load_file(path)[name]
-        assert (list(arrays[name].shape), str(arrays[name].dtype)) == (about["shape"], about["dtype"])
+        assert (list(arrays[name].shape), str(arrays[name].dtype)) == (
+            about["shape"],
+            about["dtype"],
+        )
         if about["rows"]:
-            assert len(json.loads((folder / manifest["names"][about["rows"]]).read_text())) == len(arrays[name])
+            assert len(json.loads((folder / manifest["names"][about["rows"]]).read_text())) == len(
+                arrays[name]
+            )
     return manifest, arrays
 
 
-def score_by_numpy(manifest: dict[str, Any], arrays: dict[str, Any], triples: np.ndarray) -> list[float]:
+def score_by_numpy(
+    manifest: dict[str, Any], arrays: dict[str, Any], triples: np.ndarray
+) -> list[float]:
     """Run the function that the manifest has, with nothing but NumPy."""
     namespace: dict[str, Any] = {}
     exec("\n".join(manifest["score"]["numpy"]), namespace)
@@ -91,8 +98,13 @@ def random_model(name: str, shape: Any, *, reciprocal: bool, **options: Any) -> 
     side = options.pop("dual", None)
     model = MODELS[name](shape, dim=3, reciprocal=reciprocal, **options)
     random = torch.Generator().manual_seed(0)
-    for key, value in model.state_dict().items():  # parameters of batch normalization and angles too
-        value.copy_(0.1 + torch.rand(value.shape, generator=random) - (0.6 if value.dim() > 1 else 0))
+    for (
+        key,
+        value,
+    ) in model.state_dict().items():  # parameters of batch normalization and angles too
+        value.copy_(
+            0.1 + torch.rand(value.shape, generator=random) - (0.6 if value.dim() > 1 else 0)
+        )
         if key == "relations" and name == "HAKE":
             value.mul_(3)  # so that the limits of b are reached
     return (kg.Dual(model, side) if side else model).eval()
@@ -101,7 +113,12 @@ def random_model(name: str, shape: Any, *, reciprocal: bool, **options: Any) -> 
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in MODELS),
     *((name, {"dual": side}) for name in BILINEAR for side in ("head", "tail")),
-    *((name, {"norm": norm}) for name in DISTANCE for norm in (2, "squared") if name not in ("HAKE", "MuRP")),
+    *(
+        (name, {"norm": norm})
+        for name in DISTANCE
+        for norm in (2, "squared")
+        if name not in ("HAKE", "MuRP")
+    ),
     ("QuatE", {"normalized": False}),
     ("TuckER", {"relation_dim": 2}),
     ("TuckER", {"batch_norm": True}),
@@ -117,9 +134,13 @@ def test_triples_are_scored_by_the_manifest_and_numpy_alone(small_graph, tmp_pat
     random = np.random.default_rng(0)
     num_entities, num_relations = small_graph.shape
     rows = num_relations * (2 if reciprocal else 1)
-    triples = np.stack([random.integers(0, n, 30) for n in (num_entities, rows, num_entities)], axis=1)
+    triples = np.stack(
+        [random.integers(0, n, 30) for n in (num_entities, rows, num_entities)], axis=1
+    )
     expected = model.score(*torch.from_numpy(triples).T).detach().numpy()
-    np.testing.assert_allclose(score_by_numpy(manifest, arrays, triples), expected, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(
+        score_by_numpy(manifest, arrays, triples), expected, rtol=1e-3, atol=1e-5
+    )
     assert manifest["inverse_relations"]["first_row"] == (num_relations if reciprocal else None)
     columns = [part for about in manifest["arrays"].values() for part in about.get("columns", [])]
     assert all(part["part"] and part["from"] < part["to"] for part in columns)
@@ -140,7 +161,10 @@ def test_the_manifest_describes_every_format(small_graph, tmp_path, format):
     assert {path.name for path in paths} == {*manifest["files"], "manifest.json"}
     for name, about in manifest["files"].items():
         content = (folder / name).read_bytes()
-        assert (len(content), hashlib.sha256(content).hexdigest()) == (about["bytes"], about["sha256"])
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (
+            about["bytes"],
+            about["sha256"],
+        )
     assert manifest["exported_with"]["packages"]["numpy"] == np.__version__
     assert (manifest["trained_with"] is None) == (format != "numpy")
     assert manifest["model"]["options"] == {"relation_dim": 3, "batch_norm": True}

@@ -18,7 +18,9 @@ DURA = kg.DURA(0.05, plain=0.5, mapped=1.5)
 @pytest.fixture
 def graph() -> kg.Graph:
     random = np.random.default_rng(0)
-    return graph_of(np.unique(np.stack([random.integers(0, n, 40) for n in (12, 2, 12)], axis=1), axis=0))
+    return graph_of(
+        np.unique(np.stack([random.integers(0, n, 40) for n in (12, 2, 12)], axis=1), axis=0)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +33,34 @@ def train_beads() -> kg.Run:
     kinds = ("colour", "shape", "maker")
     named = [(f"bead {n}", kind, f"{kind} {n % 4}") for n in range(40) for kind in kinds]
     entities = list(dict.fromkeys(name for head, _, tail in named for name in (head, tail)))
-    ids = np.array([(entities.index(h), kinds.index(r), entities.index(t)) for h, r, t in named], dtype=np.int32)
+    ids = np.array(
+        [(entities.index(h), kinds.index(r), entities.index(t)) for h, r, t in named],
+        dtype=np.int32,
+    )
     held = np.arange(len(ids)) % 29 == 0
     graph = kg.Graph(
-        "beads", kg.Vocabulary(entities), kg.Vocabulary(kinds, kind="relation"), ids[~held], ids[:0], ids[held]
+        "beads",
+        kg.Vocabulary(entities),
+        kg.Vocabulary(kinds, kind="relation"),
+        ids[~held],
+        ids[:0],
+        ids[held],
     )
     choice = kg.Optimizer(learning_rate=0.3)
-    return kg.train(kg.ComplEx(graph.shape, dim=8), graph, regularizer=DURA, optimizer=choice, epochs=20, batch_size=50)
+    return kg.train(
+        kg.ComplEx(graph.shape, dim=8),
+        graph,
+        regularizer=DURA,
+        optimizer=choice,
+        epochs=20,
+        batch_size=50,
+    )
 
 
 def test_a_new_entity_is_predicted_what_its_triples_imply(beads):
-    found = add_entity(FrozenContext.of(beads.model, beads.graph), "bead 99", [("bead 99", "colour", "colour 3")])
+    found = add_entity(
+        FrozenContext.of(beads.model, beads.graph), "bead 99", [("bead 99", "colour", "colour 3")]
+    )
     predictor = kg.Predictor(found.model, found.graph)
     assert predictor.tails("bead 99", "shape", k=1)[0].entity == "shape 3"
     assert predictor.tails("bead 99", "maker", k=1)[0].entity == "maker 3"
@@ -52,7 +71,9 @@ def test_a_new_entity_is_predicted_what_its_triples_imply(beads):
 def test_predictor_add_gives_another_predictor(beads):
     predictor = kg.Predictor(beads.model, beads.graph, recipe=beads.recipe)
     more = predictor.add("bead 99", triples=[("bead 99", "colour", "colour 1")])
-    more = more.add("bead 100", triples=[("bead 100", "maker", "maker 2"), ("bead 100", "colour", "colour 2")])
+    more = more.add(
+        "bead 100", triples=[("bead 100", "maker", "maker 2"), ("bead 100", "colour", "colour 2")]
+    )
     assert more.tails("bead 99", "maker", k=1)[0].entity == "maker 1"
     assert more.tails("bead 100", "shape", k=1)[0].entity == "shape 2"
     assert len(predictor.graph.entities) == len(more.graph.entities) - 2
@@ -89,22 +110,33 @@ def test_refusals(beads, graph):
 
     with pytest.raises(kg.RequestError, match="'Bead 3' is an entity of the graph already"):
         add("Bead 3", ("Bead 3", "colour", "colour 1"))
-    with pytest.raises(kg.RequestError, match="embedded by at least one triple; there is none for 'x'"):
+    with pytest.raises(
+        kg.RequestError, match="embedded by at least one triple; there is none for 'x'"
+    ):
         add("x")
     with pytest.raises(kg.RequestError, match=r"\(bead 1, colour, colour 1\) does not contain 'x'"):
         add("x", ("bead 1", "colour", "colour 1"))
-    with pytest.raises(kg.RequestError, match="No entity is named 'colour 11' among the 52 known. Did you mean"):
+    with pytest.raises(
+        kg.RequestError, match="No entity is named 'colour 11' among the 52 known. Did you mean"
+    ):
         add("x", ("x", "colour", "colour 11"))
-    with pytest.raises(kg.RequestError, match="No relation is named 'color' among the 3 known. Did you mean 'colour'"):
+    with pytest.raises(
+        kg.RequestError,
+        match="No relation is named 'color' among the 3 known. Did you mean 'colour'",
+    ):
         add("x", ("x", "color", "colour 1"))
-    with pytest.raises(kg.RequestError, match="'x' has no triple that connects to an entity of the graph"):
+    with pytest.raises(
+        kg.RequestError, match="'x' has no triple that connects to an entity of the graph"
+    ):
         add("x", ("x", "colour", "x"))
     with pytest.raises(kg.RequestError, match="'x', 'y' have no triple that connects"):
         extend(context, [("x", "colour", "y")])
     with pytest.raises(kg.RequestError, match="has no new entity: both are in the graph"):
         extend(context, [("bead 1", "colour", "colour 2")])
     for model in (kg.TransE(graph.shape, dim=2), kg.Dual(kg.CP(graph.shape, dim=2)), tucker(graph)):
-        with pytest.raises(kg.RequestError, match=f"scores by ⟨h R, t⟩.*{type(model).__name__} is none"):
+        with pytest.raises(
+            kg.RequestError, match=f"scores by ⟨h R, t⟩.*{type(model).__name__} is none"
+        ):
             FrozenContext.of(model, graph)
 
 
@@ -125,7 +157,7 @@ def test_a_model_with_other_entity_tables_is_refused(graph):
         extend(FrozenContext.of(Biased(graph.shape, dim=2), graph), [("x", "r0", "e1")])
 
 
-# -- files --------------------------------------------------------------------------------------------------
+# -- files -------------------------------------------------------------------
 
 LINES = """bead 70\tcolour\tcolour 2
 bead 70\tmaker\tmaker 2
@@ -146,7 +178,14 @@ def folder(beads, tmp_path):
 
 def test_a_file_extends_a_run(run_cli, folder):
     told = run_cli(
-        "extend", folder / "beads", folder / "new.tsv", "--out", folder / "more", "--device", "cpu", "--json"
+        "extend",
+        folder / "beads",
+        folder / "new.tsv",
+        "--out",
+        folder / "more",
+        "--device",
+        "cpu",
+        "--json",
     )
     assert told.code == 0, told.err
     note = json.loads((folder / "more" / "extension.json").read_text(encoding="utf-8"))
@@ -158,7 +197,9 @@ def test_a_file_extends_a_run(run_cli, folder):
         "1 triple is left out: both entities are in the run, which is not trained again.",
         "No triple connects 'Egypt', 'lost', 'alone' to an entity of the run: left out.",
     ]
-    asked = run_cli("predict", folder / "more", "--head", "bead 70", "--relation", "shape", "--top", 1, "--json")
+    asked = run_cli(
+        "predict", folder / "more", "--head", "bead 70", "--relation", "shape", "--top", 1, "--json"
+    )
     assert asked.json["predictions"][0]["name"] == "shape 2"
     run = kg.load_run(folder / "more")
     assert run.report.metrics.num_queries == 2 * len(run.graph.test)
@@ -166,7 +207,9 @@ def test_a_file_extends_a_run(run_cli, folder):
 
 
 def test_the_command_prints_a_table_and_the_next_command(run_cli, folder):
-    told = run_cli("extend", folder / "beads", folder / "new.tsv", "--out", folder / "more", "--device", "cpu")
+    told = run_cli(
+        "extend", folder / "beads", folder / "new.tsv", "--out", folder / "more", "--device", "cpu"
+    )
     assert [" ".join(line.split()) for line in told.out.splitlines()[:3]] == [
         "new entity triples",
         "bead 70 2",
@@ -181,8 +224,12 @@ def test_the_command_prints_a_table_and_the_next_command(run_cli, folder):
 
 def test_an_extended_run_can_be_extended_again(folder):
     extend_run(folder / "beads", folder / "new.tsv", out=folder / "more", device="cpu")
-    (folder / "again.csv").write_text("tail|relation|head\nbead 70|maker|bead 80\n", encoding="utf-8")
-    _, note = extend_run(folder / "more", folder / "again.csv", out=folder / "most", delimiter="pipe", device="cpu")
+    (folder / "again.csv").write_text(
+        "tail|relation|head\nbead 70|maker|bead 80\n", encoding="utf-8"
+    )
+    _, note = extend_run(
+        folder / "more", folder / "again.csv", out=folder / "most", delimiter="pipe", device="cpu"
+    )
     assert note["entities"] == {"bead 80": 1}
     assert list(note["previous"]["entities"]) == ["bead 70", "bead 71", "colour 9"]
 
@@ -191,7 +238,10 @@ def test_a_file_without_new_entities_is_refused(run_cli, folder):
     (folder / "old.tsv").write_text("bead 3\tcolour\tcolour 2\n", encoding="utf-8")
     told = run_cli("extend", folder / "beads", folder / "old.tsv", "--out", folder / "more")
     assert told.code == 2
-    assert "connects no new entity to the 52 of the run. 1 triple is left out: both entities are in the run" in told.err
+    assert (
+        "connects no new entity to the 52 of the run. 1 triple is left out: both entities are in "
+        "the run" in told.err
+    )
     assert not (folder / "more").exists()
     (folder / "odd.tsv").write_text("x\tcolor\tcolour 2\n", encoding="utf-8")
     assert (

@@ -11,7 +11,8 @@ import inductive
 
 
 def test_both_methods_find_the_same_rows(tmp_path):
-    job, arrays = asdict(completion.Job("world", 4)), str(tmp_path / "weights.npz")
+    job = asdict(completion.Job("world", 4))
+    arrays = str(tmp_path / "weights.npz")
     completion.make_weights(job, device="cpu", arrays=arrays, steps=4)
     found = inductive.measure(job, device="cpu", arrays=arrays, quick=True)
     assert found["difference"] < 0.01

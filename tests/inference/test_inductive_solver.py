@@ -16,11 +16,22 @@ from tests.conftest import graph_of
 
 BILINEAR = [kg.CP, kg.DistMult, kg.ComplEx, kg.RESCAL, kg.SimplE, kg.QuatE, kg.TuckER]
 RECIPE = kg.Recipe(
-    regularizer=RegularizerConfig.of(kg.DURA(0.05, plain=0.5, mapped=1.5)), loss=kg.OneVsAll(frequency_weight=0.3)
+    regularizer=RegularizerConfig.of(kg.DURA(0.05, plain=0.5, mapped=1.5)),
+    loss=kg.OneVsAll(frequency_weight=0.3),
 )
 # Of the new entities 12 to 15 three have triples with known ones, and some with each other.
 TRIPLES = np.array(
-    [(12, 0, 3), (12, 0, 4), (5, 1, 12), (12, 1, 13), (13, 0, 14), (5, 1, 14), (14, 1, 14), (0, 0, 14), (13, 1, 15)],
+    [
+        (12, 0, 3),
+        (12, 0, 4),
+        (5, 1, 12),
+        (12, 1, 13),
+        (13, 0, 14),
+        (5, 1, 14),
+        (14, 1, 14),
+        (0, 0, 14),
+        (13, 1, 15),
+    ],
     dtype=np.int32,
 )
 INDEPENDENT = torch.tensor([12, 14])  # which have no triple with each other
@@ -29,15 +40,23 @@ INDEPENDENT = torch.tensor([12, 14])  # which have no triple with each other
 @pytest.fixture
 def graph() -> kg.Graph:
     random = np.random.default_rng(0)
-    return graph_of(np.unique(np.stack([random.integers(0, n, 40) for n in (12, 2, 12)], axis=1), axis=0))
+    return graph_of(
+        np.unique(np.stack([random.integers(0, n, 40) for n in (12, 2, 12)], axis=1), axis=0)
+    )
 
 
 def context_of(kind, graph, *, reciprocal=True, dtype=torch.float64, device="cpu"):
     """A context in which all new entities have random rows."""
-    model = kind(graph.shape, dim=3, init_scale=0.7, reciprocal=reciprocal, seed=1).to(device, dtype).eval()
+    model = (
+        kind(graph.shape, dim=3, init_scale=0.7, reciprocal=reciprocal, seed=1)
+        .to(device, dtype)
+        .eval()
+    )
     context = FrozenContext.of(model, graph, recipe=RECIPE)
     context = context.with_new_entities(4, np.concatenate([graph.train, TRIPLES]))
-    noise = torch.randn(context.new_rows.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    noise = torch.randn(
+        context.new_rows.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64
+    )
     return replace(context, new_rows=noise.to(context.new_rows))
 
 
@@ -50,7 +69,9 @@ def problems_of(context):
 
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("kind", BILINEAR)
-def test_a_batch_has_the_objective_and_gradient_of_each_entity(kind, reciprocal, graph, monkeypatch):
+def test_a_batch_has_the_objective_and_gradient_of_each_entity(
+    kind, reciprocal, graph, monkeypatch
+):
     monkeypatch.setattr(inductive, "MAX_SCORES", 20)  # one image per block
     single, batch = problems_of(context_of(kind, graph, reciprocal=reciprocal))
     rows = batch.context.new_rows[INDEPENDENT - 12]
@@ -85,7 +106,9 @@ def test_a_batch_has_the_solution_of_each_entity(kind, graph):
     ],
 )
 def test_the_size_of_batches_does_not_matter(kind, reciprocal, graph, monkeypatch):
-    """Also where an entity is connected through another new one only, and where one has a triple with itself."""
+    """Also where an entity is connected through another new one only, and where one has a triple
+    with itself.
+    """
     context = context_of(kind, graph, reciprocal=reciprocal)
     expected = embed_entities(TRIPLES, context)
     monkeypatch.setattr(inductive, "MAX_BATCH", 1)
@@ -95,11 +118,15 @@ def test_the_size_of_batches_does_not_matter(kind, reciprocal, graph, monkeypatc
 def test_entities_with_common_triples_are_embedded_in_turns(graph):
     triples = np.array([(12, 0, 3), (12, 1, 13), (13, 0, 14), (5, 1, 14)], dtype=np.int32)
     model = kg.DistMult(graph.shape, dim=3, init_scale=0.7, seed=1).double().eval()
-    context = FrozenContext.of(model, graph).with_new_entities(3, np.concatenate([graph.train, triples]))
+    context = FrozenContext.of(model, graph).with_new_entities(
+        3, np.concatenate([graph.train, triples])
+    )
     rows = embed_entities(triples, context)
     context = replace(context, new_rows=rows)
     for entity in (12, 13, 14):
-        problem = EmbeddingProblem.of(torch.tensor([entity]), torch.from_numpy(triples).long(), context)
+        problem = EmbeddingProblem.of(
+            torch.tensor([entity]), torch.from_numpy(triples).long(), context
+        )
         best = minimize(problem, problem.start())[0]
         torch.testing.assert_close(rows[entity - 12], best, rtol=0.02, atol=0.02)
 
@@ -117,7 +144,9 @@ def test_a_gpu_finds_the_same_rows_as_a_cpu(kind, graph):
 
 @dataclass
 class Quadratics:
-    """Valleys of different length, Σ curvature (x − 1)² / 2, and how many points were evaluated each time."""
+    """Valleys of different length, Σ curvature (x − 1)² / 2, and how many points were evaluated
+    each time.
+    """
 
     curvatures: torch.Tensor
     evaluated: list[int]
@@ -133,7 +162,9 @@ class Quadratics:
 
 def test_minimize_finds_the_end_of_long_valleys_and_drops_converged_points():
     exponents = (0.5, 2, 3, 3)
-    curvatures = torch.stack([torch.logspace(0, exponent, 20, dtype=torch.float64) for exponent in exponents])
+    curvatures = torch.stack(
+        [torch.logspace(0, exponent, 20, dtype=torch.float64) for exponent in exponents]
+    )
     start = torch.zeros(4, 20, dtype=torch.float64)
     start[0] = 1  # which is its minimum
     quadratics = Quadratics(curvatures, [])
@@ -165,8 +196,12 @@ def test_minimize_finds_a_minimum_between_flat_sides():
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=25))
 def test_no_two_entities_of_an_independent_set_share_a_triple(pairs):
-    triples = torch.tensor([(one, 0, other) for one, other in pairs], dtype=torch.long).reshape(-1, 3)
+    triples = torch.tensor([(one, 0, other) for one, other in pairs], dtype=torch.long).reshape(
+        -1, 3
+    )
     sets = [set(entities.tolist()) for entities in inductive._independent_sets(triples, 3)]
     joined = {(one, other) for one, other in pairs if one != other and min(one, other) >= 3}
-    assert sorted(one for entities in sets for one in entities) == sorted({end for pair in joined for end in pair})
+    assert sorted(one for entities in sets for one in entities) == sorted(
+        {end for pair in joined for end in pair}
+    )
     assert not any({one, other} <= entities for one, other in joined for entities in sets)

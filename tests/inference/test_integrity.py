@@ -1,4 +1,6 @@
-"""Locks and checksums of runs: two writers, damaged files, what a kill leaves, and `dualkg check`."""
+"""Locks and checksums of runs: two writers, damaged files, what a kill leaves, and `dualkg
+check`.
+"""
 
 import json
 import shutil
@@ -30,7 +32,9 @@ RECIPE = Recipe().with_changes({"model.dim": 4, "training.epochs": 2, "training.
 
 @pytest.fixture(scope="module")
 def small_graph() -> kg.Graph:
-    rows = [(f"thing{i}", kind, f"{kind}{i % 4}") for kind in ("colour", "shape") for i in range(60)]
+    rows = [
+        (f"thing{i}", kind, f"{kind}{i % 4}") for kind in ("colour", "shape") for i in range(60)
+    ]
     return kg.Graph.from_triples(rows)
 
 
@@ -50,7 +54,8 @@ def folder(trained: Path, tmp_path: Path) -> RunFolder:
 @contextmanager
 def held(path: Path) -> Iterator[None]:
     """Another thread writes the folder, which is the same to a lock as another process."""
-    ready, done = threading.Event(), threading.Event()
+    ready = threading.Event()
+    done = threading.Event()
 
     def hold() -> None:
         with locked(path):
@@ -78,7 +83,7 @@ def states(path: Path) -> dict[str, str]:
     return {one.file: one.state for one in check.files}
 
 
-# -- locks --------------------------------------------------------------------------------------------------------
+# -- locks -------------------------------------------------------------------
 
 WRITERS = {
     "train": lambda run, out, graph: kg.train(
@@ -98,7 +103,8 @@ WRITERS = {
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_second_writer_is_refused_and_writes_nothing(folder, small_graph, writer):
-    run, out = kg.load_run(folder.path), folder.path.with_name("out")
+    run = kg.load_run(folder.path)
+    out = folder.path.with_name("out")
     with held(out.with_suffix(".tsv") if writer == "complete" else out):
         with pytest.raises(LockedError, match="out.* is being written by process"):
             WRITERS[writer](run, out, small_graph)
@@ -120,7 +126,12 @@ def test_a_run_that_is_being_written_is_read_and_not_changed(folder):
 def test_a_calibration_is_not_saved_with_another_run(folder, small_graph):
     folder.calibration.unlink()
     run = kg.load_run(folder.path)
-    kg.train_recipe(RECIPE.with_changes({"training.seed": 1}), graph=small_graph, out=folder.path, overwrite=True)
+    kg.train_recipe(
+        RECIPE.with_changes({"training.seed": 1}),
+        graph=small_graph,
+        out=folder.path,
+        overwrite=True,
+    )
     with pytest.raises(kg.RequestError, match="was replaced after it was loaded"):
         kg.calibrate(run)
     assert not folder.calibration.exists()
@@ -141,7 +152,7 @@ def test_a_decision_made_while_a_run_is_replaced_is_kept(folder, small_graph, mo
     assert list(DecisionStore(folder.decisions).load().values()) == [decision]
 
 
-# -- what a kill leaves -------------------------------------------------------------------------------------------
+# -- what a kill leaves ------------------------------------------------------
 
 
 def test_what_a_killed_process_left_is_removed_and_the_run_overwritten(folder, small_graph):
@@ -160,7 +171,7 @@ def test_what_a_killed_process_left_is_removed_and_the_run_overwritten(folder, s
     assert all(other.exists() for other in others)
 
 
-# -- damage -------------------------------------------------------------------------------------------------------
+# -- damage ------------------------------------------------------------------
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -168,7 +179,8 @@ def test_what_a_killed_process_left_is_removed_and_the_run_overwritten(folder, s
 def test_no_flipped_bit_goes_unseen(folder, data):
     files = sorted(path for path in folder.path.rglob("*") if path.is_file())
     file = data.draw(st.sampled_from(files))
-    position, bit = data.draw(st.integers(0, file.stat().st_size - 1)), data.draw(st.integers(0, 7))
+    position = data.draw(st.integers(0, file.stat().st_size - 1))
+    bit = data.draw(st.integers(0, 7))
     before = file.read_bytes()
     flip(file, position, bit)
     try:
@@ -187,7 +199,9 @@ def test_weights_that_are_not_finite_are_refused(folder, value):
     tensors = load_file(folder.weights)
     tensors["model/entities"][3, 1] = value
     save_file(tensors, folder.weights)
-    with pytest.raises(kg.RequestError, match="cannot be read .*: model/entities has NaN or infinity"):
+    with pytest.raises(
+        kg.RequestError, match="cannot be read .*: model/entities has NaN or infinity"
+    ):
         kg.load_run(folder.path)
 
 
@@ -203,14 +217,18 @@ def test_a_damaged_checkpoint_is_not_resumed(folder):
     folder.report.unlink()
     folder.weights.rename(folder.checkpoint)
     flip(folder.checkpoint, -5)
-    with pytest.raises(kg.RequestError, match="checkpoint.safetensors cannot be read .* its checksum is not that"):
+    with pytest.raises(
+        kg.RequestError, match="checkpoint.safetensors cannot be read .* its checksum is not that"
+    ):
         kg.resume(folder.path)
 
 
 @pytest.mark.parametrize("removed", [["sha256"], ["sha256", "files"]])
 def test_a_report_without_its_checksum_is_told_and_made_again(folder, run_cli, removed):
     saved = json.loads(folder.report.read_text())
-    folder.report.write_text(json.dumps({key: value for key, value in saved.items() if key not in removed}, indent=1))
+    folder.report.write_text(
+        json.dumps({key: value for key, value in saved.items() if key not in removed}, indent=1)
+    )
     with pytest.raises(kg.RequestError, match="report.json is damaged: it has no checksum"):
         kg.load_run(folder.path)
     checked = run_cli("check", folder.path)
@@ -224,12 +242,17 @@ def test_a_checkpoint_without_its_checksum_is_not_resumed(folder):
     folder.report.unlink()
     tensors = load_file(folder.weights)
     save_file(tensors, folder.checkpoint)
-    with pytest.raises(kg.RequestError, match="checkpoint.safetensors cannot be read .*: it has no checksum"):
+    with pytest.raises(
+        kg.RequestError, match="checkpoint.safetensors cannot be read .*: it has no checksum"
+    ):
         kg.resume(folder.path)
 
 
 def test_damaged_results_are_computed_again(folder, run_cli):
-    before = {path.name: path.read_bytes() for path in (folder.weights, folder.ranks("test"), folder.history)}
+    before = {
+        path.name: path.read_bytes()
+        for path in (folder.weights, folder.ranks("test"), folder.history)
+    }
     folder.report.unlink()
     kg.resume(folder.path)
     assert {name: (folder.path / name).read_bytes() for name in before} == before
@@ -250,7 +273,9 @@ def test_damaged_weights_are_made_again_from_a_good_checkpoint(folder):
     shutil.copy(folder.weights, folder.checkpoint)
     flip(folder.weights, -9)
     [check] = check_run(folder.path)
-    assert check.advice == [f"The checkpoint is good. Finish the run from it: dualkg resume {folder.path}"]
+    assert check.advice == [
+        f"The checkpoint is good. Finish the run from it: dualkg resume {folder.path}"
+    ]
     kg.resume(folder.path)
     assert folder.weights.read_bytes() == before
 
@@ -265,7 +290,12 @@ def test_what_can_be_saved_is_said_for_each_file(folder, run_cli):
     [check] = json.loads(found.out)["runs"]
     assert not check["ok"]
     damaged = [one["file"] for one in check["files"] if one["state"] == "damaged"]
-    assert damaged == ["environment.json", "weights.safetensors", "calibration.json", "decisions.jsonl"]
+    assert damaged == [
+        "environment.json",
+        "weights.safetensors",
+        "calibration.json",
+        "decisions.jsonl",
+    ]
     train_again, calibrate, decisions, environment = check["advice"]
     assert f"dualkg train {folder.recipe} --overwrite --out {folder.path}" in train_again
     assert calibrate.endswith("--overwrite")
@@ -275,7 +305,11 @@ def test_what_can_be_saved_is_said_for_each_file(folder, run_cli):
 
 def test_seeds_and_ensembles_are_checked_with_their_runs(folder, trained, tmp_path):
     kg.Ensemble([folder.path, trained], weights="equal").save(tmp_path / "both")
-    assert [Path(one.run) for one in check_run(tmp_path / "both")] == [tmp_path / "both", folder.path, trained]
+    assert [Path(one.run) for one in check_run(tmp_path / "both")] == [
+        tmp_path / "both",
+        folder.path,
+        trained,
+    ]
     seeds = tmp_path / "seeds"
     shutil.copytree(trained, seeds / "seed-0")
     assert [(one.run, one.ok) for one in check_run(seeds)] == [(str(seeds / "seed-0"), True)]

@@ -8,7 +8,18 @@ import pytest
 import dualkg as kg
 from dualkg.inference.name_search import NameSearch, normalize_name
 
-NAMES = ["Paris", "Parma", "New Paris", "Comparison", "São Tomé", "Côte-d'Or", "东京", "dog.n.01", "__", "Paris"]
+NAMES = [
+    "Paris",
+    "Parma",
+    "New Paris",
+    "Comparison",
+    "São Tomé",
+    "Côte-d'Or",
+    "东京",
+    "dog.n.01",
+    "__",
+    "Paris",
+]
 
 
 @pytest.fixture
@@ -23,8 +34,19 @@ def found(finder, typed, most=10):
 @pytest.mark.parametrize(
     ("typed", "wanted"),
     [
-        ("paris", [("Paris", "exact"), ("Paris", "exact"), ("New Paris", "word"), ("Comparison", "substring")]),
-        ("PAR", [("Paris", "prefix"), ("Paris", "prefix"), ("Parma", "prefix"), ("New Paris", "word")]),
+        (
+            "paris",
+            [
+                ("Paris", "exact"),
+                ("Paris", "exact"),
+                ("New Paris", "word"),
+                ("Comparison", "substring"),
+            ],
+        ),
+        (
+            "PAR",
+            [("Paris", "prefix"), ("Paris", "prefix"), ("Parma", "prefix"), ("New Paris", "word")],
+        ),
         ("sao tome", [("São Tomé", "exact")]),
         ("cote d or", [("Côte-d'Or", "exact")]),
         ("京", [("东京", "substring")]),
@@ -57,8 +79,14 @@ def test_normalization():
 def test_fuzzy_matches_are_ordered_by_edits_of_their_prefix_and_then_by_length():
     names = ["Copenhagen", "Copenhagen Airport", "Compiègne", "Kopenick"]
     search = NameSearch(kg.Vocabulary(names))
-    assert [names[match.id] for match in search.search("Copenhagan", limit=5)] == ["Copenhagen", "Copenhagen Airport"]
-    assert [names[match.id] for match in search.search("Kopenhagn", limit=5)] == ["Copenhagen", "Copenhagen Airport"]
+    assert [names[match.id] for match in search.search("Copenhagan", limit=5)] == [
+        "Copenhagen",
+        "Copenhagen Airport",
+    ]
+    assert [names[match.id] for match in search.search("Kopenhagn", limit=5)] == [
+        "Copenhagen",
+        "Copenhagen Airport",
+    ]
     assert search.search("Copenhagan" * 5, limit=5) == []  # too long for a misspelt name
 
 
@@ -74,7 +102,15 @@ def test_40_000_names_are_searched_quickly():
     words = ["".join(chance.choices("aeioulnrst", k=chance.randint(3, 9))) for _ in range(3000)]
     names = [f"{chance.choice(words)} {chance.choice(words)} {number}" for number in range(40_000)]
     finder = NameSearch(kg.Vocabulary(names))
-    for typed in ("a", "st", names[500][:5], "ions", names[7][1:9], "qqqq", names[9][:3] + "x" + names[9][4:]):
+    for typed in (
+        "a",
+        "st",
+        names[500][:5],
+        "ions",
+        names[7][1:9],
+        "qqqq",
+        names[9][:3] + "x" + names[9][4:],
+    ):
         times = []
         for _ in range(5):
             started = time.process_time()

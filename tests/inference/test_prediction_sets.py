@@ -20,7 +20,9 @@ COVERAGES = st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99])
 
 @given(values=st.lists(st.floats(-5, 5), min_size=1, max_size=60), coverage=COVERAGES)
 def test_coverage_of_exchangeable_values(values, coverage):
-    """Each of n + 1 values is equally likely to be the new one, and within the quantile of the others."""
+    """Each of n + 1 values is equally likely to be the new one, and within the quantile of the
+    others.
+    """
     within = [
         value <= quantile(np.array(values[:place] + values[place + 1 :]), coverage)
         for place, value in enumerate(values)
@@ -35,7 +37,9 @@ def test_coverage_of_random_scores_is_close_to_the_target():
     assert 0.9 - 0.017 < np.mean(covered) < 0.9 + 1 / 101 + 0.017  # three standard errors
 
 
-@pytest.mark.parametrize(("num", "coverage", "place"), [(9, 0.9, 9), (10, 0.9, 10), (19, 0.9, 18), (99, 0.95, 95)])
+@pytest.mark.parametrize(
+    ("num", "coverage", "place"), [(9, 0.9, 9), (10, 0.9, 10), (19, 0.9, 18), (99, 0.95, 95)]
+)
 def test_rank_of_the_quantile(num, coverage, place):
     assert quantile(np.arange(1.0, num + 1)[::-1], coverage) == place
 
@@ -50,24 +54,40 @@ def test_rare_relations_share_a_threshold():
     relations = np.repeat([0, 1, 2, 3], [60, 60, 30, 30])
     nonconformity = np.stack([10.0 * relations, 10.0 * relations + 1])
     sets = PredictionSets(nonconformity, relations, 5)
-    assert [sets.has_own_threshold(relation) for relation in range(5)] == [True, True, False, False, False]
+    assert [sets.has_own_threshold(relation) for relation in range(5)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     assert [sets.threshold(relation, "tail") for relation in range(5)] == [0, 10, 30, 30, 30]
     assert sets.threshold(1, "head") == 11
     assert not sets.has_own_threshold(0, coverage=0.99)
     few = PredictionSets(nonconformity[:, :130], relations[:130], 5)
-    assert few.threshold(2, "tail", coverage=0.5) == 10  # ten rare ones are too few, so it is made from all
+    assert (
+        few.threshold(2, "tail", coverage=0.5) == 10
+    )  # ten rare ones are too few, so it is made from all
 
 
 @pytest.mark.parametrize("side", ["tail", "head"])
 @pytest.mark.parametrize("reciprocal", [True, False])
-def test_a_set_contains_entities_with_nonconformity_up_to_the_threshold(small_graph, side, reciprocal):
+def test_a_set_contains_entities_with_nonconformity_up_to_the_threshold(
+    small_graph, side, reciprocal
+):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7, reciprocal=reciprocal)
-    sets, known = PredictionSets.fit(model, small_graph), KnownAnswers.of(small_graph)
+    sets = PredictionSets.fit(model, small_graph)
+    known = KnownAnswers.of(small_graph)
     head, relation_id, tail = small_graph.train[0].tolist()
     entity = head if side == "tail" else tail
-    given_, relation = torch.tensor([entity]), torch.tensor([relation_id])
+    given_ = torch.tensor([entity])
+    relation = torch.tensor([relation_id])
     with torch.no_grad():
-        scores = (model.predict_tails(given_, relation) if side == "tail" else model.predict_heads(relation, given_))[0]
+        scores = (
+            model.predict_tails(given_, relation)
+            if side == "tail"
+            else model.predict_heads(relation, given_)
+        )[0]
     _, there = known(np.array([entity]), np.array([relation_id + (0 if side == "tail" else 4)]))
     assert len(there)
     scores[there] = -torch.inf
@@ -81,11 +101,16 @@ def test_a_set_contains_entities_with_nonconformity_up_to_the_threshold(small_gr
 
 def test_sets_grow_with_coverage(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
-    sets, known = PredictionSets.fit(model, small_graph), KnownAnswers.of(small_graph)
-    small, large = (sets.of(model, known, 3, 1, coverage=coverage).entities.tolist() for coverage in (0.4, 0.9))
+    sets = PredictionSets.fit(model, small_graph)
+    known = KnownAnswers.of(small_graph)
+    small, large = (
+        sets.of(model, known, 3, 1, coverage=coverage).entities.tolist() for coverage in (0.4, 0.9)
+    )
     assert large[: len(small)] == small
     assert len(large) > len(small)
-    everything = sets.of(model, known, 3, 1, coverage=0.99).entities  # 20 triples of valid cannot promise 99 %
+    everything = sets.of(
+        model, known, 3, 1, coverage=0.99
+    ).entities  # 20 triples of valid cannot promise 99 %
     assert len(everything) == 30 - len(known(np.array([3]), np.array([1]))[1])
 
 
@@ -94,7 +119,10 @@ def test_other_known_answers_are_excluded_before_the_softmax():
     graph = graph_of([(0, 0, 1)], [(0, 0, 2), (0, 0, 3)], [(0, 0, 4)], num_entities=6)
     model = kg.DistMult(graph.shape, dim=1, reciprocal=False)
     model.load_state_dict(
-        {"entities": torch.tensor([[1.0], [9.0], [2.0], [3.0], [8.0], [0.5]]), "relations": torch.tensor([[1.0]])}
+        {
+            "entities": torch.tensor([[1.0], [9.0], [2.0], [3.0], [8.0], [0.5]]),
+            "relations": torch.tensor([[1.0]]),
+        }
     )
     sets = PredictionSets.fit(model, graph)
     others = {2: [1.0, 0.5], 3: [1.0, 0.5]}
@@ -114,9 +142,14 @@ def test_coverage_report_agrees_with_single_sets(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
     sets = PredictionSets.fit(model, small_graph)
     report = evaluate_coverage(sets, model, small_graph, coverage=0.8)
-    sizes, hits = [], []
+    sizes = []
+    hits = []
     for head, relation, tail in small_graph.test.tolist():
-        others = [graph_of(small_graph.train), graph_of(small_graph.valid), graph_of(small_graph.test)]
+        others = [
+            graph_of(small_graph.train),
+            graph_of(small_graph.valid),
+            graph_of(small_graph.test),
+        ]
         rest = np.concatenate([one.train for one in others])
         rest = rest[(rest != [head, relation, tail]).any(1)]
         known = KnownAnswers([rest], small_graph.shape)
@@ -141,12 +174,19 @@ def test_round_trip(small_graph):
 def test_invalid_arguments(small_graph):
     model = kg.CP(small_graph.shape, dim=2)
     without = graph_of(small_graph.train, num_entities=30, num_relations=4)
-    with pytest.raises(kg.RequestError, match="Prediction sets need held-out triples, and made has no valid triples"):
+    with pytest.raises(
+        kg.RequestError,
+        match="Prediction sets need held-out triples, and made has no valid triples",
+    ):
         PredictionSets.fit(model, without)
     sets = PredictionSets.fit(model, small_graph)
-    with pytest.raises(kg.RequestError, match="coverage must be between 0 and 1, such as 0.9; got 90"):
+    with pytest.raises(
+        kg.RequestError, match="coverage must be between 0 and 1, such as 0.9; got 90"
+    ):
         sets.threshold(0, "tail", coverage=90)
-    with pytest.raises(kg.RequestError, match="made has no test triples to evaluate prediction sets on"):
+    with pytest.raises(
+        kg.RequestError, match="made has no test triples to evaluate prediction sets on"
+    ):
         evaluate_coverage(sets, model, without)
     with torch.no_grad():
         model.entities[0] = torch.inf

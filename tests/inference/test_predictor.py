@@ -15,7 +15,10 @@ def predictor() -> kg.Predictor:
     graph = graph_of([(3, 0, 3), (0, 1, 2)], [(3, 0, 2)], [(3, 0, 1)], num_entities=4)
     model = kg.DistMult(graph.shape, dim=1, reciprocal=False)
     model.load_state_dict(
-        {"entities": torch.tensor([[-1.0], [1.0], [2.0], [3.0]]), "relations": torch.tensor([[1.0], [-1.0]])}
+        {
+            "entities": torch.tensor([[-1.0], [1.0], [2.0], [3.0]]),
+            "relations": torch.tensor([[1.0], [-1.0]]),
+        }
     )
     return kg.Predictor(model, graph)
 
@@ -48,12 +51,17 @@ def test_heads_through_reciprocal_relations(small_graph):
     answers = kg.Predictor(model, small_graph).heads("r2", "e5", k=30)
     scores = model.score_tails(torch.tensor([5]), torch.tensor([2 + 4]))[0]
     assert [a.id for a in answers] == scores.argsort(descending=True).tolist()
-    known = {tuple(t) for split in ("train", "valid", "test") for t in small_graph.split(split).tolist()}
+    known = {
+        tuple(t) for split in ("train", "valid", "test") for t in small_graph.split(split).tolist()
+    }
     assert all(a.known == ((a.id, 2, 5) in known) for a in answers)
 
 
 def test_relations_are_those_of_the_graph(predictor, small_graph):
-    assert [(a.relation, a.known) for a in predictor.relations("e0", "e2")] == [("r1", True), ("r0", False)]
+    assert [(a.relation, a.known) for a in predictor.relations("e0", "e2")] == [
+        ("r1", True),
+        ("r0", False),
+    ]
     model = kg.CP(small_graph.shape, dim=4, init_scale=1.0)
     assert len(kg.Predictor(model, small_graph).relations(0, 1)) == 4
 
@@ -76,7 +84,9 @@ def test_ids_can_be_given_for_names(predictor):
 
 
 def test_unknown_names_are_refused_with_similar_ones(predictor):
-    with pytest.raises(kg.RequestError, match="No entity is named 'e33' among the 4 known. Did you mean 'e3'"):
+    with pytest.raises(
+        kg.RequestError, match="No entity is named 'e33' among the 4 known. Did you mean 'e3'"
+    ):
         predictor.tails("e33", "r0")
     with pytest.raises(kg.RequestError, match="No relation is named 'zzz' among the 2 known"):
         predictor.tails("e3", "zzz")
@@ -96,8 +106,11 @@ def test_invalid_arguments(predictor):
 
 
 def test_probabilities_with_a_calibration(predictor):
-    half, offsets = torch.full((2,), 0.5), torch.tensor([[0.5, 0.1, 0.2, 0.3]]).repeat(2, 1)
-    calibration = Calibration(slopes=half, offsets=offsets, relation_specific=torch.tensor([True, False]))
+    half = torch.full((2,), 0.5)
+    offsets = torch.tensor([[0.5, 0.1, 0.2, 0.3]]).repeat(2, 1)
+    calibration = Calibration(
+        slopes=half, offsets=offsets, relation_specific=torch.tensor([True, False])
+    )
     believing = kg.Predictor(predictor.model, predictor.graph, calibration=calibration)
     answers = believing.tails("e3", "r0", k=4)
     triples = np.array([(3, 0, id) for id in (2, 1, 0)])
@@ -108,21 +121,26 @@ def test_probabilities_with_a_calibration(predictor):
     assert answers[0].probability is None  # what train has is no candidate
     assert [a.probability for a in answers[1:]] == pytest.approx(expected.tolist())
     assert believing.triple("e3", "r0", "e0").probability == answers[3].probability
-    assert {a.id: a.probability for a in believing.heads("r0", "e0")}[3] == pytest.approx(answers[3].probability)
-    assert {a.id: a.probability for a in believing.relations("e3", "e0")}[0] == pytest.approx(answers[3].probability)
+    assert {a.id: a.probability for a in believing.heads("r0", "e0")}[3] == pytest.approx(
+        answers[3].probability
+    )
+    assert {a.id: a.probability for a in believing.relations("e3", "e0")}[0] == pytest.approx(
+        answers[3].probability
+    )
     assert all(a.probability is None for a in predictor.tails("e3", "r0"))
 
 
 def test_prediction_sets_by_name(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0)
-    predictor, sets = kg.Predictor(model, small_graph), PredictionSets.fit(model, small_graph)
-    tails, heads = (
-        predictor.prediction_set("e5", "r2", coverage=0.6),
-        predictor.prediction_set(None, "r2", "e5", coverage=0.6),
-    )
+    predictor = kg.Predictor(model, small_graph)
+    sets = PredictionSets.fit(model, small_graph)
+    tails = predictor.prediction_set("e5", "r2", coverage=0.6)
+    heads = predictor.prediction_set(None, "r2", "e5", coverage=0.6)
     known = kg.KnownAnswers.of(small_graph)
     assert [a.id for a in tails] == sets.of(model, known, 5, 2, coverage=0.6).entities.tolist()
-    assert [a.id for a in heads] == sets.of(model, known, 5, 2, side="head", coverage=0.6).entities.tolist()
+    assert [a.id for a in heads] == sets.of(
+        model, known, 5, 2, side="head", coverage=0.6
+    ).entities.tolist()
     assert not any(a.known for a in tails + heads)
     best = predictor.tails("e5", "r2", k=len(tails), known="omit")
     assert [(a.id, a.score) for a in tails] == [(a.id, pytest.approx(a.score)) for a in best]
@@ -133,12 +151,16 @@ def test_prediction_sets_by_name(small_graph):
 def test_a_run_makes_its_predictor(small_graph, tmp_path):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0)
     run = kg.train(model, small_graph, epochs=1, out=tmp_path / "run")
-    assert run.predictor().tails("e5", "r2") == kg.Predictor(run.model, small_graph).tails("e5", "r2")
+    assert run.predictor().tails("e5", "r2") == kg.Predictor(run.model, small_graph).tails(
+        "e5", "r2"
+    )
     assert run.predictor().calibration is None
     calibrated = run.predictor(calibrated=True, cache=True)
     assert run.predictor().calibration is not None  # read from the folder
     found = [prediction.probability for prediction in calibrated.tails("e5", "r2")]
-    assert found == pytest.approx([one.probability for one in run.predictor().tails("e5", "r2")], abs=1e-5)
+    assert found == pytest.approx(
+        [one.probability for one in run.predictor().tails("e5", "r2")], abs=1e-5
+    )
     assert calibrated.recipe is run.recipe
 
 
@@ -150,11 +172,17 @@ def test_lists_are_batches_of_queries(small_graph):
         (predictor.heads(relations, tails, k=4), predictor.heads),
         (predictor.relations(heads, tails, k=4), predictor.relations),
     ):
-        given = {"tails": (heads, relations), "heads": (relations, tails), "relations": (heads, tails)}[one.__name__]
+        given = {
+            "tails": (heads, relations),
+            "heads": (relations, tails),
+            "relations": (heads, tails),
+        }[one.__name__]
         assert [[(a.id, a.split) for a in found] for found in batch] == [
             [(a.id, a.split) for a in one(*names, k=4)] for names in zip(*given, strict=True)
         ]
-    assert predictor.tails(heads, "r1", known="omit") == predictor.tails(heads, ["r1"] * 3, known="omit")
+    assert predictor.tails(heads, "r1", known="omit") == predictor.tails(
+        heads, ["r1"] * 3, known="omit"
+    )
     assert predictor.heads("r1", tuple(heads)) == predictor.heads(["r1"] * 3, heads)
     assert predictor.tails([], []) == predictor.tails([], "r0") == []
     assert len(predictor.tails(["e1"], "r0", k=2)) == 1
@@ -171,7 +199,9 @@ def test_bad_batches_are_refused(predictor):
 
 def test_known_relations_are_those_of_all_splits(small_graph):
     predictor = kg.Predictor(kg.ComplEx(small_graph.shape, dim=4), small_graph)
-    for head, tail in {(h, t) for split in ("train", "test") for h, _, t in small_graph.split(split).tolist()[:20]}:
+    for head, tail in {
+        (h, t) for split in ("train", "test") for h, _, t in small_graph.split(split).tolist()[:20]
+    }:
         wanted: dict[int, str] = {}
         for split in ("train", "valid", "test"):
             for h, r, t in small_graph.split(split).tolist():

@@ -19,7 +19,9 @@ from dualkg.inference.reliability import LIKELY, Reliability, evaluate_calibrati
     weight=st.floats(0.1, 50),
 )
 def test_perfect_probabilities_have_no_error(num_true, weight):
-    """Ten groups of twenty candidates, each with the share of true ones that its probability predicts."""
+    """Ten groups of twenty candidates, each with the share of true ones that its probability
+    predicts.
+    """
     probabilities = np.repeat(np.array(num_true) / 20, 20)
     true = np.concatenate([np.arange(20) < count for count in num_true])
     found = Reliability.of(probabilities, true, np.full(200, weight))
@@ -37,16 +39,22 @@ def test_ece_of_constant_probabilities(predicted, share):
 
 def test_a_weight_counts_like_repeated_candidates():
     random = np.random.default_rng(0)
-    probabilities, true, weights = random.random(50), random.random(50) < 0.3, random.integers(1, 5, 50)
+    probabilities = random.random(50)
+    true = random.random(50) < 0.3
+    weights = random.integers(1, 5, 50)
     short = Reliability.of(probabilities, true, weights.astype(float), num_bins=1)
-    long = Reliability.of(*(np.repeat(values, weights) for values in (probabilities, true)), np.ones(weights.sum()))
+    long = Reliability.of(
+        *(np.repeat(values, weights) for values in (probabilities, true)), np.ones(weights.sum())
+    )
     assert short.brier == pytest.approx(long.brier)
     assert short.num_candidates == long.num_candidates
     assert short.bins[0].predicted == pytest.approx(np.repeat(probabilities, weights).mean())
 
 
 def test_noise_is_the_ece_of_correct_probabilities():
-    """Labels drawn by the probabilities, each twice, as a triple is a candidate in both directions."""
+    """Labels drawn by the probabilities, each twice, as a triple is a candidate in both
+    directions.
+    """
     errors = []
     for seed in range(60):
         random = np.random.default_rng(seed)
@@ -74,14 +82,20 @@ def test_the_report(small_graph):
     assert facts["likely"]["min_probability"] == LIKELY
     assert set(facts["by_relation"]) == {"r0", "r1", "r2", "r3"}
     expected = sum(counts.expected for counts in report.by_relation.values())
-    assert expected == pytest.approx(sum(one.predicted * one.num_candidates for one in report.overall.bins))
+    assert expected == pytest.approx(
+        sum(one.predicted * one.num_candidates for one in report.overall.bins)
+    )
 
 
 def test_expected_counts_on_valid_are_the_actual_ones(small_graph):
-    """A logistic fit with an offset predicts as many true candidates as there were, but for the pull of its prior."""
+    """A logistic fit with an offset predicts as many true candidates as there were, but for the
+    pull of its prior.
+    """
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.5)
     report = evaluate_calibration(calibrate(model, small_graph), model, small_graph, split="valid")
-    assert sum(counts.expected for counts in report.by_relation.values()) == pytest.approx(40, rel=0.05)
+    assert sum(counts.expected for counts in report.by_relation.values()) == pytest.approx(
+        40, rel=0.05
+    )
 
 
 def test_a_graph_without_test_triples_is_refused(small_graph):

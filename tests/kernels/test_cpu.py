@@ -1,4 +1,6 @@
-"""The CPU kernels, compiled and plain, against float64: random numbers, odd sizes, buffers filled with NaN."""
+"""The CPU kernels, compiled and plain, against float64: random numbers, odd sizes, buffers filled
+with NaN.
+"""
 
 import importlib.util
 from itertools import product
@@ -57,8 +59,12 @@ def queries_with_several_answers(columns: int) -> tuple[Tensor, Targets]:
 def cross_entropy_in_float64(scores: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
     """By autograd: the gradient of the sum of all losses, and each loss."""
     exact = scores.double().requires_grad_()
-    terms = targets.weights * (exact.logsumexp(-1)[targets.queries] - exact[targets.queries, targets.entities])
-    losses = torch.zeros(len(exact), dtype=torch.float64, device=exact.device).index_add(0, targets.queries, terms)
+    terms = targets.weights * (
+        exact.logsumexp(-1)[targets.queries] - exact[targets.queries, targets.entities]
+    )
+    losses = torch.zeros(len(exact), dtype=torch.float64, device=exact.device).index_add(
+        0, targets.queries, terms
+    )
     (gradient,) = torch.autograd.grad(losses.sum(), exact)
     return gradient, losses.detach()
 
@@ -74,7 +80,11 @@ def softmax_in_float64(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
 @pytest.mark.usefixtures("form", "threads")
 @pytest.mark.parametrize(
     ("form", "threads", "dtype", "size"),
-    pairwise(product(FORMS, THREADS, DTYPES, [(1, 1), (3, 5), (7, 2048), (2, 2049), (33, 14541), (0, 10)])),
+    pairwise(
+        product(
+            FORMS, THREADS, DTYPES, [(1, 1), (3, 5), (7, 2048), (2, 2049), (33, 14541), (0, 10)]
+        )
+    ),
     indirect=["form", "threads"],
 )
 def test_softmax_gradient(dtype, size):
@@ -86,7 +96,9 @@ def test_softmax_gradient(dtype, size):
     expected, expected_losses = softmax_in_float64(scores[:, :columns], targets)
     losses = softmax_gradient_(scores, Targets.one_each(targets, torch.ones(rows)), columns)
     tolerance = {torch.float32: 2e-5, torch.bfloat16: 4e-3, torch.float64: 1e-12}[dtype]
-    torch.testing.assert_close(scores[:, :columns].double(), expected, rtol=tolerance, atol=min(tolerance, 1e-6))
+    torch.testing.assert_close(
+        scores[:, :columns].double(), expected, rtol=tolerance, atol=min(tolerance, 1e-6)
+    )
     assert not scores[:, columns:].any()
     assert losses.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
@@ -105,7 +117,9 @@ def test_softmax_gradient_of_queries_with_several_answers(columns, dtype):
     expected, expected_losses = cross_entropy_in_float64(scores[:, :columns], targets)
     losses = softmax_gradient_(scores, targets, columns)
     tolerance = 2e-5 if dtype != torch.bfloat16 else 4e-3
-    torch.testing.assert_close(scores[:, :columns].double(), expected, rtol=tolerance, atol=min(tolerance, 1e-6))
+    torch.testing.assert_close(
+        scores[:, :columns].double(), expected, rtol=tolerance, atol=min(tolerance, 1e-6)
+    )
     assert not scores[:, columns:].any()
     assert not scores[-1].any()
     torch.testing.assert_close(losses.double(), expected_losses, rtol=1e-5, atol=1e-5)
@@ -115,7 +129,9 @@ def test_softmax_gradient_of_queries_with_several_answers(columns, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_memory_outside_the_rows_is_not_changed(dtype):
     whole = torch.randn(5, 40).to(dtype)
-    before, scores, targets = whole.clone(), whole[1:4, 3:33], torch.tensor([0, 28, 5])
+    before = whole.clone()
+    scores = whole[1:4, 3:33]
+    targets = torch.tensor([0, 28, 5])
     expected, _ = softmax_in_float64(scores[:, :29], targets)
     softmax_gradient_(scores, Targets.one_each(targets, torch.ones(3)), 29)
     torch.testing.assert_close(scores[:, :29].double(), expected, rtol=4e-3, atol=1e-6)
@@ -127,7 +143,9 @@ def test_memory_outside_the_rows_is_not_changed(dtype):
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_huge_scores_stay_finite(dtype):
-    scores = torch.tensor([[1e30, -1e30, 0.0], [-1e30, -1e30, -1e30], [300.0, 0.0, 299.0]]).to(dtype)
+    scores = torch.tensor([[1e30, -1e30, 0.0], [-1e30, -1e30, -1e30], [300.0, 0.0, 299.0]]).to(
+        dtype
+    )
     expected, expected_losses = softmax_in_float64(scores, torch.tensor([1, 0, 1]))
     losses = softmax_gradient_(scores, one_each(1, 0, 1), 3)
     torch.testing.assert_close(scores.double(), expected, rtol=4e-3, atol=1e-6)
@@ -171,7 +189,9 @@ def test_exponentials_agree_with_float64():
 @pytest.mark.usefixtures("form", "threads")
 @pytest.mark.parametrize("shape", [(1, 1), (37, 11), (1000, 129), (0, 4)])
 def test_adagrad_steps_and_copies_in_one_pass(shape):
-    table, sums, gradient = torch.randn(shape), torch.rand(shape), torch.randn(shape)
+    table = torch.randn(shape)
+    sums = torch.rand(shape)
+    gradient = torch.randn(shape)
     slope = gradient.double()
     seen = sums.double() + slope.square()
     expected = table.double() - 0.1 * slope / (seen.sqrt() + 1e-10)
@@ -187,7 +207,8 @@ def test_adagrad_steps_and_copies_in_one_pass(shape):
 def test_adagrad_agrees_with_pytorch(dtype):
     parameter = torch.nn.Parameter(torch.randn(50, 30, dtype=dtype))
     optimizer = torch.optim.Adagrad([parameter], lr=0.1)
-    table, sums = parameter.detach().clone(), torch.zeros(50, 30, dtype=dtype)
+    table = parameter.detach().clone()
+    sums = torch.zeros(50, 30, dtype=dtype)
     for rate in (0.1, 0.07, 0.02):
         parameter.grad = torch.randn(50, 30, dtype=dtype)
         parameter.grad[:20] = 0  # rows without a gradient so far divide 0 by 0
@@ -202,12 +223,16 @@ def test_adagrad_agrees_with_pytorch(dtype):
 def test_copies_are_rounded_as_in_pytorch():
     """To the nearest, of two to the even one; NaN stays NaN."""
     bits = np.random.default_rng().integers(0, 2**32, 100_000, dtype=np.uint32)
-    bits[(bits & 0x7F800000) == 0] = 0  # threads started during a training treat denormal numbers as 0
+    bits[(bits & 0x7F800000) == 0] = (
+        0  # threads started during a training treat denormal numbers as 0
+    )
     bits[:6] = [0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0x7FFFFFFF, 0xFFFFFFFF]
     table = torch.from_numpy(bits.view(np.float32)).clone()
     copy = torch.empty(len(table), dtype=torch.bfloat16)
     adagrad_(table, torch.ones(len(table)), torch.zeros(len(table)), copy, 0.1, eps=1e-10)
-    torch.testing.assert_close(copy, torch.from_numpy(bits.view(np.float32)).bfloat16(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        copy, torch.from_numpy(bits.view(np.float32)).bfloat16(), rtol=0, atol=0, equal_nan=True
+    )
 
 
 def test_plain_forms_run_without_numba():
@@ -266,7 +291,9 @@ def test_threads_started_during_training_keep_denormal_numbers(monkeypatch):
     cpu._pool.cache_clear()
     found = {}
     with flush_denormals():
-        cpu.in_parallel(lambda first, last: found.update({first: float(torch.tensor([2.0**-126]) * 0.5)}), 2)
+        cpu.in_parallel(
+            lambda first, last: found.update({first: float(torch.tensor([2.0**-126]) * 0.5)}), 2
+        )
     assert found[0] == 0
     assert found[1] > 0
 
@@ -292,7 +319,8 @@ def test_pairwise_sums(dtype, kind, sizes):
 @pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_nan_coordinate_affects_only_its_column(kind):
-    one, other = torch.zeros(2, 4), torch.zeros(3, 4)
+    one = torch.zeros(2, 4)
+    other = torch.zeros(3, 4)
     other[1, -1] = torch.nan
     found = sums_of(kind, one, other)
     assert found[:, 1].isnan().all()

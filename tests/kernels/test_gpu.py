@@ -19,7 +19,8 @@ pytestmark = [
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("rows", "columns"), [(1, 1), (3, 5), (7, 2048), (2, 2049), (33, 14541), (5, 16385), (3, 40943), (0, 10)]
+    ("rows", "columns"),
+    [(1, 1), (3, 5), (7, 2048), (2, 2049), (33, 14541), (5, 16385), (3, 40943), (0, 10)],
 )
 def test_softmax_gradient(rows, columns, dtype):
     from dualkg.kernels.gpu.scores import softmax_gradient_
@@ -28,14 +29,17 @@ def test_softmax_gradient(rows, columns, dtype):
     scores = (torch.randn(rows, padded, device="cuda") * 5).to(dtype)
     scores[:, columns:] = torch.nan  # padding must never be read as a score
     targets = torch.randint(0, columns, (rows, 3), device="cuda")[:, 1]  # not contiguous
-    weights, losses = torch.rand(rows, device="cuda"), torch.full((rows,), torch.nan, device="cuda")
+    weights = torch.rand(rows, device="cuda")
+    losses = torch.full((rows,), torch.nan, device="cuda")
     exact = scores[:, :columns].double()
     expected = exact.softmax(-1)
     expected[torch.arange(rows), targets] -= 1
     softmax_gradient_(scores, Targets.one_each(targets, weights), columns, losses)
     tolerance = 1e-5 if dtype == torch.float32 else 4e-3
     expected *= weights[:, None]
-    torch.testing.assert_close(scores[:, :columns].double(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        scores[:, :columns].double(), expected, rtol=tolerance, atol=tolerance
+    )
     assert not scores[:, columns:].any()
     exact_losses = weights * F.cross_entropy(exact, targets, reduction="none")
     torch.testing.assert_close(losses.double(), exact_losses, rtol=1e-5, atol=1e-5)
@@ -47,12 +51,15 @@ def test_softmax_gradient_of_queries_with_several_answers(columns, dtype):
     from dualkg.kernels.gpu.scores import softmax_gradient_
 
     scores, targets = queries_with_several_answers(columns)
-    scores, targets = scores.to("cuda", dtype), Targets(*(array.cuda() for array in targets))
+    scores = scores.to("cuda", dtype)
+    targets = Targets(*(array.cuda() for array in targets))
     losses = torch.full((len(scores),), torch.nan, device="cuda")
     expected, exact_losses = cross_entropy_in_float64(scores[:, :columns], targets)
     softmax_gradient_(scores, targets, columns, losses)
     tolerance = 1e-5 if dtype == torch.float32 else 4e-3
-    torch.testing.assert_close(scores[:, :columns].double(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        scores[:, :columns].double(), expected, rtol=tolerance, atol=tolerance
+    )
     assert not scores[:, columns:].any()
     assert not scores[-1].any()  # a query without an answer
     torch.testing.assert_close(losses.double(), exact_losses, rtol=1e-5, atol=1e-5)
@@ -66,7 +73,9 @@ def test_a_nonfinite_score_makes_the_loss_nonfinite(columns, bad):
     scores = torch.randn(2, columns, device="cuda")
     scores[1, columns // 2] = bad
     losses = torch.zeros(2, device="cuda")
-    targets = Targets.one_each(torch.zeros(2, dtype=torch.int64, device="cuda"), torch.ones(2, device="cuda"))
+    targets = Targets.one_each(
+        torch.zeros(2, dtype=torch.int64, device="cuda"), torch.ones(2, device="cuda")
+    )
     softmax_gradient_(scores, targets, columns, losses)
     assert losses.isfinite().tolist() == [True, False]
 
@@ -78,7 +87,9 @@ def test_adagrad_sums_steps_and_copies_in_one_pass(shape, with_product):
 
     num_rows, width = shape
     shape_of_copy = (num_rows + 5, -(-width // 8) * 8)
-    table, sums, rows = torch.randn(shape), torch.rand(shape), torch.randn(shape)
+    table = torch.randn(shape)
+    sums = torch.rand(shape)
+    rows = torch.randn(shape)
     stamps = torch.randint(6, 8, (num_rows,), dtype=torch.int32)
     product = torch.randn(shape_of_copy).bfloat16()
     now = torch.tensor(7, dtype=torch.int32)
@@ -116,7 +127,14 @@ def test_rows_are_mapped(name, dim):
     for column in (0, 2):
         mapped = torch.full((41, width + 3), 7.0, device="cuda")
         table = model.head_table if column == 0 else model.tail_table
-        map_rows_(mapped, batch, table.detach(), model.relations.detach(), algebra=algebra, columns=(column, 1))
+        map_rows_(
+            mapped,
+            batch,
+            table.detach(),
+            model.relations.detach(),
+            algebra=algebra,
+            columns=(column, 1),
+        )
         f = model.factors(*batch.unbind(-1))
         expected = f.mapped_head if column == 0 else f.mapped_tail
         torch.testing.assert_close(mapped[:, :width], expected, rtol=1e-5, atol=1e-6)
@@ -128,7 +146,8 @@ def test_rows_are_mapped(name, dim):
 def test_rows_are_multiplied_by_the_matrices_of_their_relations(dim, size):
     from dualkg.kernels.gpu.matrices import TriplesByRelation, map_rows_
 
-    table, matrices = torch.randn(50, dim, device="cuda"), torch.randn(9, dim * dim, device="cuda")
+    table = torch.randn(50, dim, device="cuda")
+    matrices = torch.randn(9, dim * dim, device="cuda")
     ids = torch.randint(0, 50, (size, 3), device="cuda")[:, 1]
     relations = torch.randint(0, 9, (size,), device="cuda") // 2 * 2  # some are absent
     groups = TriplesByRelation.of(relations, 9)
@@ -138,14 +157,24 @@ def test_rows_are_multiplied_by_the_matrices_of_their_relations(dim, size):
         expected = torch.einsum("bi,bij->bj", table[ids].double(), applied)
         mapped = torch.full((size, dim), torch.nan, device="cuda")
         rounded = torch.full((size, dim + 5), 7.0, dtype=torch.bfloat16, device="cuda")
-        map_rows_(table, matrices, groups, transposed=transposed, ids=ids, output=mapped, bf16_output=rounded)
+        map_rows_(
+            table,
+            matrices,
+            groups,
+            transposed=transposed,
+            ids=ids,
+            output=mapped,
+            bf16_output=rounded,
+        )
         assert near(mapped, expected, 2e-3)
         assert torch.equal(rounded[:, :dim], mapped.bfloat16())
         assert (rounded[:, dim:] == 7).all()
         rows = torch.zeros(50, dim, device="cuda")
         map_rows_(mapped, matrices, groups, transposed=transposed, ids=ids, rows=rows)
         again = torch.einsum("bi,bij->bj", mapped.double(), applied)
-        assert near(rows, torch.zeros(50, dim, device="cuda").double().index_add_(0, ids, again), 2e-3)
+        assert near(
+            rows, torch.zeros(50, dim, device="cuda").double().index_add_(0, ids, again), 2e-3
+        )
 
 
 def near(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
@@ -153,7 +182,9 @@ def near(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("batch", "others", "dim"), [(1, 1, 1), (3, 5, 7), (17, 33, 16), (100, 1000, 35), (0, 4, 3)])
+@pytest.mark.parametrize(
+    ("batch", "others", "dim"), [(1, 1, 1), (3, 5, 7), (17, 33, 16), (100, 1000, 35), (0, 4, 3)]
+)
 def test_pairwise_sums(kind, batch, others, dim):
     check_sums(kind, batch, others, dim, dtype=torch.float32, device="cuda")
 

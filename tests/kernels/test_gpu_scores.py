@@ -1,4 +1,6 @@
-"""Counts by Triton against a definition in plain Python, and ranks on a GPU against those on a CPU."""
+"""Counts by Triton against a definition in plain Python, and ranks on a GPU against those on a
+CPU.
+"""
 
 import warnings
 
@@ -18,7 +20,9 @@ pytestmark = [
 
 
 def on_gpu(scores: torch.Tensor, known: torch.Tensor, targets: RankTargets) -> torch.Tensor:
-    return counter("triton")(scores.cuda(), known.cuda(), RankTargets(*(values.cuda() for values in targets))).cpu()
+    return counter("triton")(
+        scores.cuda(), known.cuda(), RankTargets(*(values.cuda() for values in targets))
+    ).cpu()
 
 
 @settings(max_examples=100)
@@ -51,13 +55,15 @@ def test_padding_is_never_read_as_a_score():
 
 
 def test_no_targets_have_no_counts():
-    empty, known = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)
+    empty = torch.zeros(0, dtype=torch.int64)
+    known = torch.zeros(0, dtype=torch.int32)
     assert on_gpu(torch.zeros(0, 3), known, RankTargets(*[empty] * 4)).shape == (0, 2)
 
 
 def test_counting_does_not_synchronize():
     arrays = [tensor.cuda() for tensor in (wide()[0], wide()[1], *wide()[2])]
-    count, targets = counter("triton"), RankTargets(*arrays[2:])
+    count = counter("triton")
+    targets = RankTargets(*arrays[2:])
     count(arrays[0], arrays[1], targets)  # compiled here
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch says that this mode is new
@@ -76,7 +82,8 @@ def test_ranks_on_a_gpu_equal_those_on_a_cpu(small_graph, dual, reciprocal):
     for parameter in model.parameters():
         parameter.data = torch.randint(-2, 3, parameter.shape, generator=random).float()
     scored = kg.Dual(model, dual) if dual else model
-    here, there = kg.rank(scored, small_graph), kg.rank(scored.cuda(), small_graph)
+    here = kg.rank(scored, small_graph)
+    there = kg.rank(scored.cuda(), small_graph)
     np.testing.assert_array_equal(here.optimistic, there.optimistic)
     np.testing.assert_array_equal(here.pessimistic, there.pessimistic)
 
@@ -97,6 +104,7 @@ def test_relations_on_a_gpu_are_ranked_as_on_a_cpu(small_graph):
 
 
 def test_known_answers_stay_on_the_gpu(small_graph):
-    known, device = kg.KnownAnswers.of(small_graph), torch.device("cuda", 0)
+    known = kg.KnownAnswers.of(small_graph)
+    device = torch.device("cuda", 0)
     assert known.on(device) is known.on(device)
     assert known.on(device).answers.device == device

@@ -28,7 +28,10 @@ def pretend(monkeypatch, *, triton: bool, compiler: bool, headers: bool, tmp_pat
 @pytest.mark.parametrize(
     ("there", "sentence"),
     [
-        ({"triton": False, "compiler": True, "headers": True}, "needs Triton, which is not installed"),
+        (
+            {"triton": False, "compiler": True, "headers": True},
+            "needs Triton, which is not installed",
+        ),
         ({"triton": True, "compiler": False, "headers": True}, "neither gcc nor clang is here"),
         ({"triton": True, "compiler": True, "headers": False}, "needs the headers of Python"),
     ],
@@ -51,11 +54,17 @@ def test_bf16_on_a_gpu_is_refused_with_the_reason(monkeypatch, small_graph):
         def device(self):
             return engines.torch.device("cuda")
 
-    monkeypatch.setattr(engines, "gpu_kernels_unavailable", lambda: "needs Triton, which is not installed")
+    monkeypatch.setattr(
+        engines, "gpu_kernels_unavailable", lambda: "needs Triton, which is not installed"
+    )
     model = OnGPU(small_graph.shape, dim=2)
     assert engines.choose_engine(kg.Recipe(), model, kg.DURA(0.1)).step == "fused"
-    with pytest.raises(kg.RequestError, match=r"bf16 on a GPU needs Triton, which is not installed\. Use --set"):
-        engines.choose_engine(kg.Recipe().with_changes({"training.precision": "bf16"}), model, kg.DURA(0.1))
+    with pytest.raises(
+        kg.RequestError, match=r"bf16 on a GPU needs Triton, which is not installed\. Use --set"
+    ):
+        engines.choose_engine(
+            kg.Recipe().with_changes({"training.precision": "bf16"}), model, kg.DURA(0.1)
+        )
 
 
 def test_matmul_precision_is_restored():

@@ -15,7 +15,9 @@ from dualkg.training.batches import one_of_each_query
 from tests.conftest import graph_of
 
 CPU = torch.device("cpu")
-some_triples = st.sets(st.tuples(st.integers(0, 8), st.integers(0, 2), st.integers(0, 8)), min_size=1, max_size=40)
+some_triples = st.sets(
+    st.tuples(st.integers(0, 8), st.integers(0, 2), st.integers(0, 8)), min_size=1, max_size=40
+)
 
 
 class Scores(kg.DistMult):
@@ -35,20 +37,25 @@ def queries_of(graph):
 
 
 def test_k_vs_all_by_hand():
-    """Query 0 has answers 1 and 2, query 1 has answer 0; chances 1/6, 2/6 and 3/6, and all alike."""
+    """Query 0 has answers 1 and 2, query 1 has answer 0; chances 1/6, 2/6 and 3/6, and all
+    alike.
+    """
     train = torch.tensor([[0, 0, 1], [0, 0, 2], [1, 0, 0]]).numpy()
     scores = torch.tensor([[0.0, math.log(2), math.log(3)], [0.0, 0.0, 0.0]])
     model = Scores(kg.GraphShape(3, 1), scores)
     answers = TrainingAnswers(train, model.shape, device=CPU)
     f = model.factors(torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([1, 0]))
-    first, second = (math.log(3) + math.log(2)) / 2, math.log(3)
+    first = (math.log(3) + math.log(2)) / 2
+    second = math.log(3)
 
     def loss(**choices):
         return BoundKvsAll(answers, max_answers=3, **choices)(model, f).item()
 
     assert loss() == pytest.approx((first + second) / 2)
     assert loss(count_exponent=1.0) == pytest.approx((2 * first + second) / 3)
-    assert loss(count_exponent=0.5) == pytest.approx((math.sqrt(2) * first + second) / (math.sqrt(2) + 1))
+    assert loss(count_exponent=0.5) == pytest.approx(
+        (math.sqrt(2) * first + second) / (math.sqrt(2) + 1)
+    )
     spread = (math.log(6) + math.log(3) + math.log(2)) / 3
     assert loss(label_smoothing=0.3) == pytest.approx((0.7 * first + 0.3 * spread + second) / 2)
 
@@ -60,7 +67,12 @@ def test_with_exponent_1_the_loss_equals_1_vs_all(train):
     queries, triples = queries_of(graph)
     answers = TrainingAnswers(graph.train, graph.shape, device=CPU)
     for smoothing in (0.0, 0.2):
-        loss = BoundKvsAll(answers, answers.max_answers(len(queries)), count_exponent=1.0, label_smoothing=smoothing)
+        loss = BoundKvsAll(
+            answers,
+            answers.max_answers(len(queries)),
+            count_exponent=1.0,
+            label_smoothing=smoothing,
+        )
         expected = BoundOneVsAll(label_smoothing=smoothing)(model, model.factors(*triples.T))
         torch.testing.assert_close(loss(model, model.factors(*queries.T)), expected)
 
@@ -76,7 +88,9 @@ def test_every_query_is_one_example(small_graph):
 def test_answers_of_queries_are_those_of_train(train, data):
     graph = graph_of(train, num_entities=9, num_relations=3)
     queries, triples = queries_of(graph)
-    chosen = queries[data.draw(st.lists(st.integers(0, len(queries) - 1), min_size=1, max_size=5, unique=True))]
+    chosen = queries[
+        data.draw(st.lists(st.integers(0, len(queries) - 1), min_size=1, max_size=5, unique=True))
+    ]
     answers = TrainingAnswers(graph.train, graph.shape, device=CPU)
     found = answers.of(chosen[:, 0], chosen[:, 1], capacity=answers.max_answers(len(chosen)))
     for number, (head, relation, _) in enumerate(chosen.tolist()):
@@ -90,7 +104,12 @@ def test_all_parameters_have_gradients_with_dropout(small_graph):
     model = kg.TuckER(small_graph.shape, dim=4, relation_dim=3, batch_norm=True)
     queries, _ = queries_of(small_graph)
     answers = TrainingAnswers(small_graph.train, small_graph.shape, device=CPU)
-    loss = BoundKvsAll(answers, answers.max_answers(20), dropouts=Dropouts(mapped=0.3, given=0.2), label_smoothing=0.1)
+    loss = BoundKvsAll(
+        answers,
+        answers.max_answers(20),
+        dropouts=Dropouts(mapped=0.3, given=0.2),
+        label_smoothing=0.1,
+    )
     loss(model, model.factors(*queries[:20].T)).backward()
     for parameter in model.parameters():
         assert parameter.grad is not None

@@ -11,19 +11,25 @@ from tests.conftest import graph_of
 
 def test_frequency_weights_count_heads_and_tails_of_train_once():
     graph = graph_of([(0, 0, 1), (0, 0, 2), (1, 0, 0)], num_entities=4)
-    weights = frequency_weights(graph.train, 4, 0.9)  # entity 0 stands 3 times, 1 twice, 2 once, 3 never
+    weights = frequency_weights(
+        graph.train, 4, 0.9
+    )  # entity 0 stands 3 times, 1 twice, 2 once, 3 never
     torch.testing.assert_close(weights, torch.tensor([1.0, 0.9 * 2 / 3 + 0.1, 0.9 / 3 + 0.1, 0.1]))
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5])
 def test_a_frequency_weight_outside_0_and_1_is_refused(share):
-    with pytest.raises(kg.RequestError, match="loss.frequency_weight should be (less|greater) than or equal to [01]; "):
+    with pytest.raises(
+        kg.RequestError,
+        match="loss.frequency_weight should be (less|greater) than or equal to [01]; ",
+    ):
         kg.OneVsAll(frequency_weight=share)
 
 
 def test_weighted_cross_entropy_divides_by_the_summed_weights():
     scores = torch.tensor([[0.0, math.log(3)], [0.0, 0.0]])
-    targets, weights = torch.tensor([0, 1]), torch.tensor([1.0, 0.25])
+    targets = torch.tensor([0, 1])
+    weights = torch.tensor([1.0, 0.25])
     # −log(1/4) with weight 1, −log(1/2) with weight 1/4
     expected = (math.log(4) + 0.25 * math.log(2)) / 1.25
     assert cross_entropy(scores, targets, weights).item() == pytest.approx(expected)
@@ -47,14 +53,21 @@ def test_relation_prediction_is_over_all_relation_ids(dual):
     unbatched = torch.stack([scored.score(h, torch.full_like(h, id), t) for id in range(4)], dim=1)
     extra = torch.nn.functional.cross_entropy(unbatched, r)
     plain = BoundOneVsAll()(scored, scored.factors(h, r, t))
-    torch.testing.assert_close(BoundOneVsAll(relation_weight=0.5)(scored, scored.factors(h, r, t)), plain + 0.5 * extra)
+    torch.testing.assert_close(
+        BoundOneVsAll(relation_weight=0.5)(scored, scored.factors(h, r, t)), plain + 0.5 * extra
+    )
 
 
 def test_a_dual_predicts_relations_with_the_norm_of_the_mapped_head():
-    """Two relations with the same primal score but longer images must not score the same under the dual."""
+    """Two relations with the same primal score but longer images must not score the same under the
+    dual.
+    """
     model = kg.DistMult(kg.GraphShape(2, 2), dim=2, reciprocal=False)
     model.load_state_dict(
-        {"entities": torch.tensor([[1.0, 1.0], [1.0, 0.0]]), "relations": torch.tensor([[1.0, 0.0], [1.0, 5.0]])}
+        {
+            "entities": torch.tensor([[1.0, 1.0], [1.0, 0.0]]),
+            "relations": torch.tensor([[1.0, 0.0], [1.0, 5.0]]),
+        }
     )
     ids = torch.tensor([0]), torch.tensor([1])
     assert model.score_relations(*ids).tolist() == [[1.0, 1.0]]
@@ -63,7 +76,8 @@ def test_a_dual_predicts_relations_with_the_norm_of_the_mapped_head():
 
 def test_a_negative_relation_weight_is_refused():
     with pytest.raises(
-        kg.RequestError, match="loss.relation_weight should be greater than or equal to 0; -1 was given"
+        kg.RequestError,
+        match="loss.relation_weight should be greater than or equal to 0; -1 was given",
     ):
         kg.OneVsAll(relation_weight=-1)
 
@@ -77,14 +91,17 @@ def test_dropout_sets_its_share_to_zero_and_preserves_the_mean():
     assert mask.unique().tolist() == pytest.approx([0, 4 / 3])
     assert float((mask == 0).double().mean()) == pytest.approx(0.25, abs=0.005)
     assert float(mask.double().mean()) == pytest.approx(1, abs=0.01)
-    of_rows, of_columns = (mask == 0).double().mean(1), (mask == 0).double().mean(0)
+    of_rows = (mask == 0).double().mean(1)
+    of_columns = (mask == 0).double().mean(0)
     assert of_rows.max() < 0.4  # four and a half deviations of 400, of 300 rows
     assert of_columns.max() < 0.4
 
 
 def test_dropout_masks_differ_by_seed_position_triple_and_side():
     model = kg.CP(GraphShape(50, 3), dim=64)
-    f = model.factors(torch.tensor([1, 1, 2, 1]), torch.tensor([0, 0, 0, 0]), torch.tensor([5, 5, 5, 6]))
+    f = model.factors(
+        torch.tensor([1, 1, 2, 1]), torch.tensor([0, 0, 0, 0]), torch.tensor([5, 5, 5, 6])
+    )
     like = f.mapped_head
     mask = Dropout(0.5).mask(f, like)
     assert torch.equal(mask, Dropout(0.5).mask(f, like))
@@ -97,7 +114,9 @@ def test_dropout_masks_differ_by_seed_position_triple_and_side():
 
 
 def test_dropped_coordinates_are_not_scored():
-    """All but one of two coordinates dropped, by hand: scores are of the one that is left, twice as large."""
+    """All but one of two coordinates dropped, by hand: scores are of the one that is left, twice as
+    large.
+    """
     model = kg.CP(GraphShape(3, 1), dim=2, init_scale=1.0)
     f = model.factors(torch.tensor([0]), torch.tensor([0]), torch.tensor([2]))
     dropouts = Dropouts(mapped=0.5)
@@ -113,12 +132,15 @@ def test_head_dropout_is_applied_before_the_map(reciprocal):
     model = kg.RESCAL(GraphShape(5, 2), dim=64, reciprocal=reciprocal, init_scale=1.0).double()
     f = model.factors(torch.tensor([0, 3]), torch.tensor([0, 1]), torch.tensor([2, 4]))
     dropouts = Dropouts(mapped=0.25, given=0.5, seed=2)
-    head, image = dropouts.given.mask(f, f.head), dropouts.mapped.mask(f, f.mapped_head)
+    head = dropouts.given.mask(f, f.head)
+    image = dropouts.mapped.mask(f, f.mapped_head)
     assert not torch.equal(head == 0, Dropouts(mapped=0.5, seed=2).mapped.mask(f, f.head) == 0)
     tails = (model.map_head(f.head * head, f.relations) * image) @ model.tail_table.T
     expected = cross_entropy(tails, f.tails)
     if not reciprocal:
-        tail, back = (one.mask(f, f.tail, backward=True) for one in (dropouts.given, dropouts.mapped))
+        tail, back = (
+            one.mask(f, f.tail, backward=True) for one in (dropouts.given, dropouts.mapped)
+        )
         heads = (model.map_tail(f.tail * tail, f.relations) * back) @ model.head_table.T
         expected = (expected + cross_entropy(heads, f.heads)) / 2
     torch.testing.assert_close(BoundOneVsAll(dropouts=dropouts)(model, f), expected)
@@ -141,10 +163,15 @@ def test_dropout_of_everything_is_refused(loss, key):
 
 
 def test_label_smoothing_by_hand():
-    """Chances 1/4 and 3/4; of the answer, the first, a tenth is spread over both, so that it keeps 0.95."""
-    scores, targets = torch.tensor([[0.0, math.log(3)], [0.0, 0.0]]), torch.tensor([0, 1])
+    """Chances 1/4 and 3/4; of the answer, the first, a tenth is spread over both, so that it keeps
+    0.95.
+    """
+    scores = torch.tensor([[0.0, math.log(3)], [0.0, 0.0]])
+    targets = torch.tensor([0, 1])
     first = 0.95 * math.log(4) + 0.05 * math.log(4 / 3)
-    assert cross_entropy(scores, targets, smoothing=0.1).item() == pytest.approx((first + math.log(2)) / 2)
+    assert cross_entropy(scores, targets, smoothing=0.1).item() == pytest.approx(
+        (first + math.log(2)) / 2
+    )
     weights = torch.tensor([1.0, 0.25])  # of the answers; those of the others do not enter
     expected = (first + 0.25 * math.log(2)) / 1.25
     assert cross_entropy(scores, targets, weights, smoothing=0.1).item() == pytest.approx(expected)
@@ -166,6 +193,7 @@ def test_labels_of_entities_are_smoothed_and_those_of_relations_are_not(reciproc
 @pytest.mark.parametrize("share", [-0.1, 1.0])
 def test_label_smoothing_of_1_or_below_0_is_refused(share):
     with pytest.raises(
-        kg.RequestError, match="loss.label_smoothing should be (greater than or equal to 0|less than 1)"
+        kg.RequestError,
+        match="loss.label_smoothing should be (greater than or equal to 0|less than 1)",
     ):
         kg.OneVsAll(label_smoothing=share)

@@ -20,10 +20,14 @@ def answers_of(triples, num_entities: int, num_relations: int) -> TrainingAnswer
 
 
 def test_known_answers_by_hand():
-    """(0, r0, 1), (0, r0, 2), (3, r1, 0) of four entities: tails of the two queries, and heads of the inverses."""
+    """(0, r0, 1), (0, r0, 2), (3, r1, 0) of four entities: tails of the two queries, and heads of
+    the inverses.
+    """
     known = answers_of([(0, 0, 1), (0, 0, 2), (3, 1, 0)], 4, 2)
     found = known.contain(
-        torch.tensor([0, 3, 3, 1, 0, 2]), torch.tensor([0, 1, 0, 2, 3, 3]), torch.tensor([0, 1, 2, 3])
+        torch.tensor([0, 3, 3, 1, 0, 2]),
+        torch.tensor([0, 1, 0, 2, 3, 3]),
+        torch.tensor([0, 1, 2, 3]),
     )
     assert found.int().tolist() == [
         [0, 1, 1, 0],  # (0, r0, ?)
@@ -37,7 +41,9 @@ def test_known_answers_by_hand():
 
 def test_candidates_may_differ_by_query():
     known = answers_of([(0, 0, 1), (0, 0, 2), (3, 1, 0)], 4, 2)
-    found = known.contain(torch.tensor([0, 3]), torch.tensor([0, 1]), torch.tensor([[2, 0], [2, 0]]))
+    found = known.contain(
+        torch.tensor([0, 3]), torch.tensor([0, 1]), torch.tensor([[2, 0], [2, 0]])
+    )
     assert found.int().tolist() == [[1, 0], [0, 1]]
 
 
@@ -47,21 +53,35 @@ def test_repeated_triples_count_once():
 
 
 def test_subsampling_weights_by_hand():
-    """(0, r, 1), (0, r, 2), (3, r, 2): two tails of 0 and one head of 1 are counts of 5 and 4, and so on."""
+    """(0, r, 1), (0, r, 2), (3, r, 2): two tails of 0 and one head of 1 are counts of 5 and 4, and
+    so on.
+    """
     known = answers_of([(0, 0, 1), (0, 0, 2), (3, 0, 2)], 4, 1)
-    heads, relations, tails = torch.tensor([0, 0, 3]), torch.tensor([0, 0, 0]), torch.tensor([1, 2, 2])
+    heads = torch.tensor([0, 0, 3])
+    relations = torch.tensor([0, 0, 0])
+    tails = torch.tensor([1, 2, 2])
     expected = [1 / math.sqrt(5 + 4), 1 / math.sqrt(5 + 5), 1 / math.sqrt(4 + 5)]
     assert known.subsampling_weights(heads, relations, tails).tolist() == pytest.approx(expected)
-    assert known.subsampling_weights(tails, relations + 1, heads).tolist() == pytest.approx(expected)  # reciprocals
+    assert known.subsampling_weights(tails, relations + 1, heads).tolist() == pytest.approx(
+        expected
+    )  # reciprocals
 
 
 def test_head_corruption_probabilities_by_hand():
-    """One head with three tails has tph 3 and hpt 1, so the head is corrupted three times in four."""
+    """One head with three tails has tph 3 and hpt 1, so the head is corrupted three times in
+    four.
+    """
     known = answers_of([(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 1, 1), (1, 1, 0)], 4, 3)
-    assert known.head_corruption_probabilities().tolist() == [0.75, 0.5, 0.5]  # 0.5 for a relation without triples
+    assert known.head_corruption_probabilities().tolist() == [
+        0.75,
+        0.5,
+        0.5,
+    ]  # 0.5 for a relation without triples
 
 
-triples = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=40)
+triples = st.lists(
+    st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=40
+)
 
 
 @given(triples)
@@ -76,8 +96,12 @@ def test_contain_equals_membership_of_a_set(found):
 
 
 def test_large_graphs_do_not_overflow():
-    """Of 2³¹ entities and 10⁵ relations, (h·R + r)·E + t would not fit into 64 bits; numbered queries do."""
+    """Of 2³¹ entities and 10⁵ relations, (h·R + r)·E + t would not fit into 64 bits; numbered
+    queries do.
+    """
     large = 2**31 - 1
     known = answers_of([(large - 1, 99_999, large - 2), (3, 0, 4)], large, 100_000)
-    found = known.contain(torch.tensor([large - 1, 3]), torch.tensor([99_999, 0]), torch.tensor([large - 2, 4, 5]))
+    found = known.contain(
+        torch.tensor([large - 1, 3]), torch.tensor([99_999, 0]), torch.tensor([large - 2, 4, 5])
+    )
     assert found.int().tolist() == [[1, 0, 0], [0, 1, 0]]

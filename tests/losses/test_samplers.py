@@ -21,26 +21,42 @@ def corrupted(batch, *, seed: int = 0, side: str = "tail", **shape) -> Corrupted
     return CorruptedSide(f, side, Draws.of(f, seed=seed), f.tails if side == "tail" else f.heads)
 
 
-def negatives(kind: str, num_entities: int, part: CorruptedSide, *, known: TrainingAnswers | None = None, num: int = 5):
+def negatives(
+    kind: str,
+    num_entities: int,
+    part: CorruptedSide,
+    *,
+    known: TrainingAnswers | None = None,
+    num: int = 5,
+):
     settings = {} if kind == "in-batch" else {"num_negatives": num}
     loss = kg.NegativeSampling(sampler=kind, filtered=known is not None, **settings)
     return BoundSampledLoss(loss, num_entities, known).negatives(part)
 
 
 def corrupt(model, f, head_probabilities=None, **settings) -> list[CorruptedSide]:
-    return BoundSampledLoss(kg.NegativeSampling(**settings), 7, None, head_probabilities).corrupt(model, f)
+    return BoundSampledLoss(kg.NegativeSampling(**settings), 7, None, head_probabilities).corrupt(
+        model, f
+    )
 
 
-# -- draws --------------------------------------------------------------------------------------------------
+# -- draws -------------------------------------------------------------------
 
 
 def test_draws_are_reproducible_by_batch_and_seed():
     batch = [(0, 0, 1), (2, 1, 3), (4, 2, 5)]
-    draws = [Draws.of(factors_of(rows)[1], seed=seed).entities(50, 10**6) for rows, seed in ((batch, 0), (batch, 0))]
+    draws = [
+        Draws.of(factors_of(rows)[1], seed=seed).entities(50, 10**6)
+        for rows, seed in ((batch, 0), (batch, 0))
+    ]
     assert torch.equal(*draws)
     others = [
         Draws.of(factors_of(rows)[1], seed=seed)
-        for rows, seed in ((batch, 1), ([batch[0], batch[2], batch[1]], 0), ([batch[0], batch[1], (4, 2, 6)], 0))
+        for rows, seed in (
+            (batch, 1),
+            ([batch[0], batch[2], batch[1]], 0),
+            ([batch[0], batch[1], (4, 2, 6)], 0),
+        )
     ]
     for other in others:  # another seed, another order behind it, another triple behind it
         assert not torch.equal(other.entities(50, 10**6)[0], draws[0][0])
@@ -69,7 +85,9 @@ def test_a_part_of_a_batch_has_the_draws_of_the_whole():
     draws = Draws.of(factors_of([(0, 0, 1), (2, 1, 3), (4, 2, 5)])[1], seed=0)
     rows = torch.tensor([2, 0])
     assert torch.equal(draws.at(rows).entities(9, 100), draws.entities(9, 100)[rows])
-    assert torch.equal(draws.at(rows).entities(9, 100, shared=True), draws.entities(9, 100, shared=True))
+    assert torch.equal(
+        draws.at(rows).entities(9, 100, shared=True), draws.entities(9, 100, shared=True)
+    )
 
 
 @pytest.mark.gpu
@@ -79,15 +97,23 @@ def test_a_gpu_draws_the_same(kind):
     triples = [(i % 7, i % 3, (3 * i + i // 7) % 7) for i in range(60)]
     found = []
     for device in (CPU, torch.device("cuda")):
-        known = TrainingAnswers(torch.tensor(triples).int().numpy(), kg.GraphShape(7, 3), device=device)
-        f = kg.DistMult(known.shape, dim=2).to(device).factors(*torch.tensor(triples, device=device).T)
+        known = TrainingAnswers(
+            torch.tensor(triples).int().numpy(), kg.GraphShape(7, 3), device=device
+        )
+        f = (
+            kg.DistMult(known.shape, dim=2)
+            .to(device)
+            .factors(*torch.tensor(triples, device=device).T)
+        )
         draws = Draws.of(f, seed=5)
-        candidates, allowed = negatives(kind, 7, CorruptedSide(f, "tail", draws, f.tails), known=known)
+        candidates, allowed = negatives(
+            kind, 7, CorruptedSide(f, "tail", draws, f.tails), known=known
+        )
         found.append([draws.sides().cpu(), candidates.cpu(), allowed.cpu()])
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
-# -- what counts --------------------------------------------------------------------------------------------
+# -- what counts -------------------------------------------------------------
 
 
 def test_negatives_of_the_batch_by_hand():
@@ -97,14 +123,20 @@ def test_negatives_of_the_batch_by_hand():
     candidates, allowed = negatives("in-batch", 7, corrupted(batch), known=known)
     assert candidates.tolist() == [1, 2, 1]
     assert allowed.int().tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0]]
-    assert negatives("in-batch", 7, corrupted(batch))[1].int().tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+    assert negatives("in-batch", 7, corrupted(batch))[1].int().tolist() == [
+        [0, 1, 0],
+        [1, 0, 1],
+        [0, 1, 0],
+    ]
     candidates, allowed = negatives("in-batch", 7, corrupted(batch, side="head"), known=known)
     assert candidates.tolist() == [0, 0, 3]
     assert allowed.int().tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0]]
 
 
 def test_known_answers_are_drawn_again():
-    """Half of all entities are known; without redraws half of the negatives would not be allowed."""
+    """Half of all entities are known; without redraws half of the negatives would not be
+    allowed.
+    """
     batch = [(0, 0, tail) for tail in range(50)]
     known = answers_of(batch, 100, 1)
     part = corrupted(batch, num_entities=100, num_relations=1)
@@ -115,22 +147,33 @@ def test_known_answers_are_drawn_again():
     assert float(allowed.double().mean()) == pytest.approx(0.5, abs=0.15)
 
 
-triples = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 6)), min_size=2, max_size=40)
+triples = st.lists(
+    st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 6)), min_size=2, max_size=40
+)
 
 
-@given(triples, st.integers(0, 2**32 - 1), st.sampled_from(["uniform", "shared", "in-batch"]), st.booleans())
+@given(
+    triples,
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(["uniform", "shared", "in-batch"]),
+    st.booleans(),
+)
 def test_known_answers_are_never_allowed(found, seed, kind, reciprocal):
     """On both sides, and whatever part of the training triples is the batch."""
     both = found + [(t, r + 3, h) for h, r, t in found] if reciprocal else found
     model, f = factors_of(both, reciprocal=reciprocal)
     settings = {} if kind == "in-batch" else {"num_negatives": 5}
-    bound = BoundSampledLoss(kg.NegativeSampling(sampler=kind, **settings), 7, answers_of(found, 7, 3), seed=seed)
+    bound = BoundSampledLoss(
+        kg.NegativeSampling(sampler=kind, **settings), 7, answers_of(found, 7, 3), seed=seed
+    )
     seen = 0
     for part in bound.corrupt(model, f):
         candidates, allowed = bound.negatives(part)
         candidates = candidates.expand(allowed.shape)
         ids = torch.stack([part.factors.heads, part.factors.relations, part.factors.tails], dim=1)
-        for (h, r, t), row, good in zip(ids.tolist(), candidates.tolist(), allowed.tolist(), strict=True):
+        for (h, r, t), row, good in zip(
+            ids.tolist(), candidates.tolist(), allowed.tolist(), strict=True
+        ):
             made = [(h, r, entity) if part.side == "tail" else (entity, r, t) for entity in row]
             assert good == [triple not in both for triple in made]
             seen += 1
@@ -141,30 +184,37 @@ def test_known_answers_are_never_allowed(found, seed, kind, reciprocal):
 def test_without_filtering_only_the_own_answer_is_not_allowed(found, kind):
     part = corrupted(found)
     candidates, allowed = negatives(kind, 7, part)
-    assert torch.equal(allowed, candidates.expand(allowed.shape) != part.factors.answers(part.side)[:, None])
+    assert torch.equal(
+        allowed, candidates.expand(allowed.shape) != part.factors.answers(part.side)[:, None]
+    )
 
 
 def test_the_own_answer_is_not_allowed_even_if_it_is_not_known():
     """A batch may hold triples that training does not."""
-    batch, known = [(0, 0, 1), (2, 0, 3)], answers_of([(5, 1, 6)], 7, 3)
+    batch = [(0, 0, 1), (2, 0, 3)]
+    known = answers_of([(5, 1, 6)], 7, 3)
     for kind in ("uniform", "shared", "in-batch"):
         candidates, allowed = negatives(kind, 7, corrupted(batch), known=known, num=50)
         assert torch.equal(allowed, candidates.expand(allowed.shape) != torch.tensor([[1], [3]]))
 
 
 def test_less_than_one_negative_is_refused():
-    with pytest.raises(kg.RequestError, match="loss.num_negatives should be greater than or equal to 1; 0 was given"):
+    with pytest.raises(
+        kg.RequestError,
+        match="loss.num_negatives should be greater than or equal to 1; 0 was given",
+    ):
         kg.NegativeSampling(num_negatives=0)
 
 
-# -- sides --------------------------------------------------------------------------------------------------
+# -- sides -------------------------------------------------------------------
 
 
 def test_with_reciprocals_only_tails_are_corrupted():
     model, f = factors_of([(0, 0, 1), (1, 3, 0)], reciprocal=True)
     (part,) = corrupt(model, f)
     assert part.factors is f
-    given, answers = part.factors.given(part.side), part.factors.answers(part.side)
+    given = part.factors.given(part.side)
+    answers = part.factors.answers(part.side)
     assert (part.side, given.tolist(), answers.tolist()) == ("tail", [0, 1], [1, 0])
 
 
@@ -176,7 +226,10 @@ def test_without_reciprocals_one_side_of_each_triple_is_corrupted():
     assert len(heads.factors.given("head")) == pytest.approx(1000, abs=5 * 22.4)
     assert torch.equal(heads.factors.given("head"), heads.factors.tails)
     joined = torch.cat(
-        [torch.stack([p.factors.heads, p.factors.relations, p.factors.tails], 1) for p in (tails, heads)]
+        [
+            torch.stack([p.factors.heads, p.factors.relations, p.factors.tails], 1)
+            for p in (tails, heads)
+        ]
     )
     assert sorted(map(tuple, joined.tolist())) == sorted(batch)
 

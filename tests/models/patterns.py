@@ -1,7 +1,8 @@
 """Tiny graphs of one pattern each, and the patterns that each model finds.
 
-A graph withholds triples that follow from its pattern alone. `CAPABILITIES` says which model finds them; the table in
-docs/models.md is this one. Reciprocal relations are left out: a second relation would say what the model cannot.
+A graph withholds triples that follow from its pattern alone. `CAPABILITIES` says which model finds
+them; the table in docs/models.md is this one. Reciprocal relations are left out: a second relation
+would say what the model cannot.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,7 +33,9 @@ class Pattern:
 
 
 def pattern(known: Iterable[Triple], follows: Iterable[tuple[Triple, bool]]) -> Pattern:
-    """Triples that are known, and those that follow from them: the marked are withheld, the others are examples."""
+    """Triples that are known, and those that follow from them: the marked are withheld, the others
+    are examples.
+    """
     follows = list(follows)
     examples = [triple for triple, withheld in follows if not withheld]
     return Pattern([*known, *examples], [triple for triple, withheld in follows if withheld])
@@ -48,20 +51,30 @@ def symmetry(num_pairs: int = 16) -> Pattern:
 
 
 def chains(num_chains: int = 10) -> list[tuple[int, int, bool]]:
-    """Steps along chains of four entities, and whether what follows from a step is withheld: the inner one, of half."""
+    """Steps along chains of four entities, and whether what follows from a step is withheld: the
+    inner one, of half.
+    """
     return [
-        (4 * chain + i, 4 * chain + i + 1, i == 1 and chain % 2 == 1) for chain in range(num_chains) for i in range(3)
+        (4 * chain + i, 4 * chain + i + 1, i == 1 and chain % 2 == 1)
+        for chain in range(num_chains)
+        for i in range(3)
     ]
 
 
 def antisymmetry() -> Pattern:
-    """r(a, b) ⇒ not r(b, a): steps along chains, which a second relation takes again, and never backwards."""
-    return pattern(((a, 0, b) for a, b, _ in chains()), (((a, 1, b), withheld) for a, b, withheld in chains()))
+    """r(a, b) ⇒ not r(b, a): steps along chains, which a second relation takes again, and never
+    backwards.
+    """
+    return pattern(
+        ((a, 0, b) for a, b, _ in chains()), (((a, 1, b), withheld) for a, b, withheld in chains())
+    )
 
 
 def inversion() -> Pattern:
     """r(a, b) ⇔ r′(b, a): steps along chains, which a second relation takes back."""
-    return pattern(((a, 0, b) for a, b, _ in chains()), (((b, 1, a), withheld) for a, b, withheld in chains()))
+    return pattern(
+        ((a, 0, b) for a, b, _ in chains()), (((b, 1, a), withheld) for a, b, withheld in chains())
+    )
 
 
 def composition(size: int = 16) -> Pattern:
@@ -74,16 +87,23 @@ def composition(size: int = 16) -> Pattern:
 
 
 def one_to_many(num_heads: int = 6, num_tails: int = 4) -> Pattern:
-    """Heads have four tails each, which have four marks; each of the two relations holds again under a second name.
+    """Heads have four tails each, which have four marks; each of the two relations holds again
+    under a second name.
 
     Were the tails of a head all one point, the marks could not be distinguished.
     """
-    cells = [(i, j, num_heads + i * num_tails + j) for i in range(num_heads) for j in range(num_tails)]
+    cells = [
+        (i, j, num_heads + i * num_tails + j) for i in range(num_heads) for j in range(num_tails)
+    ]
     first_mark = num_heads + len(cells)
     owned = [((i, 0, tail), (i, 1, tail), (i + j) % 4 == 0) for i, j, tail in cells]
-    marked = [((tail, 2, first_mark + j), (tail, 3, first_mark + j), (i + j) % 4 == 2) for i, j, tail in cells]
+    marked = [
+        ((tail, 2, first_mark + j), (tail, 3, first_mark + j), (i + j) % 4 == 2)
+        for i, j, tail in cells
+    ]
     return pattern(
-        (known for known, _, _ in owned + marked), ((again, withheld) for _, again, withheld in owned + marked)
+        (known for known, _, _ in owned + marked),
+        ((again, withheld) for _, again, withheld in owned + marked),
     )
 
 
@@ -95,9 +115,12 @@ PATTERNS: dict[str, Pattern] = {
     "one-to-many": one_to_many(),
 }
 
-# yes: training finds the withheld triples. no: the algebra forbids it, or what is trained leads nowhere. in principle:
-# there are numbers that say it, and training does not find them. The page has the reasons.
-YES, NO, IN_PRINCIPLE = "yes", "no", "in principle"
+# yes: training finds the withheld triples. no: the algebra forbids it, or what is trained leads
+# nowhere. in principle: there are numbers that say it, and training does not find them. The page
+# has the reasons.
+YES = "yes"
+NO = "no"
+IN_PRINCIPLE = "in principle"
 CAPABILITIES: dict[str, dict[str, str]] = {
     name: dict(zip(PATTERNS, cells, strict=True))
     for name, cells in {
@@ -120,7 +143,9 @@ CAPABILITIES: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is trained on every pattern: `weight` is DURA's where a model has two maps, else Frobenius'."""
+    """How a model is trained on every pattern: `weight` is DURA's where a model has two maps, else
+    Frobenius'.
+    """
 
     dim: int = 8
     init_scale: float = 0.1
@@ -155,7 +180,13 @@ class StopWhenFound(kg.Callback):
 def trained(name: str, graph: kg.Graph, *, reciprocal: bool = False, seed: int = 0) -> kg.Run:
     """A model trained on the graph of a pattern, its report on the withheld triples."""
     setting = SETTINGS.get(name, USUAL)
-    model = MODELS[name](graph.shape, dim=setting.dim, reciprocal=reciprocal, init_scale=setting.init_scale, seed=seed)
+    model = MODELS[name](
+        graph.shape,
+        dim=setting.dim,
+        reciprocal=reciprocal,
+        init_scale=setting.init_scale,
+        seed=seed,
+    )
     return kg.train(
         model,
         graph,

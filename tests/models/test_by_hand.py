@@ -14,7 +14,8 @@ BY_HAND = {
     "ComplEx": (kg.ComplEx, [1, 2], [3, -1], [2, 1], 15, -(9 + 16), -(16 + 9)),
     # R = [[1, 2], [3, 4]]: hR = (7, 10), tRᵀ = (4, 10)
     "RESCAL": (kg.RESCAL, [1, 2], [1, 2, 3, 4], [2, 1], 24, -(25 + 81), -(9 + 64)),
-    # one number as head and one as tail: s = ½ (1·3·1 + 2·(−1)·2), hR = ½ (2·(−1), 1·3), tRᵀ = ½ (1·3, 2·(−1))
+    # one number as head and one as tail: s = ½ (1·3·1 + 2·(−1)·2), hR = ½ (2·(−1), 1·3), tRᵀ = ½
+    # (1·3, 2·(−1))
     "SimplE": (kg.SimplE, [1, 2], [3, -1], [2, 1], -0.5, -(9 + 0.25), -(0.25 + 9)),
     # h = 1+2i, r = (1+i+j+k) / 2, t = 2+i+j+k: h r = (−1+3i−j+3k) / 2, t r̄ = (5−i−j−k) / 2
     "QuatE": (kg.QuatE, [1, 2, 0, 0], [1, 1, 1, 1], [2, 1, 1, 1], 1.5, -9, -9),
@@ -25,10 +26,17 @@ CORE = torch.tensor([[[1, 0], [3, 2]], [[0, 1], [0, 1]]]).float()
 
 
 def model_by_hand(name: str) -> kg.BilinearModel:
-    """A model of two entities, 0 with the head's numbers and 1 with the tail's, and one relation."""
+    """A model of two entities, 0 with the head's numbers and 1 with the tail's, and one
+    relation.
+    """
     kind, head, relation, tail, *_ = BY_HAND[name]
-    model = kind(kg.GraphShape(2, 1), dim=len(head) // kind.numbers_per_coordinate, reciprocal=False)
-    tables = {"entities": torch.tensor([head, tail]).float(), "relations": torch.tensor([relation]).float()}
+    model = kind(
+        kg.GraphShape(2, 1), dim=len(head) // kind.numbers_per_coordinate, reciprocal=False
+    )
+    tables = {
+        "entities": torch.tensor([head, tail]).float(),
+        "relations": torch.tensor([relation]).float(),
+    }
     if name == "CP":
         tables["tails"] = tables["entities"]
     if name == "TuckER":
@@ -37,7 +45,8 @@ def model_by_hand(name: str) -> kg.BilinearModel:
     return model
 
 
-ZERO, ONE = torch.tensor([0]), torch.tensor([1])
+ZERO = torch.tensor([0])
+ONE = torch.tensor([1])
 
 
 @pytest.mark.parametrize("name", BY_HAND)

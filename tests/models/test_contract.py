@@ -1,4 +1,6 @@
-"""The contract of every model: maps, scores of single triples and of batches, saving, an easy graph."""
+"""The contract of every model: maps, scores of single triples and of batches, saving, an easy
+graph.
+"""
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from tests.conftest import graph_of
 from tests.models.patterns import StopWhenFound
 
 SHAPE = kg.GraphShape(7, 3)
-FORMS = [(name, None) for name in MODELS] + [(name, side) for name in BILINEAR for side in ("tail", "head")]
+FORMS = [(name, None) for name in MODELS] + [
+    (name, side) for name in BILINEAR for side in ("tail", "head")
+]
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +38,8 @@ def all_triples(model: kg.Model) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 def test_the_maps_are_transposes(name):
     model = build(name)
     heads, relations, tails = all_triples(model)
-    h, t = model.head_table[heads], model.tail_table[tails]
+    h = model.head_table[heads]
+    t = model.tail_table[tails]
     one = (model.map_head(h, relations) * t).sum(-1)
     other = (h * model.map_tail(t, relations)).sum(-1)
     torch.testing.assert_close(one, other)
@@ -47,7 +52,9 @@ def test_the_maps_are_linear(name):
     relations = torch.tensor([0, 4, 4, 2])
     a, b = torch.randn(2, 4, model.head_table.shape[1], generator=torch.Generator().manual_seed(0))
     for apply in (model.map_head, model.map_tail):
-        torch.testing.assert_close(apply(2 * a - b, relations), 2 * apply(a, relations) - apply(b, relations))
+        torch.testing.assert_close(
+            apply(2 * a - b, relations), 2 * apply(a, relations) - apply(b, relations)
+        )
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
@@ -56,7 +63,8 @@ def test_single_scores_equal_batched_scores(name, dual, reciprocal):
     model = build(name, dual=dual, reciprocal=reciprocal)
     heads, relations, tails = all_triples(model)
     cube = model.score(heads, relations, tails).view(7, model.num_relation_ids, 7)
-    some_h, some_r = torch.tensor([0, 3, 3, 6]), torch.tensor([2, 0, 1, model.num_relation_ids - 1])
+    some_h = torch.tensor([0, 3, 3, 6])
+    some_r = torch.tensor([2, 0, 1, model.num_relation_ids - 1])
     some_t = torch.tensor([5, 1, 0, 2])
     torch.testing.assert_close(model.score_tails(some_h, some_r), cube[some_h, some_r])
     torch.testing.assert_close(model.score_heads(some_r, some_t), cube[:, some_r, some_t].T)
@@ -65,15 +73,18 @@ def test_single_scores_equal_batched_scores(name, dual, reciprocal):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_heads_are_predicted_by_the_inverse_relation_if_reciprocal(name):
-    r, t = torch.tensor([1, 2]), torch.tensor([4, 0])
-    with_inverse, without = build(name), build(name, reciprocal=False)
+    r = torch.tensor([1, 2])
+    t = torch.tensor([4, 0])
+    with_inverse = build(name)
+    without = build(name, reciprocal=False)
     torch.testing.assert_close(with_inverse.predict_heads(r, t), with_inverse.score_tails(t, r + 3))
     torch.testing.assert_close(without.predict_heads(r, t), without.score_heads(r, t))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_saved_and_loaded_scores_are_the_same(name, tmp_path):
-    model, other = build(name), MODELS[name](SHAPE, dim=4, seed=9)
+    model = build(name)
+    other = MODELS[name](SHAPE, dim=4, seed=9)
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     ids = all_triples(model)
     assert not torch.allclose(model.score(*ids), other.score(*ids))
@@ -119,16 +130,29 @@ def test_a_dim_of_zero_is_refused():
 @pytest.mark.parametrize("reciprocal", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_held_out_triples_of_an_easy_graph_are_found(name, reciprocal):
-    """Items of one colour have one shape: the shape of a third of them is withheld and must be found."""
+    """Items of one colour have one shape: the shape of a third of them is withheld and must be
+    found.
+    """
     torch.set_default_dtype(torch.float32)
-    colours, shapes = range(40, 44), range(44, 48)
+    colours = range(40, 44)
+    shapes = range(44, 48)
     seen = [(item, 0, colours[item % 4]) for item in range(40)]
     shaped = [(item, 1, shapes[item % 4]) for item in range(40)]
     withheld = [triple for triple in shaped if triple[0] % 3 == 0]
-    graph = graph_of(seen + [triple for triple in shaped if triple not in withheld], withheld, withheld)
-    scale = None if name in BILINEAR or name == "MuRP" else 0.1  # entries as large as the steps of 0.1
+    graph = graph_of(
+        seen + [triple for triple in shaped if triple not in withheld], withheld, withheld
+    )
+    scale = (
+        None if name in BILINEAR or name == "MuRP" else 0.1
+    )  # entries as large as the steps of 0.1
     model = MODELS[name](graph.shape, dim=32, reciprocal=reciprocal, init_scale=scale)
-    regularizer = kg.DURA(0.05) if model.has_adjoint else kg.Frobenius(0.02) if model.euclidean else kg.NoRegularizer()
+    regularizer = (
+        kg.DURA(0.05)
+        if model.has_adjoint
+        else kg.Frobenius(0.02)
+        if model.euclidean
+        else kg.NoRegularizer()
+    )
     epochs = 60 if name in ("ModE", "RotatE") else 40
     run = kg.train(
         model,
@@ -150,6 +174,10 @@ def test_held_out_triples_of_an_easy_graph_are_found(name, reciprocal):
 def test_squared_norms_of_all_mapped_entities(name, transposed):
     model = build(name)
     relations = torch.tensor([4, 0])
-    apply, table = (model.map_tail, model.tail_table) if transposed else (model.map_head, model.head_table)
+    apply, table = (
+        (model.map_tail, model.tail_table) if transposed else (model.map_head, model.head_table)
+    )
     expected = [apply(table, torch.full((7,), id)).square().sum(-1) for id in (4, 0)]
-    torch.testing.assert_close(model.mapped_squared_norms(relations, transposed=transposed), torch.stack(expected))
+    torch.testing.assert_close(
+        model.mapped_squared_norms(relations, transposed=transposed), torch.stack(expected)
+    )

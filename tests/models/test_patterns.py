@@ -38,10 +38,15 @@ def _one_thread():
 
 
 def cells(word: str) -> set[tuple[str, str]]:
-    return {(name, pattern) for name, row in CAPABILITIES.items() for pattern, said in row.items() if said == word}
+    return {
+        (name, pattern)
+        for name, row in CAPABILITIES.items()
+        for pattern, said in row.items()
+        if said == word
+    }
 
 
-# -- trained ----------------------------------------------------------------------------------------------
+# -- trained -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "pattern"), every_nth(3, MODELS, PATTERNS))
@@ -70,7 +75,7 @@ def test_reciprocal_relations_tie_the_two_vectors_that_cp_has_of_an_entity():
     assert run.report.mrr >= FOUND
 
 
-# -- why not: what holds of any numbers -----------------------------------------------------------------------
+# -- why not: what holds of any numbers --------------------------------------
 
 
 def drawn(name: str, **options: object) -> kg.EmbeddingModel:
@@ -92,14 +97,19 @@ def test_distmult_scores_a_triple_and_its_reverse_alike(reciprocal):
     """No for antisymmetry and inversion; a reciprocal relation is symmetric like any other."""
     model = drawn("DistMult", reciprocal=reciprocal)
     for relation in range(model.num_relation_ids):
-        torch.testing.assert_close(scores(model, EVERY_PAIR, relation), scores(model, reverses(EVERY_PAIR), relation))
+        torch.testing.assert_close(
+            scores(model, EVERY_PAIR, relation), scores(model, reverses(EVERY_PAIR), relation)
+        )
 
 
 def test_a_triple_and_its_reverse_share_no_parameters_in_cp():
-    """No for symmetry and inversion, and for composition: b is a tail in r(a, b) and a head in r′(b, c)."""
+    """No for symmetry and inversion, and for composition: b is a tail in r(a, b) and a head in
+    r′(b, c).
+    """
     model = drawn("CP", reciprocal=False)
     one, other = (
-        torch.autograd.grad(scores(model, [pair]), (model.entities, model.tails)) for pair in ((4, 9), (9, 4))
+        torch.autograd.grad(scores(model, [pair]), (model.entities, model.tails))
+        for pair in ((4, 9), (9, 4))
     )
     for of_one, of_other in zip(one, other, strict=True):
         assert of_one.any()
@@ -108,9 +118,12 @@ def test_a_triple_and_its_reverse_share_no_parameters_in_cp():
 
 
 def gain_on_loops(model: kg.Model) -> torch.Tensor:
-    """By how much r(a, b) and r(b, a) both score above r(a, a) and r(b, b): the lesser of the two, for every pair."""
+    """By how much r(a, b) and r(b, a) both score above r(a, a) and r(b, b): the lesser of the two,
+    for every pair.
+    """
     loops = scores(model, [(a, a) for a in range(30)])
-    there, back = scores(model, EVERY_PAIR), scores(model, reverses(EVERY_PAIR))
+    there = scores(model, EVERY_PAIR)
+    back = scores(model, reverses(EVERY_PAIR))
     one, other = torch.tensor(EVERY_PAIR).T
     return torch.minimum(there - loops[one], back - loops[other])
 
@@ -129,7 +142,7 @@ def test_other_models_can_score_both_directions_above_self_loops(name):
     assert gain_on_loops(model).max() > 0.01
 
 
-# -- in principle: numbers that say it, written down -----------------------------------------------------------
+# -- in principle: numbers that say it, written down -------------------------
 
 
 def test_all_patterns_possible_in_principle_are_tested():
@@ -139,7 +152,14 @@ def test_all_patterns_possible_in_principle_are_tested():
 def test_murp_with_signs_finds_symmetry():
     graph = PATTERNS["symmetry"].graph
     model = kg.MuRP(graph.shape, dim=12, reciprocal=False, signs=True)
-    run = kg.train(model, graph, optimizer=kg.Optimizer(learning_rate=0.1), epochs=100, batch_size=500, device="cpu")
+    run = kg.train(
+        model,
+        graph,
+        optimizer=kg.Optimizer(learning_rate=0.1),
+        epochs=100,
+        batch_size=500,
+        device="cpu",
+    )
     assert run.report.mrr >= FOUND
 
 
@@ -173,23 +193,28 @@ def test_composed_maps_of_simple_are_not_a_map_of_simple():
     assert twice[:, :4].all()
 
 
-# -- the distance model behind a factorization model ---------------------------------------------------------------
+# -- the distance model behind a factorization model -------------------------
 
 
 def test_se_with_identity_for_tails_is_the_dual_of_rescal():
     """As RotatE is of ComplEx and ModE of DistMult, in test_distance.py."""
-    model, primal = drawn("SE", norm="squared"), drawn("RESCAL")
+    model = drawn("SE", norm="squared")
+    primal = drawn("RESCAL")
     same = torch.eye(4).flatten().expand(len(primal.relations), -1)
-    model.entities.data, model.relations.data = primal.entities.data, torch.cat([primal.relations.data, same], dim=-1)
-    found, expected = scores(model, EVERY_PAIR), scores(kg.Dual(primal, "tail"), EVERY_PAIR)
+    model.entities.data = primal.entities.data
+    model.relations.data = torch.cat([primal.relations.data, same], dim=-1)
+    found = scores(model, EVERY_PAIR)
+    expected = scores(kg.Dual(primal, "tail"), EVERY_PAIR)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-# -- the page ----------------------------------------------------------------------------------------------
+# -- the page ----------------------------------------------------------------
 
 
 def table(first: str) -> dict[str, dict[str, str]]:
-    """The page's table whose header begins with these columns: for each model, the cells by column."""
+    """The page's table whose header begins with these columns: for each model, the cells by
+    column.
+    """
     text = PAGE.read_text(encoding="utf-8")
     found = re.search(rf"^(\| {re.escape(first)} .*\|)\n\|[-|]+\|\n((?:\|.*\|\n)+)", text, re.M)
     assert found, f"docs/models.md has no table that begins with {first}"
@@ -241,10 +266,16 @@ def test_docs_have_the_numbers_of_parameters():
     said = {**table("bilinear model | h R"), **table("distance model | mapped head")}
     assert list(said) == list(MODELS)
     for name, row in said.items():
-        model, dim = MODELS[name](SHAPE, dim=3, **({"relation_dim": 5} if name == "TuckER" else {})), 3
+        model = MODELS[name](SHAPE, dim=3, **({"relation_dim": 5} if name == "TuckER" else {}))
+        dim = 3
         counted = {"dim": dim, "dim²": dim * dim, "relation_dim": 5}
-        entity = sum(table.shape[1] for table in model.parameters() if table.shape[0] == SHAPE.num_entities)
-        for found, column in ((entity, "parameters per entity"), (model.relations.shape[1], "parameters per relation")):
+        entity = sum(
+            table.shape[1] for table in model.parameters() if table.shape[0] == SHAPE.num_entities
+        )
+        for found, column in (
+            (entity, "parameters per entity"),
+            (model.relations.shape[1], "parameters per relation"),
+        ):
             assert _count(row[column], counted) == found, f"{name}, {column}"
 
 

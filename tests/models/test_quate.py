@@ -37,10 +37,15 @@ def test_scaling_a_normalized_relation_changes_no_score():
 def test_composed_rotations_are_products_of_quaternions():
     """Rotating by r and then by s is rotating by r s."""
     model = build()
-    h, r, s = (vectors.detach()[:1] for vectors in (model.entities, model.multipliers, model.multipliers[1:]))
+    h, r, s = (
+        vectors.detach()[:1]
+        for vectors in (model.entities, model.multipliers, model.multipliers[1:])
+    )
     product = model._joined(model.times(model._parts(r), model._parts(s)))
     both = model.map_head(model.map_head(h, torch.tensor([0])), torch.tensor([1]))
-    torch.testing.assert_close(both, model._joined(model.times(model._parts(h), model._parts(product))))
+    torch.testing.assert_close(
+        both, model._joined(model.times(model._parts(h), model._parts(product)))
+    )
 
 
 @pytest.mark.parametrize("part", ["a whole relation", "one quaternion"])
@@ -52,7 +57,11 @@ def test_a_relation_of_zeros_has_finite_scores(part):
         else:
             model.relations[1].view(4, 3)[:, 2] = 0
     scores = model.score_tails(*IDS[:2])
-    loss = scores.logsumexp(-1).sum() + kg.DURA(0.1)(model.factors(*IDS)) + kg.UnweightedDURA(0.1)(model.factors(*IDS))
+    loss = (
+        scores.logsumexp(-1).sum()
+        + kg.DURA(0.1)(model.factors(*IDS))
+        + kg.UnweightedDURA(0.1)(model.factors(*IDS))
+    )
     loss.backward()
     assert torch.isfinite(scores).all()
     assert all(torch.isfinite(table.grad).all() for table in model.parameters())

@@ -26,13 +26,24 @@ def test_each_number_has_its_own_modulus():
     assert model.modulus(numbers).tolist() == [[3, 1, 4, 0]]
 
 
-@pytest.mark.parametrize(("regularizer", "known"), [(kg.DURA(0.1), True), (kg.N3(0.1), False), (kg.RegP1(0.1), False)])
+@pytest.mark.parametrize(
+    ("regularizer", "known"), [(kg.DURA(0.1), True), (kg.N3(0.1), False), (kg.RegP1(0.1), False)]
+)
 def test_kernels_require_sums_of_squares_for_separate_moduli(regularizer, known):
     model = kg.SimplE(kg.GraphShape(2, 1), dim=2)
-    assert kernels_know_relations(Job(model, kg.OneVsAll(relation_weight=1.0), regularizer, "Adagrad")) == known
+    assert (
+        kernels_know_relations(Job(model, kg.OneVsAll(relation_weight=1.0), regularizer, "Adagrad"))
+        == known
+    )
 
 
 def test_complex_arrays_are_refused_by_simple():
     table = np.ones((2, 3), dtype=np.complex64)
     with pytest.raises(kg.RequestError, match="entities are complex numbers; SimplE has real ones"):
-        kg.from_arrays("SimplE", entities=table, relations=table, entity_names=["a", "b"], relation_names=["r", "s"])
+        kg.from_arrays(
+            "SimplE",
+            entities=table,
+            relations=table,
+            entity_names=["a", "b"],
+            relation_names=["r", "s"],
+        )

@@ -26,9 +26,12 @@ def test_the_score_is_the_product_of_the_core_with_three_vectors():
 
 @pytest.mark.parametrize("use", ["mapped_head", "mapped_tail", "relation_norm"])
 def test_a_matrix_is_formed_once_for_all_triples_of_its_relation(monkeypatch, use):
-    model, formed = kg.TuckER(SHAPE, dim=3), []
+    model = kg.TuckER(SHAPE, dim=3)
+    formed = []
     real = kg.TuckER.matrices
-    monkeypatch.setattr(kg.TuckER, "matrices", lambda self, ids: formed.append(ids.tolist()) or real(self, ids))
+    monkeypatch.setattr(
+        kg.TuckER, "matrices", lambda self, ids: formed.append(ids.tolist()) or real(self, ids)
+    )
     assert len(getattr(model.factors(*BATCH.T), use)) == 5
     assert formed == [[1, 6]]
 
@@ -48,7 +51,7 @@ def test_relation_dim_defaults_to_dim():
         kg.TuckER(SHAPE, dim=3, relation_dim=0)
 
 
-# -- batch normalisation -----------------------------------------------------------------------------------------
+# -- batch normalisation -----------------------------------------------------
 
 
 def normalised(**choices) -> kg.TuckER:
@@ -66,16 +69,24 @@ def test_scores_in_evaluation_do_not_depend_on_the_batch():
     model = normalised().eval()
     whole = model.score_tails(BATCH[:, 0], BATCH[:, 1])
     torch.testing.assert_close(whole[:1], model.score_tails(BATCH[:1, 0], BATCH[:1, 1]))
-    cube = model.score(*torch.cartesian_prod(torch.arange(30), torch.arange(8), torch.arange(30)).T).view(30, 8, 30)
+    cube = model.score(
+        *torch.cartesian_prod(torch.arange(30), torch.arange(8), torch.arange(30)).T
+    ).view(30, 8, 30)
     torch.testing.assert_close(whole, cube[BATCH[:, 0], BATCH[:, 1]])
-    torch.testing.assert_close(model.score_relations(BATCH[:, 0], BATCH[:, 2]), cube[BATCH[:, 0], :, BATCH[:, 2]])
+    torch.testing.assert_close(
+        model.score_relations(BATCH[:, 0], BATCH[:, 2]), cube[BATCH[:, 0], :, BATCH[:, 2]]
+    )
 
 
 def test_operations_that_need_the_transpose_are_refused(small_graph):
     model = normalised()
-    with pytest.raises(kg.RequestError, match="is not a linear map and has no transpose.*Set batch_norm to false"):
+    with pytest.raises(
+        kg.RequestError, match="is not a linear map and has no transpose.*Set batch_norm to false"
+    ):
         model.score_heads(BATCH[:, 1], BATCH[:, 2])
-    with pytest.raises(kg.RequestError, match="heads can only be predicted with reciprocal relations"):
+    with pytest.raises(
+        kg.RequestError, match="heads can only be predicted with reciprocal relations"
+    ):
         normalised(reciprocal=False)
     with pytest.raises(kg.RequestError, match="A dual is that of a bilinear model"):
         kg.Dual(model)
@@ -87,7 +98,9 @@ def test_operations_that_need_the_transpose_are_refused(small_graph):
 
 
 def test_fused_steps_equal_reference_steps():
-    """Scores are products of images, however those came about; a batch of one is normalised as in evaluation."""
+    """Scores are products of images, however those came about; a batch of one is normalised as in
+    evaluation.
+    """
     found = []
     for kind in (ReferenceStep, FusedStep):
         model = normalised().double()
@@ -103,7 +116,8 @@ def test_fused_steps_equal_reference_steps():
 def test_ranking_restores_the_training_mode(small_graph):
     model = normalised()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    one, other = kg.evaluate(model, small_graph).mrr, kg.evaluate(model.eval(), small_graph).mrr
+    one = kg.evaluate(model, small_graph).mrr
+    other = kg.evaluate(model.eval(), small_graph).mrr
     kg.evaluate_relations(model.train(), small_graph)
     assert one == other
     assert model.training
@@ -115,7 +129,9 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(small_graph, tmp_path):
     choices = {"epochs": 3, "batch_size": 32, "validation": Validation(every=1, keep="best")}
     whole = kg.train(normalised(), small_graph, **choices)
     with pytest.raises(kg.DualkgError):
-        kg.train(normalised(), small_graph, out=tmp_path / "run", on_progress=stop_after(9), **choices)
+        kg.train(
+            normalised(), small_graph, out=tmp_path / "run", on_progress=stop_after(9), **choices
+        )
     resumed = kg.resume(tmp_path / "run")
     loaded = kg.load_run(tmp_path / "run")
     assert whole.model.before.mean.any()
@@ -136,7 +152,10 @@ def test_a_trained_model_can_be_trained_again(small_graph):
 def test_every_table_is_exported(small_graph, tmp_path):
     run = kg.Run(normalised(relation_dim=2), small_graph, kg.Recipe())
     export(run, tmp_path / "out", format="tsv")
-    lines = {path.stem: path.read_text(encoding="utf-8").splitlines() for path in (tmp_path / "out").glob("*.tsv")}
+    lines = {
+        path.stem: path.read_text(encoding="utf-8").splitlines()
+        for path in (tmp_path / "out").glob("*.tsv")
+    }
     assert lines.keys() == run.model.state_dict().keys()
     assert [len(line.split("\t")) for line in lines["core"]] == [17, 17]
     assert [line.split("\t")[0] for line in lines["relations"][:2]] == ["r0", "r1"]

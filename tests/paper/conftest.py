@@ -41,7 +41,9 @@ def write_recipes(tmp_path, monkeypatch) -> Callable[..., Path]:
         folder = tmp_path / "recipes"
         (folder / "world").mkdir(parents=True)
         for name, changes in recipes.items():
-            (folder / "world" / f"{name}.toml").write_text(kg.Recipe().with_changes(BASE | changes).as_toml())
+            (folder / "world" / f"{name}.toml").write_text(
+                kg.Recipe().with_changes(BASE | changes).as_toml()
+            )
         monkeypatch.setattr(registry, "RECIPE_FOLDERS", (folder,))
         return folder
 

@@ -12,7 +12,16 @@ from tests.processes import run_python
 
 
 def test_commands_start_without_optional_packages():
-    missing = "scipy", "sklearn", "matplotlib", "openTSNE", "optuna", "faiss", "fastapi", "pyoxigraph"
+    missing = (
+        "scipy",
+        "sklearn",
+        "matplotlib",
+        "openTSNE",
+        "optuna",
+        "faiss",
+        "fastapi",
+        "pyoxigraph",
+    )
     code = f"import sys; sys.modules.update(dict.fromkeys({missing})); import paper.__main__"
     assert run_python(code).code == 0
 
@@ -31,18 +40,32 @@ def test_data_sets_are_counted_and_saved(run_paper, tmp_path, monkeypatch):
     num_entities = kg.load_graph("world").shape.num_entities
     assert f" {num_entities} " in shown.out
     assert "nowhere is not available" in shown.err
-    assert f"| world | {num_entities} |" in (tmp_path / "records" / "RESULTS.md").read_text(encoding="utf-8")
+    assert f"| world | {num_entities} |" in (tmp_path / "records" / "RESULTS.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_a_results_table_is_trained_recorded_and_shown(run_paper, recipes, tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "GRAPHS", ("world",))
     app.command("tiny")(table_command(TINY))
-    words = ("tiny", "--dataset", "world", "--seeds", "1", "--device", "cpu", "--records", tmp_path / "records")
+    words = (
+        "tiny",
+        "--dataset",
+        "world",
+        "--seeds",
+        "1",
+        "--device",
+        "cpu",
+        "--records",
+        tmp_path / "records",
+    )
     shown = run_paper(*words)
     assert shown.code == 0
     assert "ComplEx-DURA against ComplEx" in shown.out.replace("\n", " ")
     assert (tmp_path / "records" / "world" / "complex-dura" / "ranks.parquet").exists()
-    assert (tmp_path / "runs" / "paper" / "world" / "complex-dura" / "seed-0" / "weights.safetensors").exists()
+    assert (
+        tmp_path / "runs" / "paper" / "world" / "complex-dura" / "seed-0" / "weights.safetensors"
+    ).exists()
     [table] = run_paper(*words, "--json").json
     assert table["rows"][1]["measured"]["mrr"]["sd"] == 0
 
@@ -66,18 +89,28 @@ def test_a_tree_with_uncommitted_changes_trains_nothing(run_paper, recipes, tmp_
 def test_runs_are_recorded_and_the_page_is_updated(run_paper, recipes, tmp_path):
     import dualkg as kg
 
-    kg.train_recipe(kg.load_recipe(recipes / "world" / "complex-dura.toml"), out=tmp_path / "run", device="cpu")
+    kg.train_recipe(
+        kg.load_recipe(recipes / "world" / "complex-dura.toml"), out=tmp_path / "run", device="cpu"
+    )
     words = ("record", tmp_path / "run", "--name", "world/mine", "--records", tmp_path / "records")
     assert run_paper(*words).code == 0
-    assert json.loads((tmp_path / "records" / "world" / "mine" / "record.json").read_text())["graph"] == "world"
-    assert "[world/mine](world/mine/recipe.toml)" in (tmp_path / "records" / "RESULTS.md").read_text(encoding="utf-8")
+    assert (
+        json.loads((tmp_path / "records" / "world" / "mine" / "record.json").read_text())["graph"]
+        == "world"
+    )
+    assert "[world/mine](world/mine/recipe.toml)" in (
+        tmp_path / "records" / "RESULTS.md"
+    ).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("nonsense",), "No such command 'nonsense'"),
-        (("main", "--dataset", "FB15"), "'FB15' is not a graph of these tables. Did you mean 'FB15k-237'?"),
+        (
+            ("main", "--dataset", "FB15"),
+            "'FB15' is not a graph of these tables. Did you mean 'FB15k-237'?",
+        ),
         (("main", "--seeds", "0"), "--seeds"),
         (("figure1", "--seeds", "2"), "The study figure1 uses one seed. Leave out --seeds."),
         (("record", "nowhere", "--name", "x"), "nowhere does not exist"),

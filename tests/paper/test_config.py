@@ -31,26 +31,38 @@ def test_missing_seeds_are_trained_and_recorded_ones_are_not(recipes, config):
     more = config(2, log=lines.append).train_table(TINY, "world")
     assert len(lines) == 7
     assert more["world/complex-dura"].seeds == [0, 1]
-    assert more["world/complex-dura"].runs[0] == first["world/complex-dura"].runs[0]  # not trained again
+    assert (
+        more["world/complex-dura"].runs[0] == first["world/complex-dura"].runs[0]
+    )  # not trained again
 
 
 def test_a_record_is_extended_by_seeds_without_the_runs_of_the_others(recipes, config, tmp_path):
     before = config().train_table(TINY, "world")["world/complex-dura"]
     after = config(3, runs=tmp_path / "elsewhere").train_table(TINY, "world")["world/complex-dura"]
-    trained = sorted(path.name for path in (tmp_path / "elsewhere" / "world" / "complex-dura").glob("seed-*"))
+    trained = sorted(
+        path.name for path in (tmp_path / "elsewhere" / "world" / "complex-dura").glob("seed-*")
+    )
     assert trained == ["seed-1", "seed-2"]
     assert after.seeds == [0, 1, 2]
     assert after.runs[0] == before.runs[0]
     for seed in (1, 2):
-        report = kg.load_run(tmp_path / "elsewhere" / "world" / "complex-dura" / f"seed-{seed}").report
+        report = kg.load_run(
+            tmp_path / "elsewhere" / "world" / "complex-dura" / f"seed-{seed}"
+        ).report
         assert after.test_metrics[seed].mrr == pytest.approx(report.mrr)
-    assert sorted(path.name for path in after.folder.iterdir()) == ["ranks.parquet", "recipe.toml", "record.json"]
+    assert sorted(path.name for path in after.folder.iterdir()) == [
+        "ranks.parquet",
+        "recipe.toml",
+        "record.json",
+    ]
 
 
 def test_one_row_alone(recipes, config, tmp_path):
     assert list(config(rows=("complex-dura",)).train_table(TINY, "world")) == ["world/complex-dura"]
     assert not (tmp_path / "runs" / "world" / "complex").exists()
-    with pytest.raises(kg.RequestError, match="The table tiny has no row 'ComplEx-DUR'. .*ComplEx-DURA"):
+    with pytest.raises(
+        kg.RequestError, match="The table tiny has no row 'ComplEx-DUR'. .*ComplEx-DURA"
+    ):
         config(rows=("ComplEx-DUR",)).train_table(TINY, "world")
 
 
@@ -65,7 +77,9 @@ def test_a_changed_recipe_is_not_mixed_with_runs_of_the_old_one(recipes, config,
     config().train_table(TINY, "world")
     path = recipes / "world" / "complex.toml"
     path.write_text(kg.load_recipe(path, changes={"training.epochs": 1}).as_toml())
-    with pytest.raises(kg.RequestError, match="has an older recipe of ComplEx. Move it away, or use another --runs"):
+    with pytest.raises(
+        kg.RequestError, match="has an older recipe of ComplEx. Move it away, or use another --runs"
+    ):
         config().train_table(TINY, "world")
     records = config(runs=tmp_path / "other runs").train_table(TINY, "world")
     assert records["world/complex"].runs[0]["epochs"] == 1
@@ -82,7 +96,9 @@ def test_weights_are_trained_once(recipes, config):
 
 
 def test_a_missing_recipe_is_reported(recipes):
-    with pytest.raises(kg.RequestError, match=r"no recipe of RESCAL on world: world/rescal\.toml is missing"):
+    with pytest.raises(
+        kg.RequestError, match=r"no recipe of RESCAL on world: world/rescal\.toml is missing"
+    ):
         recipe_of(TINY.rows[2], "world")
 
 
@@ -107,5 +123,7 @@ def test_the_main_table_has_recipes_on_every_graph(graph):
 @pytest.mark.parametrize("table", TABLES)
 def test_every_table_has_its_recipes_on_the_graphs_of_the_paper(table, graph):
     found = rows_with_recipes(TABLES[table].rows, graph)
-    assert found == [row for row in TABLES[table].rows if row.recipe and (table != "extensions" or row in found)]
+    assert found == [
+        row for row in TABLES[table].rows if row.recipe and (table != "extensions" or row in found)
+    ]
     assert any({row.name for row in found} >= set(pair) for pair in TABLES[table].pairs)

@@ -9,23 +9,34 @@ from tests.tuning.test_automatic import graph  # noqa: F401 - a fixture
 
 
 def test_tuned_and_fixed_defaults_are_measured_with_every_seed(graph, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(AutomaticTuner, "_has_time", lambda self, epochs=0, *, rung: len(self.trials) < 2 + rung)
+    monkeypatch.setattr(
+        AutomaticTuner, "_has_time", lambda self, epochs=0, *, rung: len(self.trials) < 2 + rung
+    )
     lines = []
     results = measure_defaults(Config(seeds=2, device="cpu", log=lines.append), graph)
     assert [seed["seed"] for seed in results["seeds"]] == [0, 1]
-    assert [set(seed) for seed in results["seeds"]] == [{"seed", "tuned", "fixed"}] * 2  # there is no recipe
+    assert [set(seed) for seed in results["seeds"]] == [
+        {"seed", "tuned", "fixed"}
+    ] * 2  # there is no recipe
     assert results["seeds"][0]["tuned"]["trials"] == 3
     assert len(lines) == 2
     [table] = STUDIES["defaults"].tables(results, graph.name)
     assert [row[0] for row in table.rows] == ["default", "--no-tune"]
-    assert table.rows[0][2].startswith(f"{sum(seed['tuned']['test'] for seed in results['seeds']) / 2:.4f} ±")
+    assert table.rows[0][2].startswith(
+        f"{sum(seed['tuned']['test'] for seed in results['seeds']) / 2:.4f} ±"
+    )
     assert len(table.notes) == 2
 
 
 def test_times_on_a_shared_device_are_marked():
     run = {"valid": 0.5, "test": 0.4, "seconds": 2.0}
     tuned = {**run, "tuning_seconds": 6.0, "trials": 3, "chosen": "Chose the starting values."}
-    results = {"dim": 10, "epochs": 9, "seeds": [{"seed": 0, "tuned": tuned, "fixed": run}], "shared_device": True}
+    results = {
+        "dim": 10,
+        "epochs": 9,
+        "seeds": [{"seed": 0, "tuned": tuned, "fixed": run}],
+        "shared_device": True,
+    }
     [table] = STUDIES["defaults"].tables(results, "world")
     assert table.rows[0] == ["default", "0.5000", "0.4000", "1", "6.0 s", "2.0 s"]
     assert "upper bounds" in table.notes[-1]

@@ -17,7 +17,9 @@ from tests.conftest import graph_of
 
 @pytest.fixture(scope="module")
 def twins() -> kg.Graph:
-    """Twins 2 n and 2 n + 1 like the same one of four things; what some twins like is the test split."""
+    """Twins 2 n and 2 n + 1 like the same one of four things; what some twins like is the test
+    split.
+    """
     likes = [(one, 0, 40 + one // 2 % 4) for one in range(40)]
     twins = [(2 * n, 1, 2 * n + 1) for n in range(20)] + [(2 * n + 1, 1, 2 * n) for n in range(20)]
     ids = np.array([*likes, *twins], dtype=np.int32)
@@ -64,14 +66,20 @@ def test_chosen_test_triples_have_no_common_entity(seed, degree, most):
 
 
 def test_a_graph_without_such_triples_is_refused(small_graph):
-    with pytest.raises(kg.RequestError, match="too few test triples whose entities have 99 training triples"):
+    with pytest.raises(
+        kg.RequestError, match="too few test triples whose entities have 99 training triples"
+    ):
         disjoint_triples(small_graph, np.random.default_rng(0), min_degree=99, max_triples=5)
 
 
 def test_triples_are_selected_by_their_influence():
-    one = Influence(np.array([10, 11, 12, 13]), np.array([0.5, -1.0, 0.0, 2.0]), np.array([0.1, 0.0, 0.0, -3.0]))
+    one = Influence(
+        np.array([10, 11, 12, 13]), np.array([0.5, -1.0, 0.0, 2.0]), np.array([0.1, 0.0, 0.0, -3.0])
+    )
     found = select_triples([one], 2, np.random.default_rng(0))
-    assert {kind: [some.tolist() for some in rows] for kind, rows in found.items() if kind != "random"} == {
+    assert {
+        kind: [some.tolist() for some in rows] for kind, rows in found.items() if kind != "random"
+    } == {
         "supporting": [[10, 12]],
         "opposing": [[11, 13]],
     }
@@ -80,8 +88,12 @@ def test_triples_are_selected_by_their_influence():
 
 
 def test_rank_correlation():
-    assert rank_correlation(np.array([1.0, 2.0, 9.0]), np.array([-3.0, 0.0, 0.1])) == pytest.approx(1)
-    assert rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0])) == pytest.approx(-1)
+    assert rank_correlation(np.array([1.0, 2.0, 9.0]), np.array([-3.0, 0.0, 0.1])) == pytest.approx(
+        1
+    )
+    assert rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0])) == pytest.approx(
+        -1
+    )
     assert rank_correlation(np.array([1.0, 1.0, 1.0]), np.array([3.0, 2.0, 1.0])) == 0
     # Ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4: 4.5 / √(4.5 · 5).
     found = rank_correlation(np.array([1.0, 2.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0, 4.0]))

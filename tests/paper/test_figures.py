@@ -33,7 +33,9 @@ NAMES = ["Germany · contains", "funk & soul · artists", "organ · role"]
 def projection(num_queries: int = 3) -> Projection:
     random = np.random.default_rng(0)
     queries = tuple(
-        NamedQuery(number, 0, (NAMES * num_queries)[number], np.arange(10 * number, 10 * number + 10))
+        NamedQuery(
+            number, 0, (NAMES * num_queries)[number], np.arange(10 * number, 10 * number + 10)
+        )
         for number in range(num_queries)
     )
     groups = np.repeat(np.arange(num_queries), 10)
@@ -54,7 +56,10 @@ def plane() -> Plane:
     return Plane(
         about={
             **{"query": "felid · include", "num_tails": 6, "num_queries": 42},
-            **{"distances": {"centroid": 0.25, "hR": 1.5}, "medians": {"centroid": 0.375, "hR": 2.0}},
+            **{
+                "distances": {"centroid": 0.25, "hR": 1.5},
+                "medians": {"centroid": 0.375, "hR": 2.0},
+            },
         },
         mapped_head=np.array([1.0, -2.0]),
         tails=random.normal(size=(6, 2)),
@@ -63,12 +68,19 @@ def plane() -> Plane:
 
 
 CURVE = {0.0: 0.36, 0.5: 0.35, 0.95: 0.05}
-CURVES = {"CP": {"CP-DURA": [CURVE, {share: mrr - 0.01 for share, mrr in CURVE.items()}], "CP-N3": [CURVE, CURVE]}}
+CURVES = {
+    "CP": {
+        "CP-DURA": [CURVE, {share: mrr - 0.01 for share, mrr in CURVE.items()}],
+        "CP-N3": [CURVE, CURVE],
+    }
+}
 WEIGHTS = {(0.5, 0.5): 0.361, (0.5, 1.5): 0.366, (1.0, 0.5): 0.352}
 
 
 DRAWINGS: dict[str, Callable[[], Drawing]] = {
-    "projection": lambda: draw_projections({"CP": projection(), "CP-DURA": projection()}, graph="FB15k-237"),
+    "projection": lambda: draw_projections(
+        {"CP": projection(), "CP-DURA": projection()}, graph="FB15k-237"
+    ),
     "sparsity": lambda: draw_sparsity(
         CURVES, published={"CP-DURA": {0.6: 0.366}, "RESCAL": {0.0: 0.352}}, graph="UMLS"
     ),
@@ -78,7 +90,10 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
 
 
 def texts(svg: Path) -> list[str]:
-    return ["".join(one.itertext()).strip() for one in ET.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
+    return [
+        "".join(one.itertext()).strip()
+        for one in ET.parse(svg).iter("{http://www.w3.org/2000/svg}text")
+    ]
 
 
 def test_the_same_figure_gives_the_same_bytes(tmp_path):
@@ -125,7 +140,8 @@ def test_lines_are_named_and_published_points_marked(tmp_path):
 
 
 def test_a_regularizer_has_one_colour_in_all_panels():
-    one, other = {"CP": [CURVE], "CP-N3": [CURVE], "CP-DURA": [CURVE]}, {"RESCAL": [CURVE], "RESCAL-DURA": [CURVE]}
+    one = {"CP": [CURVE], "CP-N3": [CURVE], "CP-DURA": [CURVE]}
+    other = {"RESCAL": [CURVE], "RESCAL-DURA": [CURVE]}
     left, right = draw_sparsity({"CP": one, "RESCAL": other}).figure.axes
     by_name = {line.get_label(): line.get_color() for axes in (left, right) for line in axes.lines}
     assert by_name["CP-DURA"] == by_name["RESCAL-DURA"]
@@ -143,7 +159,11 @@ def test_panels_of_the_plane_have_one_scale(tmp_path):
     assert "Outside the frame: 1 entity of CP, 1 entity of CP-DURA." in drawing.caption
     assert "Median of the 42 queries with 5 to 20 tails" in drawing.caption
     found = texts(drawing.save(tmp_path / "it")[1])
-    assert {"answers to felid · include", "hR", "tails from their centroid 0.25 · from hR 1.50"} <= set(found)
+    assert {
+        "answers to felid · include",
+        "hR",
+        "tails from their centroid 0.25 · from hR 1.50",
+    } <= set(found)
 
 
 def test_an_arrow_that_is_too_long_is_cut_at_the_frame(tmp_path):
@@ -158,7 +178,9 @@ def test_an_arrow_that_is_too_long_is_cut_at_the_frame(tmp_path):
 
 def test_very_many_entities_are_one_image_in_the_svg(tmp_path):
     crowd = dataclasses.replace(plane(), others=np.random.default_rng(2).normal(size=(15_000, 2)))
-    first, again = (draw_planes({"CP": crowd}).save(tmp_path / name)[1] for name in ("first", "again"))
+    first, again = (
+        draw_planes({"CP": crowd}).save(tmp_path / name)[1] for name in ("first", "again")
+    )
     assert first.stat().st_size < 400_000
     assert first.read_bytes() == again.read_bytes()
 
@@ -174,7 +196,9 @@ def test_a_heat_map_shows_numbers_and_a_dash_where_one_is_missing(tmp_path):
     drawing = DRAWINGS["weights"]()
     found = texts(drawing.save(tmp_path / "it")[1])
     assert {"0.361", "0.366", "0.352", "–"} <= set(found)
-    assert "Best is 0.366, at λ1 = 0.5 and λ2 = 1.5. Framed: λ1 = 0.5 and λ2 = 1.5." in drawing.caption
+    assert (
+        "Best is 0.366, at λ1 = 0.5 and λ2 = 1.5. Framed: λ1 = 0.5 and λ2 = 1.5." in drawing.caption
+    )
 
 
 def test_matplotlib_settings_of_the_user_have_no_effect(tmp_path):
@@ -189,7 +213,8 @@ def test_matplotlib_settings_of_the_user_have_no_effect(tmp_path):
 def test_without_matplotlib_the_error_has_the_install_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.style", None)
     with pytest.raises(
-        kg.RequestError, match=r"A figure needs matplotlib. Install it: pip install 'dualkg\[analysis\]'"
+        kg.RequestError,
+        match=r"A figure needs matplotlib. Install it: pip install 'dualkg\[analysis\]'",
     ):
         draw_dura_weights(WEIGHTS)
     with pytest.raises(kg.RequestError, match=r"pip install 'dualkg\[analysis\]'"), figure_style():
@@ -212,4 +237,9 @@ def test_a_figure_of_storage_formats(tmp_path):
     first, again = (draw_quantization(results, "made").save(tmp_path / name) for name in ("a", "b"))
     assert {"float32", "bf16", "int8", "50%", "90%", "ComplEx-DURA"} <= set(texts(first[1]))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
-    assert [format_bytes(num) for num in (12, 1500, 2e6, 3.25e9)] == ["12 B", "1.5 kB", "2 MB", "3.25 GB"]
+    assert [format_bytes(num) for num in (12, 1500, 2e6, 3.25e9)] == [
+        "12 B",
+        "1.5 kB",
+        "2 MB",
+        "3.25 GB",
+    ]

@@ -14,14 +14,23 @@ from tests.inference.test_extension import train_beads
 
 def test_the_number_of_entities_may_differ_between_seeds():
     assert inductive_fields([{"num_entities": 1724}] * 2) == {"num_entities": "1,724 entities"}
-    assert inductive_fields([{"num_entities": 1724}, {"num_entities": 722}])["num_entities"] == "722 to 1,724 entities"
+    assert (
+        inductive_fields([{"num_entities": 1724}, {"num_entities": 722}])["num_entities"]
+        == "722 to 1,724 entities"
+    )
 
 
 def test_the_study_compares_embedding_with_training_again():
     beads = train_beads()
-    graph = replace(beads.graph, test=beads.graph.train[::7], train=np.delete(beads.graph.train, np.s_[::7], axis=0))
+    graph = replace(
+        beads.graph,
+        test=beads.graph.train[::7],
+        train=np.delete(beads.graph.train, np.s_[::7], axis=0),
+    )
     recipe = beads.recipe.with_changes({"training.epochs": 3})
-    results = list(study_inductive(graph, recipe, share=0.2, counts=(1, None), seeds=(1,), device="cpu"))
+    results = list(
+        study_inductive(graph, recipe, share=0.2, counts=(1, None), seeds=(1,), device="cpu")
+    )
     assert [(one["method"], one["triples_given"]) for one in results] == [
         ("embedded", 1),
         ("retrained", 1),
@@ -32,7 +41,8 @@ def test_the_study_compares_embedding_with_training_again():
     ]
     assert {one["seed"] for one in results} == {1}
     assert len({one["all_queries"]["num_queries"] for one in results}) == 1
-    best, mean = results[2], results[4]
+    best = results[2]
+    mean = results[4]
     assert best["all_queries"]["mrr"] > mean["all_queries"]["mrr"]
     assert results[0]["num_triples"] == results[1]["num_triples"] < best["num_triples"]
     assert json.loads(json.dumps(results)) == results

@@ -28,10 +28,19 @@ LABELS = {"e0": "organ", "e1": "organ", "e2": "Germany", "e3": "funk", "e4": "fu
 @pytest.fixture
 def labelled() -> kg.Graph:
     """Two organs, of which e1 plays r0 and neither r2; two funks, with one answer each to r1."""
-    graph = graph_of([(1, 0, 5), (1, 0, 6), (3, 1, 5), (4, 1, 6)], [(2, 0, 7)], [(1, 0, 8), (2, 2, 8)])
-    relations = kg.Vocabulary(["/music/role", "/music/genre/artists", "/a/b./c/is_in"], kind="relation")
+    graph = graph_of(
+        [(1, 0, 5), (1, 0, 6), (3, 1, 5), (4, 1, 6)], [(2, 0, 7)], [(1, 0, 8), (2, 2, 8)]
+    )
+    relations = kg.Vocabulary(
+        ["/music/role", "/music/genre/artists", "/a/b./c/is_in"], kind="relation"
+    )
     return kg.Graph(
-        "made", kg.Vocabulary(graph.entities.names, LABELS), relations, graph.train, graph.valid, graph.test
+        "made",
+        kg.Vocabulary(graph.entities.names, LABELS),
+        relations,
+        graph.train,
+        graph.valid,
+        graph.test,
     )
 
 
@@ -39,11 +48,13 @@ def query(*answers: int, name: str = "") -> NamedQuery:
     return NamedQuery(0, 0, name, np.array(answers))
 
 
-# -- the queries ------------------------------------------------------------------------------------------
+# -- the queries -------------------------------------------------------------
 
 
 def test_a_shared_label_means_the_entity_with_answers(labelled):
-    organ, germany = find_queries(labelled, [("organ", "/music/role"), ["Germany", "/a/b./c/is_in"]])
+    organ, germany = find_queries(
+        labelled, [("organ", "/music/role"), ["Germany", "/a/b./c/is_in"]]
+    )
     assert (organ.head, organ.relation, organ.name) == (1, 0, "organ · role")
     assert organ.answers.tolist() == [5, 6, 8]  # of train and of test
     assert (germany.head, germany.name, germany.answers.tolist()) == (2, "Germany · is in", [8])
@@ -51,7 +62,9 @@ def test_a_shared_label_means_the_entity_with_answers(labelled):
 
 def test_a_shared_label_means_the_entity_with_the_most_answers(labelled):
     more = np.concatenate([labelled.train, np.array([[4, 1, 7]], dtype=np.int32)])
-    graph = kg.Graph("made", labelled.entities, labelled.relations, more, labelled.valid, labelled.test)
+    graph = kg.Graph(
+        "made", labelled.entities, labelled.relations, more, labelled.valid, labelled.test
+    )
     [funk] = find_queries(graph, [("funk", "/music/genre/artists")])
     assert (funk.head, funk.answers.tolist()) == (4, [6, 7])
 
@@ -64,7 +77,10 @@ def test_heads_are_found_by_name_and_regardless_of_case(labelled):
 @pytest.mark.parametrize(
     ("pair", "sentence"),
     [
-        (("Germani", "/music/role"), r"No entity is named 'Germani' among the 9 known. Did you mean 'Germany'\?$"),
+        (
+            ("Germani", "/music/role"),
+            r"No entity is named 'Germani' among the 9 known. Did you mean 'Germany'\?$",
+        ),
         (("Germany", "/music/rol"), r"No relation is named '/music/rol' among the 3 known."),
         (
             ("Germany", "/music/genre/artists"),
@@ -87,7 +103,8 @@ def test_unknown_and_ambiguous_queries_are_refused(labelled, pair, sentence):
 
 def test_a_graph_without_labels_gets_a_hint(small_graph):
     with pytest.raises(
-        kg.RequestError, match=r"No entity is named 'Germany' .* read without labels; load_graph\(…, labels"
+        kg.RequestError,
+        match=r"No entity is named 'Germany' .* read without labels; load_graph\(…, labels",
     ):
         find_queries(small_graph, [("Germany", "r0")])
 
@@ -115,7 +132,7 @@ def test_the_ten_queries_of_the_paper_are_in_the_graph(data_folder):
     assert graph.entities.label(queries[8].head) == "organ"
 
 
-# -- their answers ----------------------------------------------------------------------------------------
+# -- their answers -----------------------------------------------------------
 
 
 def test_an_answer_of_two_queries_appears_once_in_the_shared_group():
@@ -145,7 +162,9 @@ def test_shared_entities_are_left_out_of_the_silhouette():
 
 @pytest.mark.parametrize("groups", [[0, 0, 0], [0, 1, 2], [0, SHARED, SHARED]])
 def test_a_silhouette_needs_groups(groups):
-    with pytest.raises(kg.RequestError, match="needs at least two groups, and more vectors than groups"):
+    with pytest.raises(
+        kg.RequestError, match="needs at least two groups, and more vectors than groups"
+    ):
         silhouette(np.eye(3), np.array(groups))
 
 
@@ -170,18 +189,24 @@ def test_a_projection_has_all_answers_and_its_numbers(labelled):
 
 def test_without_scikit_learn_the_error_has_the_install_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
-    with pytest.raises(kg.RequestError, match=r"silhouette needs scikit-learn. .*pip install 'dualkg\[analysis"):
+    with pytest.raises(
+        kg.RequestError, match=r"silhouette needs scikit-learn. .*pip install 'dualkg\[analysis"
+    ):
         silhouette(np.eye(4), np.array([0, 0, 1, 1]))
 
 
-# -- the plane --------------------------------------------------------------------------------------------
+# -- the plane ---------------------------------------------------------------
 
 
 @pytest.fixture
 def two_kinds() -> kg.Graph:
-    """Entities 1 to 5 answer three queries together; 6 to 10 share but one, though they have others."""
+    """Entities 1 to 5 answer three queries together; 6 to 10 share but one, though they have
+    others.
+    """
     alike = [(head, 0, tail) for head in (0, 11, 12) for tail in range(1, 6)]
-    motley = [(0, 1, tail) for tail in range(6, 11)] + [(tail + 5, 1, tail) for tail in range(6, 11)]
+    motley = [(0, 1, tail) for tail in range(6, 11)] + [
+        (tail + 5, 1, tail) for tail in range(6, 11)
+    ]
     return graph_of([*alike, *motley, (13, 0, 1)])
 
 
@@ -192,7 +217,9 @@ def test_the_picked_query_has_the_most_overlap_between_its_tails(two_kinds):
 
 
 def test_distances_in_the_plane_by_hand(two_kinds):
-    """Tails at (0, 0) but for one at (0, 5), h R at (0, −2), others at (3, 0) and (−3, 0), by the spread."""
+    """Tails at (0, 0) but for one at (0, 5), h R at (0, −2), others at (3, 0) and (−3, 0), by the
+    spread.
+    """
     model = kg.CP(two_kinds.shape, dim=2)
     num_entities = two_kinds.shape.num_entities
     with torch.no_grad():
@@ -206,15 +233,21 @@ def test_distances_in_the_plane_by_hand(two_kinds):
     found = compute_plane(model, two_kinds, pick_query(two_kinds))
     np.testing.assert_allclose(found.mapped_head * spread, [0, -2], atol=1e-6)
     distances = found.about["distances"]
-    assert distances["centroid"] * spread == pytest.approx((4 * 1 + 4) / 5)  # the centroid is (0, 1)
+    assert distances["centroid"] * spread == pytest.approx(
+        (4 * 1 + 4) / 5
+    )  # the centroid is (0, 1)
     assert distances["hR"] * spread == pytest.approx((4 * 2 + 7) / 5)
     assert len(found.tails) + len(found.others) == num_entities
     assert found.about["num_queries"] == 4  # three of r0, one of r1
-    assert json.loads(json.dumps(found.about))["medians"]["centroid"] == pytest.approx(distances["centroid"])
+    assert json.loads(json.dumps(found.about))["medians"]["centroid"] == pytest.approx(
+        distances["centroid"]
+    )
 
 
 def test_models_and_graphs_without_a_figure_are_refused(two_kinds, small_graph):
-    with pytest.raises(kg.RequestError, match="needs a CP or DistMult model with dim 2; this is CP with dim 3"):
+    with pytest.raises(
+        kg.RequestError, match="needs a CP or DistMult model with dim 2; this is CP with dim 3"
+    ):
         compute_plane(kg.CP(two_kinds.shape, dim=3), two_kinds, pick_query(two_kinds))
     with pytest.raises(kg.RequestError, match="this is RESCAL with dim 2"):
         compute_plane(kg.RESCAL(two_kinds.shape, dim=2), two_kinds, pick_query(two_kinds))

@@ -11,7 +11,14 @@ import dualkg as kg
 from dualkg.analysis.sparsity import sparsify
 from dualkg.files import lock_holder
 from dualkg.training.api import train_seeds
-from paper.records import RECORDS, is_uncommitted, load_record, load_records, recipe_without_seed, record_runs
+from paper.records import (
+    RECORDS,
+    is_uncommitted,
+    load_record,
+    load_records,
+    recipe_without_seed,
+    record_runs,
+)
 from paper.registry import FOLDER, MAIN, Row, published_metrics, recipe_of
 from paper.studies import STUDIES
 from paper.tables import BEGIN, END, results_page, write_pages
@@ -50,7 +57,9 @@ def test_a_record_has_the_rank_of_every_query(runs, tmp_path):
     for number, seed in enumerate(record.seeds):
         report = kg.load_run(runs / f"seed-{seed}").report
         np.testing.assert_array_equal(record.ranks[number], report.ranks.mean)
-        unadjusted = dataclasses.replace(report.metrics, amr=None, amri=None)  # a record has no numbers of candidates
+        unadjusted = dataclasses.replace(
+            report.metrics, amr=None, amri=None
+        )  # a record has no numbers of candidates
         assert record.test_metrics[number] == unadjusted
 
 
@@ -66,7 +75,8 @@ def test_a_run_from_a_tree_with_uncommitted_changes_is_not_recorded(tmp_path, mo
     recipe = kg.Recipe().with_changes({"training.epochs": 1, "model.dim": 2})
     kg.train_recipe(recipe, out=tmp_path / "run")
     with pytest.raises(
-        kg.RequestError, match=r"uncommitted changes \(0123456789ab-dirty\).* Commit the changes, train"
+        kg.RequestError,
+        match=r"uncommitted changes \(0123456789ab-dirty\).* Commit the changes, train",
     ):
         record_runs([tmp_path / "run"], tmp_path / "records" / "x")
     assert not (tmp_path / "records").exists()
@@ -81,7 +91,14 @@ def test_runs_of_different_recipes_are_not_one_record(runs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{}", '{"runs": []}', '{"graph": "world", "runs": [1]}', '{"graph": "world", "runs": [{"seed": 0}]}']
+    "text",
+    [
+        "[]",
+        "{}",
+        '{"runs": []}',
+        '{"graph": "world", "runs": [1]}',
+        '{"graph": "world", "runs": [{"seed": 0}]}',
+    ],
 )
 def test_another_file_of_that_name_is_refused(tmp_path, text):
     (tmp_path / "x").mkdir()
@@ -153,7 +170,7 @@ def test_a_record_needs_a_finished_run(tmp_path):
         record_runs([tmp_path], tmp_path / "records")
 
 
-# -- the committed records --------------------------------------------------------------------------------
+# -- the committed records ---------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +183,9 @@ def test_committed_records_have_a_recipe(committed):
     for name, record in committed.items():
         folder, recipe = name.split("/")
         graph = next(graph for graph in (record.graph,) if graph.lower() == folder)
-        assert recipe_without_seed(recipe_of(Row(name, recipe), graph)) == recipe_without_seed(record.recipe), name
+        assert recipe_without_seed(recipe_of(Row(name, recipe), graph)) == recipe_without_seed(
+            record.recipe
+        ), name
 
 
 def test_recipes_are_in_one_of_the_two_folders(committed):
@@ -181,10 +200,15 @@ def test_recipes_are_in_one_of_the_two_folders(committed):
 
 @pytest.mark.parametrize("name", ["fb15k-237/complex-dura-dim-500", "wn18rr/complex-dura-dim-500"])
 def test_bfloat16_products_cost_no_accuracy(committed, name):
-    bf16, exact = committed[name], committed[f"{name}-float32"]
+    bf16 = committed[name]
+    exact = committed[f"{name}-float32"]
     assert bf16.seeds == exact.seeds == [0, 1, 2]
-    assert {run["environment"]["engine"] for run in bf16.runs} == {"fused kernels, bfloat16 products, one NVIDIA H200"}
-    assert {run["environment"]["engine"] for run in exact.runs} == {"fused kernels, float32, one NVIDIA H200"}
+    assert {run["environment"]["engine"] for run in bf16.runs} == {
+        "fused kernels, bfloat16 products, one NVIDIA H200"
+    }
+    assert {run["environment"]["engine"] for run in exact.runs} == {
+        "fused kernels, float32, one NVIDIA H200"
+    }
     assert abs(fmean(bf16.values("mrr")) - fmean(exact.values("mrr"))) <= 0.0015
 
 

@@ -52,7 +52,9 @@ def files(config: Config, name: str) -> list[str]:
 
 
 def test_ensemble(config, monkeypatch):
-    monkeypatch.setattr(studies, "ENSEMBLE_ROWS", (Row("RESCAL-DURA", "rescal-dura"), Row("RotatE", "rotate")))
+    monkeypatch.setattr(
+        studies, "ENSEMBLE_ROWS", (Row("RESCAL-DURA", "rescal-dura"), Row("RotatE", "rotate"))
+    )
     [table] = STUDIES["ensemble"].run(config)
     results = saved(config, "ensemble")
     assert [row[0] for row in table.rows] == ["RESCAL-DURA", "RotatE", "ensemble"]
@@ -89,7 +91,9 @@ def test_quantization(config):
 
 def test_inductive(config, monkeypatch):
     study = studies.study_inductive
-    monkeypatch.setattr(studies, "study_inductive", lambda *a, **k: study(*a, **k, share=0.01, counts=(1, None)))
+    monkeypatch.setattr(
+        studies, "study_inductive", lambda *a, **k: study(*a, **k, share=0.01, counts=(1, None))
+    )
     [table] = STUDIES["inductive"].run(config)
     assert [row[:2] for row in table.rows] == [
         ["embedded", "1"],
@@ -136,7 +140,11 @@ def test_sparsity(config, monkeypatch):
         "RESCAL-DURA, rotated",
     ]
     assert files(config, "sparsity") == FILES
-    dense = [one["points"][0]["metrics"]["mrr"] for one in saved(config, "sparsity") if one["row"] == "CP-DURA"]
+    dense = [
+        one["points"][0]["metrics"]["mrr"]
+        for one in saved(config, "sparsity")
+        if one["row"] == "CP-DURA"
+    ]
     run = kg.load_run(config.runs / "world" / "cp-dura" / "seed-1")
     assert dense[1] == pytest.approx(run.report.mrr)
     assert curves.rows[2][1] == f"{sum(dense) / 2:.4f}"
@@ -182,24 +190,42 @@ def test_scores_of_the_same_embeddings(small_graph, distance, primal):
     assert list(models) == list(SCORES)
     assert type(models["inner product"]) is primal
     metrics = {name: kg.evaluate(model, small_graph).metrics for name, model in models.items()}
-    assert metrics["as trained"] == metrics["distance, tail's side"]  # with a squared norm it is that dual
+    assert (
+        metrics["as trained"] == metrics["distance, tail's side"]
+    )  # with a squared norm it is that dual
     assert metrics["as trained"] != metrics["inner product"]
 
 
 def test_duality(config):
     [table] = STUDIES["duality"].run(config)
     rows = {row[0]: row for row in table.rows}
-    assert list(rows) == ["CP", "CP-DURA", "RESCAL", "RESCAL-DURA", "ComplEx-DURA", "RotatE"]  # rows with a recipe
-    assert rows["ComplEx-DURA"][1] == rows["ComplEx-DURA"][2]  # a bilinear model is trained by its inner product
+    assert list(rows) == [
+        "CP",
+        "CP-DURA",
+        "RESCAL",
+        "RESCAL-DURA",
+        "ComplEx-DURA",
+        "RotatE",
+    ]  # rows with a recipe
+    assert (
+        rows["ComplEx-DURA"][1] == rows["ComplEx-DURA"][2]
+    )  # a bilinear model is trained by its inner product
     assert rows["RotatE"][1] != rows["RotatE"][2]
     assert files(config, "duality") == [".json"]
 
 
 def test_cost_is_measured_with_three_regularizers():
     recipe = kg.Recipe().with_changes(
-        {"model.dim": 4, "regularizer.name": "DURA", "regularizer.weight": 0.1, "training.batch_size": 100}
+        {
+            "model.dim": 4,
+            "regularizer.name": "DURA",
+            "regularizer.weight": 0.1,
+            "training.batch_size": 100,
+        }
     )
-    result = time_steps(recipe, kg.load_graph("world"), device=torch.device("cpu"), steps=2, rounds=2)
+    result = time_steps(
+        recipe, kg.load_graph("world"), device=torch.device("cpu"), steps=2, rounds=2
+    )
     assert set(result["seconds_per_step"]) == {"none", "Frobenius", "DURA"}
     assert all(seconds > 0 for seconds in result["seconds_per_step"].values())
     assert STUDIES["cost"].tables([result], "world")[0].rows[0][0] == "ComplEx"
@@ -221,11 +247,19 @@ def test_published_points_belong_to_their_graph():
 
 
 def test_every_study_has_its_recipes_and_spaces():
-    names = [name for names in studies.SPARSITY_PANELS.values() for name in names if name != studies.ROTATED]
+    names = [
+        name
+        for names in studies.SPARSITY_PANELS.values()
+        for name in names
+        if name != studies.ROTATED
+    ]
     rows = [*map(registry.model_row, names)]
     rows += [*studies.FIGURE1_ROWS, studies.STUDIED]
     assert all(recipe_path(row, "FB15k-237") for row in rows)
-    assert all((registry.SPACES / f"{graph}-complex-dura-weights.toml").exists() for graph in ("fb15k-237", "wn18rr"))
+    assert all(
+        (registry.SPACES / f"{graph}-complex-dura-weights.toml").exists()
+        for graph in ("fb15k-237", "wn18rr")
+    )
 
 
 def test_saved_results_can_be_drawn_again(tmp_path):

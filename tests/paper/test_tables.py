@@ -27,14 +27,24 @@ def train(recipes, tmp_path):
     """Train the tiny table with some options."""
 
     def run(seeds: int = 1, **options):
-        config = Config(seeds=seeds, records=tmp_path / "records", runs=tmp_path / "runs", device="cpu", **options)
+        config = Config(
+            seeds=seeds,
+            records=tmp_path / "records",
+            runs=tmp_path / "runs",
+            device="cpu",
+            **options,
+        )
         return config.train_table(TINY, "world")
 
     return run
 
 
 def test_published_numbers():
-    assert published_metrics("ComplEx-DURA", "WN18RR") == {"mrr": 0.491, "hits_at_1": 0.449, "hits_at_10": 0.571}
+    assert published_metrics("ComplEx-DURA", "WN18RR") == {
+        "mrr": 0.491,
+        "hits_at_1": 0.449,
+        "hits_at_10": 0.571,
+    }
     assert published_metrics("CP-FRO", "WN18RR") == {"mrr": 0.46, "hits_at_10": 0.48}
     assert published_metrics("ComplEx-Reg_p1", "FB15k-237")["mrr"] == 0.316
     assert published_metrics("ComplEx-DURA", "YAGO3-10-quarter") == {}
@@ -52,7 +62,10 @@ def test_a_table_compares_measured_with_published_numbers(train, tmp_path, monke
     assert cells["published"] == "0.200"
     assert cells["MRR"] == f"{mean:.4f} ± {sd:.4f}"
     assert cells["difference"] == f"{mean - 0.2:+.4f}"
-    assert cells["H@1 (published)"] == f"{spread(records['world/complex-dura'].values('hits_at_1'))[0]:.4f}"
+    assert (
+        cells["H@1 (published)"]
+        == f"{spread(records['world/complex-dura'].values('hits_at_1'))[0]:.4f}"
+    )
     assert cells["H@10 (published)"].endswith(" (0.400)")
     assert [row[0] for row in table.rows] == ["ComplEx", "ComplEx-DURA"]
     assert len(table.notes) == 1  # DURA against no regularizer, by a bootstrap
@@ -65,7 +78,9 @@ def test_a_table_compares_measured_with_published_numbers(train, tmp_path, monke
 def test_a_graph_without_published_numbers_has_no_such_columns(train, tmp_path):
     train()
     table = results_table(TINY, "world", load_records(tmp_path / "records"))
-    assert not [column for column in table.columns if "published" in column or "difference" in column]
+    assert not [
+        column for column in table.columns if "published" in column or "difference" in column
+    ]
 
 
 def test_times_on_a_shared_device_are_bounds(train, tmp_path):
@@ -98,7 +113,14 @@ def test_times_are_summed_over_the_rows_with_dura(train):
 def test_data_sets_are_compared_with_published_counts():
     counts = published()["datasets"]["WN18RR"] | {"valid": 3000}
     rows = {row[0]: row for row in datasets_table({"WN18RR": counts}).rows}
-    assert rows["WN18RR"][1:] == ["40,943", "11", "86,835", "3,000", "3,134", "valid 3,034 published"]
+    assert rows["WN18RR"][1:] == [
+        "40,943",
+        "11",
+        "86,835",
+        "3,000",
+        "3,134",
+        "valid 3,034 published",
+    ]
     assert rows["FB15k-237"][-1] == "not available"
     assert "YAGO3-10-quarter" not in rows
 
@@ -112,14 +134,18 @@ def test_hyper_parameters_are_those_of_the_recipes():
 
 @pytest.mark.slow
 def test_the_committed_page_is_made_from_the_committed_records():
-    assert (RECORDS / "RESULTS.md").read_text(encoding="utf-8") == results_page(RECORDS, STUDIES.values())
+    assert (RECORDS / "RESULTS.md").read_text(encoding="utf-8") == results_page(
+        RECORDS, STUDIES.values()
+    )
 
 
 def test_committed_pages_have_the_numbers_of_the_committed_records(monkeypatch):
     """All lines of the page except the bootstrap comparisons, which take most of the time."""
     monkeypatch.setattr(tables, "_comparisons", lambda *ignored: [])
     committed = iter((RECORDS / "RESULTS.md").read_text(encoding="utf-8").splitlines())
-    assert all(line in committed for line in results_page(RECORDS, STUDIES.values()).splitlines())  # in the same order
+    assert all(
+        line in committed for line in results_page(RECORDS, STUDIES.values()).splitlines()
+    )  # in the same order
     readme = README.read_text(encoding="utf-8")
     assert BEGIN in readme
     assert END in readme

@@ -10,7 +10,9 @@ def test_trials_report_validation_mrr_and_leave_failed_ones_out(run_paper, tmp_p
         {"name": "wrong", "recipe": {**recipe, "loss": {"margn": 1}}},
         {"name": "other", "recipe": recipe},
     ]
-    file, results, again = (tmp_path / name for name in ("trials.json", "results.json", "again.json"))
+    file, results, again = (
+        tmp_path / name for name in ("trials.json", "results.json", "again.json")
+    )
     file.write_text(json.dumps(trials))
     shown = run_paper("trials", file, "--out", results, "--only", "n", "--device", "cpu")
     assert "wrong: a trial: loss.margn" in shown.out
@@ -23,4 +25,6 @@ def test_trials_report_validation_mrr_and_leave_failed_ones_out(run_paper, tmp_p
     shown = run_paper("trials", results, "--out", again, "--seconds", "-1", "--device", "cpu")
     assert shown.out.endswith("one: not started.\n")
     file.write_text("{}x")
-    assert "is not a JSON list of names and recipes" in run_paper("trials", file, "--out", again).err
+    assert (
+        "is not a JSON list of names and recipes" in run_paper("trials", file, "--out", again).err
+    )

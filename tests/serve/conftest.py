@@ -1,4 +1,6 @@
-"""Two runs of a small graph with names that look like markup, paths or commands, and servers for them."""
+"""Two runs of a small graph with names that look like markup, paths or commands, and servers for
+them.
+"""
 
 import shutil
 import threading
@@ -39,7 +41,9 @@ HOSTILE = [
 def hostile_graph() -> kg.Graph:
     """40 entities and 3 relations."""
     random = np.random.default_rng(0)
-    triples = np.unique(np.stack([random.integers(0, n, 400) for n in (40, 3, 40)], axis=1), axis=0).astype(np.int32)
+    triples = np.unique(
+        np.stack([random.integers(0, n, 400) for n in (40, 3, 40)], axis=1), axis=0
+    ).astype(np.int32)
     random.shuffle(triples)
     names = [*HOSTILE, *(f"thing {i}" for i in range(len(HOSTILE), 40))]
     return kg.Graph(
@@ -54,11 +58,16 @@ def hostile_graph() -> kg.Graph:
 
 @pytest.fixture(scope="session")
 def untouched_folders(tmp_path_factory) -> list[Path]:
-    """`calibrated`, and `plain` without probabilities; to be copied, since servers write into run folders."""
-    folder, graph = tmp_path_factory.mktemp("serve"), hostile_graph()
+    """`calibrated`, and `plain` without probabilities; to be copied, since servers write into run
+    folders.
+    """
+    folder = tmp_path_factory.mktemp("serve")
+    graph = hostile_graph()
     for name, seed in (("calibrated", 0), ("plain", 1)):
         model = kg.ComplEx(graph.shape, dim=4)
-        kg.train(model, graph, regularizer=kg.DURA(0.01), batch_size=64, epochs=3, seed=seed).save(folder / name)
+        kg.train(model, graph, regularizer=kg.DURA(0.01), batch_size=64, epochs=3, seed=seed).save(
+            folder / name
+        )
     calibration_for(kg.load_run(folder / "calibrated"))
     return [folder / "calibrated", folder / "plain"]
 
@@ -118,7 +127,8 @@ def client(address) -> Iterator[httpx.Client]:
 @pytest.fixture
 def blocked(monkeypatch):
     """A context within which no batch of queries is finished."""
-    finish, answer = threading.Event(), Predictor.predict
+    finish = threading.Event()
+    answer = Predictor.predict
     monkeypatch.setattr(Predictor, "predict", lambda *args: finish.wait(LIMIT) and answer(*args))
 
     @contextmanager

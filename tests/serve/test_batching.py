@@ -29,16 +29,22 @@ def queries(kind, graph, number=60):
 def sizes(metrics):
     """Queries, batches, and queries of the largest batch."""
     values = {
-        line.split()[0]: float(line.split()[1]) for line in metrics.text().decode().splitlines() if line[0] != "#"
+        line.split()[0]: float(line.split()[1])
+        for line in metrics.text().decode().splitlines()
+        if line[0] != "#"
     }
-    return tuple(values[f"dualkg_{name}"] for name in ("queries_total", "batches_total", "largest_batch"))
+    return tuple(
+        values[f"dualkg_{name}"] for name in ("queries_total", "batches_total", "largest_batch")
+    )
 
 
 def assert_same(found, wanted):
     for one, other in zip(found, wanted, strict=True):
         assert [(a.id, a.name, a.split) for a in one] == [(a.id, a.name, a.split) for a in other]
         assert [a.score for a in one] == pytest.approx([a.score for a in other], abs=1e-4)
-        assert [a.probability for a in one] == pytest.approx([a.probability for a in other], abs=1e-4)
+        assert [a.probability for a in one] == pytest.approx(
+            [a.probability for a in other], abs=1e-4
+        )
 
 
 @pytest.mark.parametrize("kind", QUERY_TYPES)
@@ -52,7 +58,9 @@ def test_a_batch_has_the_predictions_of_each_query_alone(served, kind, name):
 
 @pytest.mark.parametrize("model", [kg.DistMult, kg.TransE, kg.RESCAL])
 def test_a_batch_for_models_without_inverse_relations(small_graph, model):
-    predictor = kg.Predictor(model(small_graph.shape, dim=4, reciprocal=False, init_scale=1.0), small_graph)
+    predictor = kg.Predictor(
+        model(small_graph.shape, dim=4, reciprocal=False, init_scale=1.0), small_graph
+    )
     for kind in QUERY_TYPES:
         given = queries(kind, small_graph, 20)
         found = predictor.predict(kind, given)
@@ -60,20 +68,27 @@ def test_a_batch_for_models_without_inverse_relations(small_graph, model):
 
 
 def test_pending_queries_are_one_batch_per_kind(served):
-    run, metrics = served.get("calibrated"), ServerMetrics({})
+    run = served.get("calibrated")
+    metrics = ServerMetrics({})
     given = [(kind, query) for kind in QUERY_TYPES for query in queries(kind, run.run.graph, 20)]
 
     async def all_at_once(batcher):
         await batcher.start()
         try:
-            return await asyncio.gather(*(batcher.predict(run.predictor, kind, query) for kind, query in given))
+            return await asyncio.gather(
+                *(batcher.predict(run.predictor, kind, query) for kind, query in given)
+            )
         finally:
             await batcher.stop()
 
     found = asyncio.run(all_at_once(MicroBatcher(max_pending=1000, on_batch=metrics.batch)))
     assert_same(
         found,
-        asyncio.run(all_at_once(MicroBatcher(max_pending=1000, on_batch=ServerMetrics({}).batch, max_predictions=1))),
+        asyncio.run(
+            all_at_once(
+                MicroBatcher(max_pending=1000, on_batch=ServerMetrics({}).batch, max_predictions=1)
+            )
+        ),
     )
     assert sizes(metrics) == (100, len(QUERY_TYPES), 20)
 
@@ -102,7 +117,10 @@ def test_a_full_queue_refuses_queries(served):
 
     async def ask():
         batcher = MicroBatcher(max_pending=2, on_batch=ServerMetrics({}).batch)
-        asks = [asyncio.ensure_future(batcher.predict(run.predictor, "tails", Query((0, 0)))) for _ in range(3)]
+        asks = [
+            asyncio.ensure_future(batcher.predict(run.predictor, "tails", Query((0, 0))))
+            for _ in range(3)
+        ]
         await asyncio.sleep(0)
         with pytest.raises(BusyError, match="2 queries are waiting already"):
             await asks[2]
@@ -117,12 +135,15 @@ def test_a_full_queue_refuses_queries(served):
 
 
 def test_a_large_batch_leaves_the_rest_for_the_next_one(served):
-    run, metrics = served.get("plain"), ServerMetrics({})
+    run = served.get("plain")
+    metrics = ServerMetrics({})
 
     async def ask():
         batcher = MicroBatcher(max_pending=100, on_batch=metrics.batch, max_predictions=30)
         await batcher.start()
-        found = await asyncio.gather(*(batcher.predict(run.predictor, "tails", Query((0, 0), k=10)) for _ in range(9)))
+        found = await asyncio.gather(
+            *(batcher.predict(run.predictor, "tails", Query((0, 0), k=10)) for _ in range(9))
+        )
         await batcher.stop()
         return found
 

@@ -17,10 +17,19 @@ JOB = serving.Job("made", 4, 5, probabilities=True)
 
 
 def test_the_section_of_a_page():
-    found = {"responses_per_second": 300.0, "p50_ms": 20.0, "p99_ms": 40.5, "refused": 1, "broken": 2, "batches": 31.5}
+    found = {
+        "responses_per_second": 300.0,
+        "p50_ms": 20.0,
+        "p99_ms": 40.5,
+        "refused": 1,
+        "broken": 2,
+        "batches": 31.5,
+    }
     plain = {**found, "responses_per_second": 100.0, "refused": 0, "broken": 0, "batches": None}
     measured = {"one": {"measured": {"micro-batching": found, "unbatched": plain}}}
-    page = serving.lines({**measured, "two": {"measured": {"micro-batching": {"failed": "no server"}}}})
+    page = serving.lines(
+        {**measured, "two": {"measured": {"micro-batching": {"failed": "no server"}}}}
+    )
     assert "| one | micro-batching | 300 | 3.00 × | 20.0 | 40.5 | 3 | 31.5 |" in page
     assert "| one | unbatched | 100 | 1.00 × | 20.0 | 40.5 | 0 | – |" in page
     assert "| two | micro-batching | no server | – | – | – | – | – |" in page
@@ -30,12 +39,16 @@ def test_the_queries_are_those_of_test(run_folders, served):
     addresses = serving.requests(JOB, run_folders[0])
     graph = served.get("calibrated").run.graph
     assert len(addresses) == len({(head, relation) for head, relation, _ in graph.test.tolist()})
-    assert all(address.startswith("/api/tails?head=") and address.endswith("&k=5") for address in addresses)
+    assert all(
+        address.startswith("/api/tails?head=") and address.endswith("&k=5") for address in addresses
+    )
     assert not any("\n" in address for address in addresses)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk makes the load, and it is not installed")
+@pytest.mark.skipif(
+    shutil.which("wrk") is None, reason="wrk makes the load, and it is not installed"
+)
 def test_a_load_without_errors(run_folders, tmp_path):
     found = serving.measure(JOB, run_folders[0], "micro-batching", seconds=1, folder=tmp_path)
     assert found["responses_per_second"] > 0
@@ -59,10 +72,17 @@ def test_make_bench_measures_serving_where_it_can(tmp_path, installed):
         (tmp_path / name / ".ready").touch()
     words = ["make", "bench", f"VENV={tmp_path / 'venv'}", f"BENCH={tmp_path / 'bench'}"]
     result = subprocess.run(
-        words, cwd=ROOT, env=os.environ | {"PATH": str(tools)}, capture_output=True, text=True, check=True
+        words,
+        cwd=ROOT,
+        env=os.environ | {"PATH": str(tools)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert ("ran benchmarks/serving.py" in result.stdout) is installed
-    assert ("Serving is not measured: wrk makes the load, and it is not installed." in result.stdout) is not installed
+    assert (
+        "Serving is not measured: wrk makes the load, and it is not installed." in result.stdout
+    ) is not installed
     assert "ran benchmarks/report.py" in result.stdout
 
 
@@ -77,7 +97,14 @@ def test_what_the_campaign_of_the_server_finds():
     def phase(milliseconds: float, **more: object) -> dict[str, object]:
         shares = {"loop_runs": 0.2, "loop_waits": 0.1}
         seconds = {"seconds": [milliseconds / 1000] * 5, "health_seconds": [0.001]}
-        return {"statuses": {"200": 5}, "failures": [], "sent_again": 1, **shares, **seconds, **more}
+        return {
+            "statuses": {"200": 5},
+            "failures": [],
+            "sent_again": 1,
+            **shares,
+            **seconds,
+            **more,
+        }
 
     quiet = [phase(10), phase(20), phase(10)]
     abusers = {"429": 3, "503 without Retry-After": 1}
@@ -91,6 +118,8 @@ def test_what_the_campaign_of_the_server_finds():
     assert figures["p99_ratios"] == {"idle": 0.75, "slow": 3.0}
     assert (figures["p99_worst_ratio"], figures["memory_growth"]) == (3.0, 0.03)
     assert figures["held"] == {"p99 within 2x": False, "memory within 2 %": False}
-    assert [one["what"] for one in figures["failures"]] == ["1 abusers got 503 without Retry-After"] * 2
+    assert [one["what"] for one in figures["failures"]] == [
+        "1 abusers got 503 without Retry-After"
+    ] * 2
     assert len(judge(quiet, abuse, '{"failed": "/", "trace": "…"}')["failures"]) == 3
     assert "seconds" not in figures["phases"][0]

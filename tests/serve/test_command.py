@@ -17,17 +17,24 @@ def test_one_request_without_a_port(run_cli, run_folders):
     result = run_cli("serve", run_folders[0], "--get", "/entity/Twenty.json")
     assert result.code == 0
     assert result.json["entity"]["label"] == "Twenty"
-    result = run_cli("serve", *run_folders, "--get", "/api/tails?head=thing%2030&relation=is%20a&run=plain&k=2")
+    result = run_cli(
+        "serve", *run_folders, "--get", "/api/tails?head=thing%2030&relation=is%20a&run=plain&k=2"
+    )
     assert [len(result.json["predictions"]), result.json["run"]] == [2, "plain"]
 
 
 def test_one_request_with_a_token(run_cli, run_folders):
-    assert run_cli("serve", run_folders[0], "--token", "secret", "--get", "/api/runs").json == {"runs": ["calibrated"]}
+    assert run_cli("serve", run_folders[0], "--token", "secret", "--get", "/api/runs").json == {
+        "runs": ["calibrated"]
+    }
 
 
 @pytest.mark.parametrize(
     ("address", "sentence"),
-    [("/entity/Twnty.json", "No entity is named 'Twnty'"), ("/nothing", "There is nothing at this address.")],
+    [
+        ("/entity/Twnty.json", "No entity is named 'Twnty'"),
+        ("/nothing", "There is nothing at this address."),
+    ],
 )
 def test_one_wrong_request(run_cli, run_folders, address, sentence):
     result = run_cli("serve", run_folders[0], "--get", address)
@@ -38,9 +45,18 @@ def test_one_wrong_request(run_cli, run_folders, address, sentence):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--get", "entity"), "An address must begin with a slash, such as /entity/France.json; got 'entity'."),
-        (("--host", "0.0.0.0"), "On 0.0.0.0 other machines could reach the server. Protect it with --token,"),
-        (("--token", ""), "A token must consist of ASCII letters, digits and punctuation, and must not be empty."),
+        (
+            ("--get", "entity"),
+            "An address must begin with a slash, such as /entity/France.json; got 'entity'.",
+        ),
+        (
+            ("--host", "0.0.0.0"),
+            "On 0.0.0.0 other machines could reach the server. Protect it with --token,",
+        ),
+        (
+            ("--token", ""),
+            "A token must consist of ASCII letters, digits and punctuation, and must not be empty.",
+        ),
         (("--timeout", "0"), "A time limit must be above 0 seconds; got 0."),
     ],
 )
@@ -64,10 +80,15 @@ def test_without_the_serve_extra(run_folders):
     )
     result = run_python(code)
     assert result.code == 2
-    assert result.err == "dualkg: Serving a run needs fastapi. Install it: pip install 'dualkg[serve]'\n"
+    assert (
+        result.err
+        == "dualkg: Serving a run needs fastapi. Install it: pip install 'dualkg[serve]'\n"
+    )
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_server_prints_its_address_and_stops_on_a_signal(run_folders, end):
     """A request in progress is still answered."""
     with Started(COMMAND, "serve", *run_folders, "--port", 0, "--access-log") as server:
@@ -77,10 +98,15 @@ def test_a_server_prints_its_address_and_stops_on_a_signal(run_folders, end):
         replies = []
         params = {"top": 5000, "types": False}
         asking = threading.Thread(
-            target=lambda: replies.append(httpx.get(f"{address}/api/complete", params=params, timeout=LIMIT))
+            target=lambda: replies.append(
+                httpx.get(f"{address}/api/complete", params=params, timeout=LIMIT)
+            )
         )
         asking.start()
-        while not replies and "in_progress 1.0\n" in httpx.get(f"{address}/metrics", timeout=LIMIT).text:
+        while (
+            not replies
+            and "in_progress 1.0\n" in httpx.get(f"{address}/metrics", timeout=LIMIT).text
+        ):
             time.sleep(0.005)  # only this request itself is in progress
         server.signal(end)
         asking.join()
@@ -97,7 +123,8 @@ def test_a_server_prints_its_address_and_stops_on_a_signal(run_folders, end):
 
 def test_a_browser_is_opened(run_folders, tmp_path):
     """The server answers while the browser runs."""
-    result, browser = tmp_path / "result", tmp_path / "browser"
+    result = tmp_path / "result"
+    browser = tmp_path / "browser"
     asking = tmp_path / "asking.py"
     asking.write_text(
         "import os, sys, time, urllib.request\n"

@@ -13,7 +13,13 @@ import httpx
 import pytest
 import uvicorn
 
-from dualkg.serve.connections import CLOSED_AT_ONCE, Connection, LimitedServer, Phase, within_file_limit
+from dualkg.serve.connections import (
+    CLOSED_AT_ONCE,
+    Connection,
+    LimitedServer,
+    Phase,
+    within_file_limit,
+)
 from dualkg.serve.limits import Limits
 from dualkg.serve.middleware import client_of as client_name
 from tests.processes import LIMIT, until
@@ -27,7 +33,10 @@ class Fake(Connection):
     """A connection without a socket."""
 
     def __init__(self, phase: Phase) -> None:
-        self.client_name, self.phase, self.since, self.closed = "client", phase, 10.0, False
+        self.client_name = "client"
+        self.phase = phase
+        self.since = 10.0
+        self.closed = False
 
     def observe(self, now: float) -> Phase:
         return self.phase
@@ -76,15 +85,23 @@ def test_half_headers_do_not_shut_others_out(client_of, connect):
     until(lambda: len(select.select(held, [], [], 0)[0]) >= 40)
     status, headers, body = answer(select.select(held, [], [], 0)[0][0])
     assert (status, headers["retry-after"], headers["connection"]) == (429, "1", "close")
-    assert body["error"].startswith("This server holds 20 connections of one client, and this one had no complete")
+    assert body["error"].startswith(
+        "This server holds 20 connections of one client, and this one had no complete"
+    )
 
 
 def test_new_connections_do_not_close_the_idle_ones():
-    """An idle connection was closed in place of connections that had just arrived, which are given a moment."""
-    server = LimitedServer(uvicorn.Config("app"), limits=Limits(connections=8, client_connections=2))
+    """An idle connection was closed in place of connections that had just arrived, which are given
+    a moment.
+    """
+    server = LimitedServer(
+        uvicorn.Config("app"), limits=Limits(connections=8, client_connections=2)
+    )
     server.server_state.connections = {Fake(Phase.IDLE), *(Fake(Phase.HEAD) for _ in range(3))}
     assert server.check_connections(10.2) == []
-    assert [(status, one.phase) for one, status, _ in server.check_connections(10.6)] == [(429, Phase.HEAD)] * 2
+    assert [(status, one.phase) for one, status, _ in server.check_connections(10.6)] == [
+        (429, Phase.HEAD)
+    ] * 2
 
 
 def test_requests_are_answered_while_many_connections_are_closed():
@@ -92,14 +109,17 @@ def test_requests_are_answered_while_many_connections_are_closed():
     server = LimitedServer(uvicorn.Config("app"), limits=Limits(connections=1))
     held = [Fake(Phase.HEAD) for _ in range(3 * CLOSED_AT_ONCE)]
     server.server_state.connections = set(held)
-    most, turns = 0, 0
+    most = 0
+    turns = 0
 
     async def others() -> None:
         nonlocal most, turns
         before = 0
         while True:
             now = sum(one.closed for one in held)
-            most, turns, before = max(most, now - before), turns + 1, now
+            most = max(most, now - before)
+            turns = turns + 1
+            before = now
             if turns == 2:  # one that waits to be closed gets its request
                 next(one for one in held if not one.closed).phase = Phase.ANSWERING
             await asyncio.sleep(0)
@@ -116,12 +136,20 @@ def test_requests_are_answered_while_many_connections_are_closed():
 
 def test_slow_bodies_and_empty_connections_make_room(client_of, connect):
     client = client_of(Limits(connections=10, client_connections=100))
-    body, empty = connect(client, POST + b"\r\n["), connect(client)
+    body = connect(client, POST + b"\r\n[")
+    empty = connect(client)
     # The oldest go first, by what was seen at a check.
-    until(lambda: connect(client, HALF) is not None and len(select.select([body, empty], [], [], 0.02)[0]) == 2)
+    until(
+        lambda: (
+            connect(client, HALF) is not None
+            and len(select.select([body, empty], [], [], 0.02)[0]) == 2
+        )
+    )
     status, headers, found = answer(body)
     assert (status, headers["retry-after"]) == (503, "1")
-    assert found["error"].startswith("This server holds 10 connections, and this one had no complete request.")
+    assert found["error"].startswith(
+        "This server holds 10 connections, and this one had no complete request."
+    )
     assert ends(empty)
     assert client.get("/api/runs").status_code == 200
 
@@ -157,9 +185,12 @@ def test_bytes_after_a_refusal_do_not_hold_a_connection(client_of, connect):
 
 
 def test_a_client_that_does_not_read_is_cut_off(client_of, connect, monkeypatch):
-    client, cut = client_of(Limits(receive_seconds=0.1, idle_seconds=0)), threading.Event()
+    client = client_of(Limits(receive_seconds=0.1, idle_seconds=0))
+    cut = threading.Event()
     lost = Connection.connection_lost
-    monkeypatch.setattr(Connection, "connection_lost", lambda self, error: cut.set() or lost(self, error))
+    monkeypatch.setattr(
+        Connection, "connection_lost", lambda self, error: cut.set() or lost(self, error)
+    )
     slow = connect(client)
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     slow.setblocking(False)
@@ -172,7 +203,11 @@ def test_a_client_that_does_not_read_is_cut_off(client_of, connect, monkeypatch)
 @pytest.mark.parametrize(
     ("limits", "status", "message"),
     [
-        (Limits(client_connections=2), 429, "2 requests of this client are in progress. Try again in a moment."),
+        (
+            Limits(client_connections=2),
+            429,
+            "2 requests of this client are in progress. Try again in a moment.",
+        ),
         (Limits(connections=2), 503, "2 requests are in progress. Try again in a moment."),
     ],
 )
@@ -182,7 +217,9 @@ def test_requests_in_progress_are_limited(client_of, blocked, limits, status, me
     replies: list[int] = []
 
     def ask() -> None:
-        replies.append(httpx.get(f"{client.base_url}/api/tails", params=query, timeout=LIMIT).status_code)
+        replies.append(
+            httpx.get(f"{client.base_url}/api/tails", params=query, timeout=LIMIT).status_code
+        )
 
     with blocked:
         threads = [threading.Thread(target=ask) for _ in range(2)]
@@ -204,7 +241,10 @@ def test_the_bodies_of_all_requests_are_limited(client_of, connect):
     until(lambda: client.post("/api/score", content=b" " * 1000).status_code == 503)
     reply = client.post("/api/score", content=b" " * 1000)
     assert reply.headers["retry-after"] == "1"
-    assert reply.json()["error"] == "The server is receiving more than it can hold. Try again in a moment."
+    assert (
+        reply.json()["error"]
+        == "The server is receiving more than it can hold. Try again in a moment."
+    )
     first.close()
     until(lambda: client.post("/api/score", content=b" " * 1000).status_code == 422)
 
@@ -233,15 +273,28 @@ def test_malformed_requests_leave_nothing_in_the_log(client_of, connect, capfd):
 
 def test_who_counts_as_one_client():
     assert client_name(None) == ""
-    assert client_name(("10.0.0.1", 1)) == client_name(("::ffff:10.0.0.1", 2)) != client_name(("10.0.0.2", 1))
-    assert client_name(("2001:db8::1", 1)) == client_name(("2001:db8::2:1", 1)) != client_name(("2001:db8:0:1::1", 1))
+    assert (
+        client_name(("10.0.0.1", 1))
+        == client_name(("::ffff:10.0.0.1", 2))
+        != client_name(("10.0.0.2", 1))
+    )
+    assert (
+        client_name(("2001:db8::1", 1))
+        == client_name(("2001:db8::2:1", 1))
+        != client_name(("2001:db8:0:1::1", 1))
+    )
     assert client_name(("anything", 1)) == "anything"
 
 
 def test_connections_fit_into_the_limit_of_open_files(monkeypatch):
     raised = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
-    for files, connections in (((1024, 100_000), 1000), ((1024, 1024), 384), ((100, 100), 1), ((10**6, 10**6), 1000)):
+    for files, connections in (
+        ((1024, 100_000), 1000),
+        ((1024, 1024), 384),
+        ((100, 100), 1),
+        ((10**6, 10**6), 1000),
+    ):
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: files)
         assert within_file_limit(Limits()).connections == connections
     assert raised == [(2256, 100_000), (1024, 1024), (100, 100)]

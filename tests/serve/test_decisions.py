@@ -48,8 +48,13 @@ def test_decisions_are_stored_in_the_run_folder(curator, folder):
     assert curator.get("/api/decisions").json()["decisions"] == []
     reply = decide(curator, ACCEPT, REJECT)
     assert reply.json() == {"run": "mine", "accepted": 1, "rejected": 1}
-    lines = [json.loads(line) for line in (folder / "decisions.jsonl").read_text("utf-8").splitlines()]
-    assert [(line["head"], line["verdict"]) for line in lines] == [("thing 30", "accepted"), (HOSTILE[0], "rejected")]
+    lines = [
+        json.loads(line) for line in (folder / "decisions.jsonl").read_text("utf-8").splitlines()
+    ]
+    assert [(line["head"], line["verdict"]) for line in lines] == [
+        ("thing 30", "accepted"),
+        (HOSTILE[0], "rejected"),
+    ]
     result = curator.get("/api/decisions").json()
     assert result["decisions"] == lines
     assert result["can_decide"]
@@ -58,8 +63,16 @@ def test_decisions_are_stored_in_the_run_folder(curator, folder):
 
 def test_a_later_decision_replaces_an_earlier_one(curator):
     decide(curator, ACCEPT, REJECT, ACCEPT | {"verdict": "rejected"})
-    assert decide(curator, REJECT | {"verdict": "undecided"}).json() == {"run": "mine", "accepted": 0, "rejected": 1}
-    assert decide(curator, ACCEPT | {"verdict": "undecided"}).json() == {"run": "mine", "accepted": 0, "rejected": 0}
+    assert decide(curator, REJECT | {"verdict": "undecided"}).json() == {
+        "run": "mine",
+        "accepted": 0,
+        "rejected": 1,
+    }
+    assert decide(curator, ACCEPT | {"verdict": "undecided"}).json() == {
+        "run": "mine",
+        "accepted": 0,
+        "rejected": 0,
+    }
     assert decide(curator, ACCEPT | {"verdict": "undecided"}).status_code == 200
 
 
@@ -83,7 +96,10 @@ def test_accepted_facts_as_tsv(curator):
     assert reply.headers["content-disposition"] == 'attachment; filename="mine-accepted.tsv"'
     rows = [line.split("\t") for line in reply.text.splitlines()]
     assert rows[0] == ["head", "relation", "tail", "probability", "decided_at"]
-    assert [row[:3] for row in rows[1:]] == [["thing 30", "likes", "thing 31"], ["thing 30", "likes", HOSTILE[1]]]
+    assert [row[:3] for row in rows[1:]] == [
+        ["thing 30", "likes", "thing 31"],
+        ["thing 30", "likes", HOSTILE[1]],
+    ]
 
 
 def test_no_name_is_a_formula_of_a_spreadsheet(curator):
@@ -93,7 +109,10 @@ def test_no_name_is_a_formula_of_a_spreadsheet(curator):
     assert reply.headers["content-type"] == "text/csv; charset=utf-8"
     assert reply.headers["content-disposition"] == 'attachment; filename="mine-accepted.csv"'
     rows = list(csv.reader(io.StringIO(reply.content.decode("utf-8-sig"), newline="")))
-    assert [row[:3] for row in rows[1:]] == [["thing 30", "likes", "thing 31"], ["thing 30", "likes", HOSTILE[4]]]
+    assert [row[:3] for row in rows[1:]] == [
+        ["thing 30", "likes", "thing 31"],
+        ["thing 30", "likes", HOSTILE[4]],
+    ]
 
 
 NAMES = st.text(st.sampled_from("=+-@＝'\"a;,\n \t"), max_size=5)
@@ -140,7 +159,9 @@ def test_new_facts_have_their_decisions(curator):
     decide(curator, second | {"verdict": "rejected"})
     again = curator.get("/facts.json", params={"top": 5}).json()["facts"]
     assert [fact["verdict"] for fact in again] == [None, "rejected", None, None, None]
-    of_one = curator.get("/facts.json", params={"relation": "is a", "min_probability": 0.001}).json()["facts"]
+    of_one = curator.get(
+        "/facts.json", params={"relation": "is a", "min_probability": 0.001}
+    ).json()["facts"]
     assert {fact["relation"]["name"] for fact in of_one} == {"is a"}
 
 
@@ -161,24 +182,40 @@ def test_new_facts_have_their_decisions(curator):
 def test_a_page_of_another_host_cannot_decide(curator, folder, headers):
     reply = decide(curator, ACCEPT, headers=headers)
     assert reply.status_code == 403
-    assert reply.json()["error"].startswith("Decisions are accepted from this server's own pages only")
+    assert reply.json()["error"].startswith(
+        "Decisions are accepted from this server's own pages only"
+    )
     assert not (folder / "decisions.jsonl").exists()
 
 
 def test_a_page_of_this_server_can_decide(curator):
     origin = str(curator.base_url).rstrip("/")
-    assert decide(curator, ACCEPT, headers={"Origin": origin, "Sec-Fetch-Site": "same-origin"}).status_code == 200
+    assert (
+        decide(
+            curator, ACCEPT, headers={"Origin": origin, "Sec-Fetch-Site": "same-origin"}
+        ).status_code
+        == 200
+    )
     assert decide(curator, ACCEPT, headers={"Origin": origin}).status_code == 200
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
+)
 def test_a_form_cannot_decide(curator, folder, kind):
     body = json.dumps({"decisions": [ACCEPT]})
-    reply = curator.post("/api/decisions", content=body, headers={"Content-Type": kind} if kind else {})
+    reply = curator.post(
+        "/api/decisions", content=body, headers={"Content-Type": kind} if kind else {}
+    )
     assert reply.status_code == 415
     assert "Content-Type: application/json" in reply.json()["error"]
     assert not (folder / "decisions.jsonl").exists()
-    assert decide(curator, ACCEPT, headers={"Content-Type": "application/json; charset=utf-8"}).status_code == 200
+    assert (
+        decide(
+            curator, ACCEPT, headers={"Content-Type": "application/json; charset=utf-8"}
+        ).status_code
+        == 200
+    )
 
 
 def test_decisions_need_the_token(folder):
@@ -195,7 +232,10 @@ def test_a_read_only_server(folder):
     with serving(app) as address, httpx.Client(base_url=address, timeout=LIMIT) as client:
         reply = decide(client, ACCEPT)
         assert reply.status_code == 403
-        assert reply.json()["error"] == "This server was started with --read-only and accepts no decisions."
+        assert (
+            reply.json()["error"]
+            == "This server was started with --read-only and accepts no decisions."
+        )
         assert not client.get("/api/decisions").json()["can_decide"]
         assert "data-can-decide" not in client.get("/facts").text
 
@@ -213,7 +253,9 @@ def test_a_run_without_a_folder(untouched_folders):
 def test_concurrent_decisions_are_all_stored(curator, folder):
     made = [ACCEPT | {"tail": f"thing {number}"} for number in range(12, 40)]
     with ThreadPoolExecutor(8) as threads:
-        assert {reply.status_code for reply in threads.map(lambda one: decide(curator, one), made)} == {200}
+        assert {
+            reply.status_code for reply in threads.map(lambda one: decide(curator, one), made)
+        } == {200}
     assert len((folder / "decisions.jsonl").read_text("utf-8").splitlines()) == len(made)
 
 
@@ -228,11 +270,14 @@ def test_decisions_survive_a_kill(folder):
 
 
 def some(tail="c", verdict="accepted"):
-    return Decision("a", "b", tail, verdict, probability=0.25, decided_at="2026-01-01T00:00:00+00:00")
+    return Decision(
+        "a", "b", tail, verdict, probability=0.25, decided_at="2026-01-01T00:00:00+00:00"
+    )
 
 
 def test_a_file_written_by_another_store_is_read_again(tmp_path):
-    one, other = DecisionStore(tmp_path / "d.jsonl"), DecisionStore(tmp_path / "d.jsonl")
+    one = DecisionStore(tmp_path / "d.jsonl")
+    other = DecisionStore(tmp_path / "d.jsonl")
     one.update([some("c")])
     other.update([some("d")])
     assert [decision.tail for decision in one.load().values()] == ["c", "d"]
@@ -270,7 +315,10 @@ def test_two_processes_that_decide_at_once(tmp_path):
     [
         ('{"head": "a"', "Line 2 of .* is no decision .*Correct or remove it."),
         ("[1]", "Line 2 of .* is no decision"),
-        (json.dumps(some().__dict__ | {"verdict": "maybe"}), "verdict: Input should be 'accepted' or 'rejected'"),
+        (
+            json.dumps(some().__dict__ | {"verdict": "maybe"}),
+            "verdict: Input should be 'accepted' or 'rejected'",
+        ),
     ],
 )
 def test_a_damaged_file(tmp_path, line, sentence):
@@ -303,12 +351,19 @@ def test_the_page_of_new_facts(curator):
 def test_the_rows_of_the_page(curator):
     """The stream of the page has the facts of `/facts.json` as rows, with their decisions."""
     facts = curator.get("/facts.json", params={"top": 5}).json()["facts"]
-    decide(curator, {part: facts[1][part]["id"] for part in ("head", "relation", "tail")} | {"verdict": "accepted"})
-    lines = [json.loads(line) for line in curator.get("/facts/rows", params={"top": 5}).text.splitlines()]
+    decide(
+        curator,
+        {part: facts[1][part]["id"] for part in ("head", "relation", "tail")}
+        | {"verdict": "accepted"},
+    )
+    lines = [
+        json.loads(line) for line in curator.get("/facts/rows", params={"top": 5}).text.splitlines()
+    ]
     rows = [line["html"] for line in lines if line["kind"] == "triple"]
     assert lines[-1] == {"kind": "end", "num_triples": 5}
-    assert [f'data-head="{escape(fact["head"]["name"])}"' in row for fact, row in zip(facts, rows, strict=True)] == [
-        True
-    ] * 5
+    assert [
+        f'data-head="{escape(fact["head"]["name"])}"' in row
+        for fact, row in zip(facts, rows, strict=True)
+    ] == [True] * 5
     assert ["data-verdict" in row for row in rows] == [False, True, False, False, False]
     assert not any("<b>bold" in row or "<script>alert" in row for row in rows)

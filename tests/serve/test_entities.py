@@ -43,7 +43,8 @@ def test_no_match(client):
 @pytest.mark.parametrize("name", [*HOSTILE, "Twenty"])
 def test_entity_details(client, served, name):
     run = served.get("calibrated")
-    id, graph = run.graph.entities.id(name), run.graph
+    id = run.graph.entities.id(name)
+    graph = run.graph
     reply = client.get(f"/api/entity/{quote(name, safe='')}")
     assert reply.status_code == 200
     found = reply.json()
@@ -52,7 +53,10 @@ def test_entity_details(client, served, name):
     every = np.concatenate([graph.train, graph.valid, graph.test])
     assert found["num_known"] == len(found["known"]) == int((every[:, [0, 2]] == id).any(1).sum())
     known = {tuple(row) for row in every.tolist()}
-    predicted = [tuple(fact[part]["id"] for part in ("head", "relation", "tail")) for fact in found["predicted"]]
+    predicted = [
+        tuple(fact[part]["id"] for part in ("head", "relation", "tail"))
+        for fact in found["predicted"]
+    ]
     assert predicted
     assert not known & set(predicted)
     assert all(id in (head, tail) and head != tail for head, _, tail in predicted)
@@ -65,19 +69,21 @@ def test_entity_details(client, served, name):
 def test_the_first_prediction_is_the_best_of_all_triples(client, served):
     """Compared with every triple of the entity."""
     run = served.get("calibrated")
-    predictor, shape = run.predictor, run.graph.shape
-    prior_correction, best = predictor.prior_correction, (-1.0, ())
+    predictor = run.predictor
+    shape = run.graph.shape
+    prior_correction = predictor.prior_correction
+    best = (-1.0, ())
     for relation in range(shape.num_relations):
         for other in range(shape.num_entities):
             for triple in ((30, relation, other), (other, relation, 30)):
                 if other == 30 or predictor.triple(*triple).known:
                     continue
                 ids = np.array([triple])
-                kinds, log_probability = (
-                    torch.from_numpy(prior_correction.domain_range(ids)),
-                    triple_log_probabilities(predictor.model, ids),
+                kinds = torch.from_numpy(prior_correction.domain_range(ids))
+                log_probability = triple_log_probabilities(predictor.model, ids)
+                probability = float(
+                    prior_correction.probability(log_probability, torch.tensor([relation]), kinds)
                 )
-                probability = float(prior_correction.probability(log_probability, torch.tensor([relation]), kinds))
                 if probability > best[0] + 1e-6:
                     best = (probability, triple)
     first = client.get("/api/entity/thing 30").json()["predicted"][0]
@@ -117,12 +123,16 @@ def assert_computed_once(client, path):
 def test_a_map_that_takes_long_is_pending(client_of, monkeypatch):
     """No request waits for the map: the first one is answered while the map is blocked."""
     finish = Event()
-    monkeypatch.setattr(service, "entity_map", lambda run: np.zeros((40, 2)) if finish.wait(60) else None)
+    monkeypatch.setattr(
+        service, "entity_map", lambda run: np.zeros((40, 2)) if finish.wait(60) else None
+    )
     monkeypatch.setattr(entities, "MAP_SHARE", 0)
     client = client_of()
     reply = client.get("/api/map", params={"run": "plain"})
     assert reply.status_code == 202
-    assert reply.json()["message"] == "The map of 40 entities is being computed. Try again in a while."
+    assert (
+        reply.json()["message"] == "The map of 40 entities is being computed. Try again in a while."
+    )
     finish.set()
     monkeypatch.setattr(entities, "MAP_SHARE", 0.8)
     assert client.get("/api/map", params={"run": "plain"}).status_code == 200

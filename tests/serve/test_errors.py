@@ -11,8 +11,16 @@ TAILS = {"head": "thing 30", "relation": "likes"}
 
 
 REFUSED = [
-    ({"head": "Twnty"}, 404, "No entity is named 'Twnty' among the 40 known. Did you mean 'Twenty'"),
-    ({"relation": "like"}, 404, "No relation is named 'like' among the 3 known. Did you mean 'likes'?"),
+    (
+        {"head": "Twnty"},
+        404,
+        "No entity is named 'Twnty' among the 40 known. Did you mean 'Twenty'",
+    ),
+    (
+        {"relation": "like"},
+        404,
+        "No relation is named 'like' among the 3 known. Did you mean 'likes'?",
+    ),
     ({"run": "other"}, 404, "No served run is named 'other'. Available: 'calibrated', 'plain'."),
     ({"k": 0}, 422, "k must be at least 1; got '0'."),
     ({"k": 1001}, 422, "k must be at most 1,000; got '1001'."),
@@ -40,7 +48,12 @@ def test_a_wrong_query_gets_a_message(client, wrong, status, message):
             422,
             "coverage must be below 1.0; got '1'.",
         ),
-        ("/api/complete", {"run": "plain", "min_probability": 0.5}, 200, "min_probability needs a calibration"),
+        (
+            "/api/complete",
+            {"run": "plain", "min_probability": 0.5},
+            200,
+            "min_probability needs a calibration",
+        ),
         ("/api/compare", {"a": "plain", "b": "other"}, 404, "No served run is named 'other'."),
         ("/api/nothing", {}, 404, "There is nothing at this address. /docs lists all addresses."),
     ],
@@ -97,14 +110,20 @@ def test_a_body_that_no_parser_reads(client, path, body, reason):
 
 def test_ids_out_of_range(client):
     reply = client.post("/api/score", json={"triples": [[0, 0, 40]]})
-    assert (reply.status_code, reply.json()["error"]) == (404, "There is no entity 40: ids go from 0 to 39.")
+    assert (reply.status_code, reply.json()["error"]) == (
+        404,
+        "There is no entity 40: ids go from 0 to 39.",
+    )
     reply = client.post("/api/score", json={"triples": [[0, 0, -(10**30)]]})
     assert reply.status_code in (404, 422)
 
 
 def test_a_wrong_method(client):
     reply = client.post("/api/tails")
-    assert (reply.status_code, reply.json()["error"]) == (405, "This address accepts GET; got POST.")
+    assert (reply.status_code, reply.json()["error"]) == (
+        405,
+        "This address accepts GET; got POST.",
+    )
     reply = client.delete("/api/decisions")
     assert (reply.status_code, reply.headers["allow"]) == (405, "GET, POST")
     assert reply.json()["error"] == "This address accepts GET, POST; got DELETE."
@@ -124,13 +143,19 @@ def test_a_large_body_is_not_read(client_of):
 
 @pytest.mark.parametrize(
     ("path", "headers"),
-    [("/api/runs", {"X": "x" * 500}), (f"/api/runs?{'x' * 500}", {}), ("/api/runs", {f"X{n}": "" for n in range(100)})],
+    [
+        ("/api/runs", {"X": "x" * 500}),
+        (f"/api/runs?{'x' * 500}", {}),
+        ("/api/runs", {f"X{n}": "" for n in range(100)}),
+    ],
 )
 def test_large_heads_are_refused_unparsed(client_of, path, headers):
     client = client_of(Limits(header_bytes=500 if len(headers) < 100 else 2**16))
     reply = client.get(path, headers=headers)
     assert (reply.status_code, reply.headers["connection"]) == (431, "close")
-    assert reply.json()["error"].startswith("The address and headers of a request must have at most ")
+    assert reply.json()["error"].startswith(
+        "The address and headers of a request must have at most "
+    )
     assert client.get("/api/runs").status_code == 200
 
 
@@ -160,22 +185,39 @@ def test_an_unexpected_exception_is_not_shown(client_of, monkeypatch, capfd):
 
 def test_a_token_is_required(client_of):
     client = client_of(token="open sesame")
-    for header in ({}, {"Authorization": "Bearer open"}, {"Authorization": "Bearer"}, {"Authorization": "Basic !"}):
+    for header in (
+        {},
+        {"Authorization": "Bearer open"},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Basic !"},
+    ):
         for address in ("/api/runs", "/docs", "/openapi.json", "/metrics", "/nothing"):
             reply = client.get(address, headers=header)
             assert reply.status_code == 401
             assert "Authorization: Bearer TOKEN" in reply.json()["error"]
-    assert client.get("/api/runs", headers={"Authorization": "Bearer open sesame"}).status_code == 200
+    assert (
+        client.get("/api/runs", headers={"Authorization": "Bearer open sesame"}).status_code == 200
+    )
     assert client.get("/api/runs", auth=("anybody", "open sesame")).status_code == 200
     assert client.get("/health").json() == {"status": "ok"}
     assert (
-        client.get("/api/runs", headers={"Authorization": "Bearer open sesame", "Host": "kg.example"}).status_code
+        client.get(
+            "/api/runs", headers={"Authorization": "Bearer open sesame", "Host": "kg.example"}
+        ).status_code
         == 200
     )
 
 
 OTHER_HOSTS = [
-    *("evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "[2001:db8::1]:80", "", ":80"),
+    *(
+        "evil.example",
+        "evil.example:80",
+        "127.0.0.1.evil.example",
+        "10.0.0.1",
+        "[2001:db8::1]:80",
+        "",
+        ":80",
+    ),
     *(
         "[::1].evil.example",
         "[::1%.evil.example]",
@@ -184,7 +226,13 @@ OTHER_HOSTS = [
         "localhost:80@evil.example",
         "localhost@evil.example",
     ),
-    *("localhost,evil.example", "evil.example#localhost", "localhost..", "127.0.0.1:80:80", "127.0.0.1:999999"),
+    *(
+        "localhost,evil.example",
+        "evil.example#localhost",
+        "localhost..",
+        "127.0.0.1:80:80",
+        "127.0.0.1:999999",
+    ),
 ]
 
 
@@ -193,7 +241,15 @@ def test_other_host_names_are_refused_without_a_token(client):
         reply = client.get("/api/runs", headers={"Host": host})
         assert reply.status_code == 400
         assert reply.json()["error"].startswith("This server answers requests to localhost only.")
-    for host in ("localhost:8000", "localhost:", "localhost.", "127.0.0.1", "127.9.9.9:1", "[::1]:8000", "LOCALHOST"):
+    for host in (
+        "localhost:8000",
+        "localhost:",
+        "localhost.",
+        "127.0.0.1",
+        "127.9.9.9:1",
+        "[::1]:8000",
+        "LOCALHOST",
+    ):
         assert client.get("/api/runs", headers={"Host": host}).status_code == 200
 
 

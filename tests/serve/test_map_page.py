@@ -77,7 +77,9 @@ def test_a_pending_map(mapped, monkeypatch):
 def test_the_predictions_of_a_query(client):
     params = {"entity": "Twenty", "relation": "likes"}
     page = client.get("/map/predictions", params=params)
-    found = client.get("/query.json", params={"head": "Twenty", "relation": "likes", "k": 200}).json()
+    found = client.get(
+        "/query.json", params={"head": "Twenty", "relation": "likes", "k": 200}
+    ).json()
     assert page.status_code == 200
     assert f"{len(found['predictions'])} new, {len(found['known'])} known" in page.text
     ids = [int(id) for id in re.findall(r'<li[^>]* data-id="(\d+)"', page.text)]

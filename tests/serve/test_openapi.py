@@ -12,8 +12,14 @@ from tests.serve.conftest import HOSTILE
 
 KNOWN = {"head": "thing 30", "tail": HOSTILE[0], "entity": HOSTILE[4], "relation": "likes"}
 PATHS = {
-    *(f"/api/{name}" for name in ("tails", "heads", "relations", "similar", "prediction-set", "score", "explain")),
-    *(f"/api/{name}" for name in ("entities", "entity/{name}", "complete", "map", "runs", "run", "compare")),
+    *(
+        f"/api/{name}"
+        for name in ("tails", "heads", "relations", "similar", "prediction-set", "score", "explain")
+    ),
+    *(
+        f"/api/{name}"
+        for name in ("entities", "entity/{name}", "complete", "map", "runs", "run", "compare")
+    ),
     *("/api/decisions", "/health", "/metrics"),
 }
 
@@ -30,7 +36,9 @@ def check(case):
 
 
 def requests(operation, check, *, mode):
-    """Generated requests, each checked: 3 valid ones of an operation or 3 invalid ones, and 20 in the slow suite."""
+    """Generated requests, each checked: 3 valid ones of an operation or 3 invalid ones, and 20 in
+    the slow suite.
+    """
     from schemathesis import GenerationMode
 
     quick = settings(
@@ -45,7 +53,9 @@ def requests(operation, check, *, mode):
 @pytest.mark.parametrize("path", sorted(PATHS))
 def test_the_server_conforms_to_its_description(description, path):
     def by_known_names(case):
-        case.query = {key: KNOWN.get(key, value) for key, value in case.query.items() if key != "run"}
+        case.query = {
+            key: KNOWN.get(key, value) for key, value in case.query.items() if key != "run"
+        }
         case.path_parameters = dict.fromkeys(case.path_parameters, KNOWN["head"])
         reply = case.call_and_validate()
         assert reply.status_code in (200, 202, 400, 404)
@@ -79,6 +89,11 @@ def test_the_description_is_complete(served):
     assert set(described["paths"]["/api/score"]) == {"get", "post"}
     links = described["paths"]["/api/entities"]["get"]["responses"]["200"]["links"]
     name = {"name": "$response.body#/entities/0/name"}
-    assert links["entity"] == {"operationRef": "#/paths/~1api~1entity~1{name}/get", "parameters": name}
+    assert links["entity"] == {
+        "operationRef": "#/paths/~1api~1entity~1{name}/get",
+        "parameters": name,
+    }
     prediction = described["components"]["schemas"]["ScoredItem"]
-    assert {"id", "name", "label", "score", "probability", "known", "split"} == set(prediction["required"])
+    assert {"id", "name", "label", "score", "probability", "known", "split"} == set(
+        prediction["required"]
+    )

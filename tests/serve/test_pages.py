@@ -23,12 +23,22 @@ STATIC = Path(serve.__file__).with_name("static")
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 SVG = "http://www.w3.org/2000/svg"  # a name, not an address
 QUERY = {"head": "thing 20", "relation": "likes"}
-FOREIGN = {"b", "base", "embed", "iframe", "img", "object", "style"}  # pages have none; names would like to
+FOREIGN = {
+    "b",
+    "base",
+    "embed",
+    "iframe",
+    "img",
+    "object",
+    "style",
+}  # pages have none; names would like to
 
 
 def context_of(served, query_string: bytes = b"") -> RequestContext:
     service = Service(served, limits=Limits(), log=False, read_only=False)
-    return RequestContext(Request({"type": "http", "query_string": query_string}), service, served.get(None))
+    return RequestContext(
+        Request({"type": "http", "query_string": query_string}), service, served.get(None)
+    )
 
 
 class Audit(HTMLParser):
@@ -70,7 +80,10 @@ def audited(reply) -> Audit:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_an_untrusted_name_is_text(client, name):
-    for address in (f"/entity/{quote(name, safe='')}", f"/entity?{quote('name')}={quote(name, safe='')}"):
+    for address in (
+        f"/entity/{quote(name, safe='')}",
+        f"/entity?{quote('name')}={quote(name, safe='')}",
+    ):
         if name.endswith(".json") and "?" not in address:
             continue  # that is the page of `notes`, for programs
         reply = client.get(address)
@@ -120,15 +133,20 @@ def test_the_query_page_has_the_content_of_its_json(client, params, find):
     for answer in found["known"] + found["predictions"]:
         assert short(answer["label"]) in page.text
     assert len(page.values("a", "data-why")) == len(found["predictions"])
-    assert not {answer["name"] for answer in found["known"]} & {answer["name"] for answer in found["predictions"]}
+    assert not {answer["name"] for answer in found["known"]} & {
+        answer["name"] for answer in found["predictions"]
+    }
 
 
 def test_known_answers_are_those_of_the_graph(client, served):
     graph = served.get(None).run.graph
-    head, relation = graph.entities.id("thing 20"), graph.relations.id("likes")
+    head = graph.entities.id("thing 20")
+    relation = graph.relations.id("likes")
     triples = [row for split in ("train", "valid", "test") for row in graph.split(split).tolist()]
     tails = {graph.entities[t] for h, r, t in triples if (h, r) == (head, relation)}
-    assert {answer["name"] for answer in client.get("/query.json", params=QUERY).json()["known"]} == tails
+    assert {
+        answer["name"] for answer in client.get("/query.json", params=QUERY).json()["known"]
+    } == tails
 
 
 def test_the_prediction_set_is_that_of_the_api(client):
@@ -139,7 +157,10 @@ def test_the_prediction_set_is_that_of_the_api(client):
         assert page["prediction_set"] == {"coverage": coverage, "size": found["size"]}
         first = [answer["name"] for answer in page["predictions"][: found["size"]]]
         assert first == [answer["name"] for answer in found["predictions"]]
-        assert f"{100 * coverage:g} % of the time" in client.get("/", params=QUERY | {"coverage": coverage}).text
+        assert (
+            f"{100 * coverage:g} % of the time"
+            in client.get("/", params=QUERY | {"coverage": coverage}).text
+        )
 
 
 def test_a_run_without_calibration_has_scores(client):
@@ -159,7 +180,8 @@ def test_links_stay_with_the_run(client):
 
 def test_the_explanation_page_has_the_content_of_the_api(client):
     params = QUERY | {"tail": "thing 30"}
-    page, found = audited(client.get("/explain", params=params)), client.get("/api/explain", params=params).json()
+    page = audited(client.get("/explain", params=params))
+    found = client.get("/api/explain", params=params).json()
     assert client.get("/explain.json", params=params).json() == found
     assert found["supporting_triples"]
     for reason in found["supporting_triples"]:
@@ -167,7 +189,8 @@ def test_the_explanation_page_has_the_content_of_the_api(client):
 
 
 def test_the_entity_page_has_known_and_predicted_facts(client):
-    page, found = audited(client.get("/entity/Twenty")), client.get("/entity/Twenty.json").json()
+    page = audited(client.get("/entity/Twenty"))
+    found = client.get("/entity/Twenty.json").json()
     assert found == client.get("/entity.json", params={"name": "Twenty"}).json()
     assert "thing 20" in page.text  # the name, where people call it otherwise
     assert f"{found['num_known']} known facts" in page.text
@@ -209,7 +232,11 @@ def test_a_query_with_an_unknown_name_offers_others(client):
     ("where", "status", "sentence"),
     [
         ("/?head=Twenty&relation=likes&k=0", 422, "k must be at least 1; got '0'."),
-        ("/?head=Twenty&relation=likes&find=all", 422, "find must be 'head', 'relation' or 'tail'; got 'all'."),
+        (
+            "/?head=Twenty&relation=likes&find=all",
+            422,
+            "find must be 'head', 'relation' or 'tail'; got 'all'.",
+        ),
         ("/?run=nobody", 404, "No served run is named 'nobody'."),
         ("/explain?head=Twenty&relation=likes", 422, "tail is missing."),
         ("/explain?head=nobody&relation=likes&tail=Twenty", 404, "No entity is named 'nobody'"),
@@ -225,7 +252,9 @@ def test_an_error_is_a_page_with_a_message(client, where, status, sentence):
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 
 
-@pytest.mark.parametrize("where", ["/nonsense", "/nonsense/<img src=x>", "/static/nothing.css", "/apiary", "/facts/"])
+@pytest.mark.parametrize(
+    "where", ["/nonsense", "/nonsense/<img src=x>", "/static/nothing.css", "/apiary", "/facts/"]
+)
 def test_a_browser_gets_a_page_for_an_unknown_address(client, where):
     reply = client.get(where, headers=BROWSER)
     page = audited(reply)
@@ -234,7 +263,9 @@ def test_a_browser_gets_a_page_for_an_unknown_address(client, where):
     assert page.tags.count("nav") == page.tags.count("h1") == 1
 
 
-@pytest.mark.parametrize("where", ["/nonsense.json", "/api", "/api/nonsense", "/entity/nobody.json"])
+@pytest.mark.parametrize(
+    "where", ["/nonsense.json", "/api", "/api/nonsense", "/entity/nobody.json"]
+)
 def test_api_addresses_have_no_error_pages(client, where):
     reply = client.get(where, headers=BROWSER)
     assert (reply.status_code, reply.headers["content-type"]) == (404, "application/json")
@@ -243,7 +274,11 @@ def test_api_addresses_have_no_error_pages(client, where):
 
 def test_a_program_gets_json_for_an_unknown_address(client):
     for headers in ({}, {"Accept": "application/json"}, {"Accept": ""}):
-        assert client.get("/nonsense", headers=headers).json()["error"].startswith("There is nothing at this address.")
+        assert (
+            client.get("/nonsense", headers=headers)
+            .json()["error"]
+            .startswith("There is nothing at this address.")
+        )
 
 
 def test_a_browser_that_posts_to_a_page(client):
@@ -282,13 +317,19 @@ def test_an_incomplete_query_says_what_to_name(client):
     assert len(offered) == 3
     for link in offered:
         assert client.get(link).status_code == 200
-    assert "Name the head to find the relation." in client.get("/", params={"find": "relation", "tail": "Twenty"}).text
+    assert (
+        "Name the head to find the relation."
+        in client.get("/", params={"find": "relation", "tail": "Twenty"}).text
+    )
     assert client.get("/", params={"find": "tail", "head": "nobody"}).status_code == 200
 
 
 def test_the_error_of_an_incomplete_query_as_json(client):
     reply = client.get("/query.json", params={"head": "Twenty"})
-    assert (reply.status_code, reply.json()["error"]) == (400, "Name the relation to find the tail.")
+    assert (reply.status_code, reply.json()["error"]) == (
+        400,
+        "Name the relation to find the tail.",
+    )
 
 
 def test_a_page_has_landmarks(client):
@@ -311,7 +352,9 @@ def test_static_files_are_revalidated_by_etag(client):
         assert client.head(f"/static/{path.name}").headers["etag"] == reply.headers["etag"]
 
 
-@pytest.mark.parametrize("name", ["nothing.css", "..%2flayout.py", "../layout.py", "%2e%2e/layout.py", ""])
+@pytest.mark.parametrize(
+    "name", ["nothing.css", "..%2flayout.py", "../layout.py", "%2e%2e/layout.py", ""]
+)
 def test_no_other_file_is_sent(client, name):
     assert client.get(f"/static/{name}").status_code == 404
 
@@ -319,8 +362,12 @@ def test_no_other_file_is_sent(client, name):
 def test_pages_load_files_of_the_package(client):
     for address in ("/", "/entity/Twenty", "/explain?head=Twenty&relation=likes&tail=Twenty-one"):
         page = audited(client.get(address))
-        loaded = page.values("script", "src") + [value for value in page.values("link", "href") if "static" in value]
-        assert {name.removeprefix("/static/") for name in loaded} <= {path.name for path in STATIC.iterdir()}
+        loaded = page.values("script", "src") + [
+            value for value in page.values("link", "href") if "static" in value
+        ]
+        assert {name.removeprefix("/static/") for name in loaded} <= {
+            path.name for path in STATIC.iterdir()
+        }
 
 
 def test_no_file_of_a_page_names_another_host():
@@ -345,7 +392,10 @@ def contrast(a: str, b: str) -> float:
 def test_contrast_in_both_themes(theme):
     """WCAG AA: 4.5 for text, 3 for bars, borders and the ring of what has the focus."""
     style = (STATIC / "style.css").read_text(encoding="utf-8")
-    tokens = {name: pair[theme] for name, *pair in re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\)", style)}
+    tokens = {
+        name: pair[theme]
+        for name, *pair in re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\)", style)
+    }
     for text in ("ink", "soft", "predicted"):
         for ground in ("paper", "surface"):
             assert contrast(tokens[text], tokens[ground]) >= 4.5, (text, ground)
@@ -375,7 +425,14 @@ def test_invisible_names_are_made_visible():
 
 @pytest.mark.parametrize(
     ("probability", "text"),
-    [(0.0, "<0.1 %"), (0.0042, "0.4 %"), (0.0531, "5.3 %"), (0.531, "53 %"), (0.9962, "99.6 %"), (1.0, ">99.9 %")],
+    [
+        (0.0, "<0.1 %"),
+        (0.0042, "0.4 %"),
+        (0.0531, "5.3 %"),
+        (0.531, "53 %"),
+        (0.9962, "99.6 %"),
+        (1.0, ">99.9 %"),
+    ],
 )
 def test_percent(probability, text):
     assert percent(probability) == text
@@ -383,7 +440,9 @@ def test_percent(probability, text):
 
 def test_pages_of_an_ensemble_offer_no_explanation(run_folders):
     ensemble = kg.Ensemble(run_folders, weights="equal")
-    both = ServedRuns([ServedRun.of(ensemble, name="both"), ServedRun.of(kg.load_run(run_folders[1]), name="one")])
+    both = ServedRuns(
+        [ServedRun.of(ensemble, name="both"), ServedRun.of(kg.load_run(run_folders[1]), name="one")]
+    )
     with serving(application(both)) as address, httpx.Client(base_url=address) as client:
         query = {"head": "Twenty", "relation": "likes"}
         assert "Why?" not in client.get("/", params=query).raise_for_status().text

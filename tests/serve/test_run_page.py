@@ -48,7 +48,10 @@ def test_one_run_is_shown_alone(client, served):
     assert "Largest differences" not in page
     assert 'href="/run.json?with="' in page
     number = len(served.get("calibrated").run.graph.train)
-    assert f"ComplEx with DURA, dim 4, on the {number} training triples of <bdi>made</bdi>: 3 epochs" in page
+    assert (
+        f"ComplEx with DURA, dim 4, on the {number} training triples of <bdi>made</bdi>: 3 epochs"
+        in page
+    )
 
 
 def test_the_chosen_run_comes_first(client):
@@ -106,7 +109,9 @@ def test_a_run_of_one_epoch_with_a_long_name():
     assert page.count('class="line a"') == 2
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (2.21, 6.7), (0.35, 0.36), (5, 5), (0, 40), (-3, 1e6), (1e-9, 2e-9)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1), (2.21, 6.7), (0.35, 0.36), (5, 5), (0, 40), (-3, 1e6), (1e-9, 2e-9)]
+)
 def test_ticks_enclose_the_values(low, high):
     found = ticks(low, high)
     assert found[0] <= low <= high <= found[-1] + 1e-9
@@ -116,15 +121,20 @@ def test_ticks_enclose_the_values(low, high):
 
 def test_an_axis_maps_values_to_pixels():
     assert [Axis(0, 10, 100, 200)(value) for value in (0, 5, 10)] == [100, 150, 200]
-    assert [Axis(0.01, 1, 0, 100, log=True)(value) for value in (0, 0.01, 0.1, 1)] == [0, 0, 50, 100]
+    assert [Axis(0.01, 1, 0, 100, log=True)(value) for value in (0, 0.01, 0.1, 1)] == [
+        0,
+        0,
+        50,
+        100,
+    ]
 
 
 def test_charts_leave_out_nan():
     assert line_chart([[]], text=str) is None
     chart = line_chart([[(1, 2.0), (2, math.nan), (3, 1.0)]], text="{:.1f}".format)
-    drawn = TEMPLATES.from_string("{% import 'charts.html' as charts %}{{ charts.line_chart(chart, label) }}").render(
-        chart=chart, label='"label"'
-    )
+    drawn = TEMPLATES.from_string(
+        "{% import 'charts.html' as charts %}{{ charts.line_chart(chart, label) }}"
+    ).render(chart=chart, label='"label"')
     [line] = re.findall('<path d="([^"]*)" class="line a"', drawn)
     assert "nan" not in drawn
     assert line.count("L") == 1
@@ -133,7 +143,12 @@ def test_charts_leave_out_nan():
 
 
 def test_metrics_are_written_as_in_papers():
-    assert [metric_text(value) for value in (0.4795, 1.0, 0.0, None)] == [".479", "1.000", ".000", "–"]
+    assert [metric_text(value) for value in (0.4795, 1.0, 0.0, None)] == [
+        ".479",
+        "1.000",
+        ".000",
+        "–",
+    ]
     assert [metric_text(value, "mr") for value in (16.42, 1234.5)] == ["16.4", "1,234"]
 
 
@@ -144,8 +159,16 @@ def test_the_page_as_json(run_cli, run_folders):
 
 
 def test_the_page_shows_the_engine(run_cli, tmp_path):
-    assert run_cli("train", "world", "--no-tune", "--dim", 2, "--epochs", 1, "--out", tmp_path / "trained").code == 0
+    assert (
+        run_cli(
+            "train", "world", "--no-tune", "--dim", 2, "--epochs", 1, "--out", tmp_path / "trained"
+        ).code
+        == 0
+    )
     served = ServedRuns.load([tmp_path / "trained"], device="cpu")
     engine = json.loads((tmp_path / "trained" / "environment.json").read_text())["engine"]
-    assert json.loads(request_once(application(served), "/run.json").body)["runs"][0]["engine"] == engine
+    assert (
+        json.loads(request_once(application(served), "/run.json").body)["runs"][0]["engine"]
+        == engine
+    )
     assert f"Trained with {engine}." in page_of(served)[1]

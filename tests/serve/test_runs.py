@@ -50,7 +50,9 @@ def test_queries_on_which_two_runs_differ_most(client, run_cli, run_folders):
     found = client.get("/api/compare", params={"most": 5}).json()
     result = run_cli("compare", *run_folders, "--differences", 5, "--samples", 2000, "--json").json
     assert (found["a"], found["b"], found["split"]) == ("calibrated", "plain", "test")
-    assert [q["difference"] for q in found["queries"]] == [q["difference"] for q in result["differences"]]
+    assert [q["difference"] for q in found["queries"]] == [
+        q["difference"] for q in result["differences"]
+    ]
     assert found["queries"][0]["head"]["label"] == result["differences"][0]["head"]
     assert found["metrics"]["MRR"]["difference"] == pytest.approx(result["mrr"]["difference"])
     assert found["sentence"].split(" (")[0].rpartition(" ")[2] in result["sentence"]
@@ -67,7 +69,9 @@ def test_a_comparison_needs_two_runs(served, client_of):
 
 def test_runs_of_different_graphs_cannot_be_compared(served, small_graph):
     other = kg.train(kg.CP(small_graph.shape, dim=2), small_graph, epochs=1)
-    app = application(ServedRuns([served.get("plain"), ServedRun.of(other, name="other", device="cpu")]))
+    app = application(
+        ServedRuns([served.get("plain"), ServedRun.of(other, name="other", device="cpu")])
+    )
     reply = request_once(app, "/api/compare")
     assert reply.status == 400
     assert "but the data were not the same" in json.loads(reply.body)["error"]
@@ -98,8 +102,11 @@ def test_other_requests_are_answered_between_the_lines_of_a_completion(served):
 
     async def run() -> list[str]:
         nonlocal since, most
-        other, kinds = asyncio.create_task(others()), []
-        async for line in completion.completion(context, {"top": 5 * completion.LINES_AT_ONCE, "types": False}):
+        other = asyncio.create_task(others())
+        kinds = []
+        async for line in completion.completion(
+            context, {"top": 5 * completion.LINES_AT_ONCE, "types": False}
+        ):
             kinds.append(line.kind)
             since += 1
             most = max(most, since)
@@ -118,14 +125,20 @@ def test_completion_is_streamed(client, served, name):
     assert lines[0]["kind"] == "progress"
     assert lines[-1] == {"kind": "end", "num_triples": 7}
     triples = [line for line in lines if line["kind"] == "triple"]
-    assert [[line[part]["id"] for part in ("head", "relation", "tail")] for line in triples] == wanted.triples.tolist()
+    assert [
+        [line[part]["id"] for part in ("head", "relation", "tail")] for line in triples
+    ] == wanted.triples.tolist()
     assert [line["rank"] for line in triples] == list(range(1, 8))
     assert ("probability" in triples[0]) == (name == "calibrated")
 
 
 def test_completion_of_some_relations_and_heads(client):
     params = {"top": 50, "relation": ["likes", "<b>bold</b>"], "head": "Twenty"}
-    triples = [line for line in lines_of(client.get("/api/complete", params=params)) if line["kind"] == "triple"]
+    triples = [
+        line
+        for line in lines_of(client.get("/api/complete", params=params))
+        if line["kind"] == "triple"
+    ]
     assert {line["head"]["id"] for line in triples} == {20}
     assert {line["relation"]["id"] for line in triples} == {0, 2}
 
@@ -141,7 +154,9 @@ def test_one_completion_at_a_time(served):
 
 def test_a_completion_that_takes_too_long_ends_with_an_error(client_of):
     lines = lines_of(client_of(Limits(stream_seconds=1e-6)).get("/api/complete"))
-    assert lines[-1]["error"].startswith("The completion took longer than its limit of 1e-06 seconds")
+    assert lines[-1]["error"].startswith(
+        "The completion took longer than its limit of 1e-06 seconds"
+    )
 
 
 def test_a_completion_without_a_reader_is_cancelled(client_of, monkeypatch):
@@ -162,7 +177,9 @@ def test_a_completion_without_a_reader_is_cancelled(client_of, monkeypatch):
         assert client.get("/api/complete").status_code == 503
     assert cancelled.wait(120)
     monkeypatch.undo()
-    until(lambda: client.get("/api/complete", params={"top": 1}).status_code == 200)  # the lock is released afterwards
+    until(
+        lambda: client.get("/api/complete", params={"top": 1}).status_code == 200
+    )  # the lock is released afterwards
     assert lines_of(client.get("/api/complete"))[-1]["kind"] == "end"
 
 
@@ -181,6 +198,8 @@ def test_metrics(client):
 
 
 def test_a_run_name_cannot_break_the_metrics(served):
-    run = ServedRun(name='a"b\\c\nd', run=served.get("plain").run, predictor=served.get("plain").predictor)
+    run = ServedRun(
+        name='a"b\\c\nd', run=served.get("plain").run, predictor=served.get("plain").predictor
+    )
     text = request_once(application(ServedRuns([run])), "/metrics").body.decode()
     assert 'dualkg_entities{run="a\\"b\\\\c\\nd"} 40.0' in text.splitlines()

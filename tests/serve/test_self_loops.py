@@ -1,4 +1,6 @@
-"""The given entity as an answer to its own query: shown if train has such triples, else left out."""
+"""The given entity as an answer to its own query: shown if train has such triples, else left
+out.
+"""
 
 import json
 
@@ -17,11 +19,19 @@ QUERIES = {"borders": "head=place+3&relation=borders", "near": "head=place+3&rel
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory) -> ServedRuns:
-    """A ring of places: each borders the next, and the next it; each is near the next, and all but one near itself."""
+    """A ring of places: each borders the next, and the next it; each is near the next, and all but
+    one near itself.
+    """
     ring = np.arange(NUM_PLACES)
     after = np.roll(ring, -1)
-    borders = [(a, 0, b) for one, other in zip(ring, after, strict=True) for a, b in ((one, other), (other, one))]
-    near = [(a, 1, a) for a in ring if a != 3] + [(a, 1, b) for a, b in zip(ring, after, strict=True)]
+    borders = [
+        (a, 0, b)
+        for one, other in zip(ring, after, strict=True)
+        for a, b in ((one, other), (other, one))
+    ]
+    near = [(a, 1, a) for a in ring if a != 3] + [
+        (a, 1, b) for a, b in zip(ring, after, strict=True)
+    ]
     triples = np.random.default_rng(0).permutation(np.array(borders + near, dtype=np.int32))
     graph = kg.Graph(
         "ring",
@@ -41,7 +51,11 @@ def places(tmp_path_factory) -> ServedRuns:
 def get(places, address):
     reply = request_once(application(places), address)
     assert reply.status == 200
-    return json.loads(reply.body) if reply.headers["content-type"] == "application/json" else reply.body.decode()
+    return (
+        json.loads(reply.body)
+        if reply.headers["content-type"] == "application/json"
+        else reply.body.decode()
+    )
 
 
 def names(predictions):
@@ -66,7 +80,10 @@ def test_a_page_leaves_out_the_given_entity(places, query):
 
 def test_the_prediction_set_counts_shown_predictions(places):
     for coverage in (0.5, 0.9):
-        every = get(places, f"/api/prediction-set?entity=place+3&relation=borders&coverage={coverage}&k=1000")
+        every = get(
+            places,
+            f"/api/prediction-set?entity=place+3&relation=borders&coverage={coverage}&k=1000",
+        )
         shown = get(places, f"/query.json?{QUERIES['borders']}&coverage={coverage}&k=50")
         inside = [name for name in names(every["predictions"]) if name != "place 3"]
         assert shown["prediction_set"] == {"coverage": coverage, "size": len(inside)}
@@ -80,7 +97,10 @@ def test_the_given_entity_may_be_an_answer_if_train_has_loops(places):
 
 
 def test_relations_of_an_entity_with_itself(places):
-    assert set(names(get(places, "/query.json?head=place+3&tail=place+3")["predictions"])) == {"borders", "near"}
+    assert set(names(get(places, "/query.json?head=place+3&tail=place+3")["predictions"])) == {
+        "borders",
+        "near",
+    }
 
 
 def test_an_entity_is_not_predicted_to_border_itself(places):

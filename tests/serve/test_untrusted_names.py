@@ -23,7 +23,9 @@ def test_a_name_is_returned_unchanged(client, name):
     assert reply.json()["query"]["relation"]["name"] == "<b>bold</b>"
 
 
-@pytest.mark.parametrize("path", ["../../../etc/passwd", "..%2f..%2f..%2fetc%2fpasswd", "/etc/passwd", "recipe.toml"])
+@pytest.mark.parametrize(
+    "path", ["../../../etc/passwd", "..%2f..%2f..%2fetc%2fpasswd", "/etc/passwd", "recipe.toml"]
+)
 def test_no_address_is_a_file_path(client, path):
     for address in (f"/entity/{path}.json", f"/api/entity/{path}", f"/{path}", f"/docs/{path}"):
         reply = client.get(address)
@@ -41,7 +43,10 @@ def test_no_query_is_a_command(client):
 @pytest.mark.parametrize("name", ["a\nb\r\n{}", ESCAPE, '","status":200,"x":"', "<script>"])
 def test_a_request_is_one_line_of_the_access_log(served, capfd, name):
     # A line may be written after its response, but not after the server has stopped.
-    with serving(application(served, log=True)) as address, httpx.Client(base_url=address, timeout=LIMIT) as client:
+    with (
+        serving(application(served, log=True)) as address,
+        httpx.Client(base_url=address, timeout=LIMIT) as client,
+    ):
         client.get(f"/api/entity/{quote(name)}")
         client.get("/health")
     text = capfd.readouterr().err
@@ -57,7 +62,9 @@ def test_requests_are_not_logged_by_default(client_of, capfd):
 
 
 def test_an_error_does_not_quote_markup(client):
-    reply = client.get("/api/tails", params={"head": "<img src=x onerror=alert(1)>", "relation": "likes"})
+    reply = client.get(
+        "/api/tails", params={"head": "<img src=x onerror=alert(1)>", "relation": "likes"}
+    )
     assert reply.status_code == 404
     assert reply.headers["content-type"] == "application/json"
     assert "default-src 'self'" in reply.headers["content-security-policy"]
@@ -91,14 +98,28 @@ def test_no_name_reverses_a_page(client):
 
 
 def test_no_name_reverses_a_terminal(run_cli, run_folders):
-    """Tables, titles, sentences and errors of commands; as JSON names are the same, with escapes."""
+    """Tables, titles, sentences and errors of commands; as JSON names are the same, with
+    escapes.
+    """
     name = HOSTILE[8]
     results = [
         run_cli("predict", run_folders[1], "--head", name, "--relation", "likes", "--top", "40"),
         run_cli("similar", run_folders[1], name),
-        run_cli("explain", run_folders[1], "--head", name, "--relation", "likes", "--tail", "thing 30"),
+        run_cli(
+            "explain", run_folders[1], "--head", name, "--relation", "likes", "--tail", "thing 30"
+        ),
         run_cli("predict", run_folders[1], "--head", f"no {name}", "--relation", "likes"),
-        run_cli("predict", run_folders[1], "--head", name, "--relation", "likes", "--top", "40", "--json"),
+        run_cli(
+            "predict",
+            run_folders[1],
+            "--head",
+            name,
+            "--relation",
+            "likes",
+            "--top",
+            "40",
+            "--json",
+        ),
     ]
     assert [result.code for result in results] == [0, 0, 0, 2, 0]
     for result in results:

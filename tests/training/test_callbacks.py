@@ -21,7 +21,9 @@ class Recorder(kg.Callback):
     """Keeps what it was called with; may raise in an epoch."""
 
     def __init__(self, raises: Exception | None = None, epoch: int = 2) -> None:
-        self.calls, self.raises, self.epoch = [], raises, epoch
+        self.calls = []
+        self.raises = raises
+        self.epoch = epoch
 
     def on_start(self, training):
         self.calls.append(("start", training.epoch))
@@ -49,7 +51,13 @@ def test_callbacks_are_called_in_order(small_graph, tmp_path):
     recorder = Recorder()
     run = train(small_graph, recorder, out=tmp_path / "run")
     mrr = {entry["epoch"]: entry["valid_mrr"] for entry in run.history if "valid_mrr" in entry}
-    middle = [("epoch", 1), ("validation", 2, mrr[2]), ("epoch", 2), ("epoch", 3), ("validation", 4, mrr[4])]
+    middle = [
+        ("epoch", 1),
+        ("validation", 2, mrr[2]),
+        ("epoch", 2),
+        ("epoch", 3),
+        ("validation", 4, mrr[4]),
+    ]
     assert recorder.calls == [("start", 0), *middle, ("epoch", 4), ("end", run.report.mrr)]
     assert recorder.metrics.keys() == {"loss", "seconds", "learning_rate", "valid_mrr"}
     assert recorder.metrics["loss"] == run.history[-1]["loss"]
@@ -58,13 +66,15 @@ def test_callbacks_are_called_in_order(small_graph, tmp_path):
 
 
 def test_callbacks_do_not_change_the_weights(small_graph):
-    with_one, without = train(small_graph, Recorder()), train(small_graph)
+    with_one = train(small_graph, Recorder())
+    without = train(small_graph)
     assert torch.equal(with_one.model.entities, without.model.entities)
     assert with_one.history[0].keys() == without.history[0].keys()
 
 
 def test_a_callback_can_end_training_early(small_graph, tmp_path):
-    stopping, other = Recorder(kg.StopTraining()), Recorder()
+    stopping = Recorder(kg.StopTraining())
+    other = Recorder()
     run = train(small_graph, stopping, other, out=tmp_path / "run")
     assert len(run.history) == 2
     assert other.calls[-2:] == [("epoch", 2), ("end", run.report.mrr)]
@@ -72,7 +82,8 @@ def test_a_callback_can_end_training_early(small_graph, tmp_path):
 
 
 def test_another_exception_is_passed_on_and_the_run_can_be_resumed(small_graph, tmp_path):
-    failing, other = Recorder(OSError("the disk is full")), Recorder()
+    failing = Recorder(OSError("the disk is full"))
+    other = Recorder()
     with pytest.raises(OSError, match="the disk is full"):
         train(small_graph, other, failing, out=tmp_path / "run")
     assert failing.calls[-1] == other.calls[-1] == ("end", None)
@@ -107,7 +118,10 @@ def test_an_interruption_ends_callbacks_without_a_run(small_graph, tmp_path):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ("mlflow", r"callbacks is a list, such as callbacks=\[kg.TensorBoard\(\)\]; 'mlflow' was given"),
+        (
+            "mlflow",
+            r"callbacks is a list, such as callbacks=\[kg.TensorBoard\(\)\]; 'mlflow' was given",
+        ),
         (["mlfow"], "No tracker is named 'mlfow'. Did you mean 'mlflow'"),
         (["zzz"], "There are tensorboard, mlflow, wandb."),
         ([print], "A callback is an instance of a subclass of kg.Callback"),
@@ -119,12 +133,16 @@ def test_wrong_callbacks_are_refused(small_graph, given, sentence):
         kg.train(kg.ComplEx(small_graph, dim=2), small_graph, epochs=1, callbacks=given)
 
 
-def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(small_graph, tmp_path, monkeypatch):
+def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(
+    small_graph, tmp_path, monkeypatch
+):
     def missing(name):
         raise ImportError(name)
 
     monkeypatch.setattr(module, "import_module", missing)
-    with pytest.raises(kg.RequestError, match=r"needs wandb. Install it: pip install 'dualkg\[tracking\]'"):
+    with pytest.raises(
+        kg.RequestError, match=r"needs wandb. Install it: pip install 'dualkg\[tracking\]'"
+    ):
         train(small_graph, "wandb", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -158,7 +176,9 @@ def test_a_training_survives_its_tracker(small_graph, caplog):
     with caplog.at_level(logging.WARNING, logger="dualkg"):
         run = train(small_graph, tracker)
     assert len(run.history) == 4
-    assert [metrics.keys() for metrics in tracker.written] == [{"train/loss", "train/seconds", "train/learning_rate"}]
+    assert [metrics.keys() for metrics in tracker.written] == [
+        {"train/loss", "train/seconds", "train/learning_rate"}
+    ]
     assert caplog.messages == ["fragile stopped tracking: ConnectionError: the server is down"]
     assert tracker.settings["model.dim"] == 4
     assert tracker.settings["graph.entities"] == 30
@@ -168,7 +188,10 @@ def scalars(folder):
     """Tags, steps and values of TensorBoard's event files, read by TensorBoard."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = reader.EventAccumulator(str(folder)).Reload()
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
 
 
 @pytest.mark.slow
@@ -185,9 +208,13 @@ def test_tensorboard_reads_what_was_written_also_after_resuming(small_graph, tmp
     assert found["train/loss"][-1][1] == pytest.approx(run.history[-1]["loss"], rel=1e-5)
     assert found["valid/mrr"][-1][1] == pytest.approx(run.history[-1]["valid_mrr"], rel=1e-5)
     assert found["final/test/mrr"] == [(4, pytest.approx(run.report.mrr, rel=1e-5))]
-    kg.train_recipe(run.recipe, graph=small_graph, out=folder, overwrite=True)  # a run with tracking is a run
+    kg.train_recipe(
+        run.recipe, graph=small_graph, out=folder, overwrite=True
+    )  # a run with tracking is a run
     assert not (folder / "tensorboard").exists()
-    with pytest.raises(kg.RequestError, match=r"TensorBoard needs a folder: TensorBoard\(folder='logs'\), or a run"):
+    with pytest.raises(
+        kg.RequestError, match=r"TensorBoard needs a folder: TensorBoard\(folder='logs'\), or a run"
+    ):
         train(small_graph, kg.TensorBoard())
 
 
@@ -209,13 +236,19 @@ def test_mlflow_reads_what_was_written_also_after_resuming(small_graph, tmp_path
     assert found.data.params["model.dim"] == "4"
     assert found.data.metrics["final/test/mrr"] == pytest.approx(run.report.mrr)
     history = client.get_metric_history(found.info.run_id, "train/loss")
-    assert {point.step: point.value for point in history} == {entry["epoch"]: entry["loss"] for entry in run.history}
+    assert {point.step: point.value for point in history} == {
+        entry["epoch"]: entry["loss"] for entry in run.history
+    }
 
 
 def wandb_records(path):
-    """The records of an offline run of Weights & Biases: a LevelDB log of protocol buffers after seven bytes."""
+    """The records of an offline run of Weights & Biases: a LevelDB log of protocol buffers after
+    seven bytes.
+    """
     internal = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-    data, position, parts = path.read_bytes(), 7, b""
+    data = path.read_bytes()
+    position = 7
+    parts = b""
     while position + 7 <= len(data):
         if 32768 - position % 32768 < 7:
             position += 32768 - position % 32768
@@ -238,16 +271,24 @@ def test_wandb_writes_an_offline_run(small_graph, tmp_path, monkeypatch):
     run = train(small_graph, "wandb", out=tmp_path / "run")
     wandb.teardown()  # its process writes the last records when it ends
     (path,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
-    rows, config = [], {}
+    rows = []
+    config = {}
     for record in wandb_records(path):
         if record.HasField("history"):
             items = record.history.item
-            rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
+            rows.append(
+                {
+                    item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                    for item in items
+                }
+            )
         if record.HasField("run"):
             config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
     losses = {row["epoch"]: row["train/loss"] for row in rows if "train/loss" in row}
     assert losses == pytest.approx({entry["epoch"]: entry["loss"] for entry in run.history})
-    assert next(row["final/test/mrr"] for row in rows if "final/test/mrr" in row) == pytest.approx(run.report.mrr)
+    assert next(row["final/test/mrr"] for row in rows if "final/test/mrr" in row) == pytest.approx(
+        run.report.mrr
+    )
     assert config["model.dim"] == 4
     saved = json.loads(RunFolder(tmp_path / "run").tracking.read_text())
     assert saved["wandb"]["id"] in path.name

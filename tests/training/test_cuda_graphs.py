@@ -63,14 +63,27 @@ def test_the_full_batch_size_is_captured_after_warm_up_and_then_replayed(done):
 def test_a_short_batch_runs_eagerly_and_is_never_captured(done):
     """Also when a capture is due."""
     take(done, [5] * WARM_UP + [2, 5, 2, 5])
-    assert done[WARM_UP:] == [("eager", 2), ("capture", 5), ("replay", 0), ("eager", 2), ("replay", 0)]
+    assert done[WARM_UP:] == [
+        ("eager", 2),
+        ("capture", 5),
+        ("replay", 0),
+        ("eager", 2),
+        ("replay", 0),
+    ]
 
 
 def test_a_larger_batch_discards_the_graph(done):
     """Its buffers are replaced, so it must not be replayed; the new ones are allocated eagerly."""
     take(done, [5] * (WARM_UP + 1) + [7, 5] + [7] * WARM_UP)
     warm_up = [("eager", 7), ("eager", 5)] + [("eager", 7)] * (WARM_UP - 2)
-    assert done[WARM_UP:] == [("capture", 5), ("replay", 0), *warm_up, ("capture", 7), ("replay", 0), ("replay", 0)]
+    assert done[WARM_UP:] == [
+        ("capture", 5),
+        ("replay", 0),
+        *warm_up,
+        ("capture", 7),
+        ("replay", 0),
+        ("replay", 0),
+    ]
 
 
 def test_more_queries_than_the_capacity_discard_the_graph_and_fewer_do_not(done):

@@ -1,4 +1,6 @@
-"""Several processes give what one gives: gradients, weights, ranks, checkpoints. Processes meet through a file."""
+"""Several processes give what one gives: gradients, weights, ranks, checkpoints. Processes meet
+through a file.
+"""
 
 import itertools
 import os
@@ -48,11 +50,17 @@ from tests.processes import FORKS, until
 LOSSES = {
     "1-vs-all": kg.OneVsAll(),
     "1-vs-all with all settings": kg.OneVsAll(
-        label_smoothing=0.1, frequency_weight=0.5, dropout=0.3, head_dropout=0.2, relation_weight=0.7
+        label_smoothing=0.1,
+        frequency_weight=0.5,
+        dropout=0.3,
+        head_dropout=0.2,
+        relation_weight=0.7,
     ),
     "K-vs-all": kg.KvsAll(label_smoothing=0.1, count_exponent=0.5),
     "sampled softmax": kg.SampledSoftmax(num_negatives=5),
-    "sampled softmax for each": kg.SampledSoftmax(num_negatives=5, shared=False, distribution="log-uniform"),
+    "sampled softmax for each": kg.SampledSoftmax(
+        num_negatives=5, shared=False, distribution="log-uniform"
+    ),
     "negatives for each": kg.NegativeSampling(num_negatives=4),
     "shared negatives": kg.NegativeSampling(num_negatives=4, sampler="shared", subsampling=True),
     "in-batch negatives": kg.MarginRanking(sampler="in-batch"),
@@ -62,13 +70,19 @@ LOSSES = {
 def graph_of(num_entities: int) -> Graph:
     """Random triples in which every entity occurs."""
     random = np.random.default_rng(num_entities)
-    triples = [(f"e{h}", f"r{r % 3}", f"e{t}") for h, r, t in random.integers(0, num_entities, (40, 3))]
+    triples = [
+        (f"e{h}", f"r{r % 3}", f"e{t}") for h, r, t in random.integers(0, num_entities, (40, 3))
+    ]
     triples += [(f"e{i}", "r0", f"e{(i + 1) % num_entities}") for i in range(num_entities)]
     return Graph.from_triples(triples, valid=triples[:8], test=triples[8:16])
 
 
-def in_processes(world_size: int, function: Callable[..., None], *arguments: Any, folder: Path) -> None:
-    """Call a function with its shard-making process in each of some processes; an exception of any fails."""
+def in_processes(
+    world_size: int, function: Callable[..., None], *arguments: Any, folder: Path
+) -> None:
+    """Call a function with its shard-making process in each of some processes; an exception of any
+    fails.
+    """
     meeting = folder / f"meeting-{time.monotonic_ns()}"
     started = [
         FORKS.Process(target=_member, args=(rank, world_size, str(meeting), function, arguments))
@@ -82,15 +96,21 @@ def in_processes(world_size: int, function: Callable[..., None], *arguments: Any
 
 
 def _member(
-    rank: int, world_size: int, meeting: str, function: Callable[..., None], arguments: tuple[Any, ...]
+    rank: int,
+    world_size: int,
+    meeting: str,
+    function: Callable[..., None],
+    arguments: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size
+    )
     function(Processes(rank, world_size, torch.device("cpu")), *arguments)
     dist.destroy_process_group()
 
 
-# -- shards -------------------------------------------------------------------------------------------------
+# -- shards ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_entities", [1, 2, 5, 50, 331])
@@ -105,13 +125,17 @@ def test_every_entity_is_in_one_shard(num_entities: int) -> None:
 
 def test_neighbours_are_in_different_shards() -> None:
     """Frequent entities often have low ids."""
-    counts = [int((Shard(10_000, rank, 8).positions(torch.arange(1000)) >= 0).sum()) for rank in range(8)]
+    counts = [
+        int((Shard(10_000, rank, 8).positions(torch.arange(1000)) >= 0).sum()) for rank in range(8)
+    ]
     assert max(counts) - min(counts) <= 4
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("scale", [0.5, "xavier"])
-def test_a_shard_has_the_initial_weights_of_the_whole(name: str, scale: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_has_the_initial_weights_of_the_whole(
+    name: str, scale: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if scale == "xavier" and name in ("RotatE", "HAKE"):
         pytest.skip("stores angles in units of init_scale")
     build = partial(MODELS[name], kg.GraphShape(331, 5), dim=6, seed=3, init_scale=scale)
@@ -125,24 +149,32 @@ def test_a_shard_has_the_initial_weights_of_the_whole(name: str, scale: Any, mon
     with only_rows(None, device=torch.device("cpu")):
         again = build().state_dict()
     assert all(torch.equal(again[key], table) for key, table in whole.items())
-    with only_rows(None, device=torch.device("meta")):  # an operation with a tensor of the host would fail
+    with only_rows(
+        None, device=torch.device("meta")
+    ):  # an operation with a tensor of the host would fail
         assert build().entities.device.type == "meta"
 
 
-# -- gradients ----------------------------------------------------------------------------------------------
+# -- gradients ---------------------------------------------------------------
 
 
-Case = tuple[str, bool, str, str, str]  # model, reciprocal or not, loss, side of the dual, regularizer
+Case = tuple[
+    str, bool, str, str, str
+]  # model, reciprocal or not, loss, side of the dual, regularizer
 
 
 def cases(*, all_of_them: bool) -> Iterator[Case]:
     if not all_of_them:
         yield from (("ComplEx", loss == "K-vs-all", loss, "none", "DURA") for loss in LOSSES)
-        yield from (("TransE", True, loss, "none", "none") for loss in ("1-vs-all", "negatives for each"))
+        yield from (
+            ("TransE", True, loss, "none", "none") for loss in ("1-vs-all", "negatives for each")
+        )
         yield "RESCAL", True, "sampled softmax", "head", "DURA"
         yield "TuckER", False, "1-vs-all", "none", "UnweightedDURA"
         return
-    for name, reciprocal, loss, regularizer in itertools.product(MODELS, (True, False), LOSSES, REGULARIZERS):
+    for name, reciprocal, loss, regularizer in itertools.product(
+        MODELS, (True, False), LOSSES, REGULARIZERS
+    ):
         yield name, reciprocal, loss, "none", regularizer
     for name, side, loss in itertools.product(("ComplEx", "RESCAL"), ("tail", "head"), LOSSES):
         yield name, True, loss, side, "DURA"
@@ -160,27 +192,43 @@ def compare_gradients(group: Processes, num_entities: int, all_of_them: bool) ->
         shard = group.shard(graph)
         with only_rows(shard):
             part = ShardedModel(build(), shard)
-        loss = sharded_loss(LOSSES[loss_name].bind(part, graph, batch_size=len(batch), seed=0), shard)
+        loss = sharded_loss(
+            LOSSES[loss_name].bind(part, graph, batch_size=len(batch), seed=0), shard
+        )
         sampled = LOSSES[loss_name].rows_per_batch(part, len(batch)) is not None
         for sparse in (False, True) if sampled and not regularizer.reads_whole_tables else (False,):
             part.zero_grad(set_to_none=True)
             step = ShardedReferenceStep(part, loss, regularizer, None, sparse)  # type: ignore[arg-type]
             objective = step.gradients(batch)
             found = {key: table.grad for key, table in part.embedding.named_parameters()}
-            assert not (sparse and shard.size and found["entities"] is not None) or found["entities"].is_sparse
-            _assert_same(expected, objective, found, shard, (name, reciprocal, loss_name, side, regularizer_name))
+            assert (
+                not (sparse and shard.size and found["entities"] is not None)
+                or found["entities"].is_sparse
+            )
+            _assert_same(
+                expected,
+                objective,
+                found,
+                shard,
+                (name, reciprocal, loss_name, side, regularizer_name),
+            )
 
 
 def compare_fused_gradients(group: Processes, num_entities: int, all_of_them: bool) -> None:
     graph = graph_of(num_entities)
     models = MODELS if all_of_them else ["ComplEx", "CP", "TransE"]
-    for name, reciprocal, dual, grouped in itertools.product(models, (True, False), ("none", "tail"), (True, False)):
+    for name, reciprocal, dual, grouped in itertools.product(
+        models, (True, False), ("none", "tail"), (True, False)
+    ):
         if dual == "tail" and name not in ("ComplEx", "RESCAL"):
             continue
         build = partial(_model, graph, name, reciprocal, dual, squared=True)
         if build().score_form is None or (grouped and not reciprocal):
             continue
-        for loss in (kg.OneVsAll(), kg.OneVsAll(frequency_weight=0.5, dropout=0.3, relation_weight=0.7)):
+        for loss in (
+            kg.OneVsAll(),
+            kg.OneVsAll(frequency_weight=0.5, dropout=0.3, relation_weight=0.7),
+        ):
             regularizer = kg.DURA(0.3) if build().embedding.has_adjoint else kg.NoRegularizer()
             batch = batch_of(graph, reciprocal, loss)
             expected = _whole_gradients(build(), graph, batch, loss, regularizer, grouped=grouped)
@@ -189,15 +237,22 @@ def compare_fused_gradients(group: Processes, num_entities: int, all_of_them: bo
                 part = ShardedModel(build(), shard)
             bound = loss.bind(part, graph, batch_size=len(batch), seed=0, grouped_by_query=grouped)
             tables = partial(ShardedTables, shard=shard)
-            step = FusedStep(part, bound, regularizer, Adagrad(part.parameters(), 0.1), tables=tables)
+            step = FusedStep(
+                part, bound, regularizer, Adagrad(part.parameters(), 0.1), tables=tables
+            )
             objective = step.gradients(batch)
             found = {key: table.grad for key, table in part.embedding.named_parameters()}
-            found |= {"entities": step.tables.gradient("head"), "tails": step.tables.gradient("tail")}
+            found |= {
+                "entities": step.tables.gradient("head"),
+                "tails": step.tables.gradient("tail"),
+            }
             _assert_same(expected, objective, found, shard, (name, reciprocal, dual, grouped))
 
 
 def _model(graph: Graph, name: str, reciprocal: bool, side: str, *, squared: bool = False) -> Model:
-    norm: dict[str, Any] = {"norm": "squared"} if squared and name in ("TransE", "RotatE", "ModE") else {}
+    norm: dict[str, Any] = (
+        {"norm": "squared"} if squared and name in ("TransE", "RotatE", "ModE") else {}
+    )
     made = MODELS[name](graph, dim=4, reciprocal=reciprocal, seed=1, init_scale=0.5, **norm)
     return (made if side == "none" else Dual(made, side)).double()  # type: ignore[arg-type]
 
@@ -207,7 +262,9 @@ def _regularizer(name: str) -> Regularizer:
 
 
 def _is_undefined(model: Model, regularizer: Regularizer, loss: Any, reciprocal: bool) -> bool:
-    if (loss.examples == "queries" and not reciprocal) or (isinstance(model, Dual) and getattr(loss, "dropout", 0)):
+    if (loss.examples == "queries" and not reciprocal) or (
+        isinstance(model, Dual) and getattr(loss, "dropout", 0)
+    ):
         return True
     try:
         regularizer.check(model.embedding)
@@ -221,31 +278,51 @@ def batch_of(graph: Graph, reciprocal: bool, loss: Any) -> torch.Tensor:
     if reciprocal:
         inverse = torch.stack([batch[:, 2], batch[:, 1] + len(graph.relations), batch[:, 0]], 1)
         batch = torch.cat([batch, inverse])
-    return torch.from_numpy(one_of_each_query(batch.numpy())) if loss.examples == "queries" else batch
+    return (
+        torch.from_numpy(one_of_each_query(batch.numpy())) if loss.examples == "queries" else batch
+    )
 
 
 def _whole_gradients(
-    model: Model, graph: Graph, batch: torch.Tensor, loss: Any, regularizer: Regularizer, *, grouped: bool = False
+    model: Model,
+    graph: Graph,
+    batch: torch.Tensor,
+    loss: Any,
+    regularizer: Regularizer,
+    *,
+    grouped: bool = False,
 ) -> dict[str, torch.Tensor]:
     bound = loss.bind(model, graph, batch_size=len(batch), seed=0, grouped_by_query=grouped)
     objective = ReferenceStep(model, bound, regularizer, None).objective(batch)  # type: ignore[arg-type]
     objective.backward()
-    found = {key: table.grad for key, table in model.embedding.named_parameters() if table.grad is not None}
+    found = {
+        key: table.grad
+        for key, table in model.embedding.named_parameters()
+        if table.grad is not None
+    }
     return {"objective": objective.detach(), **found}
 
 
-def _assert_same(expected: dict[str, Any], objective: Any, found: dict[str, Any], shard: Shard, case: object) -> None:
+def _assert_same(
+    expected: dict[str, Any], objective: Any, found: dict[str, Any], shard: Shard, case: object
+) -> None:
     assert abs(float(expected["objective"] - objective)) < 1e-12, case
     for key, table in expected.items():
         if key != "objective":
             rows = table[shard.ids] if key in TABLES else table
-            gradient = found[key].to_dense() if found[key] is not None and found[key].is_sparse else found[key]
+            gradient = (
+                found[key].to_dense()
+                if found[key] is not None and found[key].is_sparse
+                else found[key]
+            )
             assert torch.allclose(gradient, rows, rtol=0, atol=1e-12), (case, key)
 
 
 def compare_both(group: Processes, all_of_them: bool) -> None:
     """Seven entities are split unevenly; of a single one, all but one process have none."""
-    for compare, num_entities in itertools.product((compare_gradients, compare_fused_gradients), (7, 1)):
+    for compare, num_entities in itertools.product(
+        (compare_gradients, compare_fused_gradients), (7, 1)
+    ):
         compare(group, num_entities, all_of_them)
 
 
@@ -256,11 +333,13 @@ def test_gradients_of_all_models(world_size: int, tmp_path: Path) -> None:
     in_processes(world_size, compare_both, True, folder=tmp_path)
 
 
-# -- weights after some steps -------------------------------------------------------------------------------
+# -- weights after some steps ------------------------------------------------
 
 
 def adagrad(model: Model) -> Adagrad:
-    """Where a gradient is 0 but for rounding, as that of a bias that a softmax cancels, a step is rounding / ε."""
+    """Where a gradient is 0 but for rounding, as that of a bias that a softmax cancels, a step is
+    rounding / ε.
+    """
     return Adagrad(model.parameters(), 0.02, eps=1e-6)
 
 
@@ -276,7 +355,8 @@ def steps_of_one_process(graph: Graph, which: slice) -> dict[Case, dict[str, tor
     found = {}
     for case in list(cases(all_of_them=True))[which]:
         name, reciprocal, loss_name, side, regularizer_name = case
-        model, loss = _model(graph, name, reciprocal, side), LOSSES[loss_name]
+        model = _model(graph, name, reciprocal, side)
+        loss = LOSSES[loss_name]
         regularizer = _regularizer(regularizer_name)
         if not _is_undefined(model, regularizer, loss, reciprocal):
             bound = loss.bind(model, graph, batch_size=8, seed=0)
@@ -286,24 +366,35 @@ def steps_of_one_process(graph: Graph, which: slice) -> dict[Case, dict[str, tor
 
 
 def compare_steps(group: Processes, path: Path) -> None:
-    graph, differences = graph_of(7), {}
+    graph = graph_of(7)
+    differences = {}
     shard = group.shard(graph)
     for case, expected in torch.load(path).items():
         name, reciprocal, loss_name, side, regularizer_name = case
-        loss, regularizer = LOSSES[loss_name], _regularizer(regularizer_name)
+        loss = LOSSES[loss_name]
+        regularizer = _regularizer(regularizer_name)
         fused = loss_name == "1-vs-all" and regularizer_name in ("DURA", "none")
         for is_fused in (False, True) if fused else (False,):
             with only_rows(shard):
                 part = ShardedModel(_model(graph, name, reciprocal, side), shard)
-            bound, optimizer = loss.bind(part, graph, batch_size=8, seed=0), adagrad(part)
-            step: Any = ShardedReferenceStep(part, sharded_loss(bound, shard), regularizer, optimizer)
+            bound = loss.bind(part, graph, batch_size=8, seed=0)
+            optimizer = adagrad(part)
+            step: Any = ShardedReferenceStep(
+                part, sharded_loss(bound, shard), regularizer, optimizer
+            )
             if is_fused:
                 if part.score_form is None:
                     continue
-                step = FusedStep(part, bound, regularizer, optimizer, tables=partial(ShardedTables, shard=shard))
+                step = FusedStep(
+                    part, bound, regularizer, optimizer, tables=partial(ShardedTables, shard=shard)
+                )
             found = take_steps(step, batch_of(graph, reciprocal, loss))
-            rows = {key: table[shard.ids] if key in TABLES else table for key, table in expected.items()}
-            apart = [float((found[key] - table).abs().max()) for key, table in rows.items() if len(table)]
+            rows = {
+                key: table[shard.ids] if key in TABLES else table for key, table in expected.items()
+            }
+            apart = [
+                float((found[key] - table).abs().max()) for key, table in rows.items() if len(table)
+            ]
             differences[(*case, is_fused)] = max(apart)
     wrong = {case: difference for case, difference in differences.items() if not difference < 1e-10}
     assert not wrong, f"{len(wrong)} of {len(differences)}: {wrong}"
@@ -311,15 +402,20 @@ def compare_steps(group: Processes, path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("world_size", "which"), [(2, slice(None)), (3, slice(0, None, 11)), (4, slice(5, None, 11))])
+@pytest.mark.parametrize(
+    ("world_size", "which"), [(2, slice(None)), (3, slice(0, None, 11)), (4, slice(5, None, 11))]
+)
 def test_weights_after_64_steps(world_size: int, which: slice, tmp_path: Path) -> None:
-    """Of every model, loss and regularizer in two processes, and of every eleventh combination in three and four."""
+    """Of every model, loss and regularizer in two processes, and of every eleventh combination in
+    three and four.
+    """
     torch.save(steps_of_one_process(graph_of(7), which), tmp_path / "expected.pt")
     in_processes(world_size, compare_steps, tmp_path / "expected.pt", folder=tmp_path)
 
 
 def count_numbers(group: Processes) -> None:
-    graph, sent = graph_of(50), 0
+    graph = graph_of(50)
+    sent = 0
     all_reduce = Shard.all_reduce
 
     def counted(shard: Shard, values: torch.Tensor, reduction: Any = "sum") -> torch.Tensor:
@@ -329,18 +425,21 @@ def count_numbers(group: Processes) -> None:
 
     Shard.all_reduce = counted  # type: ignore[method-assign]
     for reciprocal in (True, False):
-        shard, batch = group.shard(graph), batch_of(graph, reciprocal, kg.OneVsAll())
+        shard = group.shard(graph)
+        batch = batch_of(graph, reciprocal, kg.OneVsAll())
         with only_rows(shard):
             part = ShardedModel(_model(graph, "ComplEx", reciprocal, "none"), shard)
         loss = kg.OneVsAll().bind(part, graph, batch_size=len(batch), seed=0)
         tables = partial(ShardedTables, shard=shard)
-        step, sent = FusedStep(part, loss, kg.DURA(0.1), Adagrad(part.parameters(), 0.1), tables=tables), 0
+        step = FusedStep(part, loss, kg.DURA(0.1), Adagrad(part.parameters(), 0.1), tables=tables)
+        sent = 0
         step(batch, 0.1)
-        size, width = len(batch), part.embedding.entities.shape[1]
+        size = len(batch)
+        width = part.embedding.entities.shape[1]
         assert sent == (3 * size * width + 2 * size if reciprocal else 4 * size * width + 4 * size)
 
 
-# -- ranks --------------------------------------------------------------------------------------------------
+# -- ranks -------------------------------------------------------------------
 
 
 def compare_ranks(group: Processes) -> None:
@@ -370,7 +469,7 @@ def compare_ranks(group: Processes) -> None:
         ranking.rank(part, graph, split="valid")
 
 
-# -- training and checkpoints -------------------------------------------------------------------------------
+# -- training and checkpoints ------------------------------------------------
 
 CHANGES = {
     "data.graph": "world",
@@ -392,10 +491,18 @@ def _trainer(group: Processes, recipe: Recipe, graph: Graph) -> DistributedTrain
 
 
 def train_some_steps(
-    group: Processes, changes: dict[str, Any], path: Path, first: int, last: int, compare: tuple[Path, float] | None
+    group: Processes,
+    changes: dict[str, Any],
+    path: Path,
+    first: int,
+    last: int,
+    compare: tuple[Path, float] | None,
 ) -> None:
-    """Resume at step `first` and save at step `last`, or compare with weights of one process up to a difference."""
-    recipe, graph = Recipe().with_changes(changes), kg.load_graph("world")
+    """Resume at step `first` and save at step `last`, or compare with weights of one process up to
+    a difference.
+    """
+    recipe = Recipe().with_changes(changes)
+    graph = kg.load_graph("world")
     trainer = _trainer(group, recipe, graph)
     shard = trainer.model.shard
     if first:
@@ -428,8 +535,15 @@ def train_some_steps(
 
 def _state(trainer: DistributedTrainer) -> dict[str, torch.Tensor]:
     """The weights of this process and the state of its optimizer."""
-    groups = {"model": trainer.model.embedding.state_dict(), "optimizer": optimizer_tensors(trainer.optimizer)}
-    return {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}
+    groups = {
+        "model": trainer.model.embedding.state_dict(),
+        "optimizer": optimizer_tensors(trainer.optimizer),
+    }
+    return {
+        f"{group}/{name}": value
+        for group, tensors in groups.items()
+        for name, value in tensors.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -445,18 +559,25 @@ def _state(trainer: DistributedTrainer) -> dict[str, torch.Tensor]:
 def test_a_checkpoint_is_resumed_by_another_number_of_processes(
     optimizer: str, world_sizes: list[int], steps: int, difference: float, tmp_path: Path
 ) -> None:
-    """What is loaded has the bits of what was saved. Later steps add up in another order, and Adagrad and Adam divide
-    the difference by roots of small sums: after 64 steps it is 1e-16 with SGD, and 1e-12 with them."""
+    """What is loaded has the bits of what was saved. Later steps add up in another order, and
+    Adagrad and Adam divide the difference by roots of small sums: after 64 steps it is 1e-16 with
+    SGD, and 1e-12 with them.
+    """
     changes = {**CHANGES, "optimizer.name": optimizer, "training.batch_size": 200}
-    recipe, graph = Recipe().with_changes(changes), kg.load_graph("world")
+    recipe = Recipe().with_changes(changes)
+    graph = kg.load_graph("world")
     whole = Trainer.of_recipe(recipe, graph, device=torch.device("cpu"))
     whole = Trainer(whole.model.double(), graph, recipe, recipe.regularizer.build())
     for batch in itertools.islice(whole.batches(0), steps):
         whole.step(batch, 0.1)
     torch.save(whole.model.state_dict(), tmp_path / "expected.pt")
-    path, part, done = tmp_path / "checkpoint", steps // (len(world_sizes) + 1), 0
+    path = tmp_path / "checkpoint"
+    part = steps // (len(world_sizes) + 1)
+    done = 0
     for world_size in world_sizes:
-        in_processes(world_size, train_some_steps, changes, path, done, done + part, None, folder=tmp_path)
+        in_processes(
+            world_size, train_some_steps, changes, path, done, done + part, None, folder=tmp_path
+        )
         done += part
     compare = tmp_path / "expected.pt", difference
     train_some_steps(Processes(0, 1, torch.device("cpu")), changes, path, done, steps, compare)
@@ -464,8 +585,15 @@ def test_a_checkpoint_is_resumed_by_another_number_of_processes(
 
 def train_world(group: Processes, expected: float | None) -> float:
     """Train in float64 to the end, and compare the test MRR with that of one process."""
-    changes = {**CHANGES, "model.dim": 16, "training.epochs": 6, "validation.every": 0, "validation.keep": "last"}
-    recipe, graph = Recipe().with_changes(changes), kg.load_graph("world")
+    changes = {
+        **CHANGES,
+        "model.dim": 16,
+        "training.epochs": 6,
+        "validation.every": 0,
+        "validation.keep": "last",
+    }
+    recipe = Recipe().with_changes(changes)
+    graph = kg.load_graph("world")
     if expected is None:
         trainer = Trainer.of_recipe(recipe, graph, device=group.device)
         trainer = Trainer(trainer.model.double(), graph, recipe, recipe.regularizer.build())
@@ -486,7 +614,8 @@ def test_a_whole_training_ends_with_the_mrr_of_one_process(tmp_path: Path) -> No
 
 
 def test_two_checkpoints_are_kept_and_an_incomplete_one_is_not_used(tmp_path: Path) -> None:
-    group, path = Processes(0, 1, torch.device("cpu")), tmp_path / "checkpoint"
+    group = Processes(0, 1, torch.device("cpu"))
+    path = tmp_path / "checkpoint"
     for last in (1, 2, 3):
         train_some_steps(group, CHANGES, path, last - 1, last, None)
     (path / "000004").mkdir()  # as a kill in a save leaves it
@@ -502,16 +631,22 @@ def test_two_checkpoints_are_kept_and_an_incomplete_one_is_not_used(tmp_path: Pa
 def test_best_weights_of_batch_normalization_are_restored(tmp_path: Path) -> None:
     """Two layers have parameters of the same names."""
     own = {"model.name": "TuckER", "model.options.batch_norm": True, "regularizer.name": "none"}
-    recipe, graph = Recipe().with_changes({**CHANGES, **own}), kg.load_graph("world")
-    before, after = (DistributedTrainer.build(recipe, graph, Processes(0, 1, torch.device("cpu"))) for _ in range(2))
-    before.best = {name: torch.rand_like(value) for name, value in before.model.state_dict().items()}
+    recipe = Recipe().with_changes({**CHANGES, **own})
+    graph = kg.load_graph("world")
+    before, after = (
+        DistributedTrainer.build(recipe, graph, Processes(0, 1, torch.device("cpu")))
+        for _ in range(2)
+    )
+    before.best = {
+        name: torch.rand_like(value) for name, value in before.model.state_dict().items()
+    }
     before.save(tmp_path / "checkpoint")
     after.restore(tmp_path / "checkpoint")
     assert after.best.keys() == before.best.keys()
     assert all(torch.equal(value, before.best[name]) for name, value in after.best.items())
 
 
-# -- weights in several files -------------------------------------------------------------------------------
+# -- weights in several files ------------------------------------------------
 
 
 class Killed(BaseException):
@@ -531,11 +666,14 @@ def compare_all_and_train(group: Processes, path: Path) -> None:
     train_a_run(group, path)
 
 
-def test_two_processes_and_gather_that_is_killed_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_and_gather_that_is_killed_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In one test, because processes take seconds to start."""
     in_processes(2, compare_all_and_train, tmp_path / "shards", folder=tmp_path)
     expected = kg.load_run(tmp_path / "shards").model.state_dict()
-    calls, last = 0, -1
+    calls = 0
+    last = -1
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -547,12 +685,18 @@ def test_two_processes_and_gather_that_is_killed_anywhere(tmp_path: Path, monkey
 
         return call
 
-    steps = ((run.checkpoint, "save_tensors"), (RunFolder, "save_reports"), (Path, "unlink"), (run.files, "sync"))
+    steps = (
+        (run.checkpoint, "save_tensors"),
+        (RunFolder, "save_reports"),
+        (Path, "unlink"),
+        (run.files, "sync"),
+    )
     for owner, name in steps:
         monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
     for number in itertools.count(1):
         path = Path(shutil.copytree(tmp_path / "shards", tmp_path / f"killed-{number}"))
-        calls, last = 0, number
+        calls = 0
+        last = number
         killed = False
         try:
             run.gather(path)
@@ -580,7 +724,9 @@ def test_two_processes_and_gather_that_is_killed_anywhere(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("gathered", [False, True])
 @pytest.mark.parametrize("name", ["report.json", "history.json", "ranks-test.parquet"])
-def test_a_finished_run_with_damaged_results_is_evaluated_again(tmp_path: Path, name: str, gathered: bool) -> None:
+def test_a_finished_run_with_damaged_results_is_evaluated_again(
+    tmp_path: Path, name: str, gathered: bool
+) -> None:
     path = tmp_path / "run"
     train_a_run(Processes(0, 1, torch.device("cpu")), path)
     expected = kg.load_run(path)
@@ -599,7 +745,9 @@ def test_a_finished_run_with_damaged_results_is_evaluated_again(tmp_path: Path, 
     assert not list(path.glob("weights*-of-*")) + list(path.glob("*.index.json"))
 
 
-@pytest.mark.parametrize("name", ["weights-00001-of-00001.safetensors", "weights.safetensors.index.json"])
+@pytest.mark.parametrize(
+    "name", ["weights-00001-of-00001.safetensors", "weights.safetensors.index.json"]
+)
 def test_a_finished_run_with_damaged_weights_is_trained_again(tmp_path: Path, name: str) -> None:
     path = tmp_path / "run"
     train_a_run(Processes(0, 1, torch.device("cpu")), path)
@@ -610,10 +758,13 @@ def test_a_finished_run_with_damaged_weights_is_trained_again(tmp_path: Path, na
 
 
 def test_weights_of_another_number_of_processes_are_removed(tmp_path: Path) -> None:
-    group, path = Processes(0, 1, torch.device("cpu")), tmp_path / "run"
+    group = Processes(0, 1, torch.device("cpu"))
+    path = tmp_path / "run"
     train_a_run(group, path)
     folder = RunFolder(path)
-    shutil.copy(folder.weight_shard(0, 1), folder.weight_shard(1, 2))  # of two processes that were killed at the end
+    shutil.copy(
+        folder.weight_shard(0, 1), folder.weight_shard(1, 2)
+    )  # of two processes that were killed at the end
     folder.sharded_checkpoint.mkdir()
     folder.finish_sharded(kg.load_run(path), 1)
     assert not folder.weight_shard(1, 2).exists()
@@ -629,7 +780,8 @@ def test_weights_in_several_files_are_a_member_of_an_ensemble(tmp_path: Path) ->
 
 
 def test_the_checkpoint_of_a_finished_run_is_removed(tmp_path: Path) -> None:
-    group, path = Processes(0, 1, torch.device("cpu")), tmp_path / "run"
+    group = Processes(0, 1, torch.device("cpu"))
+    path = tmp_path / "run"
     train_a_run(group, path)
     left = RunFolder(path).sharded_checkpoint / "000001"
     left.mkdir(parents=True)  # as a kill leaves it while it is removed
@@ -658,7 +810,7 @@ def test_a_signal_that_arrives_while_processes_agree_is_not_lost(
         trainer._pause()
 
 
-# -- refusals -----------------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------
 
 
 def test_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -700,13 +852,15 @@ class WholeTables(kg.DURA):
 
 
 def test_what_cannot_be_split_is_refused() -> None:
-    graph, group = graph_of(7), Processes(0, 1, torch.device("cpu"))
-    model, recipe = ShardedModel(kg.CP(graph, dim=4), group.shard(graph)), Recipe()
+    graph = graph_of(7)
+    group = Processes(0, 1, torch.device("cpu"))
+    model = ShardedModel(kg.CP(graph, dim=4), group.shard(graph))
+    recipe = Recipe()
     with pytest.raises(kg.RequestError, match="WholeTables reads whole tables"):
         DistributedTrainer(model, graph, recipe, WholeTables(0.1), group)
 
 
-# -- the command line ---------------------------------------------------------------------------------------
+# -- the command line --------------------------------------------------------
 
 RECIPE = """
 [data]
@@ -725,7 +879,15 @@ checkpoint_seconds = 0.2
 
 def torchrun(*arguments: object, processes: int = 2, restarts: int = 0) -> list[str]:
     options = ["--standalone", "--nproc-per-node", str(processes), "--max-restarts", str(restarts)]
-    return [sys.executable, "-m", "torch.distributed.run", *options, "-m", "dualkg", *map(str, arguments)]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *options,
+        "-m",
+        "dualkg",
+        *map(str, arguments),
+    ]
 
 
 @pytest.mark.slow
@@ -735,24 +897,37 @@ def test_five_killed_processes_are_restarted_and_the_end_is_the_same(tmp_path: P
 
     environment = os.environ | {
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "PYTHONPATH": os.pathsep.join([str(Path(kg.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(kg.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        ),
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",  # sums on a GPU are in any order
     }
     (tmp_path / "r.toml").write_text(RECIPE)
-    options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True, "capture_output": True}
+    options: dict[str, Any] = {
+        "cwd": tmp_path,
+        "env": environment,
+        "text": True,
+        "capture_output": True,
+    }
     done = subprocess.run(torchrun("train", "r.toml", "--out", "whole"), **options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("world test") == 1
     assert (tmp_path / "whole" / "weights-00002-of-00002.safetensors").exists()
     options.pop("capture_output")
     command = torchrun("train", "r.toml", "--out", "killed", restarts=9)
-    running = subprocess.Popen(command, **options, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    pointer, random, killed = RunFolder(tmp_path / "killed").sharded_checkpoint / "latest.json", Random(0), set[str]()
+    running = subprocess.Popen(
+        command, **options, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    pointer = RunFolder(tmp_path / "killed").sharded_checkpoint / "latest.json"
+    random = Random(0)
+    killed = set[str]()
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
 
     def saved_since(seen: str) -> bool:
-        return running.poll() is not None or (pointer.read_text() if pointer.exists() else "") != seen
+        return (
+            running.poll() is not None or (pointer.read_text() if pointer.exists() else "") != seen
+        )
 
     for _ in range(5):
         until(lambda: len(set(children.read_text().split()) - killed) == 2)
@@ -765,6 +940,8 @@ def test_five_killed_processes_are_restarted_and_the_end_is_the_same(tmp_path: P
         os.kill(int(victim), signal.SIGKILL)
     assert running.wait() == 0
     assert len(killed) == 10
-    whole, restarted = (kg.load_run(tmp_path / name).model.state_dict() for name in ("whole", "killed"))
+    whole, restarted = (
+        kg.load_run(tmp_path / name).model.state_dict() for name in ("whole", "killed")
+    )
     assert all(torch.equal(whole[key], restarted[key]) for key in whole)
     assert not RunFolder(tmp_path / "killed").sharded_checkpoint.exists()

@@ -47,7 +47,9 @@ def test_products_are_bfloat16_on_processors_that_support_them(small_graph, monk
     if supported:
         assert chosen(model, precision="bf16").tables.copies
     else:
-        with pytest.raises(kg.RequestError, match="bf16 is not supported by this processor, and would be slow"):
+        with pytest.raises(
+            kg.RequestError, match="bf16 is not supported by this processor, and would be slow"
+        ):
             chosen(model, precision="bf16")
     assert not chosen(model, optimizer="Adam").tables.copies
     assert not chosen(model.double()).tables.copies
@@ -59,11 +61,18 @@ def test_tf32_is_float32_on_a_cpu(small_graph):
     losses = []
     for precision in ("tf32", "float32"):
         recipe = kg.Recipe().with_changes({**changes, "training.precision": precision})
-        losses.append([entry["loss"] for entry in kg.train_recipe(recipe, graph=small_graph, device="cpu").history])
+        losses.append(
+            [
+                entry["loss"]
+                for entry in kg.train_recipe(recipe, graph=small_graph, device="cpu").history
+            ]
+        )
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize(("regularizer", "engine"), [(kg.DURA(0.1), "kernels"), (kg.UnweightedDURA(0.1), "fused")])
+@pytest.mark.parametrize(
+    ("regularizer", "engine"), [(kg.DURA(0.1), "kernels"), (kg.UnweightedDURA(0.1), "fused")]
+)
 @pytest.mark.parametrize("name", BILINEAR)
 def test_regularizers_of_whole_tables_are_not_trained_by_gpu_kernels(
     small_graph, monkeypatch, name, regularizer, engine
@@ -77,7 +86,8 @@ def test_regularizers_of_whole_tables_are_not_trained_by_gpu_kernels(
     if engine == "fused":
         requested = kg.Recipe().with_changes({"training.precision": "bf16"})
         with pytest.raises(
-            kg.RequestError, match=f"bf16 on a GPU .*{name} with {type(regularizer).__name__} is not.*precision=float32"
+            kg.RequestError,
+            match=f"bf16 on a GPU .*{name} with {type(regularizer).__name__} is not.*precision=float32",
         ):
             engines.choose_engine(requested, model, regularizer)
 
@@ -90,9 +100,13 @@ def test_engines_that_do_not_apply_are_refused(small_graph):
         chosen(kg.Dual(kg.RESCAL(small_graph.shape, dim=2, reciprocal=False)), engine="fast")
     with pytest.raises(kg.RequestError, match="bf16 is for models that score by products"):
         chosen(kg.Dual(model), precision="bf16")
-    with pytest.raises(kg.RequestError, match="The reference engine trains in float32; bf16 was requested"):
+    with pytest.raises(
+        kg.RequestError, match="The reference engine trains in float32; bf16 was requested"
+    ):
         chosen(model, engine="reference", precision="bf16")
-    with pytest.raises(kg.RequestError, match="bf16 is for training with Adagrad; optimizer.name is Adam"):
+    with pytest.raises(
+        kg.RequestError, match="bf16 is for training with Adagrad; optimizer.name is Adam"
+    ):
         chosen(model, optimizer="Adam", precision="bf16")
 
 

@@ -38,7 +38,9 @@ def folder(graph, tmp_path_factory):
     )
     model = kg.TransE(graph.shape, dim=6, reciprocal=False)
     kg.train(model, graph, epochs=4, batch_size=20, out=folder / "transe")
-    recipe = kg.Recipe().with_changes({"training.epochs": 2, "model.dim": 4, "training.batch_size": 20})
+    recipe = kg.Recipe().with_changes(
+        {"training.epochs": 2, "model.dim": 4, "training.batch_size": 20}
+    )
     train_seeds(recipe, 2, graph=graph, out=folder / "seeds")
     return folder
 
@@ -52,7 +54,9 @@ def saved(folder, tmp_path):
 
 
 def half_blind(graph, *, scale: float, tails: bool, seed: int) -> kg.Model:
-    """A model of random scores, of which those of valid answers are higher for one side, tails or heads."""
+    """A model of random scores, of which those of valid answers are higher for one side, tails or
+    heads.
+    """
     random = np.random.default_rng(seed)
     shape = (graph.shape.num_relations, len(graph.entities), len(graph.entities))
     forward, backward = (torch.from_numpy(random.normal(size=shape)).float() for _ in range(2))
@@ -73,7 +77,10 @@ def test_fitted_weights_use_what_each_member_knows():
     triples = np.unique(np.stack([random.integers(0, n, 300) for n in (40, 2, 40)], axis=1), axis=0)
     random.shuffle(triples)
     graph = graph_of(triples[:100], triples[100:], num_entities=40)
-    models = [half_blind(graph, scale=1.0, tails=True, seed=1), half_blind(graph, scale=100.0, tails=False, seed=2)]
+    models = [
+        half_blind(graph, scale=1.0, tails=True, seed=1),
+        half_blind(graph, scale=100.0, tails=False, seed=2),
+    ]
     weights, about = fit_weights(EnsembleModel(models), graph)
     assert 30 < weights[0] / weights[1] < 300
     assert about["mrr"] > max(about["mrr_of_members"]) + 0.1
@@ -96,14 +103,12 @@ def test_shares_that_held_out_queries_do_not_confirm_are_equal():
 
 
 def test_a_useless_member_gets_little_weight_and_does_not_hurt(graph, folder):
-    good, noise = (
-        kg.load_run(folder / "complex"),
-        kg.from_arrays(
-            "ComplEx",
-            entities=np.random.default_rng(0).normal(size=(35, 8)),
-            relations=np.random.default_rng(1).normal(size=(6, 8)),
-            graph=graph,
-        ),
+    good = kg.load_run(folder / "complex")
+    noise = kg.from_arrays(
+        "ComplEx",
+        entities=np.random.default_rng(0).normal(size=(35, 8)),
+        relations=np.random.default_rng(1).normal(size=(6, 8)),
+        graph=graph,
     )
     ensemble = kg.Ensemble([good, noise])
     assert ensemble.fit["mrr"] >= max(ensemble.fit["mrr_of_members"])
@@ -165,11 +170,14 @@ def test_an_ensemble_is_a_run(graph, folder):
 
 
 def test_cached_probabilities_agree(graph, folder):
-    """With members of both kinds, reciprocal and not: the score of a triple is that of its query."""
+    """With members of both kinds, reciprocal and not: the score of a triple is that of its
+    query.
+    """
     ensemble = kg.Ensemble([folder / "complex", folder / "transe"], weights="equal")
     for kind, given in (("tails", ("e1", "r1")), ("heads", ("r1", "e32"))):
         plain, cached = (
-            getattr(ensemble.predictor(calibrated=True, cache=cache), kind)(*given) for cache in (False, True)
+            getattr(ensemble.predictor(calibrated=True, cache=cache), kind)(*given)
+            for cache in (False, True)
         )
         assert [one.id for one in plain] == [one.id for one in cached]
         for one, other in zip(plain, cached, strict=True):
@@ -184,7 +192,10 @@ def test_saved_and_loaded(saved):
     assert loaded.names == ["complex", "transe"]
     again = kg.evaluate(loaded.model, loaded.graph)
     assert np.array_equal(loaded.report.ranks.mean, again.ranks.mean)
-    assert json.loads((saved / "both" / "report.json").read_text())["test"]["metrics"]["mrr"] == again.mrr
+    assert (
+        json.loads((saved / "both" / "report.json").read_text())["test"]["metrics"]["mrr"]
+        == again.mrr
+    )
 
 
 def test_a_moved_folder_finds_its_members(saved, tmp_path):
@@ -211,27 +222,37 @@ def test_a_folder_of_several_seeds_is_an_ensemble(saved):
     assert loaded.model.weights == (1.0, 1.0)
     calibration_for(loaded)
     assert (saved / "seeds" / "calibration.json").exists()
-    recipe = kg.Recipe().with_changes({"training.epochs": 2, "model.dim": 4, "training.batch_size": 20})
+    recipe = kg.Recipe().with_changes(
+        {"training.epochs": 2, "model.dim": 4, "training.batch_size": 20}
+    )
     train_seeds(recipe, 2, graph=loaded.graph, out=saved / "seeds")
     assert (saved / "seeds" / "calibration.json").exists()
-    train_seeds(recipe, 3, graph=loaded.graph, out=saved / "seeds")  # another ensemble, and not yet calibrated
+    train_seeds(
+        recipe, 3, graph=loaded.graph, out=saved / "seeds"
+    )  # another ensemble, and not yet calibrated
     assert not (saved / "seeds" / "calibration.json").exists()
     assert len(kg.load_run(saved / "seeds").members) == 3
 
 
 def test_a_member_that_is_missing_or_changed_or_unfinished(saved):
     shutil.move(saved / "transe", saved / "away")
-    with pytest.raises(kg.RequestError, match=r"needs the run .*transe, which is not there\. Move it back"):
+    with pytest.raises(
+        kg.RequestError, match=r"needs the run .*transe, which is not there\. Move it back"
+    ):
         kg.load_run(saved / "both")
     shutil.copytree(saved / "complex", saved / "transe")
-    with pytest.raises(kg.RequestError, match=r"The weights of .*transe are not those that the ensemble"):
+    with pytest.raises(
+        kg.RequestError, match=r"The weights of .*transe are not those that the ensemble"
+    ):
         kg.load_run(saved / "both")
     (saved / "seeds" / "seed-1" / "report.json").unlink()
     with pytest.raises(kg.RequestError, match="seed-1 is not finished"):
         kg.load_run(saved / "seeds")
 
 
-@pytest.mark.parametrize("text", ["{}", '{"members": [{"run": "../complex"}], "fit": {}}', '{"members": 3}', "no JSON"])
+@pytest.mark.parametrize(
+    "text", ["{}", '{"members": [{"run": "../complex"}], "fit": {}}', '{"members": 3}', "no JSON"]
+)
 def test_a_damaged_file(saved, text):
     (saved / "both" / "ensemble.json").write_text(text)
     with pytest.raises(kg.RequestError, match=r"ensemble\.json is damaged: "):
@@ -252,7 +273,9 @@ def test_wrong_requests(graph, folder, tmp_path):
         kg.Ensemble([])
     with pytest.raises(kg.RequestError, match="made of runs or of their folders; got ComplEx"):
         kg.Ensemble([run.model])
-    with pytest.raises(kg.RequestError, match='"equal", or None to fit them on validation; got "best"'):
+    with pytest.raises(
+        kg.RequestError, match='"equal", or None to fit them on validation; got "best"'
+    ):
         kg.Ensemble([run], weights="best")
     unsaved = kg.Run(run.model, graph, run.recipe)
     with pytest.raises(kg.RequestError, match="The run ComplEx of the ensemble has no folder"):

@@ -1,4 +1,6 @@
-"""The fused step against the reference step: the same steps, for every model, regularizer and loss."""
+"""The fused step against the reference step: the same steps, for every model, regularizer and
+loss.
+"""
 
 import itertools
 from functools import partial
@@ -26,7 +28,9 @@ LOSSES = {
     "both": {"entity_weights": True, "relation_weight": 2.0},
     "dropout": {"dropouts": Dropouts(mapped=0.4, seed=3)},
 }
-BY_QUERY = {f"{name} by query": {**choices, "grouped_by_query": True} for name, choices in LOSSES.items()}
+BY_QUERY = {
+    f"{name} by query": {**choices, "grouped_by_query": True} for name, choices in LOSSES.items()
+}
 ALL_CASES = [
     case
     for case in itertools.product(BILINEAR, REGULARIZERS, LOSSES, [True, False])
@@ -35,19 +39,42 @@ ALL_CASES = [
 CASES = pairwise(ALL_CASES)
 
 
-def build(kind, name, regularizer, loss, reciprocal, graph, *, optimizer="Adagrad", dtype=torch.float64, device="cpu"):
-    model = BILINEAR[name](graph.shape, dim=3, reciprocal=reciprocal, init_scale=0.5, seed=1).to(device, dtype)
+def build(
+    kind,
+    name,
+    regularizer,
+    loss,
+    reciprocal,
+    graph,
+    *,
+    optimizer="Adagrad",
+    dtype=torch.float64,
+    device="cpu",
+):
+    model = BILINEAR[name](graph.shape, dim=3, reciprocal=reciprocal, init_scale=0.5, seed=1).to(
+        device, dtype
+    )
     choices = dict((LOSSES | BY_QUERY)[loss])
     if choices.get("entity_weights"):
-        choices["entity_weights"] = frequency_weights(graph.train, graph.shape.num_entities, 0.9).to(device, dtype)
-    uneven = {"plain": 0.5, "mapped": 1.5} if issubclass(REGULARIZERS[regularizer], PlainAndMapped) else {}
+        choices["entity_weights"] = frequency_weights(
+            graph.train, graph.shape.num_entities, 0.9
+        ).to(device, dtype)
+    uneven = (
+        {"plain": 0.5, "mapped": 1.5}
+        if issubclass(REGULARIZERS[regularizer], PlainAndMapped)
+        else {}
+    )
     chosen = REGULARIZERS[regularizer](0.1, **uneven)
-    stepper = build_optimizer(Optimizer(name=optimizer), model.parameters(), one_pass=kind is not ReferenceStep)
+    stepper = build_optimizer(
+        Optimizer(name=optimizer), model.parameters(), one_pass=kind is not ReferenceStep
+    )
     return kind(model, BoundOneVsAll(**choices), chosen, stepper)
 
 
 def batches(graph: kg.Graph, reciprocal: bool, n: int) -> list[torch.Tensor]:
-    """Batches of odd sizes, the last of one triple, with repeated entities and relations in each."""
+    """Batches of odd sizes, the last of one triple, with repeated entities and relations in
+    each.
+    """
     random = np.random.default_rng(0)
     relations = graph.shape.num_relations * (2 if reciprocal else 1)
     sizes = [7, 1, 13, 32, 5] * n
@@ -61,7 +88,9 @@ def grouped_by_query(graph: kg.Graph, n: int) -> list[torch.Tensor]:
     random = np.random.default_rng(1)
     found = []
     for batch in batches(graph, True, n):
-        rows = torch.repeat_interleave(batch, torch.from_numpy(random.integers(1, 6, len(batch))), dim=0)
+        rows = torch.repeat_interleave(
+            batch, torch.from_numpy(random.integers(1, 6, len(batch))), dim=0
+        )
         rows[:, 2] = torch.from_numpy(random.integers(0, 30, len(rows)))
         found.append(rows)
     return found
@@ -70,13 +99,16 @@ def grouped_by_query(graph: kg.Graph, n: int) -> list[torch.Tensor]:
 def gradient_of(step: FusedStep, name: str) -> torch.Tensor:
     """The gradient that a fused step found for a table."""
     sides = {"entities": "head", "tails": "tail"}
-    return step.tables.gradient(sides[name]) if name in sides else step.model.get_parameter(name).grad
+    return (
+        step.tables.gradient(sides[name]) if name in sides else step.model.get_parameter(name).grad
+    )
 
 
 @pytest.mark.parametrize(("name", "regularizer", "loss", "reciprocal"), CASES)
 def test_ten_steps_end_at_the_same_weights(small_graph, name, regularizer, loss, reciprocal):
     plain, fused = (
-        build(kind, name, regularizer, loss, reciprocal, small_graph) for kind in (ReferenceStep, FusedStep)
+        build(kind, name, regularizer, loss, reciprocal, small_graph)
+        for kind in (ReferenceStep, FusedStep)
     )
     for batch in batches(small_graph, reciprocal, 10):
         torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-12)
@@ -86,7 +118,9 @@ def test_ten_steps_end_at_the_same_weights(small_graph, name, regularizer, loss,
 
 @pytest.mark.parametrize(("name", "loss"), every_nth(2, BILINEAR, BY_QUERY))
 def test_grouping_by_query_does_not_change_the_weights(small_graph, name, loss):
-    plain, fused = (build(kind, name, "DURA", loss, True, small_graph) for kind in (ReferenceStep, FusedStep))
+    plain, fused = (
+        build(kind, name, "DURA", loss, True, small_graph) for kind in (ReferenceStep, FusedStep)
+    )
     for batch in grouped_by_query(small_graph, 10):
         torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-12)
     for one, other in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
@@ -95,7 +129,8 @@ def test_grouping_by_query_does_not_change_the_weights(small_graph, name, loss):
 
 def test_each_query_is_scored_once(small_graph, monkeypatch):
     """A row of scores for each query if triples are grouped, otherwise for each triple."""
-    rows, scored = [], Tables.cross_entropy
+    rows = []
+    scored = Tables.cross_entropy
 
     def counted(self, side, images, targets, **keywords):
         rows.append(len(images))
@@ -113,7 +148,9 @@ SQUARED = pairwise(
     [
         *itertools.product(["TransE", "RotatE"], ["DURA", "Frobenius"], LOSSES, [True, False]),
         *itertools.product(["ModE"], ["DURA", "N3", "RegP1"], LOSSES, [True]),
-        *itertools.product(["dual of CP", "dual of ComplEx", "dual of RESCAL"], ["none", "DURA"], LOSSES, [True]),
+        *itertools.product(
+            ["dual of CP", "dual of ComplEx", "dual of RESCAL"], ["none", "DURA"], LOSSES, [True]
+        ),
     ]
 )
 
@@ -126,13 +163,17 @@ def build_squared(kind, name, regularizer, loss, reciprocal, graph):
     assert model.score_form == "squared distances"
     choices = dict((LOSSES | BY_QUERY)[loss])
     if choices.get("entity_weights"):
-        choices["entity_weights"] = frequency_weights(graph.train, graph.shape.num_entities, 0.9).double()
+        choices["entity_weights"] = frequency_weights(
+            graph.train, graph.shape.num_entities, 0.9
+        ).double()
     stepper = build_optimizer(Optimizer(), model.parameters(), one_pass=kind is not ReferenceStep)
     return kind(model, BoundOneVsAll(**choices), REGULARIZERS[regularizer](0.1), stepper)
 
 
 @pytest.mark.parametrize(("name", "regularizer", "loss", "reciprocal"), SQUARED)
-def test_squared_distances_end_at_the_same_weights(small_graph, name, regularizer, loss, reciprocal):
+def test_squared_distances_end_at_the_same_weights(
+    small_graph, name, regularizer, loss, reciprocal
+):
     case = name, regularizer, loss, reciprocal, small_graph
     plain, fused = (build_squared(kind, *case) for kind in (ReferenceStep, FusedStep))
     for batch in batches(small_graph, reciprocal, 10):
@@ -187,29 +228,41 @@ def tables_of(images, table):
 
 
 def test_cross_entropy_by_hand():
-    """Two candidates with scores 0 and log 3: the loss of the first is log 4, its gradient (−3/4, 3/4)."""
-    images, table = torch.tensor([[1.0]]), torch.tensor([[0.0], [float(np.log(3))]])
+    """Two candidates with scores 0 and log 3: the loss of the first is log 4, its gradient (−3/4,
+    3/4).
+    """
+    images = torch.tensor([[1.0]])
+    table = torch.tensor([[0.0], [float(np.log(3))]])
     tables = tables_of(images, table)
-    found = tables.cross_entropy("tail", images, Targets.one_each(torch.tensor([0]), torch.ones(1)), accumulate=False)
+    found = tables.cross_entropy(
+        "tail", images, Targets.one_each(torch.tensor([0]), torch.ones(1)), accumulate=False
+    )
     assert found.loss.item() == pytest.approx(np.log(4))
     torch.testing.assert_close(tables.gradient("tail"), torch.tensor([[-0.75], [0.75]]))
     torch.testing.assert_close(found.images, torch.tensor([[0.75 * float(np.log(3))]]))
 
 
 def test_the_loss_of_huge_scores_is_finite():
-    images, table = torch.tensor([[1e4]]), torch.tensor([[1.0], [-1.0]])
+    images = torch.tensor([[1e4]])
+    table = torch.tensor([[1.0], [-1.0]])
     tables = tables_of(images, table)
-    found = tables.cross_entropy("tail", images, Targets.one_each(torch.tensor([1]), torch.ones(1)), accumulate=False)
+    found = tables.cross_entropy(
+        "tail", images, Targets.one_each(torch.tensor([1]), torch.ones(1)), accumulate=False
+    )
     assert torch.isfinite(found.loss)
     torch.testing.assert_close(tables.gradient("tail"), torch.tensor([[1e4], [-1e4]]))
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # said once by a processor that has no such products
+@pytest.mark.filterwarnings(
+    "ignore:mkldnn_matmul failed"
+)  # said once by a processor that has no such products
 @pytest.mark.parametrize(
     ("name", "reciprocal", "regularizer"),
     pairwise(itertools.product(BILINEAR, [True, False], ["DURA", "UnweightedDURA"])),
 )
-def test_bfloat16_gradients_are_close_and_copies_are_updated(small_graph, name, reciprocal, regularizer):
+def test_bfloat16_gradients_are_close_and_copies_are_updated(
+    small_graph, name, reciprocal, regularizer
+):
     plain, bf16 = (
         build(kind, name, regularizer, "both", reciprocal, small_graph, dtype=torch.float32)
         for kind in (ReferenceStep, partial(FusedStep, bf16=True))

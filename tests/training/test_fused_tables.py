@@ -17,19 +17,33 @@ WIDTH = 6
 
 
 def found_by(
-    bf16: bool, dtype: torch.dtype, rows: int, *, side: str, batch: int, entities: int, seed: int, before: float | None
+    bf16: bool,
+    dtype: torch.dtype,
+    rows: int,
+    *,
+    side: str,
+    batch: int,
+    entities: int,
+    seed: int,
+    before: float | None,
 ) -> tuple[LossAndGradient, torch.Tensor]:
-    """The cross entropy, and the gradient of the table, computed in blocks of `rows` and added to `before`."""
+    """The cross entropy, and the gradient of the table, computed in blocks of `rows` and added to
+    `before`.
+    """
     random = torch.Generator().manual_seed(seed)
     model = kg.CP(kg.GraphShape(entities, 1), dim=WIDTH, init_scale=1.0, seed=seed).to(dtype)
     found = Tables(model, torch.optim.SGD(model.parameters()), bf16=bf16)
     found.gradient(side).fill_(torch.nan if before is None else before)
     images = torch.randn(batch, WIDTH, generator=random).to(dtype)
-    targets = torch.randint(0, min(entities, 3), (batch,), generator=random)  # so that they are repeated
+    targets = torch.randint(
+        0, min(entities, 3), (batch,), generator=random
+    )  # so that they are repeated
     share = torch.rand(batch, generator=random).to(dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "rows_at_once", lambda model, size: rows)
-        loss = found.cross_entropy(side, images, Targets.one_each(targets, share), accumulate=before is not None)
+        loss = found.cross_entropy(
+            side, images, Targets.one_each(targets, share), accumulate=before is not None
+        )
     return loss, found.gradient(side)
 
 

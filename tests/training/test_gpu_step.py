@@ -44,13 +44,19 @@ def bf16_step(*case: object) -> Bf16Step:
     return build(Bf16Step, *case, dtype=torch.float32, device="cuda")
 
 
-def gradients_of(step: Bf16Step, batch: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The objective, and what a step subtracts where the sums of squares are 10¹² and the rate is their root."""
+def gradients_of(
+    step: Bf16Step, batch: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The objective, and what a step subtracts where the sums of squares are 10¹² and the rate is
+    their root.
+    """
     before = {name: table.detach().clone() for name, table in step.model.named_parameters()}
     for table in step.model.parameters():
         step.optimizer.state[table]["sum"].fill_(1e12)
     objective = step(batch, 1e6)
-    return objective, {name: before[name] - table.detach() for name, table in step.model.named_parameters()}
+    return objective, {
+        name: before[name] - table.detach() for name, table in step.model.named_parameters()
+    }
 
 
 @pytest.mark.parametrize("case", KERNEL_CASES, ids=str)
@@ -84,7 +90,9 @@ def sampled_step(graph: kg.Graph, case: Any, kind: Any = SampledBf16Step) -> Any
 def test_gradients_of_sampled_softmax_are_close_to_the_reference(small_graph, case):
     """Rows occur several times in a batch, and negatives among its heads and tails."""
     for batch in batches(small_graph, case[1], 4):
-        plain, step = (sampled_step(small_graph, case, kind) for kind in (ReferenceStep, SampledBf16Step))
+        plain, step = (
+            sampled_step(small_graph, case, kind) for kind in (ReferenceStep, SampledBf16Step)
+        )
         objective = plain.objective(batch.cuda())
         objective.backward()
         found, gradients = gradients_of(step, batch.cuda())
@@ -97,11 +105,13 @@ def test_gradients_of_sampled_softmax_are_close_to_the_reference(small_graph, ca
 def test_a_captured_step_of_sampled_softmax_equals_the_eager_step(small_graph, row_sums):
     """Batches of one size are replayed; each draws its own negatives."""
     case = "ComplEx", True, "log-uniform", 0.0, 0.0, row_sums
-    eager, captured = sampled_step(small_graph, case), CudaGraphStep(sampled_step(small_graph, case))
+    eager = sampled_step(small_graph, case)
+    captured = CudaGraphStep(sampled_step(small_graph, case))
     random = torch.Generator().manual_seed(0)
     for _ in range(8):
         columns = [
-            torch.randint(high, (40,), generator=random) for high in (30, 2 * small_graph.shape.num_relations, 30)
+            torch.randint(high, (40,), generator=random)
+            for high in (30, 2 * small_graph.shape.num_relations, 30)
         ]
         batch = torch.stack(columns, dim=1).cuda()
         torch.testing.assert_close(captured(batch, 0.1), eager(batch, 0.1), rtol=1e-3, atol=1e-4)
@@ -111,7 +121,9 @@ def test_a_captured_step_of_sampled_softmax_equals_the_eager_step(small_graph, r
 
 
 def compare_shards(group: Processes, num_entities: int) -> None:
-    """Gradients of a step on shards, which communicate by gloo, against those of the whole model in float32."""
+    """Gradients of a step on shards, which communicate by gloo, against those of the whole model in
+    float32.
+    """
     graph = graph_of(num_entities)
     for name, reciprocal, grouped in itertools.product(BILINEAR, (True, False), (True, False)):
         job = Job(BILINEAR[name](graph, dim=8), kg.OneVsAll(), kg.DURA(0.1), "Adagrad")
@@ -119,20 +131,28 @@ def compare_shards(group: Processes, num_entities: int) -> None:
             continue
         loss = kg.OneVsAll(frequency_weight=0.5, dropout=0.0 if grouped else 0.3)
         options: dict[str, Any] = {"dim": 8, "reciprocal": reciprocal, "seed": 1, "init_scale": 0.5}
-        whole, batch = BILINEAR[name](graph, **options).cuda(), batch_of(graph, reciprocal, loss).cuda()
+        whole = BILINEAR[name](graph, **options).cuda()
+        batch = batch_of(graph, reciprocal, loss).cuda()
         binding: dict[str, Any] = {"batch_size": len(batch), "seed": 0, "grouped_by_query": grouped}
-        objective = ReferenceStep(whole, loss.bind(whole, graph, **binding), kg.DURA(0.1), None).objective(batch)  # type: ignore[arg-type]
+        objective = ReferenceStep(
+            whole, loss.bind(whole, graph, **binding), kg.DURA(0.1), None
+        ).objective(batch)  # type: ignore[arg-type]
         objective.backward()
         shard = group.shard(graph)
         with only_rows(shard):
             part = BILINEAR[name](graph, **options).cuda()
-        bound, optimizer = loss.bind(part, graph, **binding), Adagrad(part.parameters(), 0.1)
+        bound = loss.bind(part, graph, **binding)
+        optimizer = Adagrad(part.parameters(), 0.1)
         step = ShardedBf16Step(part, bound, kg.DURA(0.1), optimizer, shard=shard)
         found, gradients = gradients_of(step, batch)
         torch.testing.assert_close(found, objective.detach(), rtol=0.01, atol=0.01)
         for key, table in whole.named_parameters():
             expected = table.grad[shard.ids.cuda()] if key in ("entities", "tails") else table.grad
-            assert torch.all((expected - gradients[key]).abs() <= 0.03 * table.grad.abs().max()), (name, grouped, key)
+            assert torch.all((expected - gradients[key]).abs() <= 0.03 * table.grad.abs().max()), (
+                name,
+                grouped,
+                key,
+            )
 
 
 @pytest.mark.parametrize(("world_size", "num_entities"), [(1, 23), (2, 23), (3, 2)])
@@ -148,7 +168,9 @@ def test_gradients_grouped_by_query_are_close_to_the_reference(small_graph, name
     if name in ("RESCAL", "TuckER") and loss.split()[0] in ("relations", "both"):
         pytest.skip("relations that are matrices are not predicted by kernels")
     case = name, "DURA", loss, True, small_graph
-    for other, batch in zip(grouped_by_query(small_graph, 5)[1:], grouped_by_query(small_graph, 4), strict=True):
+    for other, batch in zip(
+        grouped_by_query(small_graph, 5)[1:], grouped_by_query(small_graph, 4), strict=True
+    ):
         plain = build(ReferenceStep, *case, dtype=torch.float32, device="cuda")
         objective = plain.objective(batch.cuda())
         objective.backward()
@@ -186,11 +208,15 @@ def test_relations_that_are_not_in_the_batch_do_not_change(small_graph, name):
 def test_a_captured_step_equals_the_eager_step(small_graph, name):
     """With other batch sizes in between, and a learning rate that changes with each step."""
     loss = "plain" if name in ("RESCAL", "TuckER") else "both"
-    eager, captured = bf16_step(name, "DURA", loss, True, small_graph), bf16_step(name, "DURA", loss, True, small_graph)
+    eager = bf16_step(name, "DURA", loss, True, small_graph)
+    captured = bf16_step(name, "DURA", loss, True, small_graph)
     captured = CudaGraphStep(captured)
-    for number, batch in enumerate([batches(small_graph, True, 4)[3], *batches(small_graph, True, 4)] * 5):
+    for number, batch in enumerate(
+        [batches(small_graph, True, 4)[3], *batches(small_graph, True, 4)] * 5
+    ):
         rate = 0.1 / (number + 1)
-        one, other = eager(batch.cuda(), rate), captured(batch.cuda(), rate)
+        one = eager(batch.cuda(), rate)
+        other = captured(batch.cuda(), rate)
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
     assert captured.graph is not None
     for one, other in zip(eager.model.parameters(), captured.step.model.parameters(), strict=True):
@@ -198,8 +224,12 @@ def test_a_captured_step_equals_the_eager_step(small_graph, name):
 
 
 def test_a_resumed_run_multiplies_by_the_restored_weights(small_graph, tmp_path):
-    """The bfloat16 copies must be of the restored tables, not of those that the model was built with."""
-    recipe = kg.Recipe().with_changes({"training.batch_size": 32, "model.dim": 8, "model.reciprocal": False})
+    """The bfloat16 copies must be of the restored tables, not of those that the model was built
+    with.
+    """
+    recipe = kg.Recipe().with_changes(
+        {"training.batch_size": 32, "model.dim": 8, "model.reciprocal": False}
+    )
 
     def trainer(seed: int) -> Trainer:
         model = kg.CP(small_graph.shape, dim=8, reciprocal=False, seed=seed).cuda()
@@ -210,7 +240,9 @@ def test_a_resumed_run_multiplies_by_the_restored_weights(small_graph, tmp_path)
     resumed.restore(tmp_path / "checkpoint.safetensors")
     tables = resumed.step.step.tables
     for name in ("entities", "tails"):
-        assert torch.equal(tables[name].copy[:30, :8], resumed.model.get_parameter(name).detach().bfloat16())
+        assert torch.equal(
+            tables[name].copy[:30, :8], resumed.model.get_parameter(name).detach().bfloat16()
+        )
 
 
 @pytest.mark.parametrize("order", ["triples", "queries", "sampled"])
@@ -218,7 +250,12 @@ def test_a_resumed_run_multiplies_by_the_restored_weights(small_graph, tmp_path)
 @pytest.mark.parametrize("name", BILINEAR)
 def test_the_losses_of_a_run_are_close_to_the_reference(small_graph, name, dim, order):
     """Batches of an odd size with a short last one, trained from a recipe."""
-    changes = {"model.name": name, "model.dim": dim, "training.batch_size": 33, "training.epochs": 15}
+    changes = {
+        "model.name": name,
+        "model.dim": dim,
+        "training.batch_size": 33,
+        "training.epochs": 15,
+    }
     if order == "sampled":
         changes |= {"loss.name": "SampledSoftmax", "loss.num_negatives": 20}
     else:

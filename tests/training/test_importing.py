@@ -1,6 +1,7 @@
 """Runs from arrays, from models of PyKEEN and from checkpoints of LibKGE.
 
-The score functions of both libraries are written out here in their own layouts, so that neither needs to be installed.
+The score functions of both libraries are written out here in their own layouts, so that neither
+needs to be installed.
 """
 
 import sys
@@ -19,7 +20,9 @@ import dualkg as kg
 
 
 @pytest.mark.parametrize("name", ["CP", "DistMult", "ComplEx", "RESCAL"])
-def test_imported_embeddings_have_the_ranks_and_predictions_of_their_source(small_graph, tmp_path, name):
+def test_imported_embeddings_have_the_ranks_and_predictions_of_their_source(
+    small_graph, tmp_path, name
+):
     from dualkg.models import MODELS
 
     source = MODELS[name](small_graph.shape, dim=3, init_scale=1.0)
@@ -27,12 +30,18 @@ def test_imported_embeddings_have_the_ranks_and_predictions_of_their_source(smal
     tables = {key: value.numpy() for key, value in source.state_dict().items()}
     given = {key: tables[key][order] for key in ("entities", "tails") if key in tables}
     run = kg.from_arrays(
-        name, **given, relations=tables["relations"], graph=small_graph, entity_names=[f"e{id}" for id in order]
+        name,
+        **given,
+        relations=tables["relations"],
+        graph=small_graph,
+        entity_names=[f"e{id}" for id in order],
     )
     assert kg.evaluate(run.model, small_graph).mrr == kg.evaluate(source, small_graph).mrr
     run.save(tmp_path / "imported")
     again = kg.load_run(tmp_path / "imported")
-    answers = [kg.Predictor(model, small_graph).tails("e3", "r1", k=3) for model in (source, again.model)]
+    answers = [
+        kg.Predictor(model, small_graph).tails("e3", "r1", k=3) for model in (source, again.model)
+    ]
     assert answers[0] == answers[1]
 
 
@@ -40,21 +49,36 @@ def test_complex_arrays_with_names_and_without_a_graph(tmp_path):
     random = np.random.default_rng(0)
     table = random.normal(size=(3, 2)) + 1j * random.normal(size=(3, 2))
     run = kg.from_arrays(
-        "ComplEx", entities=table, relations=table[:1], entity_names=["a", "b", "c"], relation_names=["is"]
+        "ComplEx",
+        entities=table,
+        relations=table[:1],
+        entity_names=["a", "b", "c"],
+        relation_names=["is"],
     )
     expected = (table[0] * table[0] * table[1].conj()).sum().real
-    assert kg.Predictor(run.model, run.graph).score("a", "is", "b") == pytest.approx(expected, rel=1e-5)
+    assert kg.Predictor(run.model, run.graph).score("a", "is", "b") == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        ({"relations": np.zeros((3, 4))}, "relation table should have 4 rows, or 8 with reciprocals; it has 3"),
+        (
+            {"relations": np.zeros((3, 4))},
+            "relation table should have 4 rows, or 8 with reciprocals; it has 3",
+        ),
         ({"entities": np.zeros((29, 4))}, "The set of arrays does not fit the model"),
         ({"entity_names": ["e0"] * 30}, "29 of the 30 names of rows are repeated"),
-        ({"entity_names": [f"x{i}" for i in range(30)]}, "no row for 30 names of the graph, such as 'e0'"),
+        (
+            {"entity_names": [f"x{i}" for i in range(30)]},
+            "no row for 30 names of the graph, such as 'e0'",
+        ),
         ({"entity_names": [f"e{i}" for i in range(29)]}, "29 names for 30 rows"),
-        ({"entities": np.zeros((30, 4)) + 1j}, "entities are complex numbers; DistMult has real ones"),
+        (
+            {"entities": np.zeros((30, 4)) + 1j},
+            "entities are complex numbers; DistMult has real ones",
+        ),
         ({"relations": np.zeros(4)}, "relations should be a table with a row for each name"),
     ],
 )
@@ -73,22 +97,35 @@ def test_exported_parameters_and_options_can_be_imported(small_graph):
     source = kg.MuRP(small_graph.shape, dim=3, init_scale=0.5, signs=True)
     tables = {key: value.numpy() for key, value in source.state_dict().items()}
     own = {key: tables.pop(key) for key in ("entities", "relations")}
-    run = kg.from_arrays("MuRP", **own, parameters=tables, options={"signs": True}, graph=small_graph)
+    run = kg.from_arrays(
+        "MuRP", **own, parameters=tables, options={"signs": True}, graph=small_graph
+    )
     assert kg.evaluate(run.model, small_graph).mrr == kg.evaluate(source, small_graph).mrr
 
 
 def test_relations_of_rotate_have_modulus_one():
     names = {"entity_names": ["a", "b"], "relation_names": ["r"]}
-    with pytest.raises(kg.RequestError, match="complex numbers of modulus 1, or angles in radians; there is a modulus"):
-        kg.from_arrays("RotatE", entities=np.ones((2, 2)) + 0j, relations=np.full((1, 2), 2j), **names)
+    with pytest.raises(
+        kg.RequestError,
+        match="complex numbers of modulus 1, or angles in radians; there is a modulus",
+    ):
+        kg.from_arrays(
+            "RotatE", entities=np.ones((2, 2)) + 0j, relations=np.full((1, 2), 2j), **names
+        )
 
 
-# -- scores by a formula ----------------------------------------------------------------------------------------
+# -- scores by a formula -----------------------------------------------------
 
-NUM_ENTITIES, NUM_RELATIONS, DIM = 4, 3, 2
-NAMES = {"entity": [f"e{id}" for id in range(NUM_ENTITIES)], "relation": [f"r{id}" for id in range(NUM_RELATIONS)]}
+NUM_ENTITIES = 4
+NUM_RELATIONS = 3
+DIM = 2
+NAMES = {
+    "entity": [f"e{id}" for id in range(NUM_ENTITIES)],
+    "relation": [f"r{id}" for id in range(NUM_RELATIONS)],
+}
 TRIPLES = {"train": [[0, 0, 1], [3, 1, 2]], "valid": [[1, 2, 0]], "test": [[2, 0, 2], [0, 1, 3]]}
-MATRIX, QUATERNIONS = (DIM, DIM), (DIM, 4)
+MATRIX = (DIM, DIM)
+QUATERNIONS = (DIM, 4)
 Rows = Sequence[np.ndarray]
 Score = Callable[[Rows, Rows, Rows], float]
 
@@ -103,9 +140,17 @@ def draw(random: np.random.Generator, rows: int, shape: Any) -> np.ndarray:
 
 
 def assert_scores(
-    run: kg.Run, entities: Rows, relations: Rows, score: Score, *, row: Callable[[int], int], inverse: Any = None
+    run: kg.Run,
+    entities: Rows,
+    relations: Rows,
+    score: Score,
+    *,
+    row: Callable[[int], int],
+    inverse: Any = None,
 ) -> None:
-    """Scores of all triples and of all heads follow a formula of rows, where `row` and `inverse` are of relations."""
+    """Scores of all triples and of all heads follow a formula of rows, where `row` and `inverse`
+    are of relations.
+    """
     ids = np.indices((NUM_ENTITIES, NUM_RELATIONS, NUM_ENTITIES)).reshape(3, -1)
 
     def by_formula(head: int, relation: int, tail: int) -> float:
@@ -136,19 +181,34 @@ def hamilton(h: np.ndarray, r: np.ndarray) -> np.ndarray:
     return np.stack(parts, axis=1)
 
 
-# -- PyKEEN -------------------------------------------------------------------------------------------------------
+# -- PyKEEN ------------------------------------------------------------------
 
 # Shapes of the rows of entities and relations, attributes of the interaction, and its score.
 PYKEEN: dict[str, tuple[Any, Any, dict[str, Any], Score]] = {
-    "TransE": ([DIM], [DIM], {"p": 1, "power_norm": False}, lambda h, r, t: norm(h[0] + r[0] - t[0])),
-    "TransE p=2": ([DIM], [DIM], {"p": 2, "power_norm": False}, lambda h, r, t: norm(h[0] + r[0] - t[0], 2)),
+    "TransE": (
+        [DIM],
+        [DIM],
+        {"p": 1, "power_norm": False},
+        lambda h, r, t: norm(h[0] + r[0] - t[0]),
+    ),
+    "TransE p=2": (
+        [DIM],
+        [DIM],
+        {"p": 2, "power_norm": False},
+        lambda h, r, t: norm(h[0] + r[0] - t[0], 2),
+    ),
     "TransE p=2 squared": (
         *([DIM], [DIM], {"p": 2, "power_norm": True}),
         lambda h, r, t: norm(h[0] + r[0] - t[0], 2, power=True),
     ),
     "RotatE": (["complex"], ["unit"], {"p": 1}, lambda h, r, t: norm(h[0] * r[0] - t[0], 2)),
     "DistMult": ([DIM], [DIM], {}, lambda h, r, t: (h[0] * r[0] * t[0]).sum()),
-    "ComplEx": (["complex"], ["complex"], {}, lambda h, r, t: (h[0] * r[0] * t[0].conj()).sum().real),
+    "ComplEx": (
+        ["complex"],
+        ["complex"],
+        {},
+        lambda h, r, t: (h[0] * r[0] * t[0].conj()).sum().real,
+    ),
     "SimplE as published": (
         *([DIM, DIM], [DIM, DIM], {"same_half": 0.0}),
         lambda h, r, t: ((h[0] * r[0] * t[1]).sum() + (t[0] * r[1] * h[1]).sum()) / 2,
@@ -159,8 +219,18 @@ PYKEEN: dict[str, tuple[Any, Any, dict[str, Any], Score]] = {
     ),
     "RESCAL": ([DIM], [MATRIX], {}, lambda h, r, t: h[0] @ r[0] @ t[0]),
     "CP": ([(3, DIM), (3, DIM)], [(3, DIM)], {}, lambda h, r, t: (h[0] * r[0] * t[1]).sum()),
-    "SE": ([DIM], [MATRIX, MATRIX], {"p": 1, "power_norm": True}, lambda h, r, t: norm(r[0] @ h[0] - r[1] @ t[0])),
-    "QuatE": ([QUATERNIONS], [QUATERNIONS], {}, lambda h, r, t: -(hamilton(h[0], r[0]) * t[0]).sum()),
+    "SE": (
+        [DIM],
+        [MATRIX, MATRIX],
+        {"p": 1, "power_norm": True},
+        lambda h, r, t: norm(r[0] @ h[0] - r[1] @ t[0]),
+    ),
+    "QuatE": (
+        [QUATERNIONS],
+        [QUATERNIONS],
+        {},
+        lambda h, r, t: -(hamilton(h[0], r[0]) * t[0]).sum(),
+    ),
 }
 
 
@@ -176,7 +246,9 @@ class Interaction(SimpleNamespace):
         return torch.tensor([self.same_half])
 
 
-def pykeen_model(name: str, entities: Rows, relations: Rows, *, inverse: bool = False, **attributes: Any) -> Any:
+def pykeen_model(
+    name: str, entities: Rows, relations: Rows, *, inverse: bool = False, **attributes: Any
+) -> Any:
     def representation(table: np.ndarray) -> Callable[..., torch.Tensor]:
         return lambda indices: torch.from_numpy(table)
 
@@ -200,7 +272,10 @@ def factory(split: str = "train", *, names: dict[str, list[str]] | None = NAMES)
         num_entities=len(found.get("entity", NAMES["entity"])),
         real_num_relations=NUM_RELATIONS,
         **{f"{kind}_id_to_label": dict(enumerate(own)) for kind, own in found.items()},
-        **{f"{kind}_to_id": {name: id for id, name in enumerate(own)} for kind, own in found.items()},
+        **{
+            f"{kind}_to_id": {name: id for id, name in enumerate(own)}
+            for kind, own in found.items()
+        },
     )
 
 
@@ -208,10 +283,15 @@ def factory(split: str = "train", *, names: dict[str, list[str]] | None = NAMES)
 @settings(max_examples=5)
 @given(seed=st.integers(0, 2**32), inverse=st.booleans())
 def test_pykeen_scores(name, seed, inverse):
-    random, (entity_shapes, relation_shapes, attributes, score) = np.random.default_rng(seed), PYKEEN[name]
+    random, (entity_shapes, relation_shapes, attributes, score) = (
+        np.random.default_rng(seed),
+        PYKEEN[name],
+    )
     entities = [draw(random, NUM_ENTITIES, shape) for shape in entity_shapes]
     relations = [draw(random, NUM_RELATIONS * (1 + inverse), shape) for shape in relation_shapes]
-    run = kg.from_pykeen(pykeen_model(name, entities, relations, inverse=inverse, **attributes), factory())
+    run = kg.from_pykeen(
+        pykeen_model(name, entities, relations, inverse=inverse, **attributes), factory()
+    )
     step = 1 + inverse
     inverse_row = (lambda id: 2 * id + 1) if inverse else None
     assert_scores(run, entities, relations, score, row=lambda id: step * id, inverse=inverse_row)
@@ -221,14 +301,17 @@ def test_pykeen_scores(name, seed, inverse):
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_pykeen_tucker(inverse, batch_norm):
     random = np.random.default_rng(0)
-    entities, relations = draw(random, NUM_ENTITIES, 3), draw(random, NUM_RELATIONS * (1 + inverse), 2)
+    entities = draw(random, NUM_ENTITIES, 3)
+    relations = draw(random, NUM_RELATIONS * (1 + inverse), 2)
     core = torch.from_numpy(random.normal(size=(3, 2, 3)))
     norms = [torch.nn.BatchNorm1d(3).eval().double() if batch_norm else None for _ in range(2)]
     for one in filter(None, norms):
         for part in (one.weight.data, one.bias.data, one.running_mean, one.running_var):
             part.copy_(torch.from_numpy(random.uniform(0.5, 2, 3)))
     own = {"core_tensor": core, "head_batch_norm": norms[0], "head_relation_batch_norm": norms[1]}
-    run = kg.from_pykeen(pykeen_model("TuckER", [entities], [relations], inverse=inverse, **own), factory())
+    run = kg.from_pykeen(
+        pykeen_model("TuckER", [entities], [relations], inverse=inverse, **own), factory()
+    )
 
     def normalized(x: np.ndarray, one: Any) -> np.ndarray:
         return one(torch.from_numpy(x)[None])[0].detach().numpy() if one else x
@@ -239,25 +322,34 @@ def test_pykeen_tucker(inverse, batch_norm):
 
     assert isinstance(run.model, kg.TuckER)
     inverse_row = (lambda id: 2 * id + 1) if inverse else None
-    assert_scores(run, [entities], [relations], score, row=lambda id: (1 + inverse) * id, inverse=inverse_row)
+    assert_scores(
+        run, [entities], [relations], score, row=lambda id: (1 + inverse) * id, inverse=inverse_row
+    )
 
 
 def test_pykeen_names_and_splits(tmp_path, small_graph):
     random = np.random.default_rng(0)
     tables = draw(random, NUM_ENTITIES, DIM), draw(random, NUM_RELATIONS, DIM)
     model = pykeen_model("DistMult", *([table] for table in tables))
-    dataset = SimpleNamespace(training=factory(), validation=factory("valid"), testing=factory("test"))
+    dataset = SimpleNamespace(
+        training=factory(), validation=factory("valid"), testing=factory("test")
+    )
     run = kg.from_pykeen(model, dataset)
     assert {name: run.graph.split(name).tolist() for name in TRIPLES} == TRIPLES
     assert kg.load_run(run.save(tmp_path / "run")).report.mrr == run.report.mrr
-    assert run.predictor().score("e1", "r2", "e3") == pytest.approx((tables[0][1] * tables[1][2] * tables[0][3]).sum())
+    assert run.predictor().score("e1", "r2", "e3") == pytest.approx(
+        (tables[0][1] * tables[1][2] * tables[0][3]).sum()
+    )
     numbered = kg.from_pykeen(model, factory(names=None), test=factory("test", names=None))
     assert numbered.graph.entities[3] == "3"
     # Another order of ids: the rows follow the names.
     order = [2, 0, 3, 1]
     names = [NAMES["entity"][id] for id in order]
     graph = kg.Graph(
-        "own", kg.Vocabulary(names), run.graph.relations, *(np.array(t, np.int32) for t in TRIPLES.values())
+        "own",
+        kg.Vocabulary(names),
+        run.graph.relations,
+        *(np.array(t, np.int32) for t in TRIPLES.values()),
     )
     again = kg.from_pykeen(model, factory(), graph=graph)
     np.testing.assert_allclose(again.model.entities.detach(), tables[0][order], rtol=1e-6)
@@ -266,16 +358,29 @@ def test_pykeen_names_and_splits(tmp_path, small_graph):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"name": "MuRE"}, "scores by MuRE. These can be imported: ComplEx, CP, DistMult, QuatE, RESCAL, RotatE, SE"),
-        ({"name": "TransE", "p": 3, "power_norm": False}, "distance is the 3-norm; distances of norm 1, norm 2"),
+        (
+            {"name": "MuRE"},
+            "scores by MuRE. These can be imported: ComplEx, CP, DistMult, QuatE, RESCAL, "
+            "RotatE, SE",
+        ),
+        (
+            {"name": "TransE", "p": 3, "power_norm": False},
+            "distance is the 3-norm; distances of norm 1, norm 2",
+        ),
         ({"name": "Clamped", "clamp_score": (-1, 1)}, "scores are clamped, which makes ties"),
         ({"inverse": True}, "model has 3 relation rows and the factory needs 6"),
-        ({"entities": np.zeros((7, DIM))}, "model has 7 entities and the factory 4. Give the factory that"),
+        (
+            {"entities": np.zeros((7, DIM))},
+            "model has 7 entities and the factory 4. Give the factory that",
+        ),
         (
             {"factory": SimpleNamespace()},
             "A triples factory or a dataset of PyKEEN was expected; it is SimpleNamespace",
         ),
-        ({"valid": factory("valid", names={**NAMES, "entity": list("abcd")})}, "valid factory has other ids"),
+        (
+            {"valid": factory("valid", names={**NAMES, "entity": list("abcd")})},
+            "valid factory has other ids",
+        ),
         ({"model": kg.ComplEx((3, 2), dim=2)}, "A model of PyKEEN was expected; it is ComplEx"),
     ],
 )
@@ -287,8 +392,12 @@ def test_pykeen_models_that_are_refused(change, sentence):
         "valid": None,
         **change,
     }
-    given_factory, valid, entities, model = (given.pop(key, None) for key in ("factory", "valid", "entities", "model"))
-    model = model or pykeen_model(entities=[entities], relations=[np.zeros((NUM_RELATIONS, DIM))], **given)
+    given_factory, valid, entities, model = (
+        given.pop(key, None) for key in ("factory", "valid", "entities", "model")
+    )
+    model = model or pykeen_model(
+        entities=[entities], relations=[np.zeros((NUM_RELATIONS, DIM))], **given
+    )
     with pytest.raises(kg.RequestError, match=sentence):
         kg.from_pykeen(model, given_factory, valid=valid)
 
@@ -299,7 +408,20 @@ def test_pykeen_models_that_are_refused(change, sentence):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *((name, {}) for name in ("ComplEx", "CP", "DistMult", "QuatE", "RESCAL", "RotatE", "SE", "SimplE", "TransE")),
+        *(
+            (name, {})
+            for name in (
+                "ComplEx",
+                "CP",
+                "DistMult",
+                "QuatE",
+                "RESCAL",
+                "RotatE",
+                "SE",
+                "SimplE",
+                "TransE",
+            )
+        ),
         ("TransE", {"scoring_fct_norm": 2}),
         ("TransE", {"scoring_fct_norm": 2, "power_norm": True}),
         ("TuckER", {}),
@@ -307,7 +429,9 @@ def test_pykeen_models_that_are_refused(change, sentence):
     ],
 )
 def test_pykeen_ranks(name, options, inverse):
-    """A model that PyKEEN has trained is ranked as PyKEEN ranks it; `make test-pykeen` has both libraries."""
+    """A model that PyKEEN has trained is ranked as PyKEEN ranks it; `make test-pykeen` has both
+    libraries.
+    """
     reason = "PyKEEN is not installed here; make test-pykeen has an environment with it"
     models = pytest.importorskip("pykeen.models", reason=reason)
     from pykeen.datasets import Nations
@@ -315,7 +439,9 @@ def test_pykeen_ranks(name, options, inverse):
     from pykeen.training import SLCWATrainingLoop
 
     dataset = Nations(create_inverse_triples=inverse)
-    model = getattr(models, name)(triples_factory=dataset.training, embedding_dim=16, random_seed=0, **options)
+    model = getattr(models, name)(
+        triples_factory=dataset.training, embedding_dim=16, random_seed=0, **options
+    )
     loop = SLCWATrainingLoop(model=model, triples_factory=dataset.training, optimizer="adam")
     loop.train(dataset.training, num_epochs=3, batch_size=128, use_tqdm=False)
     seen = [dataset.training.mapped_triples, dataset.validation.mapped_triples]
@@ -323,7 +449,9 @@ def test_pykeen_ranks(name, options, inverse):
         model, dataset.testing.mapped_triples, additional_filter_triples=seen, use_tqdm=False
     )
     run = kg.from_pykeen(model, dataset)
-    assert run.report.mrr == pytest.approx(ranked.get_metric("both.realistic.inverse_harmonic_mean_rank"), abs=1e-4)
+    assert run.report.mrr == pytest.approx(
+        ranked.get_metric("both.realistic.inverse_harmonic_mean_rank"), abs=1e-4
+    )
     assert kg.from_pykeen(model.train(), dataset).report.mrr == run.report.mrr
     assert model.training
     triples = dataset.testing.mapped_triples
@@ -331,7 +459,7 @@ def test_pykeen_ranks(name, options, inverse):
     torch.testing.assert_close(run.model.score(*triples.T).detach(), expected, rtol=1e-3, atol=1e-4)
 
 
-# -- LibKGE -------------------------------------------------------------------------------------------------------
+# -- LibKGE ------------------------------------------------------------------
 
 LIBKGE: dict[str, tuple[int, int, dict[str, Any], Score]] = {
     "complex": (
@@ -343,7 +471,9 @@ LIBKGE: dict[str, tuple[int, int, dict[str, Any], Score]] = {
     "cp": (2 * DIM, DIM, {}, lambda h, r, t: (h[0][:DIM] * r[0] * t[0][DIM:]).sum()),
     "simple": (
         *(2 * DIM, 2 * DIM, {}),
-        lambda h, r, t: (h[0][:DIM] * r[0][:DIM] * t[0][DIM:] + h[0][DIM:] * r[0][DIM:] * t[0][:DIM]).sum() / 2,
+        lambda h, r, t: (
+            (h[0][:DIM] * r[0][:DIM] * t[0][DIM:] + h[0][DIM:] * r[0][DIM:] * t[0][:DIM]).sum() / 2
+        ),
     ),
     "transe": (DIM, DIM, {"l_norm": 2.0}, lambda h, r, t: norm(h[0] + r[0] - t[0], 2)),
     "rotate": (
@@ -367,7 +497,9 @@ def save_checkpoint(
     inverse: bool,
     packaged: bool = True,
 ) -> Path:
-    """A file as LibKGE writes it: its configuration is an object of a class that is not here when it is read."""
+    """A file as LibKGE writes it: its configuration is an object of a class that is not here when
+    it is read.
+    """
     module = ModuleType("kge.config")
     config = type("Config", (), {"__module__": "kge.config"})
     module.Config = config  # type: ignore[attr-defined]
@@ -376,7 +508,8 @@ def save_checkpoint(
     if inverse:  # the embedders belong to both models, and are saved under both names
         tables |= {name.removeprefix(prefix): value for name, value in tables.items()}
     own = config()
-    own.folder, own.log_folder = "local/experiments/x", None
+    own.folder = "local/experiments/x"
+    own.log_folder = None
     reciprocal = {"base_model": {"type": kind}, "class_name": "ReciprocalRelationsModel"}
     own.options = {
         "model": "reciprocal_relations_model" if inverse else kind,
@@ -393,7 +526,11 @@ def save_checkpoint(
         "config": own,
     }
     if packaged:
-        checkpoint["dataset"] = {"num_entities": NUM_ENTITIES, "num_relations": NUM_RELATIONS, "meta": meta}
+        checkpoint["dataset"] = {
+            "num_entities": NUM_ENTITIES,
+            "num_relations": NUM_RELATIONS,
+            "meta": meta,
+        }
     modules = {"kge": ModuleType("kge"), "kge.config": module}
     sys.modules.update(modules)
     try:
@@ -407,9 +544,13 @@ def save_checkpoint(
 def save_dataset(folder: Path) -> Path:
     folder.mkdir()
     for kind, names in NAMES.items():
-        (folder / f"{kind}_ids.del").write_text("".join(f"{id}\t{name}\n" for id, name in enumerate(names)))
+        (folder / f"{kind}_ids.del").write_text(
+            "".join(f"{id}\t{name}\n" for id, name in enumerate(names))
+        )
     for split, triples in TRIPLES.items():
-        (folder / f"{split}.del").write_text("".join("\t".join(map(str, triple)) + "\n" for triple in triples))
+        (folder / f"{split}.del").write_text(
+            "".join("\t".join(map(str, triple)) + "\n" for triple in triples)
+        )
     return folder
 
 
@@ -420,8 +561,13 @@ EMBEDDERS = "_entity_embedder._embeddings.weight", "_relation_embedder._embeddin
 @pytest.mark.parametrize("kind", LIBKGE)
 def test_libkge_scores(tmp_path, kind, inverse):
     random, (entity_width, relation_width, options, score) = np.random.default_rng(0), LIBKGE[kind]
-    tables = draw(random, NUM_ENTITIES, entity_width), draw(random, NUM_RELATIONS * (1 + inverse), relation_width)
-    path = save_checkpoint(tmp_path / "a.pt", kind, dict(zip(EMBEDDERS, tables, strict=True)), options, inverse=inverse)
+    tables = (
+        draw(random, NUM_ENTITIES, entity_width),
+        draw(random, NUM_RELATIONS * (1 + inverse), relation_width),
+    )
+    path = save_checkpoint(
+        tmp_path / "a.pt", kind, dict(zip(EMBEDDERS, tables, strict=True)), options, inverse=inverse
+    )
     run = kg.from_libkge(path)
     inverse_row = (lambda id: id + NUM_RELATIONS) if inverse else None
     assert_scores(run, [tables[0]], [tables[1]], score, row=lambda id: id, inverse=inverse_row)
@@ -429,11 +575,19 @@ def test_libkge_scores(tmp_path, kind, inverse):
 
 
 def test_libkge_relational_tucker(tmp_path):
-    random, inner = np.random.default_rng(0), "_relation_embedder.base_embedder._embeddings.weight"
-    entities, relations = draw(random, NUM_ENTITIES, DIM), draw(random, NUM_RELATIONS, 3)
+    random = np.random.default_rng(0)
+    inner = "_relation_embedder.base_embedder._embeddings.weight"
+    entities = draw(random, NUM_ENTITIES, DIM)
+    relations = draw(random, NUM_RELATIONS, 3)
     projection = random.normal(size=(DIM**2, 3))
-    state = {EMBEDDERS[0]: entities, inner: relations, "_relation_embedder.projection.weight": projection}
-    run = kg.from_libkge(save_checkpoint(tmp_path / "a.pt", "relational_tucker3", state, {}, inverse=False))
+    state = {
+        EMBEDDERS[0]: entities,
+        inner: relations,
+        "_relation_embedder.projection.weight": projection,
+    }
+    run = kg.from_libkge(
+        save_checkpoint(tmp_path / "a.pt", "relational_tucker3", state, {}, inverse=False)
+    )
 
     def score(h: Rows, r: Rows, t: Rows) -> float:
         return float(h[0] @ (projection @ r[0]).reshape(DIM, DIM) @ t[0])
@@ -444,16 +598,21 @@ def test_libkge_relational_tucker(tmp_path):
 def test_libkge_dataset_gives_names_and_triples(tmp_path):
     tables = np.ones((NUM_ENTITIES, DIM)), np.ones((NUM_RELATIONS, DIM))
     state = dict(zip(EMBEDDERS, tables, strict=True))
-    path = save_checkpoint(tmp_path / "checkpoint_best.pt", "distmult", state, {}, inverse=False, packaged=False)
+    path = save_checkpoint(
+        tmp_path / "checkpoint_best.pt", "distmult", state, {}, inverse=False, packaged=False
+    )
     with pytest.raises(
-        kg.RequestError, match=r"has no names of entities and relations. Name the folder .* kge package"
+        kg.RequestError,
+        match=r"has no names of entities and relations. Name the folder .* kge package",
     ):
         kg.from_libkge(path)
     run = kg.from_libkge(path, data=save_dataset(tmp_path / "toy"))
     assert {name: run.graph.split(name).tolist() for name in TRIPLES} == TRIPLES
     assert (run.graph.name, run.report.mrr > 0) == ("toy", True)
     (tmp_path / "toy" / "test.del").unlink()
-    with pytest.raises(kg.RequestError, match=r"test.del cannot be read. A dataset of LibKGE has entity_ids.del"):
+    with pytest.raises(
+        kg.RequestError, match=r"test.del cannot be read. A dataset of LibKGE has entity_ids.del"
+    ):
         kg.from_libkge(path, data=tmp_path / "toy")
 
 
@@ -465,13 +624,18 @@ def test_libkge_files_that_are_refused(tmp_path):
     with pytest.raises(kg.RequestError, match=r"a.pt cannot be read as a checkpoint of LibKGE"):
         kg.from_libkge(path)
     torch.save({"model": torch.zeros(2)}, path)
-    with pytest.raises(kg.RequestError, match=r"a.pt is not a checkpoint of LibKGE: 'config' was not found"):
+    with pytest.raises(
+        kg.RequestError, match=r"a.pt is not a checkpoint of LibKGE: 'config' was not found"
+    ):
         kg.from_libkge(path)
     torch.save({"config": Path("x")}, path)  # an object of a class that is not read
-    with pytest.raises(kg.RequestError, match=r"a.pt cannot be read as a checkpoint of LibKGE: .*pathlib"):
+    with pytest.raises(
+        kg.RequestError, match=r"a.pt cannot be read as a checkpoint of LibKGE: .*pathlib"
+    ):
         kg.from_libkge(path)
     save_checkpoint(path, "conve", {}, {}, inverse=True)
     with pytest.raises(
-        kg.RequestError, match="a model of the type conve. These can be imported: complex, cp, distmult"
+        kg.RequestError,
+        match="a model of the type conve. These can be imported: complex, cp, distmult",
     ):
         kg.from_libkge(path)

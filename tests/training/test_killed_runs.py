@@ -28,7 +28,8 @@ batch_size = 400
 every = 1
 keep = "best"
 """
-# The process ends itself at an event whose number is its last argument: a step, or a file written or renamed.
+# The process ends itself at an event whose number is its last argument: a step, or a file written
+# or renamed.
 KILLED = """
 import os, signal, sys
 from dualkg.training.trainer import Trainer, WarmUp
@@ -51,10 +52,18 @@ os.fsync, os.replace, os.rename = map(counted, (os.fsync, os.replace, os.rename)
 
 @pytest.mark.parametrize(
     ("seed", "num_kills"),
-    [(0, 1), pytest.param(0, 4, marks=pytest.mark.slow), pytest.param(1, 4, marks=pytest.mark.slow)],
+    [
+        (0, 1),
+        pytest.param(0, 4, marks=pytest.mark.slow),
+        pytest.param(1, 4, marks=pytest.mark.slow),
+    ],
 )
-def test_a_run_killed_at_random_ends_with_the_same_weights(tmp_path: Path, run_cli, seed: int, num_kills: int):
-    recipe, whole, killed = tmp_path / "recipe.toml", tmp_path / "whole", tmp_path / "killed"
+def test_a_run_killed_at_random_ends_with_the_same_weights(
+    tmp_path: Path, run_cli, seed: int, num_kills: int
+):
+    recipe = tmp_path / "recipe.toml"
+    whole = tmp_path / "whole"
+    killed = tmp_path / "killed"
     recipe.write_text(RECIPE)
     assert run_cli("train", recipe, "--out", whole, "--threads", 1, "--seed", seed).code == 0
     chance = random.Random(seed)

@@ -22,21 +22,37 @@ from tests.processes import run_python
 CPU = torch.device("cpu")
 
 
-def fused(model: kg.Model, recipe: kg.Recipe | None = None, regularizer: kg.Regularizer | None = None) -> Need:
+def fused(
+    model: kg.Model, recipe: kg.Recipe | None = None, regularizer: kg.Regularizer | None = None
+) -> Need:
     engine = Engine("fused", "float32", CPU)
-    return predict(recipe or kg.Recipe(), model, regularizer or kg.NoRegularizer(), engine, num_examples=5)
+    return predict(
+        recipe or kg.Recipe(), model, regularizer or kg.NoRegularizer(), engine, num_examples=5
+    )
 
 
 def sampled(model: kg.Model, num_examples: int = 8, **changes) -> Need:
-    chosen = {"loss.name": "MarginRanking", "loss.num_negatives": 5, "model.reciprocal": model.reciprocal}
+    chosen = {
+        "loss.name": "MarginRanking",
+        "loss.num_negatives": 5,
+        "model.reciprocal": model.reciprocal,
+    }
     if changes.get("loss.sampler") == "in-batch":
         del chosen["loss.num_negatives"]
     recipe = kg.Recipe().with_changes({**chosen, **changes})
-    return predict(recipe, model, kg.NoRegularizer(), Engine("autograd", "float32", CPU), num_examples=num_examples)
+    return predict(
+        recipe,
+        model,
+        kg.NoRegularizer(),
+        Engine("autograd", "float32", CPU),
+        num_examples=num_examples,
+    )
 
 
 def test_the_need_of_a_fused_run_by_hand():
-    """Ten entities of 6 numbers, 4 relation ids: gradients and Adagrad's sums of 84 numbers, twice the larger table."""
+    """Ten entities of 6 numbers, 4 relation ids: gradients and Adagrad's sums of 84 numbers, twice
+    the larger table.
+    """
     need = fused(kg.ComplEx(kg.GraphShape(10, 2), dim=3))
     assert need.fixed == (2 * 84 + 2 * 60) * 4 + 5 * memory.EXAMPLE_BYTES + BLOCK_ELEMENTS * 6
     assert (need.scores, need.per_example) == (10 * 4, memory.VECTORS * 6 * 4)
@@ -57,12 +73,16 @@ def test_a_model_with_matrices_needs_those_of_a_batch():
     """Two relations of 9 numbers that a batch of 2 forms; stored by RESCAL, mixed by TuckER."""
     recipe = kg.Recipe().with_changes({"training.batch_size": 2})
     for kind in (kg.RESCAL, kg.TuckER):
-        small, large = (fused(kind(kg.GraphShape(10, 2), dim=3), one) for one in (recipe, kg.Recipe()))
+        small, large = (
+            fused(kind(kg.GraphShape(10, 2), dim=3), one) for one in (recipe, kg.Recipe())
+        )
         assert large.fixed - small.fixed == memory.MATRIX_COPIES * 2 * 9 * 4
 
 
 def test_the_need_of_a_sampled_loss_by_hand():
-    """For each of 5 negatives 14 numbers and 3 copies of 6 coordinates; 16 numbers where a batch shares them."""
+    """For each of 5 negatives 14 numbers and 3 copies of 6 coordinates; 16 numbers where a batch
+    shares them.
+    """
     model = kg.ComplEx(kg.GraphShape(10, 2), dim=3)
     assert sampled(model).scores == 5 * (14 + 3 * 6) * 4
     assert sampled(model, **{"loss.sampler": "shared"}).scores == 5 * 16 * 4
@@ -86,25 +106,35 @@ def test_a_dual_has_a_vector_for_each_negative_of_each_triple(side):
 
 
 def test_sparse_gradients_need_the_rows_of_a_batch_only():
-    """Three heads, three tails and five negatives of 6 numbers; 24 numbers of relations, and Adagrad's sums of all."""
+    """Three heads, three tails and five negatives of 6 numbers; 24 numbers of relations, and
+    Adagrad's sums of all.
+    """
     model = kg.ComplEx(kg.GraphShape(1000, 2), dim=3)
     rest = 3 * memory.EXAMPLE_BYTES + BLOCK_ELEMENTS * 6
     for sums, numbers in (("elements", 6000), ("rows", 1000)):
         changes = {"loss.name": "SampledSoftmax", "loss.num_negatives": 5, "optimizer.sums": sums}
         recipe = kg.Recipe().with_changes({**changes, "training.batch_size": 3})
-        need = predict(recipe, model, kg.DURA(0.1), Engine("sparse", "float32", CPU), num_examples=3)
+        need = predict(
+            recipe, model, kg.DURA(0.1), Engine("sparse", "float32", CPU), num_examples=3
+        )
         rows = memory.SPARSE_COPIES * (3 + 3 + 5) * 6
         assert need.fixed == (numbers + 24 + 24 + 2 * 24 + rows) * 4 + rest
 
 
 def trained(graph: kg.Graph, batch_size: int) -> Trainer:
-    recipe = kg.Recipe().with_changes({"training.batch_size": batch_size, "training.precision": "float32"})
+    recipe = kg.Recipe().with_changes(
+        {"training.batch_size": batch_size, "training.precision": "float32"}
+    )
     return Trainer(kg.ComplEx(graph.shape, dim=4), graph, recipe, kg.DURA(0.1))
 
 
 def test_the_time_of_a_step_by_hand():
-    """2 triples, 5 candidates, 3 numbers: 180 operations; 4 passes over 10 scores of 2 bytes, 6 over 7 rows of 12."""
-    seconds = step_seconds(Rates(180.0, 584.0, 100.0), batch_size=2, candidates=5, rows=7, width=3, score_bytes=2)
+    """2 triples, 5 candidates, 3 numbers: 180 operations; 4 passes over 10 scores of 2 bytes, 6
+    over 7 rows of 12.
+    """
+    seconds = step_seconds(
+        Rates(180.0, 584.0, 100.0), batch_size=2, candidates=5, rows=7, width=3, score_bytes=2
+    )
     assert seconds == pytest.approx(1 + 1 + 2)
 
 
@@ -112,12 +142,15 @@ def test_rates_are_measured_for_products_of_any_shape(monkeypatch):
     monkeypatch.setitem(memory.PROBES, "cpu", (2**14, 1, 4))
     for batch_size, width in ((1, 1), (100_000, 3), (7, 50_000)):
         assert all(
-            0 < rate < math.inf for rate in measure_rates(CPU, torch.float32, batch_size=batch_size, width=width)
+            0 < rate < math.inf
+            for rate in measure_rates(CPU, torch.float32, batch_size=batch_size, width=width)
         )
 
 
 def test_the_number_of_devices_that_would_hold_a_run():
-    """Of 50 entities and 6 relation ids, 50/56 of 1,000 bytes and all scores are split, and 117.1 bytes are not."""
+    """Of 50 entities and 6 relation ids, 50/56 of 1,000 bytes and all scores are split, and 117.1
+    bytes are not.
+    """
     model = kg.ComplEx(GraphShape(50, 3), dim=4)
     need = memory.Need(fixed=1000.0, per_example=1.0, scores=10.0, at_once=100)
     assert need.of(10) == 1110
@@ -128,11 +161,15 @@ def test_the_number_of_devices_that_would_hold_a_run():
 def test_a_run_that_does_not_fit_names_the_largest_batch_that_does(monkeypatch):
     graph = graph_of([(i % 50, i % 3, (7 * i) % 50) for i in range(2000)])
     examples = 2 * len(graph.train)
-    recipe, model, engine = kg.Recipe(), kg.ComplEx(graph.shape, dim=4), Engine("fused", "float32", CPU)
+    recipe = kg.Recipe()
+    model = kg.ComplEx(graph.shape, dim=4)
+    engine = Engine("fused", "float32", CPU)
     need = predict(recipe, model, kg.DURA(0.1), engine, num_examples=examples)
     monkeypatch.setattr(memory, "available_memory", lambda device: need.of(777) + 1)
     assert trained(graph, 777).num_steps == math.ceil(examples / 777)
-    with pytest.raises(kg.RequestError, match=r"A batch of up to 777 fits: use --set training.batch_size=777\."):
+    with pytest.raises(
+        kg.RequestError, match=r"A batch of up to 777 fits: use --set training.batch_size=777\."
+    ):
         trained(graph, 778)
     monkeypatch.setattr(memory, "available_memory", lambda device: need.of(0))
     with pytest.raises(kg.RequestError, match="Not even a batch of 1 fits: choose a smaller dim"):
@@ -141,7 +178,9 @@ def test_a_run_that_does_not_fit_names_the_largest_batch_that_does(monkeypatch):
 
 def test_a_batch_larger_than_the_graph_needs_no_more_than_the_graph(monkeypatch):
     graph = graph_of([(0, 0, 1), (1, 0, 2)])
-    recipe, model, engine = kg.Recipe(), kg.ComplEx(graph.shape, dim=4), Engine("fused", "float32", CPU)
+    recipe = kg.Recipe()
+    model = kg.ComplEx(graph.shape, dim=4)
+    engine = Engine("fused", "float32", CPU)
     need = predict(recipe, model, kg.DURA(0.1), engine, num_examples=4)
     monkeypatch.setattr(memory, "available_memory", lambda device: need.of(4))
     assert trained(graph, 10**9).num_steps == 1
@@ -185,7 +224,9 @@ print(large - small, predicted_large - predicted_small)
 
 
 def growth(*words: str) -> list[float]:
-    """The growth of the peak between two batch sizes, so that libraries do not count: measured and predicted."""
+    """The growth of the peak between two batch sizes, so that libraries do not count: measured and
+    predicted.
+    """
     done = run_python(MEASURE, *words)
     assert done.code == 0, done.err
     return [float(number) for number in done.out.split()]
@@ -197,7 +238,9 @@ def growth(*words: str) -> list[float]:
     [
         ("fast", []),
         pytest.param("reference", [], marks=pytest.mark.slow),
-        pytest.param("reference", ["loss.name=KvsAll", "loss.head_dropout=0.2"], marks=pytest.mark.slow),
+        pytest.param(
+            "reference", ["loss.name=KvsAll", "loss.head_dropout=0.2"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_batch_takes_no_more_than_was_predicted(engine, changes):
@@ -222,7 +265,11 @@ def test_a_batch_takes_no_more_than_was_predicted(engine, changes):
     ],
 )
 def test_a_batch_with_negatives_takes_no_more_than_was_predicted(negatives, num, more):
-    chosen = ["loss.name=NegativeSampling", f"loss.sampler={negatives}", f"loss.num_negatives={num}"]
+    chosen = [
+        "loss.name=NegativeSampling",
+        f"loss.sampler={negatives}",
+        f"loss.num_negatives={num}",
+    ]
     grown, predicted = growth("reference", *chosen, *more)
     assert grown <= predicted <= 3 * grown
 
@@ -236,7 +283,10 @@ def test_a_run_on_a_gpu_takes_no_more_than_was_predicted(name, reciprocal, engin
     graph = graph_of([(i % 9, i % 5, i) for i in range(40000)])
     engine, _, sampled = engine.partition(", ")
     precision = "bf16" if engine == "kernels" else "float32"
-    chosen = {"training.engine": "reference" if engine == "autograd" else "fast", "training.precision": precision}
+    chosen = {
+        "training.engine": "reference" if engine == "autograd" else "fast",
+        "training.precision": precision,
+    }
     if sampled:
         chosen |= {"loss.name": "SampledSoftmax", "loss.num_negatives": 2000}
     recipe = kg.Recipe().with_changes({**chosen, "training.batch_size": 3000})
@@ -250,15 +300,24 @@ def test_a_run_on_a_gpu_takes_no_more_than_was_predicted(name, reciprocal, engin
     for _, batch in zip(range(5), trainer.batches(0), strict=False):
         trainer.step(batch, 0.1)
     taken = torch.cuda.max_memory_allocated() - before
-    predicted = predict(recipe, model, trainer.regularizer, trainer.engine, num_examples=len(trainer.examples))
+    predicted = predict(
+        recipe, model, trainer.regularizer, trainer.engine, num_examples=len(trainer.examples)
+    )
     spare = memory.LIBRARY_BYTES + BLOCK_ELEMENTS * 6
     assert taken <= predicted.of(3000)
     assert predicted.of(3000) <= 3 * taken + spare
 
 
-@given(st.integers(0, 10**6), st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 500), st.integers(0, 10**6))
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 1000),
+    st.integers(1, 1000),
+    st.integers(1, 500),
+    st.integers(0, 10**6),
+)
 def test_the_largest_batch_is_the_last_that_fits(fixed, per_example, scores, at_once, more):
-    need, available = Need(fixed, per_example, scores, at_once), fixed + more
+    need = Need(fixed, per_example, scores, at_once)
+    available = fixed + more
     largest = need.largest_batch(available)
     assert largest < 1 or need.of(largest) <= available
     assert need.of(max(largest, 0) + 1) > available

@@ -43,7 +43,9 @@ def test_gradients_are_those_of_the_cpu(small_graph, name, regularizer):
     for device in ("cpu", "cuda"):
         model = BILINEAR[name](small_graph.shape, dim=5, init_scale=0.5).double().to(device)
         chosen = REGULARIZERS[regularizer](0.1)
-        step = ReferenceStep(model, BoundOneVsAll(relation_weight=0.5), chosen, torch.optim.SGD(model.parameters()))
+        step = ReferenceStep(
+            model, BoundOneVsAll(relation_weight=0.5), chosen, torch.optim.SGD(model.parameters())
+        )
         batch = torch.from_numpy(small_graph.train[:50].astype(np.int64)).to(device)
         step.objective(batch).backward()
         gradients.append([parameter.grad.cpu() for parameter in model.parameters()])
@@ -54,7 +56,16 @@ def test_gradients_are_those_of_the_cpu(small_graph, name, regularizer):
 @pytest.mark.parametrize(("name", "regularizer", "loss", "reciprocal"), ALL_CASES)
 def test_fused_gradients_equal_the_reference(small_graph, name, regularizer, loss, reciprocal):
     plain, fused = (
-        build(kind, name, regularizer, loss, reciprocal, small_graph, dtype=torch.float32, device="cuda")
+        build(
+            kind,
+            name,
+            regularizer,
+            loss,
+            reciprocal,
+            small_graph,
+            dtype=torch.float32,
+            device="cuda",
+        )
         for kind in (ReferenceStep, FusedStep)
     )
     for batch in batches(small_graph, reciprocal, 4):
@@ -68,7 +79,8 @@ def test_fused_gradients_equal_the_reference(small_graph, name, regularizer, los
 @pytest.mark.parametrize("name", BILINEAR)
 def test_fused_steps_equal_the_reference_in_double_precision(small_graph, name):
     plain, fused = (
-        build(kind, name, "DURA", "both", True, small_graph, device="cuda") for kind in (ReferenceStep, FusedStep)
+        build(kind, name, "DURA", "both", True, small_graph, device="cuda")
+        for kind in (ReferenceStep, FusedStep)
     )
     for batch in batches(small_graph, True, 20):
         plain(batch.cuda(), 0.1)
@@ -93,15 +105,28 @@ def test_a_run_on_the_gpu_can_be_interrupted_resumed_and_loaded_on_the_cpu(small
 def test_divergence_is_detected_on_the_gpu(small_graph):
     optimizer = kg.Optimizer(name="SGD", learning_rate=1e8)
     with pytest.raises(kg.DivergedError, match="diverged"):
-        kg.train(kg.CP(small_graph.shape, dim=8), small_graph, optimizer=optimizer, epochs=100, device="cuda")
+        kg.train(
+            kg.CP(small_graph.shape, dim=8),
+            small_graph,
+            optimizer=optimizer,
+            epochs=100,
+            device="cuda",
+        )
 
 
 def test_repeated_trainings_do_not_leak_memory(small_graph):
-    """A search trains hundreds of models in a process: after the second, each leaves what the one before left."""
+    """A search trains hundreds of models in a process: after the second, each leaves what the one
+    before left.
+    """
     held = []
     for seed in range(4):
         recipe = kg.Recipe().with_changes(
-            {"model.dim": 16, "training.epochs": 3, "training.batch_size": 32, "training.precision": "bf16"}
+            {
+                "model.dim": 16,
+                "training.epochs": 3,
+                "training.batch_size": 32,
+                "training.precision": "bf16",
+            }
         )
         model = kg.ComplEx(small_graph.shape, dim=16, seed=seed).to("cuda")
         Trainer(model, small_graph, recipe, kg.DURA(0.05)).run()
@@ -119,7 +144,9 @@ def test_distances_and_their_gradients_are_those_of_the_cpu(small_graph, name, r
     batch = torch.from_numpy(small_graph.train[:37].astype(np.int64))
     found = []
     for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
-        model = DISTANCE[name](small_graph.shape, dim=19, reciprocal=reciprocal, init_scale=0.5).to(device, dtype)
+        model = DISTANCE[name](small_graph.shape, dim=19, reciprocal=reciprocal, init_scale=0.5).to(
+            device, dtype
+        )
         factors = model.factors(*batch.to(device).unbind(-1))
         scores = model.tail_scores(factors) if side == "tail" else model.head_scores(factors)
         scores.log_softmax(-1)[:, 3].sum().backward()
@@ -136,8 +163,17 @@ def test_losses_in_tf32_are_close_to_float32(small_graph, engine):
     before = torch.backends.cuda.matmul.fp32_precision
     losses = []
     for precision in ("tf32", "float32"):
-        changes = {"model.name": "TuckER", "model.dim": 16, "training.epochs": 10, "training.batch_size": 33}
-        changes |= {"training.precision": precision, "training.engine": engine, "model.init_scale": 0.3}
+        changes = {
+            "model.name": "TuckER",
+            "model.dim": 16,
+            "training.epochs": 10,
+            "training.batch_size": 33,
+        }
+        changes |= {
+            "training.precision": precision,
+            "training.engine": engine,
+            "model.init_scale": 0.3,
+        }
         run = kg.train_recipe(kg.Recipe().with_changes(changes), graph=small_graph, device="cuda")
         losses.append([entry["loss"] for entry in run.history])
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
@@ -161,16 +197,29 @@ WHOLE = {"loss.label_smoothing": 0.1}
     ids=lambda changes: changes["loss.name"],
 )
 @pytest.mark.parametrize("name", ["TransE", "RotatE", "ModE", "HAKE", "MuRP", "TuckER"])
-def test_losses_of_a_captured_run_are_close_to_the_reference(small_graph, name, of_loss, reciprocal):
+def test_losses_of_a_captured_run_are_close_to_the_reference(
+    small_graph, name, of_loss, reciprocal
+):
     """Batches of an odd size with a short last one, and a learning rate that falls.
 
-    Adam makes much of a difference in rounding where gradients are small, so later epochs may be further apart.
+    Adam makes much of a difference in rounding where gradients are small, so later epochs may be
+    further apart.
     """
     sampled = of_loss["loss.name"] in ("NegativeSampling", "MarginRanking")
     if not reciprocal and (name == "TuckER" or not sampled):
         pytest.skip("head queries are captured where losses sample and no batch is normalised")
-    changes = {"model.name": name, "model.dim": 8, "training.batch_size": 33, "training.epochs": 12, **of_loss}
-    changes |= {"optimizer.name": "Adam", "optimizer.learning_rate": 0.01, "optimizer.schedule": "linear"}
+    changes = {
+        "model.name": name,
+        "model.dim": 8,
+        "training.batch_size": 33,
+        "training.epochs": 12,
+        **of_loss,
+    }
+    changes |= {
+        "optimizer.name": "Adam",
+        "optimizer.learning_rate": 0.01,
+        "optimizer.schedule": "linear",
+    }
     if name == "MuRP":
         changes["optimizer.epsilon"] = 1e-4  # as its recipe has it
     if not reciprocal:
@@ -178,10 +227,13 @@ def test_losses_of_a_captured_run_are_close_to_the_reference(small_graph, name, 
     without = name in ("HAKE", "MuRP", "TuckER") or of_loss["loss.name"] == "KvsAll"
     regularizer = kg.NoRegularizer() if without else kg.DURA(0.001)
     options = {"batch_norm": True} if name == "TuckER" else {}
-    losses, engines = [], []
+    losses = []
+    engines = []
     for engine in ("auto", "reference"):
         recipe = kg.Recipe().with_changes({**changes, "training.engine": engine})
-        model = MODELS[name](small_graph.shape, dim=8, seed=1, reciprocal=reciprocal, **options).cuda()
+        model = MODELS[name](
+            small_graph.shape, dim=8, seed=1, reciprocal=reciprocal, **options
+        ).cuda()
         trainer = Trainer(model, small_graph, recipe, regularizer)
         trainer.run()
         losses.append([entry["loss"] for entry in trainer.progress.history])
@@ -194,12 +246,22 @@ def test_losses_of_a_captured_run_are_close_to_the_reference(small_graph, name, 
 
 def test_a_captured_run_can_be_resumed(small_graph, tmp_path):
     """The optimizer that is restored has a learning rate of its own, which the step must read."""
-    changes = {"model.name": "RotatE", "model.dim": 8, "training.batch_size": 33, "loss.name": "NegativeSampling"}
+    changes = {
+        "model.name": "RotatE",
+        "model.dim": 8,
+        "training.batch_size": 33,
+        "loss.name": "NegativeSampling",
+    }
     changes |= {"loss.sampler": "shared", "optimizer.name": "Adam", "optimizer.learning_rate": 0.01}
     recipe = kg.Recipe().with_changes({**changes, "training.epochs": 3})
 
     def trainer() -> Trainer:
-        return Trainer(kg.RotatE(small_graph.shape, dim=8, seed=1).cuda(), small_graph, recipe, kg.NoRegularizer())
+        return Trainer(
+            kg.RotatE(small_graph.shape, dim=8, seed=1).cuda(),
+            small_graph,
+            recipe,
+            kg.NoRegularizer(),
+        )
 
     whole = trainer()
     whole.run()
@@ -217,7 +279,9 @@ def test_a_captured_run_can_be_resumed(small_graph, tmp_path):
 def test_mapping_through_the_core_equals_mapping_by_matrices(batch_norm):
     """In training on a GPU, against the CPU; fresh numbers, and sizes that divide nothing."""
     random = torch.Generator().manual_seed(5)
-    model = kg.TuckER(kg.GraphShape(31, 7), dim=13, relation_dim=5, batch_norm=batch_norm, init_scale=1.0).double()
+    model = kg.TuckER(
+        kg.GraphShape(31, 7), dim=13, relation_dim=5, batch_norm=batch_norm, init_scale=1.0
+    ).double()
     head = torch.randn(37, 13, generator=random, dtype=torch.float64)
     relations = torch.randint(0, 14, (37,), generator=random)
     weights = torch.randn(37, 13, generator=random, dtype=torch.float64)

@@ -2,7 +2,13 @@ import pytest
 import torch
 
 from dualkg.errors import RequestError
-from dualkg.training.optimizers import Adagrad, build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
+from dualkg.training.optimizers import (
+    Adagrad,
+    build_optimizer,
+    learning_rate,
+    optimizer_tensors,
+    restore_optimizer,
+)
 from dualkg.training.recipe import Optimizer
 from tests.processes import run_python
 
@@ -36,7 +42,9 @@ def test_a_restored_optimizer_takes_the_same_steps(name, one_pass):
     step(one, first)
     other = torch.nn.Parameter(one.detach().clone())
     second = build_optimizer(Optimizer(name=name, learning_rate=0.1), [other], one_pass=one_pass)
-    restore_optimizer(second, {key: value.clone() for key, value in optimizer_tensors(first).items()})
+    restore_optimizer(
+        second, {key: value.clone() for key, value in optimizer_tensors(first).items()}
+    )
     for _ in range(3):
         step(one, first)
         step(other, second)
@@ -48,20 +56,26 @@ def test_a_restored_optimizer_takes_the_same_steps(name, one_pass):
 def test_epsilon_is_added_to_the_denominator(name, one_pass):
     """Either divides its first gradient g by |g| + epsilon: 3 / (3 + 1) and .003 / 1.003."""
     table = torch.nn.Parameter(torch.zeros(2))
-    stepper = build_optimizer(Optimizer(name=name, learning_rate=0.1, epsilon=1.0), [table], one_pass=one_pass)
+    stepper = build_optimizer(
+        Optimizer(name=name, learning_rate=0.1, epsilon=1.0), [table], one_pass=one_pass
+    )
     (table * torch.tensor([3.0, 0.003])).sum().backward()
     stepper.step()
     torch.testing.assert_close(table.detach(), torch.tensor([-0.075, -0.0003 / 1.003]))
 
 
 def test_sgd_has_no_epsilon():
-    with pytest.raises(RequestError, match="epsilon is for Adagrad and Adam, and optimizer.name is 'SGD'"):
+    with pytest.raises(
+        RequestError, match="epsilon is for Adagrad and Adam, and optimizer.name is 'SGD'"
+    ):
         Optimizer(name="SGD", epsilon=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_adagrad_in_one_pass_equals_pytorch_with_the_same_state(dtype):
-    tables = [torch.nn.Parameter(torch.tensor([[1.0, -2.0], [0.5, 3.0]], dtype=dtype)) for _ in range(2)]
+    tables = [
+        torch.nn.Parameter(torch.tensor([[1.0, -2.0], [0.5, 3.0]], dtype=dtype)) for _ in range(2)
+    ]
     steppers = [
         build_optimizer(Optimizer(learning_rate=0.1), [table], one_pass=one_pass)
         for table, one_pass in zip(tables, (True, False), strict=True)

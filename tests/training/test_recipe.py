@@ -23,20 +23,28 @@ from dualkg.training.recipe import (
 weights = st.floats(0, 1e6)
 recipes = st.builds(
     Recipe,
-    data=st.builds(Data, graph=st.text(), columns=st.none() | st.tuples(*[st.text() | st.integers(1, 9)] * 3)),
+    data=st.builds(
+        Data, graph=st.text(), columns=st.none() | st.tuples(*[st.text() | st.integers(1, 9)] * 3)
+    ),
     model=st.builds(
         ModelConfig,
         name=st.text(),
         dim=st.integers(1, 4000),
         reciprocal=st.booleans(),
         init_scale=st.none() | st.just("xavier") | weights,
-        options=st.dictionaries(st.text(), st.integers(-9, 9) | st.text() | st.booleans(), max_size=3),
+        options=st.dictionaries(
+            st.text(), st.integers(-9, 9) | st.text() | st.booleans(), max_size=3
+        ),
     ),
     regularizer=st.builds(RegularizerConfig, weight=weights, plain=st.none() | weights),
     loss=st.builds(kg.OneVsAll, frequency_weight=st.floats(0, 1)),
-    optimizer=st.builds(Optimizer, learning_rate=st.floats(1e-9, 10), schedule=st.sampled_from(["linear", "cosine"])),
+    optimizer=st.builds(
+        Optimizer, learning_rate=st.floats(1e-9, 10), schedule=st.sampled_from(["linear", "cosine"])
+    ),
     training=st.builds(Training, seed=st.integers(0, 2**32 - 1)),
-    validation=st.builds(Validation, every=st.integers(1, 9), keep=st.sampled_from(["last", "best"])),
+    validation=st.builds(
+        Validation, every=st.integers(1, 9), keep=st.sampled_from(["last", "best"])
+    ),
 )
 
 
@@ -48,14 +56,35 @@ def test_a_recipe_reads_back_as_it_was_written(recipe):
 @pytest.mark.parametrize(
     ("toml", "sentence"),
     [
-        ("[training]\nepoch = 5", r"training.epoch is not a setting of recipes. Did you mean 'epochs'\?"),
-        ("[trainning]\nepochs = 5", r"trainning is not a setting of recipes. Did you mean 'training'\?"),
-        ("[training]\nzzz = 5", r"training.zzz is not a setting of recipes. There are: epochs, batch_size"),
-        ("[training]\nepochs = 'ten'", r'training.epochs should be a valid integer, .*; "ten" was given'),
-        ("[training]\nepochs = 0", r"training.epochs should be greater than or equal to 1; 0 was given"),
-        ("[optimizer]\nschedule = 'step'", r"optimizer.schedule should be 'constant', 'linear' or 'cosine'; \"step\""),
+        (
+            "[training]\nepoch = 5",
+            r"training.epoch is not a setting of recipes. Did you mean 'epochs'\?",
+        ),
+        (
+            "[trainning]\nepochs = 5",
+            r"trainning is not a setting of recipes. Did you mean 'training'\?",
+        ),
+        (
+            "[training]\nzzz = 5",
+            r"training.zzz is not a setting of recipes. There are: epochs, batch_size",
+        ),
+        (
+            "[training]\nepochs = 'ten'",
+            r'training.epochs should be a valid integer, .*; "ten" was given',
+        ),
+        (
+            "[training]\nepochs = 0",
+            r"training.epochs should be greater than or equal to 1; 0 was given",
+        ),
+        (
+            "[optimizer]\nschedule = 'step'",
+            r"optimizer.schedule should be 'constant', 'linear' or 'cosine'; \"step\"",
+        ),
         ("[training\nepochs = 5", r"recipe.toml is not TOML"),
-        ("[loss]\nfrequency_weight = 2", r"loss.frequency_weight should be less than or equal to 1; 2 was given"),
+        (
+            "[loss]\nfrequency_weight = 2",
+            r"loss.frequency_weight should be less than or equal to 1; 2 was given",
+        ),
     ],
 )
 def test_invalid_recipes_are_refused_in_one_sentence(tmp_path, toml, sentence):
@@ -71,8 +100,15 @@ def test_a_missing_recipe_is_refused():
 
 
 def test_changes_are_toml_values_or_text():
-    changes = parse_changes(["training.epochs=5", "model.name=CP", "validation.keep='best'", "data.graph=a b"])
-    assert changes == {"training.epochs": 5, "model.name": "CP", "validation.keep": "best", "data.graph": "a b"}
+    changes = parse_changes(
+        ["training.epochs=5", "model.name=CP", "validation.keep='best'", "data.graph=a b"]
+    )
+    assert changes == {
+        "training.epochs": 5,
+        "model.name": "CP",
+        "validation.keep": "best",
+        "data.graph": "a b",
+    }
 
 
 @pytest.mark.parametrize("setting", ["epochs=5", "training.epochs", ""])
@@ -95,7 +131,8 @@ def test_shipped_recipes_are_listed_and_loaded_by_name():
     changed = load_recipe("umls/complex-dura", changes={"training.epochs": 3})
     assert changed == load_recipe("umls/complex-dura").with_changes({"training.epochs": 3})
     with pytest.raises(
-        kg.RequestError, match="neither a file nor the name of a recipe. Did you mean 'umls/complex-dura'"
+        kg.RequestError,
+        match="neither a file nor the name of a recipe. Did you mean 'umls/complex-dura'",
     ):
         load_recipe("umls/complex-dur")
 
@@ -115,7 +152,10 @@ def test_shipped_recipes_are_valid_and_name_what_exists():
     [
         (ModelConfig(name="Complx"), "No model is named 'Complx'. Did you mean 'ComplEx'?"),
         (ModelConfig(name="nowhere.at:all"), "'nowhere.at:all' cannot be imported"),
-        (ModelConfig(name="dualkg.models:MODELS"), "should be a subclass of dualkg's EmbeddingModel"),
+        (
+            ModelConfig(name="dualkg.models:MODELS"),
+            "should be a subclass of dualkg's EmbeddingModel",
+        ),
         (ModelConfig(options={"depth": 3}), "ComplEx cannot be made from .model.: .*depth"),
     ],
 )
@@ -132,14 +172,18 @@ def test_plain_and_mapped_are_settings_of_dura_only():
 
 
 def test_a_regularizer_needs_a_weight():
-    with pytest.raises(kg.RequestError, match="DURA needs a weight, the paper's λ: set regularizer.weight"):
+    with pytest.raises(
+        kg.RequestError, match="DURA needs a weight, the paper's λ: set regularizer.weight"
+    ):
         RegularizerConfig(name="DURA").build()
     assert RegularizerConfig().build().weight == 0
 
 
 @pytest.mark.parametrize("table", ["patience = 3", 'keep = "best"'])
 def test_patience_and_keep_need_validation(table):
-    with pytest.raises(kg.RequestError, match="validation: .* so every should be at least 1; it is 0"):
+    with pytest.raises(
+        kg.RequestError, match="validation: .* so every should be at least 1; it is 0"
+    ):
         recipe_from(tomllib.loads(f"[validation]\n{table}"), source="recipe.toml")
 
 
@@ -155,16 +199,28 @@ def test_patience_and_keep_need_validation(table):
             lambda graph, model: kg.train(model, graph, loss=kg.OneVsAll),
             "the class OneVsAll was given",
         ),
-        (lambda graph, model: kg.train(model, graph, optimizer="adamw"), "should be 'Adagrad', 'Adam' or 'SGD'"),
-        (lambda graph, model: kg.train(model, graph, validation=True), "validation should be an instance"),
-        (lambda graph, model: kg.train("ComplX", graph), "No model is named 'ComplX'. Did you mean 'ComplEx'"),
+        (
+            lambda graph, model: kg.train(model, graph, optimizer="adamw"),
+            "should be 'Adagrad', 'Adam' or 'SGD'",
+        ),
+        (
+            lambda graph, model: kg.train(model, graph, validation=True),
+            "validation should be an instance",
+        ),
+        (
+            lambda graph, model: kg.train("ComplX", graph),
+            "No model is named 'ComplX'. Did you mean 'ComplEx'",
+        ),
         (lambda graph, model: kg.ComplEx("WN18RR", dim=2), r"Load it: kg.load_graph\('WN18RR'\)"),
         (lambda graph, model: kg.ComplEx(graph.train, dim=2), "'numpy.ndarray'> was given"),
         (
             lambda graph, model: kg.Optimizer(lr=0.1),
             "a setting of Optimizer. Did you mean .learning_rate",
         ),
-        (lambda graph, model: kg.Validation(patience=2), "patience and keep use the validation split"),
+        (
+            lambda graph, model: kg.Validation(patience=2),
+            "patience and keep use the validation split",
+        ),
     ],
 )
 def test_a_wrong_type_gets_a_sentence(small_graph, call, sentence):
@@ -173,11 +229,16 @@ def test_a_wrong_type_gets_a_sentence(small_graph, call, sentence):
 
 
 def test_names_in_place_of_objects(small_graph):
-    run = kg.train("complex", small_graph, regularizer="dura", optimizer="adam", loss="onevsall", epochs=1)
+    run = kg.train(
+        "complex", small_graph, regularizer="dura", optimizer="adam", loss="onevsall", epochs=1
+    )
     assert (run.recipe.model.name, run.recipe.regularizer.name, run.recipe.optimizer.name) == (
         "ComplEx",
         "DURA",
         "Adam",
     )
     assert run.recipe.optimizer.learning_rate == 0.03
-    assert kg.train("TransE", small_graph, optimizer="Adam", epochs=1).recipe.optimizer.learning_rate == 0.001
+    assert (
+        kg.train("TransE", small_graph, optimizer="Adam", epochs=1).recipe.optimizer.learning_rate
+        == 0.001
+    )

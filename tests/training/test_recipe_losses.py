@@ -30,12 +30,19 @@ def loss_of(graph: kg.Graph, *, reciprocal: bool = True, **keys):
     return recipe.loss.bind(model, graph, batch_size=recipe.training.batch_size, seed=3)
 
 
-# -- recipes ------------------------------------------------------------------------------------------------
+# -- recipes -----------------------------------------------------------------
 
 
 def test_a_loss_is_written_with_its_name_and_all_settings():
     written = tomllib.loads(Recipe().as_toml())["loss"]
-    keys = ["name", "frequency_weight", "relation_weight", "dropout", "head_dropout", "label_smoothing"]
+    keys = [
+        "name",
+        "frequency_weight",
+        "relation_weight",
+        "dropout",
+        "head_dropout",
+        "label_smoothing",
+    ]
     assert list(written) == keys
     assert tomllib.loads(recipe_of(name="NegativeSampling", num_negatives=8).as_toml())["loss"] == {
         "name": "NegativeSampling",
@@ -47,7 +54,9 @@ def test_a_loss_is_written_with_its_name_and_all_settings():
         "filtered": True,
         "adversarial_temperature": 1.0,
     }
-    margin = tomllib.loads(recipe_of(name="MarginRanking", sampler="in-batch", margin=2).as_toml())["loss"]
+    margin = tomllib.loads(recipe_of(name="MarginRanking", sampler="in-batch", margin=2).as_toml())[
+        "loss"
+    ]
     assert margin["margin"] == 2.0
     assert "adversarial_temperature" not in margin
 
@@ -55,7 +64,9 @@ def test_a_loss_is_written_with_its_name_and_all_settings():
 def test_shared_settings_remain_when_the_loss_name_changes():
     changed = recipe_of(dropout=0.2).with_changes({"loss.name": "KvsAll"})
     assert changed.loss == kg.KvsAll(dropout=0.2)
-    with pytest.raises(kg.RequestError, match="of OneVsAll and SampledSoftmax; loss.name is 'KvsAll'"):
+    with pytest.raises(
+        kg.RequestError, match="of OneVsAll and SampledSoftmax; loss.name is 'KvsAll'"
+    ):
         recipe_of(relation_weight=0.2).with_changes({"loss.name": "KvsAll"})
 
 
@@ -101,31 +112,43 @@ SAMPLED_LOSSES = "NegativeSampling and MarginRanking"
     [
         (
             "adversarial_temperature = 0.5",
-            "adversarial_temperature is a setting of NegativeSampling; loss.name is 'OneVsAll'; leave it out",
+            "adversarial_temperature is a setting of NegativeSampling; loss.name is 'OneVsAll'; "
+            "leave it out",
         ),
         ("margin = 9", f"margin is a setting of {SAMPLED_LOSSES}; loss.name is 'OneVsAll'"),
         ("filtered = true", f"filtered is a setting of {SAMPLED_LOSSES}"),
         (
             'name = "MarginRanking"\nadversarial_temperature = 0.5',
-            "adversarial_temperature is a setting of NegativeSampling; loss.name is 'MarginRanking'",
+            "adversarial_temperature is a setting of NegativeSampling; loss.name is "
+            "'MarginRanking'",
         ),
         (
             'name = "NegativeSampling"\nfrequency_weight = 0.9',
-            "frequency_weight is a setting of OneVsAll and SampledSoftmax; loss.name is 'NegativeSampling'",
+            "frequency_weight is a setting of OneVsAll and SampledSoftmax; loss.name is "
+            "'NegativeSampling'",
         ),
-        ('name = "MarginRanking"\nlabel_smoothing = 0.1', "label_smoothing is a setting of OneVsAll and KvsAll"),
+        (
+            'name = "MarginRanking"\nlabel_smoothing = 0.1',
+            "label_smoothing is a setting of OneVsAll and KvsAll",
+        ),
         ('name = "MarginRanking"\ndropout = 0.1', "dropout is a setting of OneVsAll and KvsAll"),
         (
             'name = "MarginRanking"\nsampler = "in-batch"\nnum_negatives = 9',
             "loss.num_negatives has no effect with loss.sampler = 'in-batch'; leave it out",
         ),
-        ('name = "MarginRanking"\ncorruption = "bernoulli"', "is for model.reciprocal = false; it is true"),
+        (
+            'name = "MarginRanking"\ncorruption = "bernoulli"',
+            "is for model.reciprocal = false; it is true",
+        ),
         ('name = "sampled"', "No loss is named 'sampled'. Did you mean 'SampledSoftmax'"),
         (
             'name = "MarginRanking"\nnum_negatives = 0',
             "num_negatives should be greater than or equal to 1; 0 was given",
         ),
-        ('name = "MarginRanking"\n[training]\nbatch_size = 1', "training.batch_size should be at least 2; it is 1"),
+        (
+            'name = "MarginRanking"\n[training]\nbatch_size = 1',
+            "training.batch_size should be at least 2; it is 1",
+        ),
         (
             'name = "MarginRanking"\ncorruption = "both"',
             "loss.corruption = 'both' is for model.reciprocal = false; it is true",
@@ -161,11 +184,13 @@ def test_unusable_settings_are_refused(table, sentence):
         recipe_from(tomllib.loads(f"[loss]\n{table}"), source="recipe.toml")
 
 
-# -- from recipes to objects --------------------------------------------------------------------------------
+# -- from recipes to objects -------------------------------------------------
 
 
 def test_one_vs_all_gets_its_settings(small_graph):
-    loss = loss_of(small_graph, frequency_weight=0.5, relation_weight=0.25, dropout=0.1, label_smoothing=0.2)
+    loss = loss_of(
+        small_graph, frequency_weight=0.5, relation_weight=0.25, dropout=0.1, label_smoothing=0.2
+    )
     assert isinstance(loss, BoundOneVsAll)
     assert loss.entity_weights.shape == (30,)
     assert (loss.relation_weight, loss.label_smoothing) == (0.25, 0.2)
@@ -174,7 +199,12 @@ def test_one_vs_all_gets_its_settings(small_graph):
 
 
 def test_sampled_losses_get_their_settings(small_graph):
-    settings = {"num_negatives": 7, "adversarial_temperature": 0.5, "margin": 4, "subsampling": True}
+    settings = {
+        "num_negatives": 7,
+        "adversarial_temperature": 0.5,
+        "margin": 4,
+        "subsampling": True,
+    }
     bound = loss_of(small_graph, name="NegativeSampling", **settings)
     assert isinstance(bound, BoundSampledLoss)
     assert bound.loss.sampler == "uniform"
@@ -201,11 +231,23 @@ def test_bernoulli_probabilities_are_those_of_the_graph(small_graph):
 
 
 def test_k_vs_all_gets_its_settings_and_every_query_is_an_example(small_graph):
-    loss = loss_of(small_graph, name="KvsAll", dropout=0.2, head_dropout=0.1, count_exponent=0.5, label_smoothing=0.3)
+    loss = loss_of(
+        small_graph,
+        name="KvsAll",
+        dropout=0.2,
+        head_dropout=0.1,
+        count_exponent=0.5,
+        label_smoothing=0.3,
+    )
     assert isinstance(loss, BoundKvsAll)
     assert (loss.dropouts.mapped.share, loss.dropouts.given.share) == (0.2, 0.1)
     assert (loss.count_exponent, loss.label_smoothing) == (0.5, 0.3)
-    trainer = Trainer(kg.ComplEx(small_graph.shape, dim=2), small_graph, recipe_of(name="KvsAll"), kg.NoRegularizer())
+    trainer = Trainer(
+        kg.ComplEx(small_graph.shape, dim=2),
+        small_graph,
+        recipe_of(name="KvsAll"),
+        kg.NoRegularizer(),
+    )
     queries = {(h, r) for h, r, _ in with_reciprocals(small_graph.train, 4).tolist()}
     assert len(trainer.examples) == len(queries)
     trainer.run()
@@ -214,10 +256,12 @@ def test_k_vs_all_gets_its_settings_and_every_query_is_an_example(small_graph):
 
 def test_dropout_of_heads_that_are_not_vectors_is_refused(small_graph):
     with pytest.raises(kg.RequestError, match="Set loss.head_dropout to 0"):
-        kg.OneVsAll(head_dropout=0.1).bind(kg.HAKE(small_graph.shape, dim=2), small_graph, batch_size=9, seed=0)
+        kg.OneVsAll(head_dropout=0.1).bind(
+            kg.HAKE(small_graph.shape, dim=2), small_graph, batch_size=9, seed=0
+        )
 
 
-# -- a loss of one's own ------------------------------------------------------------------------------------
+# -- a loss of one's own -----------------------------------------------------
 
 
 class SquaredLoss(kg.Loss):
@@ -240,7 +284,10 @@ class ScaledOneVsAll(kg.OneVsAll):
 @pytest.mark.parametrize("loss", [SquaredLoss(target=0.5), ScaledOneVsAll(dropout=0.1)])
 def test_a_loss_of_your_own_trains_from_python_and_from_a_recipe(small_graph, tmp_path, loss):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.1)
-    plain = {"regularizer": kg.NoRegularizer(), "optimizer": kg.Optimizer()}  # the defaults of a recipe
+    plain = {
+        "regularizer": kg.NoRegularizer(),
+        "optimizer": kg.Optimizer(),
+    }  # the defaults of a recipe
     run = kg.train(model, small_graph, loss=loss, **plain, epochs=3, out=tmp_path / "run")
     assert run.history[-1]["loss"] < run.history[0]["loss"]
     loaded = kg.load_run(tmp_path / "run")
@@ -248,8 +295,16 @@ def test_a_loss_of_your_own_trains_from_python_and_from_a_recipe(small_graph, tm
     name = f"{type(loss).__module__}:{type(loss).__name__}"
     assert tomllib.loads(loaded.recipe.as_toml())["loss"]["name"] == name
     settings = {f"loss.{key}": value for key, value in loss.model_dump().items()}
-    changes = {"loss.name": name, **settings, "model.dim": 4, "model.init_scale": 0.1, "training.epochs": 3}
-    again = kg.train_recipe(Recipe().with_changes(changes | {"training.batch_size": 100}), graph=small_graph)
+    changes = {
+        "loss.name": name,
+        **settings,
+        "model.dim": 4,
+        "model.init_scale": 0.1,
+        "training.epochs": 3,
+    }
+    again = kg.train_recipe(
+        Recipe().with_changes(changes | {"training.batch_size": 100}), graph=small_graph
+    )
     assert torch.equal(again.model.entities, run.model.entities)
     assert choose_engine(again.recipe, again.model, kg.NoRegularizer()).step == "autograd"
 
@@ -259,10 +314,15 @@ def test_a_loss_that_cannot_be_imported_is_not_saved(small_graph, tmp_path):
         pass
 
     with pytest.raises(kg.RequestError, match="LocalLoss cannot be imported by its name"):
-        kg.train(kg.ComplEx(small_graph.shape, dim=2), small_graph, loss=LocalLoss(), out=tmp_path / "run")
+        kg.train(
+            kg.ComplEx(small_graph.shape, dim=2),
+            small_graph,
+            loss=LocalLoss(),
+            out=tmp_path / "run",
+        )
 
 
-# -- engines ------------------------------------------------------------------------------------------------
+# -- engines -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -276,21 +336,28 @@ def test_a_loss_that_cannot_be_imported_is_not_saved(small_graph, tmp_path):
     ],
 )
 def test_these_losses_are_trained_by_the_reference_engine(small_graph, changes):
-    model, regularizer = kg.ComplEx(small_graph.shape, dim=2), kg.NoRegularizer()
+    model = kg.ComplEx(small_graph.shape, dim=2)
+    regularizer = kg.NoRegularizer()
     recipe = Recipe().with_changes(changes)
     engine = choose_engine(recipe, model, regularizer)
     assert engine.step == "autograd"
     for requested in ({"training.engine": "fast"}, {"training.precision": "bf16"}):
-        with pytest.raises(kg.RequestError, match=r"fast engine is for OneVsAll.* Use --engine reference"):
+        with pytest.raises(
+            kg.RequestError, match=r"fast engine is for OneVsAll.* Use --engine reference"
+        ):
             choose_engine(recipe.with_changes(requested), model, regularizer)
 
 
-# -- training -----------------------------------------------------------------------------------------------
+# -- training ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("NegativeSampling", BoundSampledLoss), ("MarginRanking", BoundSampledLoss), ("KvsAll", BoundKvsAll)],
+    [
+        ("NegativeSampling", BoundSampledLoss),
+        ("MarginRanking", BoundSampledLoss),
+        ("KvsAll", BoundKvsAll),
+    ],
 )
 def test_a_trainer_trains_by_the_loss_of_its_recipe(small_graph, name, expected):
     model = kg.ComplEx(small_graph.shape, dim=4)
@@ -314,11 +381,16 @@ def test_an_interrupted_run_ends_with_the_same_weights(small_graph, tmp_path, lo
     recipe = Recipe().with_changes({"training.epochs": 3, "training.batch_size": 100, **loss})
 
     def trainer() -> Trainer:
-        return Trainer(kg.ComplEx(small_graph.shape, dim=4, seed=1), small_graph, recipe, kg.NoRegularizer())
+        return Trainer(
+            kg.ComplEx(small_graph.shape, dim=4, seed=1), small_graph, recipe, kg.NoRegularizer()
+        )
 
-    through, stopped, resumed = trainer(), trainer(), trainer()
+    through = trainer()
+    stopped = trainer()
+    resumed = trainer()
     through.run()
-    stopped.checkpoint_path, stopped.stop.requested = tmp_path / "checkpoint.safetensors", True
+    stopped.checkpoint_path = tmp_path / "checkpoint.safetensors"
+    stopped.stop.requested = True
     with pytest.raises(InterruptedRunError):
         stopped.run()
     resumed.restore(stopped.checkpoint_path)
@@ -330,9 +402,13 @@ def test_an_interrupted_run_ends_with_the_same_weights(small_graph, tmp_path, lo
 
 def test_negatives_differ_between_epochs(small_graph):
     """The same triples and the same weights: what differs between epochs is what was drawn."""
-    recipe = Recipe().with_changes({**SAMPLED, "loss.num_negatives": 2, "training.batch_size": 10_000})
+    recipe = Recipe().with_changes(
+        {**SAMPLED, "loss.num_negatives": 2, "training.batch_size": 10_000}
+    )
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0).double()
     trainer = Trainer(model, small_graph, recipe, kg.NoRegularizer())
     loss = recipe.loss.bind(model, small_graph, batch_size=10_000, seed=0)
-    found = [loss(model, model.factors(*next(trainer.batches(epoch)).T)).item() for epoch in range(5)]
+    found = [
+        loss(model, model.factors(*next(trainer.batches(epoch)).T)).item() for epoch in range(5)
+    ]
     assert len({round(value, 9) for value in found}) == 5

@@ -40,12 +40,19 @@ class Shifted(kg.BilinearModel):
 def run(small_graph, tmp_path) -> kg.Run:
     model = kg.ComplEx(small_graph.shape, dim=4)
     return kg.train(
-        model, small_graph, regularizer=kg.DURA(0.05, plain=0.5), epochs=2, batch_size=50, out=tmp_path / "run"
+        model,
+        small_graph,
+        regularizer=kg.DURA(0.05, plain=0.5),
+        epochs=2,
+        batch_size=50,
+        out=tmp_path / "run",
     )
 
 
 def test_a_run_in_place_of_its_model_or_folder_gets_the_right_call(run, small_graph):
-    with pytest.raises(kg.RequestError, match=r"kg.evaluate\(run.model, run.graph\); Run and Graph were given"):
+    with pytest.raises(
+        kg.RequestError, match=r"kg.evaluate\(run.model, run.graph\); Run and Graph were given"
+    ):
         kg.evaluate(run, small_graph)
     with pytest.raises(kg.RequestError, match="a run was given. Use it as it is"):
         kg.load_run(run)
@@ -72,7 +79,9 @@ def test_files_of_a_run_folder(run, small_graph):
     assert environment["threads"] == torch.get_num_threads()
     assert [entry["epoch"] for entry in json.loads(folder.history.read_text())] == [1, 2]
     ranks = load_ranks(folder.ranks("test"))
-    assert (1 / ranks.mean).mean() == pytest.approx(folder.saved_reports()["test"]["metrics"]["mrr"])
+    assert (1 / ranks.mean).mean() == pytest.approx(
+        folder.saved_reports()["test"]["metrics"]["mrr"]
+    )
     recipe = load_recipe(folder.recipe)
     assert (recipe.regularizer.plain, recipe.regularizer.mapped, recipe.model.dim) == (0.5, 1.0, 4)
 
@@ -120,7 +129,10 @@ def forget_checksums(run: kg.Run) -> None:
 @pytest.mark.parametrize("content", [b"", b"not weights at all, really"])
 def test_damaged_weights_are_refused(run, content):
     RunFolder(run.folder).weights.write_bytes(content)
-    with pytest.raises(kg.RequestError, match=rf"is damaged: it has {len(content)} bytes in place of [\d,]+. To see"):
+    with pytest.raises(
+        kg.RequestError,
+        match=rf"is damaged: it has {len(content)} bytes in place of [\d,]+. To see",
+    ):
         kg.load_run(run.folder)
     forget_checksums(run)
     with pytest.raises(kg.RequestError, match="cannot be read as a file of weights"):
@@ -154,14 +166,19 @@ def test_a_model_of_your_own_trains_saves_and_loads(small_graph, tmp_path):
 
 
 def test_finished_seeds_are_not_repeated(tmp_path):
-    recipe = Recipe().with_changes({"training.epochs": 1, "model.dim": 2, "data.graph": "world", "training.seed": 4})
+    recipe = Recipe().with_changes(
+        {"training.epochs": 1, "model.dim": 2, "data.graph": "world", "training.seed": 4}
+    )
     events = []
     reports = train_seeds(recipe, 2, out=tmp_path / "runs", on_progress=events.append)
     assert list(reports) == [4, 5]
     assert reports[4]["test"]["metrics"] != reports[5]["test"]["metrics"]
     events.clear()
     first = RunFolder(tmp_path / "runs" / "seed-4")
-    left = [first.path.with_name(".seed-4.lock"), first.checkpoint]  # as if killed just after its report was written
+    left = [
+        first.path.with_name(".seed-4.lock"),
+        first.checkpoint,
+    ]  # as if killed just after its report was written
     for path in left:
         path.touch()
     again = train_seeds(recipe, 2, out=tmp_path / "runs", on_progress=events.append)
@@ -196,7 +213,9 @@ def test_what_safetensors_leaves_when_it_is_killed_is_removed(tmp_path, monkeypa
 
 @pytest.mark.parametrize("choices", [{"epochs": 0}, {"batch_size": 0}, {"seed": -1}])
 def test_invalid_arguments_of_train_are_refused(small_graph, choices):
-    with pytest.raises(kg.RequestError, match=f"train: training.{next(iter(choices))} should be greater than"):
+    with pytest.raises(
+        kg.RequestError, match=f"train: training.{next(iter(choices))} should be greater than"
+    ):
         kg.train(kg.CP(small_graph.shape, dim=2), small_graph, **choices)
 
 
@@ -214,7 +233,9 @@ def test_a_model_of_another_seed_resumes_from_its_own_weights(small_graph, tmp_p
 
     def start(seed, out=None, on_progress=None):
         model = kg.CP(small_graph.shape, dim=4, seed=seed)
-        return kg.train(model, small_graph, epochs=1, batch_size=50, out=out, on_progress=on_progress)
+        return kg.train(
+            model, small_graph, epochs=1, batch_size=50, out=out, on_progress=on_progress
+        )
 
     with pytest.raises(RuntimeError, match="killed"):
         start(7, tmp_path / "run", kill)
@@ -233,12 +254,20 @@ def test_a_recipe_starts_without_weights_on_disk_and_resumes_from_its_seed(small
     with pytest.raises(RuntimeError, match="killed"):
         kg.train_recipe(recipe, graph=small_graph, out=folder.path, on_progress=kill)
     resumed = kg.resume(folder.path)
-    assert torch.equal(resumed.model.entities, kg.train_recipe(recipe, graph=small_graph).model.entities)
+    assert torch.equal(
+        resumed.model.entities, kg.train_recipe(recipe, graph=small_graph).model.entities
+    )
 
 
-@pytest.mark.parametrize("changes", [{}, {"validation.keep": "best"}, {"optimizer.average_from": 0.3}])
-def test_a_run_interrupted_in_the_evaluation_resumes_without_a_step(small_graph, tmp_path, monkeypatch, changes):
-    recipe = Recipe().with_changes({"training.epochs": 4, "model.dim": 4, "validation.every": 1, **changes})
+@pytest.mark.parametrize(
+    "changes", [{}, {"validation.keep": "best"}, {"optimizer.average_from": 0.3}]
+)
+def test_a_run_interrupted_in_the_evaluation_resumes_without_a_step(
+    small_graph, tmp_path, monkeypatch, changes
+):
+    recipe = Recipe().with_changes(
+        {"training.epochs": 4, "model.dim": 4, "validation.every": 1, **changes}
+    )
 
     def kill(model, graph):
         raise RuntimeError("killed")
@@ -252,13 +281,20 @@ def test_a_run_interrupted_in_the_evaluation_resumes_without_a_step(small_graph,
     assert not events
     whole = kg.train_recipe(recipe, graph=small_graph)
     assert torch.equal(resumed.model.entities, whole.model.entities)
-    assert [entry["loss"] for entry in resumed.history] == [entry["loss"] for entry in whole.history]
+    assert [entry["loss"] for entry in resumed.history] == [
+        entry["loss"] for entry in whole.history
+    ]
     assert torch.equal(kg.load_run(tmp_path / "run").model.entities, whole.model.entities)
 
 
 def test_a_checkpoint_without_weights_is_refused(small_graph, tmp_path):
     with pytest.raises(InterruptedRunError):
-        kg.train(kg.CP(small_graph.shape, dim=4), small_graph, out=tmp_path / "run", on_progress=stop_after(1))
+        kg.train(
+            kg.CP(small_graph.shape, dim=4),
+            small_graph,
+            out=tmp_path / "run",
+            on_progress=stop_after(1),
+        )
     checkpoint = RunFolder(tmp_path / "run").checkpoint
     _, about = load_tensors(checkpoint)
     save_tensors({}, checkpoint, about=about)
@@ -287,7 +323,9 @@ def test_overwriting_never_removes_files_that_are_not_of_a_run(run, small_graph)
 
 def test_a_run_can_be_written_to_an_empty_folder(small_graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    kg.train_recipe(Recipe().with_changes({"training.epochs": 1, "model.dim": 2}), graph=small_graph, out=".")
+    kg.train_recipe(
+        Recipe().with_changes({"training.epochs": 1, "model.dim": 2}), graph=small_graph, out="."
+    )
     assert kg.load_run(tmp_path).model.dim == 2
 
 
@@ -343,13 +381,19 @@ def test_the_saved_recipe_has_the_options_of_reading_the_graph(tmp_path):
     path.write_text("".join(f"a{i}\tr\tb{j}\n" for i in range(6) for j in range(6)))
     graph = kg.load_graph(path, split="60/20/20", seed=5)
     run = kg.train(kg.CP(graph.shape, dim=2), graph, epochs=1)
-    assert (run.recipe.data.graph, run.recipe.data.split, run.recipe.data.split_seed) == (str(path), "60/20/20", 5)
+    assert (run.recipe.data.graph, run.recipe.data.split, run.recipe.data.split_seed) == (
+        str(path),
+        "60/20/20",
+        5,
+    )
 
 
 def test_a_model_for_another_graph_is_refused_everywhere(small_graph):
     model = kg.CP(kg.GraphShape(30, 5), dim=2)
     for use in (kg.evaluate, kg.train, kg.Predictor):
-        with pytest.raises(kg.RequestError, match="made for 30 entities and 5 relations; the graph has 30 and 4"):
+        with pytest.raises(
+            kg.RequestError, match="made for 30 entities and 5 relations; the graph has 30 and 4"
+        ):
             use(model, small_graph)
 
 
@@ -367,12 +411,20 @@ def test_a_class_that_cannot_be_imported_is_not_saved(small_graph, tmp_path):
 
 def test_settings_of_your_own_regularizer_are_saved(small_graph, tmp_path):
     model = kg.CP(small_graph.shape, dim=2)
-    kg.train(model, small_graph, regularizer=odd.ByRelation(0.1, power=2.0), epochs=1, out=tmp_path / "run")
+    kg.train(
+        model,
+        small_graph,
+        regularizer=odd.ByRelation(0.1, power=2.0),
+        epochs=1,
+        out=tmp_path / "run",
+    )
     recipe = kg.load_run(tmp_path / "run").recipe
     assert recipe.regularizer.options == {"power": 2.0}
     assert recipe.regularizer.build().power == 2.0
 
 
 def test_a_dim_too_large_for_memory_is_refused(small_graph):
-    with pytest.raises(kg.RequestError, match=r"needs [\d,.]+ GiB for its tables; this machine has"):
+    with pytest.raises(
+        kg.RequestError, match=r"needs [\d,.]+ GiB for its tables; this machine has"
+    ):
         kg.ComplEx(small_graph.shape, dim=10**12)

@@ -8,38 +8,62 @@ from torch.utils._pytree import tree_leaves
 import dualkg as kg
 from dualkg.models import BILINEAR, MODELS
 from dualkg.training.engines import ReferenceStep, choose_engine
-from dualkg.training.optimizers import Adagrad, build_optimizer, optimizer_tensors, restore_optimizer, sum_rows
+from dualkg.training.optimizers import (
+    Adagrad,
+    build_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    sum_rows,
+)
 from dualkg.training.recipe import Optimizer
 from dualkg.training.trainer import InterruptedRunError, Trainer
 from tests.conftest import graph_of
 
-NUM_ENTITIES, READ = 40, 25  # of which batches read the first ones
+NUM_ENTITIES = 40
+READ = 25  # of which batches read the first ones
 LOSSES = {
     "shared": kg.SampledSoftmax(num_negatives=6, relation_weight=0.5),
-    "own": kg.SampledSoftmax(num_negatives=3, shared=False, distribution="log-uniform", frequency_weight=0.5),
+    "own": kg.SampledSoftmax(
+        num_negatives=3, shared=False, distribution="log-uniform", frequency_weight=0.5
+    ),
     "logistic": kg.NegativeSampling(sampler="shared", num_negatives=5),
     "margin": kg.MarginRanking(sampler="in-batch"),
 }
 
 
 def train_graph(num_triples: int = 60) -> kg.Graph:
-    return graph_of([(i * 7 % READ, i % 3, i * i % READ) for i in range(num_triples)], num_entities=NUM_ENTITIES)
+    return graph_of(
+        [(i * 7 % READ, i % 3, i * i % READ) for i in range(num_triples)], num_entities=NUM_ENTITIES
+    )
 
 
 def weights_after(
-    kind: type[kg.Model], *, sparse: bool, loss: kg.Loss, reciprocal: bool, sums: str = "elements", steps: int = 3
+    kind: type[kg.Model],
+    *,
+    sparse: bool,
+    loss: kg.Loss,
+    reciprocal: bool,
+    sums: str = "elements",
+    steps: int = 3,
 ) -> dict[str, torch.Tensor]:
     """The float64 weights after some steps on batches in which entities occur several times."""
     graph = train_graph()
     model = kind(graph.shape, dim=4, reciprocal=reciprocal, init_scale=0.3).double()
-    regularizer = kg.DURA(0.05, plain=0.5, mapped=1.5) if kind in BILINEAR.values() else kg.NoRegularizer()
+    regularizer = (
+        kg.DURA(0.05, plain=0.5, mapped=1.5) if kind in BILINEAR.values() else kg.NoRegularizer()
+    )
     choice = Optimizer(sums=sums)
-    optimizer = build_optimizer(choice, model.parameters(), entity_tables=model.entity_tables, one_pass=True)
+    optimizer = build_optimizer(
+        choice, model.parameters(), entity_tables=model.entity_tables, one_pass=True
+    )
     bound = loss.bind(model, graph, batch_size=12, seed=3)
     step = ReferenceStep(model, bound, regularizer, optimizer, sparse=sparse)
     drawn = torch.Generator().manual_seed(5)
     for _ in range(steps):
-        ids = [torch.randint(size, (12,), generator=drawn) for size in (READ, model.num_relation_ids, READ)]
+        ids = [
+            torch.randint(size, (12,), generator=drawn)
+            for size in (READ, model.num_relation_ids, READ)
+        ]
         step(torch.stack(ids, -1), 0.1)
         assert model.entities.grad is not None
         assert model.entities.grad.is_sparse == sparse
@@ -51,14 +75,18 @@ def weights_after(
 def test_sparse_steps_equal_dense_steps_of_bilinear_models_with_dura(name, reciprocal):
     for loss in LOSSES.values():
         chosen = {"loss": loss, "reciprocal": reciprocal}
-        dense, sparse = (weights_after(BILINEAR[name], sparse=sparse, **chosen) for sparse in (False, True))
+        dense, sparse = (
+            weights_after(BILINEAR[name], sparse=sparse, **chosen) for sparse in (False, True)
+        )
         torch.testing.assert_close(sparse, dense, rtol=1e-12, atol=1e-12)
 
 
 OTHERS = [name for name in MODELS if name not in (*BILINEAR, "TransE", "MuRP")]
 
 
-@pytest.mark.parametrize("name", ["TransE", "MuRP", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.parametrize(
+    "name", ["TransE", "MuRP", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_sparse_steps_equal_dense_steps_of_distance_models(name):
     for loss in (LOSSES["shared"], LOSSES["logistic"]):
         dense, sparse = (
@@ -71,37 +99,51 @@ def test_sparse_steps_equal_dense_steps_of_distance_models(name):
 @pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL"])
 def test_sums_of_rows_are_the_same_with_sparse_and_dense_gradients(name):
     chosen = {"loss": LOSSES["shared"], "reciprocal": True, "sums": "rows"}
-    dense, sparse = (weights_after(BILINEAR[name], sparse=sparse, **chosen) for sparse in (False, True))
+    dense, sparse = (
+        weights_after(BILINEAR[name], sparse=sparse, **chosen) for sparse in (False, True)
+    )
     torch.testing.assert_close(sparse, dense, rtol=1e-12, atol=1e-12)
     of_elements = weights_after(BILINEAR[name], sparse=True, **{**chosen, "sums": "elements"})
     assert not torch.allclose(sparse["entities"], of_elements["entities"], rtol=1e-3)
 
 
 def test_sums_of_rows_by_hand():
-    """Row 0 has the gradients (3, 1) and (1, 3) in one batch: their sum (4, 4) has the mean square 16."""
-    table, matrix = torch.nn.Parameter(torch.zeros(3, 2)), torch.nn.Parameter(torch.zeros(2, 2))
-    stepper = build_optimizer(Optimizer(sums="rows", learning_rate=0.5), [table, matrix], entity_tables=[table])
+    """Row 0 has the gradients (3, 1) and (1, 3) in one batch: their sum (4, 4) has the mean square
+    16.
+    """
+    table = torch.nn.Parameter(torch.zeros(3, 2))
+    matrix = torch.nn.Parameter(torch.zeros(2, 2))
+    stepper = build_optimizer(
+        Optimizer(sums="rows", learning_rate=0.5), [table, matrix], entity_tables=[table]
+    )
     rows = torch.nn.functional.embedding(torch.tensor([0, 2, 0]), table, sparse=True)
     (rows * torch.tensor([[3.0, 1.0], [0.0, 2.0], [1.0, 3.0]])).sum().backward()
     stepper.step()
     root = 2**0.5  # row 2: (0, 2) has the mean square 2
-    torch.testing.assert_close(table.detach(), torch.tensor([[-0.5, -0.5], [0.0, 0.0], [0.0, -1.0 / root]]))
+    torch.testing.assert_close(
+        table.detach(), torch.tensor([[-0.5, -0.5], [0.0, 0.0], [0.0, -1.0 / root]])
+    )
     assert stepper.state[table]["sum"].tolist() == [[16.0], [0.0], [2.0]]
     assert stepper.state[matrix]["sum"].shape == (2, 2)
 
 
 def test_gradients_of_one_row_are_summed():
-    distinct, summed = sum_rows(torch.tensor([5, 2, 5]), torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 20.0]]))
+    distinct, summed = sum_rows(
+        torch.tensor([5, 2, 5]), torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 20.0]])
+    )
     assert distinct.tolist() == [2, 5]
     assert summed.tolist() == [[3.0, 4.0], [11.0, 22.0]]
 
 
 class LargestTensor(TorchDispatchMode):
-    """The number of rows of the largest tensor that operations create; views and in-place updates create none."""
+    """The number of rows of the largest tensor that operations create; views and in-place updates
+    create none.
+    """
 
     def __init__(self, *known: torch.Tensor) -> None:
         super().__init__()
-        self.known, self.rows = {tensor.untyped_storage().data_ptr() for tensor in known}, 0
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self.rows = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         found = function(*arguments, **(keywords or {}))
@@ -117,22 +159,40 @@ class LargestTensor(TorchDispatchMode):
 def test_a_step_creates_no_tensor_with_a_row_for_each_entity(name, sums):
     graph = graph_of([(i, 0, i + 1) for i in range(50)], num_entities=5000)
     changes = {"loss.name": "SampledSoftmax", "loss.num_negatives": 20, "training.batch_size": 10}
-    recipe = kg.Recipe().with_changes({**changes, "model.name": name, "model.dim": 4, "optimizer.sums": sums})
+    recipe = kg.Recipe().with_changes(
+        {**changes, "model.name": name, "model.dim": 4, "optimizer.sums": sums}
+    )
     trainer = Trainer.of_recipe(recipe, graph, device=torch.device("cpu"))
     assert trainer.engine.step == "sparse"
     optimizer = trainer.optimizer
     assert isinstance(optimizer, Adagrad)
-    sizes = {sum_.shape for sum_ in (optimizer.state[table]["sum"] for table in trainer.model.embedding.entity_tables)}
+    sizes = {
+        sum_.shape
+        for sum_ in (
+            optimizer.state[table]["sum"] for table in trainer.model.embedding.entity_tables
+        )
+    }
     assert sizes == {trainer.model.embedding.entities.shape if sums == "elements" else (5000, 1)}
-    with LargestTensor(*trainer.model.parameters(), *(state["sum"] for state in optimizer.state.values())) as largest:
+    with LargestTensor(
+        *trainer.model.parameters(), *(state["sum"] for state in optimizer.state.values())
+    ) as largest:
         trainer.step(next(trainer.batches(0)), 0.1)
     assert 20 <= largest.rows <= 100
 
 
 def test_sparse_gradients_are_chosen_where_a_batch_reads_few_of_many_entities():
-    def step(num_entities: int, regularizer: kg.Regularizer | None = None, **changes: object) -> str:
-        chosen = {"loss.name": "SampledSoftmax", "loss.num_negatives": 10, "training.batch_size": 5, **changes}
-        recipe = kg.Recipe().with_changes({name.replace("__", "."): value for name, value in chosen.items()})
+    def step(
+        num_entities: int, regularizer: kg.Regularizer | None = None, **changes: object
+    ) -> str:
+        chosen = {
+            "loss.name": "SampledSoftmax",
+            "loss.num_negatives": 10,
+            "training.batch_size": 5,
+            **changes,
+        }
+        recipe = kg.Recipe().with_changes(
+            {name.replace("__", "."): value for name, value in chosen.items()}
+        )
         model = kg.ComplEx(kg.GraphShape(num_entities, 2), dim=2)
         return choose_engine(recipe, model, regularizer or kg.DURA(0.1)).step
 
@@ -148,25 +208,41 @@ def test_sparse_gradients_are_chosen_where_a_batch_reads_few_of_many_entities():
 
 def test_sums_of_rows_with_the_fast_engine(small_graph):
     """A full softmax updates every row; its products are then float32, and the sums are smaller."""
-    recipe = kg.Recipe().with_changes({"optimizer.sums": "rows", "model.dim": 4, "training.epochs": 3})
+    recipe = kg.Recipe().with_changes(
+        {"optimizer.sums": "rows", "model.dim": 4, "training.epochs": 3}
+    )
     trainer = Trainer.of_recipe(recipe, small_graph, device=torch.device("cpu"))
     assert (trainer.engine.step, trainer.engine.precision) == ("fused", "float32")
     trainer.run()
-    assert trainer.optimizer.state[trainer.model.embedding.entities]["sum"].shape == (small_graph.shape.num_entities, 1)
+    assert trainer.optimizer.state[trainer.model.embedding.entities]["sum"].shape == (
+        small_graph.shape.num_entities,
+        1,
+    )
     losses = [entry["loss"] for entry in trainer.progress.history]
     assert losses[-1] < losses[0]
     with pytest.raises(kg.RequestError, match=r"sums of single elements; optimizer.sums is rows"):
-        Trainer.of_recipe(recipe.with_changes({"training.precision": "bf16"}), small_graph, device=torch.device("cpu"))
+        Trainer.of_recipe(
+            recipe.with_changes({"training.precision": "bf16"}),
+            small_graph,
+            device=torch.device("cpu"),
+        )
 
 
 def test_other_optimizers_have_no_sums():
-    with pytest.raises(kg.RequestError, match="sums are Adagrad's, and optimizer.name is 'Adam'; leave sums out"):
+    with pytest.raises(
+        kg.RequestError, match="sums are Adagrad's, and optimizer.name is 'Adam'; leave sums out"
+    ):
         Optimizer(name="Adam", sums="rows")
 
 
 @pytest.mark.parametrize("sums", ["elements", "rows"])
 def test_an_interrupted_run_resumes_to_the_same_weights(tmp_path, sums):
-    changes = {"loss.name": "SampledSoftmax", "loss.num_negatives": 4, "training.batch_size": 2, "training.epochs": 2}
+    changes = {
+        "loss.name": "SampledSoftmax",
+        "loss.num_negatives": 4,
+        "training.batch_size": 2,
+        "training.epochs": 2,
+    }
     recipe = kg.Recipe().with_changes({**changes, "optimizer.sums": sums, "model.dim": 3})
     graph = train_graph(10)
 

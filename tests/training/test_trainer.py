@@ -1,4 +1,6 @@
-"""Training: that it learns, stops, keeps the best, diverges loudly, and resumes to the very same weights."""
+"""Training: that it learns, stops, keeps the best, diverges loudly, and resumes to the very same
+weights.
+"""
 
 import os
 import signal
@@ -39,14 +41,24 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 def test_the_loss_decreases(small_graph, optimizer):
     rate = {"Adagrad": 0.1, "Adam": 0.01, "SGD": 5.0}[optimizer]
     model = kg.ComplEx(small_graph.shape, dim=8, init_scale=0.1)
-    chosen = {"optimizer": Optimizer(name=optimizer, learning_rate=rate), "regularizer": kg.NoRegularizer()}
+    chosen = {
+        "optimizer": Optimizer(name=optimizer, learning_rate=rate),
+        "regularizer": kg.NoRegularizer(),
+    }
     run = kg.train(model, small_graph, epochs=15, batch_size=32, **chosen)
     assert run.history[-1]["loss"] < 0.95 * run.history[0]["loss"]
 
 
 @pytest.mark.parametrize(
     "regularizer",
-    [kg.DURA(0.1), kg.UnweightedDURA(0.1), kg.Frobenius(0.1), kg.BasicDURA(0.1), kg.RegP1(0.1), kg.N3(0.1)],
+    [
+        kg.DURA(0.1),
+        kg.UnweightedDURA(0.1),
+        kg.Frobenius(0.1),
+        kg.BasicDURA(0.1),
+        kg.RegP1(0.1),
+        kg.N3(0.1),
+    ],
 )
 def test_regularizers_shrink_the_weights(small_graph, regularizer):
     def norm(chosen):
@@ -67,28 +79,42 @@ def test_the_dual_can_be_trained(small_graph, name):
 
 def test_every_example_is_seen_once_an_epoch_in_a_new_order(small_graph):
     trainer = Trainer(
-        kg.CP(small_graph.shape, dim=2), small_graph, Recipe(training=Training(batch_size=7)), kg.NoRegularizer()
+        kg.CP(small_graph.shape, dim=2),
+        small_graph,
+        Recipe(training=Training(batch_size=7)),
+        kg.NoRegularizer(),
     )
     epochs = [torch.cat(list(trainer.batches(epoch))) for epoch in (0, 1, 0)]
     assert len(epochs[0]) == 2 * len(small_graph.train)
-    assert sorted(epochs[0].tolist()) == sorted(trainer.examples.tolist()) == sorted(epochs[1].tolist())
+    assert (
+        sorted(epochs[0].tolist())
+        == sorted(trainer.examples.tolist())
+        == sorted(epochs[1].tolist())
+    )
     assert not torch.equal(epochs[0], epochs[1])
     assert torch.equal(epochs[0], epochs[2])
 
 
 def test_runs_are_reproducible_by_seed(small_graph):
     one, same, other = (
-        kg.train(kg.CP(small_graph.shape, dim=4), small_graph, epochs=2, batch_size=16, seed=seed) for seed in (0, 0, 1)
+        kg.train(kg.CP(small_graph.shape, dim=4), small_graph, epochs=2, batch_size=16, seed=seed)
+        for seed in (0, 0, 1)
     )
     assert_same(weights(one), weights(same))
     assert not torch.equal(one.model.entities, other.model.entities)
 
 
 def test_early_stopping_keeps_the_best_weights(small_graph):
-    """A random graph can only be learnt by heart, so validation gets worse and training stops early."""
+    """A random graph can only be learnt by heart, so validation gets worse and training stops
+    early.
+    """
     model = kg.ComplEx(small_graph.shape, dim=32)
     run = kg.train(
-        model, small_graph, epochs=200, batch_size=32, validation=Validation(every=1, patience=3, keep="best")
+        model,
+        small_graph,
+        epochs=200,
+        batch_size=32,
+        validation=Validation(every=1, patience=3, keep="best"),
     )
     seen = [entry["valid_mrr"] for entry in run.history]
     assert len(seen) < 200
@@ -98,7 +124,9 @@ def test_early_stopping_keeps_the_best_weights(small_graph):
 
 def test_the_final_weights_are_the_mean_of_the_last_epochs(small_graph):
     """From the second half of six epochs: the ends of the fourth, fifth and sixth."""
-    recipe = Recipe(training=Training(batch_size=16, epochs=6), optimizer=Optimizer(average_from=0.5))
+    recipe = Recipe(
+        training=Training(batch_size=16, epochs=6), optimizer=Optimizer(average_from=0.5)
+    )
     trainer = Trainer(kg.CP(small_graph.shape, dim=4), small_graph, recipe, kg.NoRegularizer())
     seen = []
     end = trainer._end_epoch
@@ -128,8 +156,12 @@ def test_the_mean_is_validated(small_graph):
 
 
 def test_average_from_and_keep_best_exclude_each_other():
-    with pytest.raises(kg.RequestError, match=r"optimizer\.average_from, or the best by validation\.keep; not both"):
-        Recipe().with_changes({"optimizer.average_from": 0.5, "validation.every": 1, "validation.keep": "best"})
+    with pytest.raises(
+        kg.RequestError, match=r"optimizer\.average_from, or the best by validation\.keep; not both"
+    ):
+        Recipe().with_changes(
+            {"optimizer.average_from": 0.5, "validation.every": 1, "validation.keep": "best"}
+        )
 
 
 def stop_after(steps: int):
@@ -156,24 +188,36 @@ def stop_after(steps: int):
         *(pytest.param("Adam", "best", steps, marks=pytest.mark.slow) for steps in (1, 7, 16, 47)),
     ],
 )
-def test_an_interrupted_run_resumes_to_the_same_weights(small_graph, tmp_path, steps, optimizer, final):
+def test_an_interrupted_run_resumes_to_the_same_weights(
+    small_graph, tmp_path, steps, optimizer, final
+):
     choices = {
         "epochs": 3,
         "batch_size": 32,
-        "optimizer": Optimizer(name=optimizer, schedule="linear", average_from=0.3 if final == "mean" else 1.0),
+        "optimizer": Optimizer(
+            name=optimizer, schedule="linear", average_from=0.3 if final == "mean" else 1.0
+        ),
         "regularizer": kg.DURA(0.05),
         "validation": Validation(every=1, keep="best" if final == "best" else "last"),
     }
     whole = kg.train(kg.ComplEx(small_graph.shape, dim=8), small_graph, **choices)
     folder = tmp_path / "run"
-    with pytest.raises(InterruptedRunError, match=f"all work saved. Resume with: dualkg resume {folder}"):
+    with pytest.raises(
+        InterruptedRunError, match=f"all work saved. Resume with: dualkg resume {folder}"
+    ):
         kg.train(
-            kg.ComplEx(small_graph.shape, dim=8), small_graph, out=folder, on_progress=stop_after(steps), **choices
+            kg.ComplEx(small_graph.shape, dim=8),
+            small_graph,
+            out=folder,
+            on_progress=stop_after(steps),
+            **choices,
         )
     assert RunFolder(folder).checkpoint.exists()
     resumed = kg.resume(folder)
     assert_same(weights(whole), weights(resumed))
-    assert [entry["loss"] for entry in whole.history] == pytest.approx([entry["loss"] for entry in resumed.history])
+    assert [entry["loss"] for entry in whole.history] == pytest.approx(
+        [entry["loss"] for entry in resumed.history]
+    )
     assert not RunFolder(folder).checkpoint.exists()
     assert_same(weights(whole), weights(kg.load_run(folder)))
 
@@ -184,7 +228,9 @@ def test_divergence_is_reported_with_advice_and_leaves_the_last_checkpoint(small
         training=Training(epochs=50, batch_size=32, checkpoint_seconds=0),
         optimizer=Optimizer(name="SGD", learning_rate=1e6),
     ).with_changes({"model.dim": 8})
-    with pytest.raises(kg.DivergedError, match=r"diverged in epoch \d+, step \d+: .*optimizer.learning_rate=100000"):
+    with pytest.raises(
+        kg.DivergedError, match=r"diverged in epoch \d+, step \d+: .*optimizer.learning_rate=100000"
+    ):
         kg.train_recipe(recipe, graph=small_graph, out=folder)
     checkpoint = RunFolder(folder).checkpoint
     if checkpoint.exists():
@@ -222,7 +268,8 @@ class Timer:
 
 
 def test_only_the_first_steps_are_warm_up(monkeypatch):
-    timer, warm_up = Timer(), WarmUp(torch.device("cpu"))
+    timer = Timer()
+    warm_up = WarmUp(torch.device("cpu"))
     monkeypatch.setattr(trainer.time, "perf_counter", lambda: timer.seconds)
     started = warm_up.clock()
     for _ in range(STEPS_OF_WARM_UP["cpu"] + 3):
@@ -237,7 +284,8 @@ def test_only_the_first_steps_are_warm_up(monkeypatch):
 
 
 def test_warm_up_passes_batch_and_learning_rate_to_the_step():
-    warm_up, seen = WarmUp(torch.device("cpu")), []
+    warm_up = WarmUp(torch.device("cpu"))
+    seen = []
     step = lambda batch, rate: seen.append((len(batch), rate)) or batch.sum()  # noqa: E731
     assert [float(warm_up.take(step, torch.ones(2), 0.5)) for _ in range(8)] == [2.0] * 8
     assert seen == [(2, 0.5)] * 8
@@ -251,11 +299,15 @@ def test_costs_are_saved_with_the_run(tmp_path):
     assert costs is not None
     assert set(costs) == {"warm_up_seconds", "training_seconds", "ranking_seconds", "peak_mib"}
     assert all(value > 0 for value in costs.values())
-    assert costs["training_seconds"] == pytest.approx(sum(entry["seconds"] for entry in made.history), abs=1e-3)
+    assert costs["training_seconds"] == pytest.approx(
+        sum(entry["seconds"] for entry in made.history), abs=1e-3
+    )
 
 
 def test_a_run_without_saved_costs_can_be_loaded(tmp_path):
-    kg.train_recipe(kg.Recipe().with_changes({"training.epochs": 1, "model.dim": 2}), out=tmp_path / "run")
+    kg.train_recipe(
+        kg.Recipe().with_changes({"training.epochs": 1, "model.dim": 2}), out=tmp_path / "run"
+    )
     RunFolder(tmp_path / "run").costs.unlink()
     assert kg.load_run(tmp_path / "run").costs is None
 
@@ -287,42 +339,75 @@ def mapped_graph(small_graph, tmp_path):
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
-def test_a_graph_larger_than_memory_is_trained_saved_and_loaded(small_graph, mapped_graph, tmp_path, reciprocal):
+def test_a_graph_larger_than_memory_is_trained_saved_and_loaded(
+    small_graph, mapped_graph, tmp_path, reciprocal
+):
     model = kg.ComplEx(mapped_graph.shape, dim=8, init_scale=0.1, reciprocal=reciprocal)
-    run = kg.train(model, mapped_graph, epochs=10, batch_size=32, validation=Validation(every=5), out=tmp_path / "run")
+    run = kg.train(
+        model,
+        mapped_graph,
+        epochs=10,
+        batch_size=32,
+        validation=Validation(every=5),
+        out=tmp_path / "run",
+    )
     assert run.history[-1]["loss"] < 0.97 * run.history[0]["loss"]
     reports = [kg.evaluate(run.model, graph).as_dict() for graph in (mapped_graph, small_graph)]
     assert reports[0] == reports[1]
-    assert {path.suffix for path in (tmp_path / "run" / "graph").iterdir()} == {".npy", ".arrow", ".json"}
+    assert {path.suffix for path in (tmp_path / "run" / "graph").iterdir()} == {
+        ".npy",
+        ".arrow",
+        ".json",
+    }
     loaded = kg.load_run(tmp_path / "run")
     assert loaded.graph.is_mapped
     assert loaded.graph.fingerprint == small_graph.with_fingerprint().fingerprint
     assert_same(weights(loaded), weights(run))
-    assert len(loaded.predictor().tails(loaded.graph.entities[0], loaded.graph.relations[0], k=3)) == 3
+    assert (
+        len(loaded.predictor().tails(loaded.graph.entities[0], loaded.graph.relations[0], k=3)) == 3
+    )
 
 
 def test_examples_of_a_mapped_graph_are_not_copied(mapped_graph):
     of_triples = {"training": {"batch_size": 16}, "model": {"name": "ComplEx", "dim": 4}}
-    made = Trainer.of_recipe(Recipe.model_validate(of_triples), mapped_graph, device=torch.device("cpu"))
+    made = Trainer.of_recipe(
+        Recipe.model_validate(of_triples), mapped_graph, device=torch.device("cpu")
+    )
     assert isinstance(made.examples, trainer.MappedExamples)
     rows = torch.cat(list(made.batches(0))).tolist()
     assert sorted(rows) == sorted(trainer.with_reciprocals(mapped_graph.train, 4).tolist())
 
 
-@pytest.mark.parametrize("loss", [kg.KvsAll(), kg.NegativeSampling(num_negatives=3, subsampling=True)])
-def test_answers_of_a_mapped_graph_are_on_disk_and_the_same(small_graph, mapped_graph, loss, monkeypatch):
+@pytest.mark.parametrize(
+    "loss", [kg.KvsAll(), kg.NegativeSampling(num_negatives=3, subsampling=True)]
+)
+def test_answers_of_a_mapped_graph_are_on_disk_and_the_same(
+    small_graph, mapped_graph, loss, monkeypatch
+):
     """In one batch, because the order of its examples is another one."""
     monkeypatch.setattr(spill, "ROWS", 7)
     monkeypatch.setattr(spill, "NUM_PARTITIONS", 5)
-    known = [TrainingAnswers(graph.train, graph.shape, device="cpu") for graph in (small_graph, mapped_graph)]
+    known = [
+        TrainingAnswers(graph.train, graph.shape, device="cpu")
+        for graph in (small_graph, mapped_graph)
+    ]
     for name in ("queries", "offsets", "numbered"):
         assert torch.equal(getattr(known[0], name), getattr(known[1], name))
-    assert known[0].max_answers(9) == known[1].max_answers(9) == known[0].offsets.diff().sort().values[-9:].sum()
-    assert torch.equal(known[0].head_corruption_probabilities(), known[1].head_corruption_probabilities())
-    recipe = Recipe.model_validate({"training": {"batch_size": 10_000}, "model": {"name": "ComplEx", "dim": 4}})
+    assert (
+        known[0].max_answers(9)
+        == known[1].max_answers(9)
+        == known[0].offsets.diff().sort().values[-9:].sum()
+    )
+    assert torch.equal(
+        known[0].head_corruption_probabilities(), known[1].head_corruption_probabilities()
+    )
+    recipe = Recipe.model_validate(
+        {"training": {"batch_size": 10_000}, "model": {"name": "ComplEx", "dim": 4}}
+    )
     recipe = recipe.model_copy(update={"loss": loss})
     plain, mapped = (
-        Trainer.of_recipe(recipe, graph, device=torch.device("cpu")) for graph in (small_graph, mapped_graph)
+        Trainer.of_recipe(recipe, graph, device=torch.device("cpu"))
+        for graph in (small_graph, mapped_graph)
     )
     assert isinstance(mapped.examples, trainer.MappedExamples)
     (one,), (other,) = plain.batches(0), mapped.batches(0)

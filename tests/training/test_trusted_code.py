@@ -1,4 +1,6 @@
-"""Classes that files name are imported only with trust: somebody else's run folder, recipe or search space."""
+"""Classes that files name are imported only with trust: somebody else's run folder, recipe or
+search space.
+"""
 
 import shutil
 import sys
@@ -28,7 +30,12 @@ REFUSED = r"recipe\.toml names the class foreign:\w+, which is not part of dualk
 def made(tmp_path_factory) -> Path:
     """A finished run on `world`, and one that is not finished."""
     folder = tmp_path_factory.mktemp("runs")
-    changes = {"training.epochs": 1, "model.dim": 2, "regularizer.name": "N3", "regularizer.weight": 0.1}
+    changes = {
+        "training.epochs": 1,
+        "model.dim": 2,
+        "regularizer.name": "N3",
+        "regularizer.weight": 0.1,
+    }
     kg.train_recipe(kg.Recipe().with_changes(changes), out=folder / "run")
     shutil.copytree(folder / "run", folder / "unfinished")
     unfinished = RunFolder(folder / "unfinished")
@@ -48,10 +55,14 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def name_class(folder: str, table: str = "model") -> Path:
-    """Name a foreign class in the recipe of a run, and forget its checksums, as somebody else could."""
+    """Name a foreign class in the recipe of a run, and forget its checksums, as somebody else
+    could.
+    """
     path = Path(folder) / "recipe.toml"
     tables = kg.load_recipe(path).model_dump()
-    path.write_text(path.read_text().replace(f'name = "{tables[table]["name"]}"', f'name = "{CLASSES[table]}"'))
+    path.write_text(
+        path.read_text().replace(f'name = "{tables[table]["name"]}"', f'name = "{CLASSES[table]}"')
+    )
     run = RunFolder(folder)
     if run.report.exists():
         write_json(run.report, run.saved_reports())
@@ -124,7 +135,10 @@ def test_with_the_word_a_command_imports(here: Path, run_cli) -> None:
 
 
 def test_a_search_space_and_a_tuning_file_need_the_word(here: Path, run_cli) -> None:
-    for line in ('"model.name" = ["ComplEx", "foreign:Model"]', '[space.loss]\nname = ["foreign:Loss"]'):
+    for line in (
+        '"model.name" = ["ComplEx", "foreign:Model"]',
+        '[space.loss]\nname = ["foreign:Loss"]',
+    ):
         Path("space.toml").write_text(f"[space]\n{line}\n")
         assert "space.toml names the class foreign:" in run_cli("tune", "space.toml").err
     unfinished = RunFolder("unfinished")
@@ -135,7 +149,19 @@ def test_a_search_space_and_a_tuning_file_need_the_word(here: Path, run_cli) -> 
 
 
 def test_a_class_that_is_typed_needs_no_word(here: Path, run_cli) -> None:
-    words = ["--model", "foreign:Model", "--dim", "2", "--epochs", "1", "--no-tune", "--seeds", "2", "--out", "own"]
+    words = [
+        "--model",
+        "foreign:Model",
+        "--dim",
+        "2",
+        "--epochs",
+        "1",
+        "--no-tune",
+        "--seeds",
+        "2",
+        "--out",
+        "own",
+    ]
     assert run_cli("train", "world", *words).code == 0
     sys.modules.pop("foreign")
     assert run_cli("train", "world", *words).code == 0  # finished seeds are not repeated

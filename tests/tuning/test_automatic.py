@@ -38,7 +38,14 @@ def graph():
     pairs += [(int(a), 1, int((a + 1) % 30)) for a in people]
     triples = np.array(pairs, dtype=np.int32)[random.permutation(len(pairs))]
     names = kg.Vocabulary([f"p{i}" for i in people])
-    return kg.Graph("families", names, kg.Vocabulary(["sibling", "next"]), triples[20:], triples[10:20], triples[:10])
+    return kg.Graph(
+        "families",
+        names,
+        kg.Vocabulary(["sibling", "next"]),
+        triples[20:],
+        triples[10:20],
+        triples[:10],
+    )
 
 
 def recipe_of(graph, **changes):
@@ -49,15 +56,21 @@ def recipe_of(graph, **changes):
 class OfSurface(AutomaticTuner):
     """A tuner whose trials are looked up on a surface instead of trained."""
 
-    def __init__(self, recipe, graph, surface, *, seconds_per_epoch=1.0, small=False, other=None, **options):
+    def __init__(
+        self, recipe, graph, surface, *, seconds_per_epoch=1.0, small=False, other=None, **options
+    ):
         super().__init__(recipe, graph, device=CPU, **options)
-        self.is_small, self.other = small, other
-        self.surface, self.seconds_per_epoch = surface, seconds_per_epoch
+        self.is_small = small
+        self.other = other
+        self.surface = surface
+        self.seconds_per_epoch = seconds_per_epoch
 
     def _train(self, params, rung):
         epochs = self._epochs(rung, params)
         mrr = self.surface(params, rung)
-        return AutomaticTrial(params, rung, epochs, mrr, mrr, epochs * self.seconds_per_epoch, self.seconds_per_epoch)
+        return AutomaticTrial(
+            params, rung, epochs, mrr, mrr, epochs * self.seconds_per_epoch, self.seconds_per_epoch
+        )
 
 
 def bowl(params, rung):
@@ -97,7 +110,9 @@ def test_a_learning_rate_that_short_trials_misjudge_is_corrected_in_long_ones(gr
     assert chosen.optimizer.learning_rate == pytest.approx(0.15)
 
 
-@pytest.mark.parametrize(("best", "fixed", "found"), [(10, (), 10), (50, (), 50), (50, ("training.epochs",), 20)])
+@pytest.mark.parametrize(
+    ("best", "fixed", "found"), [(10, (), 10), (50, (), 50), (50, ("training.epochs",), 20)]
+)
 def test_the_epochs_of_a_small_graph_are_tuned(graph, best, fixed, found):
     def surface(params, rung):
         return 0.5 - 0.01 * abs(math.log10(params.get("training.epochs", 20) / best))
@@ -112,14 +127,17 @@ def test_the_best_trials_are_compared_by_the_mean_of_three_seeds(graph):
     """λ = .16 has the best MRR with the first seed alone; λ = .05 has the best mean."""
 
     def surface(params, rung):
-        weight, seed = params.get("regularizer.weight", 0.05), params.get("training.seed", 0)
+        weight = params.get("regularizer.weight", 0.05)
+        seed = params.get("training.seed", 0)
         if weight == 0.16:
             return (0.6, 0.3, 0.3)[seed]
         return 0.5 if weight == 0.05 else 0.4
 
     fixed = [key for key in dimensions_of(recipe_of(graph)) if key != "regularizer.weight"]
     fixed.append("training.epochs")
-    tuner = OfSurface(recipe_of(graph), graph, surface, small=True, seconds_per_epoch=0.01, fixed=fixed)
+    tuner = OfSurface(
+        recipe_of(graph), graph, surface, small=True, seconds_per_epoch=0.01, fixed=fixed
+    )
     chosen = tuner.run()
     assert (chosen.regularizer.weight, chosen.training.seed) == (0.05, 0)
     assert tuner.chosen.mrr == 0.5
@@ -175,7 +193,9 @@ def test_the_dimensions_follow_the_loss_and_leave_fixed_keys_alone(graph):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_has_a_starting_recipe_that_trains(graph, model):
-    recipe = starting_recipe(Data(), graph, CPU, {"model.name": model, "model.dim": 4, "training.epochs": 9})
+    recipe = starting_recipe(
+        Data(), graph, CPU, {"model.name": model, "model.dim": 4, "training.epochs": 9}
+    )
     tuner = AutomaticTuner(recipe, graph, device=CPU, seconds=1e-9)
     tuner.run()
     assert tuner.trials[0].error == ""
@@ -183,33 +203,47 @@ def test_every_model_has_a_starting_recipe_that_trains(graph, model):
 
 @pytest.mark.parametrize("model", ["TransE", "RotatE", "HAKE", "MuRP"])
 def test_distance_models_start_with_a_larger_learning_rate_on_small_graphs(graph, model):
-    data, large = Data(graph="families"), dataclasses.replace(graph, train=np.tile(graph.train, (400, 1)))
-    rates = [starting_recipe(data, one, CPU, {"model.name": model}).optimizer.learning_rate for one in (graph, large)]
+    data = Data(graph="families")
+    large = dataclasses.replace(graph, train=np.tile(graph.train, (400, 1)))
+    rates = [
+        starting_recipe(data, one, CPU, {"model.name": model}).optimizer.learning_rate
+        for one in (graph, large)
+    ]
     assert rates[0] == 0.01 > rates[1]
     given = {"model.name": model, "optimizer.learning_rate": 0.5}
     assert starting_recipe(data, graph, CPU, given).optimizer.learning_rate == 0.5
 
 
 def test_the_initial_scale_of_distance_models_follows_the_margin(graph):
-    """Sun et al. (2019): uniform within (γ + 2) / dim, whose standard deviation is that divided by √3."""
+    """Sun et al. (2019): uniform within (γ + 2) / dim, whose standard deviation is that divided by
+    √3.
+    """
 
     def chosen_scale(**given):
         changes = {"model.name": "RotatE", "model.dim": 10, **given}
         recipe = starting_recipe(Data(), graph, CPU, changes)
-        tuner = OfSurface(recipe, graph, lambda params, rung: params.get("loss.margin", 6.0), fixed=tuple(changes))
+        tuner = OfSurface(
+            recipe, graph, lambda params, rung: params.get("loss.margin", 6.0), fixed=tuple(changes)
+        )
         chosen = tuner.run()
         assert (recipe.loss.margin, chosen.loss.margin) == (6.0, 18.0)
         return recipe.model.init_scale, chosen.model.init_scale
 
     assert chosen_scale() == pytest.approx((8 / 10 / 3**0.5, 20 / 10 / 3**0.5), abs=1e-5)
     assert chosen_scale(**{"model.init_scale": 0.25}) == (0.25, 0.25)
-    recipe = starting_recipe(Data(), graph, CPU, {"model.name": "RotatE"}).with_changes({"model.init_scale": 0.25})
-    of_a_recipe = OfSurface(recipe, graph, lambda params, rung: params.get("loss.margin", 6.0)).run()
+    recipe = starting_recipe(Data(), graph, CPU, {"model.name": "RotatE"}).with_changes(
+        {"model.init_scale": 0.25}
+    )
+    of_a_recipe = OfSurface(
+        recipe, graph, lambda params, rung: params.get("loss.margin", 6.0)
+    ).run()
     assert (of_a_recipe.loss.margin, of_a_recipe.model.init_scale) == (18.0, 0.25)
 
 
 def test_distance_models_on_small_graphs_may_also_be_trained_1_vs_all(graph):
-    """The loss of training without tuning is a candidate; it wins here, and its λ is tuned in long trials."""
+    """The loss of training without tuning is a candidate; it wins here, and its λ is tuned in long
+    trials.
+    """
     large = dataclasses.replace(graph, train=np.tile(graph.train, (400, 1)))
     fixed = ("model.name", "model.dim")
     start = starting_recipe(Data(), graph, CPU, {"model.name": "RotatE", "model.dim": 10})
@@ -219,7 +253,9 @@ def test_distance_models_on_small_graphs_may_also_be_trained_1_vs_all(graph):
     assert other_start(start, large, CPU, fixed) is None
     assert other_start(start, graph, CPU, (*fixed, "loss.name")) is None
     assert other_start(recipe_of(graph), graph, CPU, ()) is None
-    assert other_start(start.with_changes({"loss.margin": 9.0}), graph, CPU, fixed) is None  # of a recipe
+    assert (
+        other_start(start.with_changes({"loss.margin": 9.0}), graph, CPU, fixed) is None
+    )  # of a recipe
 
     def surface(params, rung):
         if "loss.name" not in params:
@@ -229,7 +265,9 @@ def test_distance_models_on_small_graphs_may_also_be_trained_1_vs_all(graph):
     options = {"small": True, "seconds_per_epoch": 0.1, "fixed": fixed, "other": other}
     chosen = OfSurface(start, graph, surface, **options).run()
     assert (type(chosen.loss), chosen.regularizer.weight) == (kg.OneVsAll, 0.016)
-    tuner = OfSurface(start, graph, lambda params, rung: 0.3 if "loss.name" in params else 0.4, other=other)
+    tuner = OfSurface(
+        start, graph, lambda params, rung: 0.3 if "loss.name" in params else 0.4, other=other
+    )
     assert isinstance(tuner.run().loss, kg.NegativeSampling)
     assert {"loss.name": "OneVsAll"} in [trial.params for trial in tuner.trials]
 
@@ -248,7 +286,9 @@ def test_far_worse_trials_stop_half_way(graph):
     tuner.trials.append(dataclasses.replace(good, half_way=100.0))
     assert tuner._train({"regularizer.weight": 0.01}, 0).error == "stopped half-way"
     tuner.other = tuner.start
-    assert not tuner._train({"loss.name": "OneVsAll"}, 0).error  # with another loss, half of the time is another stage
+    assert not tuner._train(
+        {"loss.name": "OneVsAll"}, 0
+    ).error  # with another loss, half of the time is another stage
 
 
 def test_the_test_split_does_not_matter(graph):
@@ -256,7 +296,9 @@ def test_the_test_split_does_not_matter(graph):
     results = []
     for one in (graph, other):
         tuner = AutomaticTuner(recipe_of(one), one, device=CPU, seconds=3)
-        tuner._has_time = lambda epochs=0, *, rung, tuner=tuner: len(tuner.trials) < (6 if rung == 0 else 8)
+        tuner._has_time = lambda epochs=0, *, rung, tuner=tuner: (
+            len(tuner.trials) < (6 if rung == 0 else 8)
+        )
         tuner.run()
         results.append([(trial.params, trial.mrr) for trial in tuner.trials])
     assert results[0] == results[1]
@@ -264,9 +306,14 @@ def test_the_test_split_does_not_matter(graph):
 
 def test_fit_saves_its_trials_and_resumes_bit_for_bit(graph, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        AutomaticTuner, "_has_time", lambda self, epochs=0, *, rung: len(self.trials) < (4 if rung == 0 else 6)
+        AutomaticTuner,
+        "_has_time",
+        lambda self, epochs=0, *, rung: len(self.trials) < (4 if rung == 0 else 6),
     )
-    options = {"changes": {"model.dim": 8, "training.epochs": 9, "training.batch_size": 20}, "device": "cpu"}
+    options = {
+        "changes": {"model.dim": 8, "training.epochs": 9, "training.batch_size": 20},
+        "device": "cpu",
+    }
     whole = fit(graph, out=tmp_path / "whole", **options)
     saved = json.loads((tmp_path / "whole" / "tuning.json").read_text())
     assert len(saved["trials"]) == 6
@@ -280,7 +327,9 @@ def test_fit_saves_its_trials_and_resumes_bit_for_bit(graph, tmp_path, monkeypat
         return train(self, params, rung)
 
     monkeypatch.setattr(AutomaticTuner, "_train", stops_after_three)
-    with pytest.raises(InterruptedRunError, match=r"after 3 trials, which are saved. Resume with: dualkg resume"):
+    with pytest.raises(
+        InterruptedRunError, match=r"after 3 trials, which are saved. Resume with: dualkg resume"
+    ):
         fit(graph, out=tmp_path / "stopped", **options)
     monkeypatch.setattr(AutomaticTuner, "_train", train)
     again = resume(tmp_path / "stopped")
@@ -320,7 +369,12 @@ def test_a_tracker_survives_an_interrupt_while_tuning(graph, tmp_path, monkeypat
 
     monkeypatch.setattr(AutomaticTuner, "_train", stops_after_two)
     with pytest.raises(InterruptedRunError):
-        fit(graph, out=tmp_path / "run", changes={"model.dim": 4, "training.epochs": 4}, callbacks=["tensorboard"])
+        fit(
+            graph,
+            out=tmp_path / "run",
+            changes={"model.dim": 4, "training.epochs": 4},
+            callbacks=["tensorboard"],
+        )
     assert not list(tmp_path.rglob("events*"))
     with pytest.raises(RequestError, match="Resume it with: dualkg resume"):
         kg.load_run(tmp_path / "run")
@@ -334,7 +388,10 @@ def test_a_tracker_survives_an_interrupt_while_tuning(graph, tmp_path, monkeypat
 def test_fit_warns_of_leakage_and_of_what_the_reader_noted(tmp_path, caplog):
     for split, rows in {"train": range(30), "valid": range(5), "test": range(5)}.items():
         reverse = [(f"b{i}", "is child of", f"a{i}") for i in range(30)] if split == "train" else []
-        pairs = [(f"a{i}", "is parent of", f"b{i} ") for i in (range(5, 30) if split == "train" else rows)]
+        pairs = [
+            (f"a{i}", "is parent of", f"b{i} ")
+            for i in (range(5, 30) if split == "train" else rows)
+        ]
         lines = ["\t".join(row) for row in (pairs + reverse)]
         (tmp_path / f"{split}.tsv").write_text("\n".join(lines))
     fit(tmp_path, tune=False, changes={"model.dim": 2, "training.epochs": 1})
@@ -345,14 +402,20 @@ def test_fit_warns_of_leakage_and_of_what_the_reader_noted(tmp_path, caplog):
 
 def test_fit_refuses_what_it_cannot_train_with_the_right_call(graph):
     rows = [("a", "r", "b")] * 1000
-    with pytest.raises(RequestError, match=r"an object of type list was given. Use kg.Graph.from_triples") as refused:
+    with pytest.raises(
+        RequestError, match=r"an object of type list was given. Use kg.Graph.from_triples"
+    ) as refused:
         fit(rows)
     assert len(str(refused.value)) < 150
-    with pytest.raises(RequestError, match=r"by its name, such as 'ComplEx'.* kg.train\(model, graph\)"):
+    with pytest.raises(
+        RequestError, match=r"by its name, such as 'ComplEx'.* kg.train\(model, graph\)"
+    ):
         fit(graph, model=kg.ComplEx(graph, dim=2))
     with pytest.raises(RequestError, match=r"^changes: optimizer.lr is not a setting"):
         fit(graph, changes={"optimizer.lr": 1})
-    with pytest.raises(RequestError, match="TensorBoard needs"):  # a folder, or to be installed; before it is tuned
+    with pytest.raises(
+        RequestError, match="TensorBoard needs"
+    ):  # a folder, or to be installed; before it is tuned
         fit(graph, callbacks=[kg.TensorBoard()], on_tuning=lambda event: pytest.fail("tuned"))
     with pytest.raises(RequestError, match="90s, 10m or 1.5h; '0' was given"):
         fit(graph, tune=0)
@@ -360,7 +423,9 @@ def test_fit_refuses_what_it_cannot_train_with_the_right_call(graph):
 
 def test_a_budget_may_be_a_number_of_seconds(graph, monkeypatch):
     seconds = []
-    monkeypatch.setattr(AutomaticTuner, "run", lambda self: seconds.append(self.seconds) or self.start)
+    monkeypatch.setattr(
+        AutomaticTuner, "run", lambda self: seconds.append(self.seconds) or self.start
+    )
     for tune in (12, "12", "12s", True):
         fit(graph, tune=tune, changes={"model.dim": 2, "training.epochs": 1})
     assert seconds == [12, 12, 12, None]
@@ -371,7 +436,9 @@ def test_without_tuning_fit_trains_the_default_recipe(graph):
     assert run.recipe.regularizer.weight == 0.05
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400)]
+)
 def test_times(text, seconds):
     assert parse_budget(text) == seconds
 

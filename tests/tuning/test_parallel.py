@@ -37,9 +37,11 @@ batch_size = 50
 [search]
 prune = false
 """
-# Short heartbeats, so that a killed process is noticed soon, and a long grace period: no process that runs may take
-# another for dead on a busy machine.
-SETTINGS = "import dualkg.tuning.study as study; study.HEARTBEAT_SECONDS, study.GRACE_SECONDS = 1, 3600\n"
+# Short heartbeats, so that a killed process is noticed soon, and a long grace period: no process
+# that runs may take another for dead on a busy machine.
+SETTINGS = (
+    "import dualkg.tuning.study as study; study.HEARTBEAT_SECONDS, study.GRACE_SECONDS = 1, 3600\n"
+)
 # Once a trial is done, stop in the middle of the next and say so by a file.
 PAUSE = """
 import os, pathlib, time
@@ -91,8 +93,8 @@ def query(folder: Path, sql: str) -> list[tuple]:
 
 
 FINISHED = (
-    "select t.trial_id, param_name, param_value from trials t join trial_params p on p.trial_id = t.trial_id "
-    "where state = 'COMPLETE'"
+    "select t.trial_id, param_name, param_value from trials t join trial_params p on p.trial_id "
+    "= t.trial_id where state = 'COMPLETE'"
 )
 
 
@@ -106,7 +108,9 @@ def count_points(rows: list[tuple]) -> Counter:
 
 def kill_when_paused(folder: Path, *processes: Started) -> None:
     def all_paused() -> bool:
-        assert all(process.running for process in processes), [process.finish() for process in processes]
+        assert all(process.running for process in processes), [
+            process.finish() for process in processes
+        ]
         return len(list(folder.glob("*.paused"))) == len(processes)
 
     until(all_paused)
@@ -130,7 +134,9 @@ def test_two_killed_processes_lose_and_repeat_nothing(folder: Path, resume):
 
 @pytest.mark.slow
 def test_a_process_killed_before_its_first_heartbeat_is_retried(folder: Path, resume):
-    with start(folder, patch="study.RDBStorage.record_heartbeat = lambda *ignored: None\n" + PAUSE) as paused:
+    with start(
+        folder, patch="study.RDBStorage.record_heartbeat = lambda *ignored: None\n" + PAUSE
+    ) as paused:
         kill_when_paused(folder, paused)
     assert not query(folder, "select 1 from trial_heartbeats")
     resume()
@@ -143,7 +149,9 @@ def test_indexes_that_a_kill_prevented_are_created(tmp_path: Path) -> None:
     url = study.sqlite_url(tmp_path / "study.db")
     study.open_storage(url).engine.dispose()
     with closing(sqlite3.connect(tmp_path / "study.db")) as connection:
-        find = "select name from sqlite_master where type = 'index' and sql is not null order by name"
+        find = (
+            "select name from sqlite_master where type = 'index' and sql is not null order by name"
+        )
         names = connection.execute(find).fetchall()
         for (name,) in names:
             connection.execute(f"drop index {name}")
@@ -153,18 +161,26 @@ def test_indexes_that_a_kill_prevented_are_created(tmp_path: Path) -> None:
         assert connection.execute(find).fetchall() == names
 
 
-def test_a_killed_trial_is_repeated_before_others_and_samples_the_same(small_graph, tmp_path, monkeypatch):
+def test_a_killed_trial_is_repeated_before_others_and_samples_the_same(
+    small_graph, tmp_path, monkeypatch
+):
     """What TPE samples depends on the trials before; the first ten are random."""
-    tables = {"training": {"epochs": 1}, "model": {"dim": 2}, "search": {"method": "tpe", "trials": 12, "prune": False}}
+    tables = {
+        "training": {"epochs": 1},
+        "model": {"dim": 2},
+        "search": {"method": "tpe", "trials": 12, "prune": False},
+    }
     tables["space"] = {
         "model.dim": {"low": 2, "high": 9},
         "optimizer.learning_rate": {"low": 0.01, "high": 1.0, "log": True},
     }
-    space, suggest = space_from(tables, source="it", name="it"), study.suggest
+    space = space_from(tables, source="it", name="it")
+    suggest = study.suggest
 
     def killed(trial, name, choices):
         if trial.number == 10 and name == "optimizer.learning_rate":
-            raise SystemExit  # Optuna leaves the trial as a kill does: running, with one of its values
+            # Optuna leaves the trial as a kill does: running, with one of its values.
+            raise SystemExit
         return suggest(trial, name, choices)
 
     monkeypatch.setattr(study.Worker, "_train", lambda self, trial, params: 1 / params["model.dim"])
@@ -183,14 +199,18 @@ def test_a_killed_trial_is_repeated_before_others_and_samples_the_same(small_gra
 def finished_in_journal(folder: Path) -> Counter:
     """How often each point was finished, from the journal."""
     with study.experimental():
-        found = optuna.load_study(study_name="mine", storage=study.open_storage(f"journal:{folder / 'study.log'}"))
+        found = optuna.load_study(
+            study_name="mine", storage=study.open_storage(f"journal:{folder / 'study.log'}")
+        )
     done = found.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
     return Counter(tuple(sorted(trial.params.items())) for trial in done)
 
 
 @pytest.mark.slow
 def test_a_process_replaces_a_killed_one_on_a_journal(folder: Path):
-    """The clock of a heartbeat is that of the file system; taking over before the kill would do no harm."""
+    """The clock of a heartbeat is that of the file system; taking over before the kill would do no
+    harm.
+    """
     words = [*WORDS, "--storage", "journal:study.log"]
     with Started(SETTINGS + PAUSE + COMMAND, *words, cwd=folder) as paused:
         until(lambda: list(folder.glob("*.paused")) or not paused.running)
@@ -198,7 +218,9 @@ def test_a_process_replaces_a_killed_one_on_a_journal(folder: Path):
         words[words.index("out")] = "other"
         soon = SETTINGS.replace("3600", "2")
         with Started(soon + COMMAND, *words, cwd=folder) as other:
-            until(lambda: (folder / "study.log").read_text().count('"op_code":4') > 2)  # the other has begun a trial
+            until(
+                lambda: (folder / "study.log").read_text().count('"op_code":4') > 2
+            )  # the other has begun a trial
             paused.kill()
             end = other.finish()
     assert end.code == 0, end.err
@@ -219,13 +241,25 @@ def test_a_journal_survives_an_incomplete_line_and_refuses_other_files(small_gra
     assert both.trials[0] == first.trials[0]
     assert [trial.state for trial in both.trials] == ["finished"] * 2
     journal.write_text("no\njournal\n")
-    with pytest.raises(RequestError, match=r"study.log is damaged, or not a journal of Optuna \(Expecting value"):
+    with pytest.raises(
+        RequestError, match=r"study.log is damaged, or not a journal of Optuna \(Expecting value"
+    ):
         tune(one, out=tmp_path / "three", **options)
-    with pytest.raises(RequestError, match=r"cannot be opened: .*nowhere/x.log: No such file or directory\."):
-        tune(one, out=tmp_path / "three", **{**options, "storage": f"journal:{tmp_path}/nowhere/x.log"})
+    with pytest.raises(
+        RequestError, match=r"cannot be opened: .*nowhere/x.log: No such file or directory\."
+    ):
+        tune(
+            one,
+            out=tmp_path / "three",
+            **{**options, "storage": f"journal:{tmp_path}/nowhere/x.log"},
+        )
 
 
-SEEDS = {"training": {"epochs": 2, "precision": "float32"}, "model": {"dim": 2}, "space": {"training.seed": [0, 1]}}
+SEEDS = {
+    "training": {"epochs": 2, "precision": "float32"},
+    "model": {"dim": 2},
+    "space": {"training.seed": [0, 1]},
+}
 # `sh -c` calls these with the words `resume FOLDER`.
 TRAIN = """echo '[{"epoch": 1, "loss": 1, "seconds": 1, "valid_mrr": 0.25},' >$2/history.json
 grep -q 'seed = 1' $2/recipe.toml && best=0.5 || best=0.75
@@ -238,23 +272,30 @@ def test_trials_are_launched_by_a_command(small_graph, tmp_path):
     options = {"graph": small_graph, "device": "cpu"}
     space = space_from(SEEDS, source="it", name="it")
     result = tune(space, out=tmp_path / "good", launcher=["sh", "-c", TRAIN, "sh"], **options)
-    assert {trial.params["training.seed"]: trial.mrr for trial in result.trials} == {0: 0.75, 1: 0.5}
+    assert {trial.params["training.seed"]: trial.mrr for trial in result.trials} == {
+        0: 0.75,
+        1: 0.5,
+    }
     assert not list((tmp_path / "good" / "trials").iterdir())
     failed = tune(space, out=tmp_path / "bad", launcher=["sh", "-c", FAIL, "sh"], **options)
     assert [trial.state for trial in failed.trials] == ["failed"] * 2
     assert "ended with status 3; see" in failed.trials[0].error
     assert failed.trials[0].error.endswith("dualkg: two GPUs were expected.")
     with pytest.raises(
-        RequestError, match="--launcher should start with a program that is installed; .* 'no-torchrun'"
+        RequestError,
+        match="--launcher should start with a program that is installed; .* 'no-torchrun'",
     ):
         tune(space, out=tmp_path / "none", launcher=["no-torchrun", "-m", "dualkg"], **options)
 
 
 @pytest.mark.slow
 def test_a_launched_trial_has_the_result_of_an_ordinary_one(small_graph, tmp_path):
-    space, options = space_from(SEEDS, source="it", name="it"), {"graph": small_graph, "device": "cpu"}
+    space = space_from(SEEDS, source="it", name="it")
+    options = {"graph": small_graph, "device": "cpu"}
     plain = tune(space, out=tmp_path / "plain", **options)
-    launched = tune(space, out=tmp_path / "launched", launcher=[sys.executable, "-m", "dualkg"], **options)
+    launched = tune(
+        space, out=tmp_path / "launched", launcher=[sys.executable, "-m", "dualkg"], **options
+    )
     assert [trial.mrr for trial in launched.trials] == [trial.mrr for trial in plain.trials]
     assert None not in [trial.mrr for trial in plain.trials]
 
@@ -262,15 +303,31 @@ def test_a_launched_trial_has_the_result_of_an_ordinary_one(small_graph, tmp_pat
 @pytest.mark.slow
 def test_trials_in_two_processes_are_launched_by_torchrun(small_graph, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    space, options = space_from(SEEDS, source="it", name="it"), {"graph": small_graph, "device": "cpu"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dualkg"]
+    space = space_from(SEEDS, source="it", name="it")
+    options = {"graph": small_graph, "device": "cpu"}
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "dualkg",
+    ]
     plain = tune(space, out=tmp_path / "plain", **options)
     launched = tune(space, out=tmp_path / "launched", launcher=torchrun, **options)
-    assert [trial.mrr for trial in launched.trials] == pytest.approx([trial.mrr for trial in plain.trials], abs=1e-3)
+    assert [trial.mrr for trial in launched.trials] == pytest.approx(
+        [trial.mrr for trial in plain.trials], abs=1e-3
+    )
     assert not list((tmp_path / "launched" / "trials").iterdir())
-    space = space_from({**SEEDS, "regularizer": {"name": "DURA"}, "search": {"trials": 1}}, source="it", name="it")
+    space = space_from(
+        {**SEEDS, "regularizer": {"name": "DURA"}, "search": {"trials": 1}}, source="it", name="it"
+    )
     failed = tune(space, out=tmp_path / "failed", launcher=torchrun, **options)
-    assert failed.trials[0].error.endswith("dualkg: DURA needs a weight, the paper's λ: set regularizer.weight.")
+    assert failed.trials[0].error.endswith(
+        "dualkg: DURA needs a weight, the paper's λ: set regularizer.weight."
+    )
 
 
 @pytest.fixture
@@ -295,11 +352,17 @@ def test_a_stopped_search_stops_the_command_of_its_trial(with_sleeping_trial):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
-def test_a_killed_search_stops_the_command_of_its_trial(with_sleeping_trial, folder: Path, resume, monkeypatch):
+def test_a_killed_search_stops_the_command_of_its_trial(
+    with_sleeping_trial, folder: Path, resume, monkeypatch
+):
     search, path = with_sleeping_trial
     search.kill()
     until(lambda: not is_running(int(path.read_text())))
-    monkeypatch.setattr(sys.modules[__name__], "WORDS", (*WORDS, "--launcher", shlex.join(["sh", "-c", TRAIN, "sh"])))
+    monkeypatch.setattr(
+        sys.modules[__name__],
+        "WORDS",
+        (*WORDS, "--launcher", shlex.join(["sh", "-c", TRAIN, "sh"])),
+    )
     resume()
     assert set(count_points(query(folder, FINISHED)).values()) == {1}
     assert not list((folder / "out" / "trials").iterdir())
@@ -321,7 +384,9 @@ def test_parallel_jobs(small_graph, tmp_path, monkeypatch, method):
     tables = {"training": {"epochs": 2}, "model": {"dim": 4}, "space": {"training.seed": [0, 1, 2]}}
     space = space_from(tables, source="it", name="it")
     events = []
-    result = tune(space, out=tmp_path, graph=small_graph, jobs=2, device="cpu", on_progress=events.append)
+    result = tune(
+        space, out=tmp_path, graph=small_graph, jobs=2, device="cpu", on_progress=events.append
+    )
     assert [trial.state for trial in result.trials] == ["finished"] * 3
     assert {trial.params["training.seed"] for trial in result.trials} == {0, 1, 2}
     assert events
@@ -339,7 +404,9 @@ def postgresql(tmp_path_factory) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="pg") as folder:  # the path of a socket is short
         Path(folder).chmod(0o777)
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **user}
-        subprocess.run([initdb, "-D", f"{folder}/data", "-U", "test", "-A", "trust", "-N"], check=True, **quiet)
+        subprocess.run(
+            [initdb, "-D", f"{folder}/data", "-U", "test", "-A", "trust", "-N"], check=True, **quiet
+        )
         words = ["-D", f"{folder}/data", "-k", folder, "-c", "listen_addresses=", "-F"]
         with subprocess.Popen([str(Path(initdb).with_name("postgres")), *words], **quiet) as server:
             try:
@@ -362,4 +429,6 @@ def test_processes_share_a_study_in_postgresql(folder: Path, postgresql: str):
     with psycopg.connect(postgresql) as database:
         points = count_points(database.execute(FINISHED).fetchall())
     assert sorted(points.values()) == [1] * 6
-    assert (folder / "one" / "best.toml").read_text() == (folder / "other" / "best.toml").read_text()
+    assert (folder / "one" / "best.toml").read_text() == (
+        folder / "other" / "best.toml"
+    ).read_text()

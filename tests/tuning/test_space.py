@@ -23,7 +23,9 @@ LISTS = st.fixed_dictionaries(
     {
         "model.dim": st.lists(st.integers(1, 50), min_size=1, max_size=4, unique=True),
         "regularizer.weight": st.lists(st.floats(0, 9), min_size=1, max_size=4, unique=True),
-        "optimizer.name": st.lists(st.sampled_from(["Adagrad", "Adam", "SGD"]), min_size=1, unique=True),
+        "optimizer.name": st.lists(
+            st.sampled_from(["Adagrad", "Adam", "SGD"]), min_size=1, unique=True
+        ),
     }
 )
 
@@ -72,7 +74,12 @@ def test_base_recipe_by_path_with_changes(tmp_path):
         'recipe = "base.toml"\n[training]\nepochs = 3\n[space]\n"model.dim" = [1, 2]\n[search]\nname = "mine"\n'
     )
     found = load_space(tmp_path / "space.toml")
-    assert (found.name, found.base.model.name, found.base.model.dim, found.base.training.epochs) == ("mine", "CP", 7, 3)
+    assert (
+        found.name,
+        found.base.model.name,
+        found.base.model.dim,
+        found.base.training.epochs,
+    ) == ("mine", "CP", 7, 3)
 
 
 def test_validation_interval_of_trials_and_of_the_best_recipe():
@@ -81,7 +88,9 @@ def test_validation_interval_of_trials_and_of_the_best_recipe():
     assert found.recipe({"model.dim": 1}).validation.every == 0
     rare = space('[training]\nepochs = 40\n[space]\n"model.dim" = [1, 2]\n[search]\nprune = false')
     assert rare.trial_recipe({"model.dim": 1}).validation.every == 40
-    own = space('[validation]\nevery = 2\npatience = 3\n[space]\n"model.dim" = [1, 2]\n[search]\nvalidate_every = 5')
+    own = space(
+        '[validation]\nevery = 2\npatience = 3\n[space]\n"model.dim" = [1, 2]\n[search]\nvalidate_every = 5'
+    )
     assert own.recipe({"model.dim": 1}) == own.trial_recipe({"model.dim": 1})
     assert own.recipe({"model.dim": 1}).validation.every == 5
 
@@ -89,42 +98,72 @@ def test_validation_interval_of_trials_and_of_the_best_recipe():
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('[space]\n"training.epoch" = [1]', "training.epoch is not a setting of recipes. Did you mean 'epochs'?"),
-        ('[space]\n"trainin.epochs" = [1]', "trainin is not a setting of recipes. Did you mean 'training'?"),
-        ('[spaec]\n"model.dim" = [1]', "spaec is not a table of a search space. Did you mean 'space'?"),
+        (
+            '[space]\n"training.epoch" = [1]',
+            "training.epoch is not a setting of recipes. Did you mean 'epochs'?",
+        ),
+        (
+            '[space]\n"trainin.epochs" = [1]',
+            "trainin is not a setting of recipes. Did you mean 'training'?",
+        ),
+        (
+            '[spaec]\n"model.dim" = [1]',
+            "spaec is not a table of a search space. Did you mean 'space'?",
+        ),
         (
             '[space]\n"model.dim" = []',
             "model.dim should be a list of values, [1, 2], or a range, { low = 1, high = 2 };",
         ),
         ('[space]\n"model.dim" = 5', "model.dim should be a list of values, [1, 2], or a range"),
         ('[space]\n"model.dim" = [[5]]', "model.dim should be a list of values"),
-        ('[space]\n"model.dim" = [0]', "model.dim should be greater than or equal to 1; 0 was given."),
+        (
+            '[space]\n"model.dim" = [0]',
+            "model.dim should be greater than or equal to 1; 0 was given.",
+        ),
         ('[space]\n"model.dim" = [3, 3]', "model.dim lists 3 twice"),
         ('[space]\n"regularizer.weight" = [1, 1.0]', "regularizer.weight lists 1.0 twice"),
         ("[space]", "[space] is empty; it should list values to try"),
         ("", "[space] is empty; it should list values to try"),
-        ('[space]\n"model.dim" = { low = 1, high = 9 }', "model.dim is a range, and a grid needs a list of values."),
+        (
+            '[space]\n"model.dim" = { low = 1, high = 9 }',
+            "model.dim is a range, and a grid needs a list of values.",
+        ),
         (
             '[space]\n"model.dim" = { low = 1 }',
             "model.dim should have both ends, { low = 1, high = 2 };",
         ),
-        ('[space]\n"model.dim" = { low = 9, high = 1 }', "model.dim should have low < high; got 9 and 1."),
-        ('[space]\n"model.dim" = { low = 1, high = 9, lgo = true }', "model.dim.lgo is not a setting of ranges. Did"),
+        (
+            '[space]\n"model.dim" = { low = 9, high = 1 }',
+            "model.dim should have low < high; got 9 and 1.",
+        ),
+        (
+            '[space]\n"model.dim" = { low = 1, high = 9, lgo = true }',
+            "model.dim.lgo is not a setting of ranges. Did",
+        ),
         (
             '[space]\n"regularizer.weight" = { low = 0, high = 9, log = true }',
             "should have low > 0 and no step; got low = 0.0",
         ),
         ('[space]\n"data.graph" = ["world"]', "data.graph cannot be searched"),
         ('[space]\n"validation.every" = [1]', "validation.every cannot be searched"),
-        ('[space]\n"model.dim" = [1]\n[search]\nmethod = "gird"', "search.method should be 'grid', 'tpe' or 'random'"),
+        (
+            '[space]\n"model.dim" = [1]\n[search]\nmethod = "gird"',
+            "search.method should be 'grid', 'tpe' or 'random'",
+        ),
         (
             '[space]\n"model.dim" = [1]\n[search]\nmehtod = "grid"',
             "search.mehtod is not a setting of searches. Did",
         ),
-        ('[space]\n"model.dim" = [1]\n[search]\nmethod = "tpe"', 'method = "tpe" needs a number of trials'),
+        (
+            '[space]\n"model.dim" = [1]\n[search]\nmethod = "tpe"',
+            'method = "tpe" needs a number of trials',
+        ),
         ('recipe = 5\n[space]\n"model.dim" = [1]', "recipe should be a path"),
         ('recipe = "nowhere.toml"\n[space]\n"model.dim" = [1]', "nowhere.toml cannot be read"),
-        ('[training]\nepoch = 3\n[space]\n"model.dim" = [1]', "training.epoch is not a setting of recipes."),
+        (
+            '[training]\nepoch = 3\n[space]\n"model.dim" = [1]',
+            "training.epoch is not a setting of recipes.",
+        ),
     ],
 )
 def test_mistakes_are_refused_with_a_sentence(text, sentence):
@@ -168,7 +207,13 @@ CHOSEN = {  # k, batch, λ, λ1, λ2 of the paper's table of hyper-parameters
 @pytest.mark.parametrize("name", CHOSEN)
 def test_grids_of_the_paper_contain_its_choices(name):
     found = load_space(Path(__file__).parents[2] / "paper" / "spaces" / f"{name}.toml")
-    keys = ("model.dim", "training.batch_size", "regularizer.weight", "regularizer.plain", "regularizer.mapped")
+    keys = (
+        "model.dim",
+        "training.batch_size",
+        "regularizer.weight",
+        "regularizer.plain",
+        "regularizer.mapped",
+    )
     for key, value in zip(keys, CHOSEN[name], strict=True):
         assert value in found.dimensions[key]
     assert found.dimensions["optimizer.learning_rate"] == (0.1, 0.01)

@@ -1,4 +1,6 @@
-"""Tuning: every trial runs once, selected by the validation split, whatever is interrupted or fails."""
+"""Tuning: every trial runs once, selected by the validation split, whatever is interrupted or
+fails.
+"""
 
 import dataclasses
 import json
@@ -66,7 +68,9 @@ class Poison:
 def test_objective_equals_training_and_the_test_split_is_never_used(small_graph, tmp_path):
     poisoned = dataclasses.replace(small_graph, test=Poison())
     result = tune(space({"optimizer.learning_rate": [0.1, 0.3]}), out=tmp_path, graph=poisoned)
-    run = kg.train_recipe(result.recipe, graph=dataclasses.replace(small_graph, test=small_graph.test[:0]))
+    run = kg.train_recipe(
+        result.recipe, graph=dataclasses.replace(small_graph, test=small_graph.test[:0])
+    )
     assert run.reports["valid"].mrr == pytest.approx(result.best.mrr, abs=1e-6)
 
 
@@ -79,18 +83,33 @@ def test_unpromising_trials_are_pruned(small_graph, tmp_path):
     assert states["finished"] >= 5
     pruned = [row for row in result.trials if row.state == "pruned"]
     assert all(row.mrr is not None and row.mrr < result.best.mrr for row in pruned)
-    whole = tune(space({**choices, "training.epochs": [1]}, prune=False), out=tmp_path / "whole", graph=small_graph)
+    whole = tune(
+        space({**choices, "training.epochs": [1]}, prune=False),
+        out=tmp_path / "whole",
+        graph=small_graph,
+    )
     assert {row.state for row in whole.trials} == {"finished"}
     assert set(whole.importance) == set(choices)
     assert sum(whole.importance.values()) == pytest.approx(1, abs=1e-3)
 
 
 def test_error_of_a_failed_trial_is_saved_and_the_search_continues(small_graph, tmp_path):
-    choices = {"regularizer.name": ["N3", "DURA"], "optimizer.learning_rate": [0.1, 1e30], "optimizer.name": ["SGD"]}
-    tables = {"model": {"name": "RESCAL", "dim": 3}, "regularizer": {"weight": 0.1}, "training": {"epochs": 3}}
-    result = tune(space_from({**tables, "space": choices}, source="it"), out=tmp_path, graph=small_graph)
+    choices = {
+        "regularizer.name": ["N3", "DURA"],
+        "optimizer.learning_rate": [0.1, 1e30],
+        "optimizer.name": ["SGD"],
+    }
+    tables = {
+        "model": {"name": "RESCAL", "dim": 3},
+        "regularizer": {"weight": 0.1},
+        "training": {"epochs": 3},
+    }
+    result = tune(
+        space_from({**tables, "space": choices}, source="it"), out=tmp_path, graph=small_graph
+    )
     errors = {
-        (row.params["regularizer.name"], row.params["optimizer.learning_rate"]): row.error for row in result.trials
+        (row.params["regularizer.name"], row.params["optimizer.learning_rate"]): row.error
+        for row in result.trials
     }
     assert "those of RESCAL are not" in errors["N3", 0.1]
     assert "those of RESCAL are not" in errors["N3", 1e30]
@@ -144,7 +163,12 @@ def test_ctrl_c_saves_finished_trials_and_the_rest_is_done_later(small_graph, tm
     assert json.loads((tmp_path / "summary.json").read_text())["finished"] == 2
     result = tune(FOUR, out=tmp_path, graph=small_graph)
     assert len({tuple(row.params.items()) for row in result.trials}) == 4
-    assert [row.number for row in result.trials] == [0, 1, 2, 3]  # as without the stop, so that ties end the same way
+    assert [row.number for row in result.trials] == [
+        0,
+        1,
+        2,
+        3,
+    ]  # as without the stop, so that ties end the same way
     states = Counter(trial.state.name for trial in trials_in(tmp_path))
     assert states == {"COMPLETE": 4, "FAIL": 1}
 
@@ -163,8 +187,12 @@ def test_one_trial_counts_for_each_slot():
     def chosen(*trials):
         return {slot: one.number for slot, one in trials_by_slot(reversed(trials)).items()}
 
-    assert chosen(trial(0), trial(1), trial(2, "RUNNING", retry_of=0), trial(3, "WAITING", retry_of=0)) == {0: 2, 1: 1}
-    assert chosen(trial(0), trial(1, "COMPLETE"), trial(2, retry_of=0), trial(3, retry_of=0), trial(4)) == {
+    assert chosen(
+        trial(0), trial(1), trial(2, "RUNNING", retry_of=0), trial(3, "WAITING", retry_of=0)
+    ) == {0: 2, 1: 1}
+    assert chosen(
+        trial(0), trial(1, "COMPLETE"), trial(2, retry_of=0), trial(3, retry_of=0), trial(4)
+    ) == {
         0: 3,
         1: 1,
         2: 4,
@@ -174,15 +202,25 @@ def test_one_trial_counts_for_each_slot():
 
 def test_another_space_in_the_same_folder_is_refused(small_graph, tmp_path):
     tune(space({"model.dim": [2]}), out=tmp_path, graph=small_graph)
-    with pytest.raises(kg.RequestError, match=r"with a different setup: \[space\] differs. Use another --out"):
+    with pytest.raises(
+        kg.RequestError, match=r"with a different setup: \[space\] differs. Use another --out"
+    ):
         tune(space({"model.dim": [3]}), out=tmp_path, graph=small_graph)
     with pytest.raises(kg.RequestError, match="the data differs"):
-        tune(space({"model.dim": [2]}), out=tmp_path, graph=dataclasses.replace(small_graph, fingerprint="other"))
+        tune(
+            space({"model.dim": [2]}),
+            out=tmp_path,
+            graph=dataclasses.replace(small_graph, fingerprint="other"),
+        )
 
 
 def test_requests_that_are_refused(small_graph, tmp_path, monkeypatch):
-    with pytest.raises(kg.RequestError, match="made has no validation triples, and tuning selects by their MRR"):
-        tune(FOUR, out=tmp_path, graph=dataclasses.replace(small_graph, valid=small_graph.valid[:0]))
+    with pytest.raises(
+        kg.RequestError, match="made has no validation triples, and tuning selects by their MRR"
+    ):
+        tune(
+            FOUR, out=tmp_path, graph=dataclasses.replace(small_graph, valid=small_graph.valid[:0])
+        )
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.toml").touch()
     with pytest.raises(kg.RequestError, match="contains a run; tuning needs a folder of its own"):
@@ -191,11 +229,16 @@ def test_requests_that_are_refused(small_graph, tmp_path, monkeypatch):
         tune(FOUR, out=tmp_path, graph=small_graph, storage="nonsense")
     monkeypatch.setitem(sys.modules, "psycopg", None)
     for url in ("postgresql://nowhere/x", "postgres://nowhere/x"):
-        with pytest.raises(kg.RequestError, match=r"driver that is not installed: pip install 'dualkg\[postgresql\]'"):
+        with pytest.raises(
+            kg.RequestError,
+            match=r"driver that is not installed: pip install 'dualkg\[postgresql\]'",
+        ):
             tune(FOUR, out=tmp_path, graph=small_graph, storage=url)
     with pytest.raises(kg.RequestError, match="driver that is not installed: .*oracledb"):
         tune(FOUR, out=tmp_path, graph=small_graph, storage="oracle+oracledb://nowhere/x")
-    with pytest.raises(kg.RequestError, match="The storage cannot be opened: unable to open database file"):
+    with pytest.raises(
+        kg.RequestError, match="The storage cannot be opened: unable to open database file"
+    ):
         tune(FOUR, out=tmp_path, graph=small_graph, storage=f"sqlite:///{tmp_path}/nowhere/x.db")
 
 
@@ -241,18 +284,27 @@ def test_tune_command(tmp_path, monkeypatch, capsys):
     assert type_in(monkeypatch, "tune", "mine.toml", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["finished"], found["folder"]) == (2, "runs/tune-mine")
-    (tmp_path / "mine.toml").write_text(SPACE.replace("dim = 2", "dim = 2\noptions = { colour = 1 }"))
+    (tmp_path / "mine.toml").write_text(
+        SPACE.replace("dim = 2", "dim = 2\noptions = { colour = 1 }")
+    )
     assert type_in(monkeypatch, "tune", "mine.toml", "--out", "bad") == 1
-    assert "No trial finished; see bad/trials.csv. The first error: ComplEx cannot be made" in capsys.readouterr().err
+    assert (
+        "No trial finished; see bad/trials.csv. The first error: ComplEx cannot be made"
+        in capsys.readouterr().err
+    )
 
 
 def test_ctrl_c_prints_the_command_that_resumes(tmp_path, monkeypatch, capsys, request):
     # A process started in the background may ignore SIGINT.
     request.addfinalizer(
-        partial(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+        partial(
+            signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler)
+        )
     )
     (tmp_path / "mine.toml").write_text(SPACE)
-    monkeypatch.setattr("dualkg.tuning.study.Worker.run", lambda self: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(
+        "dualkg.tuning.study.Worker.run", lambda self: os.kill(os.getpid(), signal.SIGINT)
+    )
     words = ("tune", tmp_path / "mine.toml", "--out", tmp_path / "out")
     assert type_in(monkeypatch, *words) == 130
     result = capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Analysis of trained models: sparsity, the nuclear-norm bound, projections, figures, ranks of runs and records."""
+"""Analysis of trained models: sparsity, the nuclear-norm bound, projections, figures, ranks of runs
+and records.
+"""
 
 from dualkg.analysis.nuclear import bound_before_and_after, nuclear_bound, rebalanced
 from dualkg.analysis.sparsity import rotated, sparsify, sparsity_curve, storage_of

@@ -1,4 +1,6 @@
-"""Figures: their common style, saving as PNG and SVG, the reliability diagram, and the picture of a graph."""
+"""Figures: their common style, saving as PNG and SVG, the reliability diagram, and the picture of a
+graph.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,12 @@ if TYPE_CHECKING:
     from dualkg.data.inspection import Inspection
 
 
-INK, QUIET, FAINT, PAPER = "#1f2933", "#6b7782", "#e4e8eb", "#ffffff"
-ACCENT, CONTRAST = "#1b6ca8", "#d9822b"
+INK = "#1f2933"
+QUIET = "#6b7782"
+FAINT = "#e4e8eb"
+PAPER = "#ffffff"
+ACCENT = "#1b6ca8"
+CONTRAST = "#d9822b"
 WIDTH = 8.0  # inches: 800 pixels at 100 dots an inch
 DOTS_PER_INCH = 200
 STYLE: dict[str, Any] = {
@@ -56,16 +62,25 @@ class Drawing:
     caption: str
 
     def save(self, path: str | Path) -> list[Path]:
-        """Write the figure as PNG and as SVG, next to each other; the same figure gives the same bytes."""
+        """Write the figure as PNG and as SVG, next to each other; the same figure gives the same
+        bytes.
+        """
         path = Path(path)
         stem = path.stem if path.suffix in (".png", ".svg") else path.name
-        targets = {path.with_name(f"{stem}.png"): ["Software"], path.with_name(f"{stem}.svg"): ["Date", "Creator"]}
+        targets = {
+            path.with_name(f"{stem}.png"): ["Software"],
+            path.with_name(f"{stem}.svg"): ["Date", "Creator"],
+        }
         with figure_style(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing")  # the SVG keeps text as text, for any font
+            warnings.filterwarnings(
+                "ignore", "Glyph .* missing"
+            )  # the SVG keeps text as text, for any font
             for target, varying in targets.items():
                 metadata = {**dict.fromkeys(varying), "Description": self.caption}
                 with atomic_write(target) as fresh:
-                    self.figure.savefig(fresh, format=target.suffix[1:], dpi=DOTS_PER_INCH, metadata=metadata)
+                    self.figure.savefig(
+                        fresh, format=target.suffix[1:], dpi=DOTS_PER_INCH, metadata=metadata
+                    )
         return list(targets)
 
 
@@ -78,7 +93,9 @@ def figure_style() -> Iterator[None]:
         yield
 
 
-def new_figure(height: float, *, columns: int = 1, gap: float = 0.02, **options: Any) -> tuple[Figure, list[Axes]]:
+def new_figure(
+    height: float, *, columns: int = 1, gap: float = 0.02, **options: Any
+) -> tuple[Figure, list[Axes]]:
     """A white figure of the width of the page with panels from left to right."""
     figure = _white_figure(height, w_pad=0.08, h_pad=0.08, wspace=gap)
     return figure, list(figure.subplots(1, columns, squeeze=False, **options)[0])
@@ -88,28 +105,49 @@ def _white_figure(height: float, **layout: Any) -> Figure:
     with optional_import("matplotlib", purpose="A figure"):
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
-    return Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(**layout), facecolor=PAPER)
+    return Figure(
+        figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(**layout), facecolor=PAPER
+    )
 
 
 def set_titles(axes: Axes, title: str, subtitle: str = "") -> None:
     axes.set_title(title, pad=22 if subtitle else 8)
     if subtitle:
-        axes.annotate(subtitle, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", color=QUIET)
+        axes.annotate(
+            subtitle,
+            (0, 1),
+            (0, 8),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            color=QUIET,
+        )
 
 
-Point = tuple[float, float, float]  # predicted, observed, and their expected difference by chance alone
+Point = tuple[
+    float, float, float
+]  # predicted, observed, and their expected difference by chance alone
 TICKS = {0.001: "0.1%", 0.01: "1%", 0.1: "10%", 1.0: "100%"}
-BAND = 2.5  # about 95 of 100 bins with correct probabilities lie within this multiple of the expected difference
+# About 95 of 100 bins with correct probabilities lie within this multiple of the expected
+# difference.
+BAND = 2.5
 
 
-def draw_reliability(panels: Mapping[str, Sequence[Point]], *, graph: str = "", ece: float | None = None) -> Drawing:
-    """A reliability diagram: panel title → its bins. Axes are logarithmic, because most probabilities are small."""
+def draw_reliability(
+    panels: Mapping[str, Sequence[Point]], *, graph: str = "", ece: float | None = None
+) -> Drawing:
+    """A reliability diagram: panel title → its bins. Axes are logarithmic, because most
+    probabilities are small.
+    """
     if not panels or not all(panels.values()):
         raise RequestError("A reliability diagram needs at least one bin in each panel.")
-    smallest = min(value for points in panels.values() for point in points for value in point[:2] if value > 0)
+    smallest = min(
+        value for points in panels.values() for point in points for value in point[:2] if value > 0
+    )
     low = max(min(smallest / 1.6, 0.008), 1e-7)
     with figure_style():
-        figure, all_axes = new_figure(5.2 if len(panels) == 1 else 8.6 / len(panels) + 0.4, columns=len(panels))
+        figure, all_axes = new_figure(
+            5.2 if len(panels) == 1 else 8.6 / len(panels) + 0.4, columns=len(panels)
+        )
         for axes, (title, points) in zip(all_axes, panels.items(), strict=True):
             set_titles(axes, title)
             _set_log_axes(axes, low)
@@ -118,16 +156,22 @@ def draw_reliability(panels: Mapping[str, Sequence[Point]], *, graph: str = "", 
     error = f" Expected calibration error: {ece:.4f}." if ece is not None else ""
     return Drawing(
         figure,
-        f"Candidates{' of ' * bool(graph)}{graph} in bins of equal mass: the observed frequency of true triples "
-        f"against the predicted probability. On the dashed line the two agree; the grey band is the deviation expected "
-        f"by chance.{error}",
+        f"Candidates{' of ' * bool(graph)}{graph} in bins of equal mass: the observed frequency "
+        "of true triples against the predicted probability. On the dashed line the two agree; "
+        f"the grey band is the deviation expected by chance.{error}",
     )
 
 
 def _set_log_axes(axes: Axes, low: float) -> None:
     from matplotlib.ticker import NullLocator
 
-    axes.set(xscale="log", yscale="log", xlim=(low, 1.05), ylim=(low, 1.05), xlabel="predicted probability")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=(low, 1.05),
+        ylim=(low, 1.05),
+        xlabel="predicted probability",
+    )
     ticks = [value for value in TICKS if value >= low]
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
@@ -145,17 +189,25 @@ def _plot_bins(axes: Axes, points: Sequence[Point], low: float) -> None:
     axes.fill_between(predicted, lower, upper, color=FAINT, linewidth=0, zorder=1)
     observed = [max(point[1], low) for point in points]
     axes.plot(predicted, observed, color=ACCENT, linewidth=1.4, zorder=3)
-    for x, y, point in zip(predicted, observed, points, strict=True):  # hollow where no candidate was true
+    for x, y, point in zip(
+        predicted, observed, points, strict=True
+    ):  # hollow where no candidate was true
         face = ACCENT if point[1] > 0 else PAPER
         axes.scatter(x, y, s=34, color=face, edgecolors=ACCENT, zorder=4, clip_on=False)
 
 
-# -- the picture of a graph ---------------------------------------------------------------------------------
+# -- the picture of a graph --------------------------------------------------
 
 NUM_BARS = 12  # relations that are drawn
 MAX_LETTERS = 38  # of the name of a relation
 BAR_LABEL: dict[str, Any] = {"padding": 4, "fontsize": 8, "color": QUIET}
-CARDINALITY_COLORS = {"1-1": "#7fb8a4", "1-N": "#8ec1e3", "N-1": CONTRAST, "N-N": ACCENT, "unseen": FAINT}
+CARDINALITY_COLORS = {
+    "1-1": "#7fb8a4",
+    "1-N": "#8ec1e3",
+    "N-1": CONTRAST,
+    "N-N": ACCENT,
+    "unseen": FAINT,
+}
 SHARES = {
     "unseen_triples": "unseen entity\nor relation",
     "leaked": "leaked by copies or\nredundant relations",
@@ -166,10 +218,18 @@ SHARES = {
 
 def draw_inspection(found: Inspection) -> Drawing:
     """Degrees, unseen and leaked triples, and the largest relations coloured by cardinality."""
-    top, bottom = 3.3, 1.0 + 0.24 * min(len(found.relations), NUM_BARS)  # inches
+    top = 3.3
+    bottom = 1.0 + 0.24 * min(len(found.relations), NUM_BARS)  # inches
     sizes = {split: len(part) for split, part in found.triples.items()}
-    leaks = [f"{facts.leaked / max(sizes[split], 1):.1%} of {split}" for split, facts in found.held_out.items()]
-    counts = (len(found.entities), "entities"), (len(found.relations), "relations"), (sum(sizes.values()), "triples")
+    leaks = [
+        f"{facts.leaked / max(sizes[split], 1):.1%} of {split}"
+        for split, facts in found.held_out.items()
+    ]
+    counts = (
+        (len(found.entities), "entities"),
+        (len(found.relations), "relations"),
+        (sum(sizes.values()), "triples"),
+    )
     title = f"{found.graph}: {', '.join(f'{number:,} {kind}' for number, kind in counts)}"
     with figure_style():
         figure = _white_figure(0.4 + top + bottom, w_pad=0.1, h_pad=0.1)
@@ -179,15 +239,25 @@ def draw_inspection(found: Inspection) -> Drawing:
         _draw_degrees(left.subplots(), found)
         _draw_shares(right.subplots(), found)
         _draw_relations(below.subplots(), found)
-    return Drawing(figure, f"Degrees, relations and leakage of {found.graph}. Train leaks {' and '.join(leaks)}.")
+    return Drawing(
+        figure,
+        f"Degrees, relations and leakage of {found.graph}. Train leaks {' and '.join(leaks)}.",
+    )
 
 
 def _draw_degrees(axes: Axes, found: Inspection) -> None:
-    degrees, bins = found.degrees, found.degrees.distribution
-    set_titles(axes, "Degrees in train", f"median {degrees.median:g}, mean {degrees.mean:.1f}, maximum {degrees.max:,}")
+    degrees = found.degrees
+    bins = found.degrees.distribution
+    set_titles(
+        axes,
+        "Degrees in train",
+        f"median {degrees.median:g}, mean {degrees.mean:.1f}, maximum {degrees.max:,}",
+    )
     axes.bar(range(len(bins)), [one["entities"] for one in bins], width=0.86, color=ACCENT)
     labelled = range(0, len(bins), 1 + len(bins) // 8)
-    axes.set_xticks(labelled, [_degree_label(bins[place]["from"], bins[place]["to"]) for place in labelled])
+    axes.set_xticks(
+        labelled, [_degree_label(bins[place]["from"], bins[place]["to"]) for place in labelled]
+    )
     axes.set(xlabel="triples per entity", ylabel="entities")
     axes.grid(True, axis="y")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -204,7 +274,10 @@ def _degree_label(low: int, high: int) -> str:
 def _draw_shares(axes: Axes, found: Inspection) -> None:
     set_titles(axes, "Unseen or leaked", "share of triples")
     for offset, (split, color) in enumerate((("valid", "#9cc3df"), ("test", ACCENT))):
-        shares = [getattr(found.held_out[split], name) / max(len(found.triples[split]), 1) for name in SHARES]
+        shares = [
+            getattr(found.held_out[split], name) / max(len(found.triples[split]), 1)
+            for name in SHARES
+        ]
         places = [row + 0.38 * (offset - 0.5) for row in range(len(SHARES))]
         bars = axes.barh(places, shares, height=0.34, color=color, label=split)
         axes.bar_label(bars, [f"{share:.1%}" if share else "0" for share in shares], **BAR_LABEL)
@@ -233,8 +306,13 @@ def _draw_relations(axes: Axes, found: Inspection) -> None:
     axes.margins(x=0.1, y=0.01)
     axes.spines["bottom"].set_visible(False)
     total = max(len(found.triples["train"]), 1)
-    labels = {kind: f"{kind}: {facts['train'] / total:.0%}" for kind, facts in found.by_cardinality.items()}
-    _list_downwards(axes, [Patch(color=CARDINALITY_COLORS[kind], label=label) for kind, label in labels.items()])
+    labels = {
+        kind: f"{kind}: {facts['train'] / total:.0%}"
+        for kind, facts in found.by_cardinality.items()
+    }
+    _list_downwards(
+        axes, [Patch(color=CARDINALITY_COLORS[kind], label=label) for kind, label in labels.items()]
+    )
 
 
 def _list_downwards(axes: Axes, patches: Sequence[Any] | None = None) -> None:
@@ -242,5 +320,10 @@ def _list_downwards(axes: Axes, patches: Sequence[Any] | None = None) -> None:
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelcolor=INK)
     axes.spines["left"].set_visible(False)
-    options: dict[str, Any] = {"ncols": 5, "handlelength": 1, "handleheight": 1, "columnspacing": 1.2}
+    options: dict[str, Any] = {
+        "ncols": 5,
+        "handlelength": 1,
+        "handleheight": 1,
+        "columnspacing": 1.2,
+    }
     axes.legend(handles=patches, loc="lower right", bbox_to_anchor=(1, 1), **options)

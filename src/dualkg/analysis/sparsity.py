@@ -1,4 +1,6 @@
-"""Sparsity of entity embeddings: setting small entries to zero, storage sizes, and MRR against sparsity (Figure 3)."""
+"""Sparsity of entity embeddings: setting small entries to zero, storage sizes, and MRR against
+sparsity (Figure 3).
+"""
 
 from collections.abc import Collection, Iterable, Sequence
 from copy import deepcopy
@@ -24,12 +26,15 @@ from dualkg.training.run import Run, load_run
 
 
 def find_thresholds(tables: Iterable[Tensor], shares: Sequence[float]) -> list[float]:
-    """The threshold λ of the paper's λ-sparsity for each target share of zeros, over all tables together.
+    """The threshold λ of the paper's λ-sparsity for each target share of zeros, over all tables
+    together.
 
-    With N entries and k = ⌊share · N⌋, exactly k entries lie below λ, or fewer where magnitudes equal to λ tie.
+    With N entries and k = ⌊share · N⌋, exactly k entries lie below λ, or fewer where magnitudes
+    equal to λ tie.
     """
     magnitudes = np.concatenate([table.detach().abs().cpu().numpy().ravel() for table in tables])
-    # A share is taken as written: 0.29 of 100 is 29, although 0.29 * 100 is a little less in binary.
+    # A share is taken as written: 0.29 of 100 is 29, although 0.29 * 100 is a little less in
+    # binary.
     indices = [int(Fraction(str(float(check_share(share)))) * len(magnitudes)) for share in shares]
     magnitudes.partition(sorted(set(indices)))
     return [float(magnitudes[index]) for index in indices]
@@ -38,7 +43,10 @@ def find_thresholds(tables: Iterable[Tensor], shares: Sequence[float]) -> list[f
 def check_share(share: float) -> float:
     """Return the share if it is valid: at least 0 and below 1."""
     if not 0 <= share < 1:
-        raise RequestError(f"A share of zeros must be at least 0 and below 1; it is {share:g}. 70 % is written 0.7.")
+        raise RequestError(
+            f"A share of zeros must be at least 0 and below 1; it is {share:g}. 70 % is written "
+            "0.7."
+        )
     return share
 
 
@@ -47,12 +55,14 @@ TOLERANCE = 1e-4  # stop when a round reduces the error by less than this share
 
 
 def rotated(model: Model, *, share: float) -> RESCAL:
-    """RESCAL in rotated axes, in which setting a share of its entity entries to zero costs least; same scores."""
+    """RESCAL in rotated axes, in which setting a share of its entity entries to zero costs least;
+    same scores.
+    """
     check_share(share)
     if not isinstance(model, RESCAL):
         raise RequestError(
-            f"Only RESCAL can be rotated without changing its scores; the axes of {type(model).__name__} are tied "
-            f"to its relations. Leave the rotation out."
+            "Only RESCAL can be rotated without changing its scores; the axes of "
+            f"{type(model).__name__} are tied to its relations. Leave the rotation out."
         )
     copy = deepcopy(model)
     copy.rotate_(find_axes(model.entities.detach(), share))
@@ -61,10 +71,12 @@ def rotated(model: Model, *, share: float) -> RESCAL:
 
 @torch.no_grad()
 def find_axes(table: Tensor, share: float) -> Tensor:
-    """Orthogonal axes Q `(dim, dim)` with a small ‖X Q − S‖, where S is X Q without its smallest entries.
+    """Orthogonal axes Q `(dim, dim)` with a small ‖X Q − S‖, where S is X Q without its smallest
+    entries.
 
-    Alternates, from the principal axes: the best S for a Q keeps its largest entries, and the best Q for an S is the
-    polar factor of Xᵀ S (orthogonal Procrustes). Neither step increases the error.
+    Alternates, from the principal axes: the best S for a Q keeps its largest entries, and the best
+    Q for an S is the polar factor of Xᵀ S (orthogonal Procrustes). Neither step increases the
+    error.
     """
     numbers = table.double()
     axes: Tensor = torch.linalg.eigh(numbers.T @ numbers).eigenvectors
@@ -99,8 +111,9 @@ def entity_tables(model: Model) -> dict[str, nn.Parameter]:
     found = {name: table for name, table in model.named_parameters() if id(table) in used}
     if len(found) < len(used):
         raise RequestError(
-            f"Sparsity is defined for entity tables, and {type(model.embedding).__name__} computes its entity vectors "
-            f"from other parameters. Use a model whose head_table and tail_table are parameters."
+            f"Sparsity is defined for entity tables, and {type(model.embedding).__name__} "
+            "computes its entity vectors from other parameters. Use a model whose head_table and "
+            "tail_table are parameters."
         )
     return found
 
@@ -122,7 +135,9 @@ def sparsify(
     out: str | Path | None = None,
     device: str | torch.device | None = None,
 ) -> Run:
-    """Save a copy of a run with a share of entity entries set to zero; `rotate` picks the axes where it costs least."""
+    """Save a copy of a run with a share of entity entries set to zero; `rotate` picks the axes
+    where it costs least.
+    """
     check_share(share)
     folder = Path(path).resolve()
     target = folder.with_name(f"{folder.name}-sparse-{share:g}") if out is None else Path(out)
@@ -134,9 +149,21 @@ def sparsify(
         tables = entity_tables(model)
         [threshold] = find_thresholds(tables.values(), [share])
         model = sparsified(model, threshold)
-        about = {"source": str(path), "target_share": share, "share": share_of_zeros(model), "threshold": threshold}
+        about = {
+            "source": str(path),
+            "target_share": share,
+            "share": share_of_zeros(model),
+            "threshold": threshold,
+        }
         about |= {"rotated": rotate, "tables": list(tables)}
-        sparse = Run(model, run.graph, run.recipe, run.history, evaluate_held_out(model, run.graph), sparsity=about)
+        sparse = Run(
+            model,
+            run.graph,
+            run.recipe,
+            run.history,
+            evaluate_held_out(model, run.graph),
+            sparsity=about,
+        )
         sparse.save(target)
     return sparse
 
@@ -144,7 +171,9 @@ def sparsify(
 def share_of_zeros(model: Model) -> float:
     """The share of entity entries that are exactly zero."""
     tables = entity_tables(model).values()
-    return 1 - sum(int(table.count_nonzero()) for table in tables) / sum(table.numel() for table in tables)
+    return 1 - sum(int(table.count_nonzero()) for table in tables) / sum(
+        table.numel() for table in tables
+    )
 
 
 Layout = Literal["dense", "CSR", "CSC"]
@@ -152,7 +181,9 @@ Layout = Literal["dense", "CSR", "CSC"]
 
 @dataclass(frozen=True)
 class Size:
-    """Size of some tables in one layout, and the share saved against dense: 0.4 is 40 % less, below 0 is more."""
+    """Size of some tables in one layout, and the share saved against dense: 0.4 is 40 % less, below
+    0 is more.
+    """
 
     numbers: int
     bytes: int
@@ -162,7 +193,9 @@ class Size:
 
 @dataclass(frozen=True)
 class Storage:
-    """Sizes by layout of the entity tables and of the model, whose other tables are dense; bytes in a weights file."""
+    """Sizes by layout of the entity tables and of the model, whose other tables are dense; bytes in
+    a weights file.
+    """
 
     share: float
     entity_tables: dict[Layout, Size]
@@ -175,7 +208,8 @@ class Storage:
 
 def storage_of(model: Model, *, weights: Path | None = None) -> Storage:
     """Compute the size of a model in each layout, and of its weights file if one is given."""
-    tables, on_disk = entity_tables(model), None
+    tables = entity_tables(model)
+    on_disk = None
     others = [table for name, table in model.state_dict().items() if name not in tables]
     if weights:
         stored = [pair for group in load_tensors(weights)[0].values() for pair in group.items()]
@@ -186,7 +220,8 @@ def storage_of(model: Model, *, weights: Path | None = None) -> Storage:
 
 
 def count(table: Tensor, layout: Layout) -> tuple[int, int]:
-    """The paper's count of numbers, 2a + n + 1 for a non-zero entries in n rows (CSR) or columns (CSC), and bytes.
+    """The paper's count of numbers, 2a + n + 1 for a non-zero entries in n rows (CSR) or columns
+    (CSC), and bytes.
 
     Indices are stored as the narrowest integers that hold them.
     """
@@ -203,7 +238,9 @@ def _sizes(tables: Collection[Tensor], *, dense: Collection[Tensor]) -> dict[Lay
     """The sizes of tables in each layout, together with tables that are always dense."""
     totals = {}
     for layout in get_args(Layout):
-        counts = [count(table, layout) for table in tables] + [count(table, "dense") for table in dense]
+        counts = [count(table, layout) for table in tables] + [
+            count(table, "dense") for table in dense
+        ]
         totals[layout] = sum(numbers for numbers, _ in counts), sum(size for _, size in counts)
     all_numbers, all_bytes = totals["dense"]
     return {
@@ -217,7 +254,9 @@ SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One point of a sparsity curve: target and actual share of zeros, threshold, storage and metrics."""
+    """One point of a sparsity curve: target and actual share of zeros, threshold, storage and
+    metrics.
+    """
 
     target_share: float
     share: float
@@ -237,8 +276,12 @@ def sparsity_curve(
         raise RequestError(f"{graph.name} has no {split} triples to evaluate on.")
     known = KnownAnswers.of(graph)
     points = []
-    for share, threshold in zip(shares, find_thresholds(entity_tables(model).values(), shares), strict=True):
+    for share, threshold in zip(
+        shares, find_thresholds(entity_tables(model).values(), shares), strict=True
+    ):
         sparse = sparsified(model, threshold)
         report = evaluate(sparse, graph, split=split, known=known)
-        points.append(CurvePoint(share, share_of_zeros(sparse), threshold, storage_of(sparse), report.metrics))
+        points.append(
+            CurvePoint(share, share_of_zeros(sparse), threshold, storage_of(sparse), report.metrics)
+        )
     return points

@@ -1,4 +1,6 @@
-"""The command line: one short function a command; answers on stdout, progress on stderr, no arithmetic."""
+"""The command line: one short function a command; answers on stdout, progress on stderr, no
+arithmetic.
+"""
 
 from dualkg.cli.main import app, main
 

@@ -16,7 +16,9 @@ from dualkg.errors import RequestError
 Task = Literal["link", "relation", "classification"]
 TASK = "Rank heads and tails (link), rank relations, or classify triples as true or false."
 HITS = "The k of Hits@k, such as 1,3,10,50 (default: 1,3,10)."
-CANDIDATES = "Rank among the candidates that this file lists for each triple (.parquet, .jsonl or .npz)."
+CANDIDATES = (
+    "Rank among the candidates that this file lists for each triple (.parquet, .jsonl or .npz)."
+)
 TYPES = "Rank only among entities that train has on the same side of the relation."
 STORAGE = "Storage formats of the entity table to compare: float32,float16,bf16,int8,sparse:0.9 (90 % zeros)."
 
@@ -30,22 +32,36 @@ def evaluate(
     candidates: Annotated[Path | None, Option(help=CANDIDATES)] = None,
     type_constrained: Annotated[bool, Option("--type-constrained", help=TYPES)] = False,
     task: Annotated[Task, Option(help=TASK)] = "link",
-    negatives: Annotated[Path | None, Option(help="False triples for classification (default: sampled).")] = None,
+    negatives: Annotated[
+        Path | None, Option(help="False triples for classification (default: sampled).")
+    ] = None,
     storage: Annotated[str | None, Option(help=STORAGE)] = None,
     max_size: cli.MaxSize = None,
     device: cli.Device = None,
 ) -> cli.Output:
-    """Evaluate a run: filtered ranking in both directions, ties at their mean rank. Or another task."""
+    """Evaluate a run: filtered ranking in both directions, ties at their mean rank. Or another
+    task.
+    """
     if negatives is not None and task != "classification":
-        raise RequestError("--negatives is for --task classification; the other tasks rank all candidates.")
+        raise RequestError(
+            "--negatives is for --task classification; the other tasks rank all candidates."
+        )
     if (by and task == "relation") or (storage and (by or task != "link")):
         wrong = "--by" if by else f"--task {task}"
-        raise RequestError(f"{'--storage' if storage else '--task relation'} reports totals only. Leave out {wrong}.")
+        raise RequestError(
+            f"{'--storage' if storage else '--task relation'} reports totals only. Leave out "
+            f"{wrong}."
+        )
     if task == "classification" and by not in (None, "relation"):
         raise RequestError(f"--task classification can be reported by relation; got '{by}'.")
-    restricted = "--candidates" if candidates else "--type-constrained" if type_constrained else None
+    restricted = (
+        "--candidates" if candidates else "--type-constrained" if type_constrained else None
+    )
     if restricted and (storage or task != "link"):
-        raise RequestError(f"{restricted} is for ranking heads and tails. Leave it out, or leave out --task/--storage.")
+        raise RequestError(
+            f"{restricted} is for ranking heads and tails. Leave it out, or leave out "
+            "--task/--storage."
+        )
     if candidates and type_constrained:
         raise RequestError("--candidates and --type-constrained exclude each other. Leave out one.")
     if hits and (storage or task == "classification"):
@@ -71,7 +87,9 @@ def _rank(report: kg.Report, by: str | None, ks: tuple[int, ...]) -> cli.Output:
     if not math.isclose(report.optimistic.mrr, report.pessimistic.mrr):
         rows |= {"  optimistic": report.optimistic, "  pessimistic": report.pessimistic}
     if report.num_unseen_triples:
-        rows[f"  without {report.num_unseen_triples:,} triples of unseen entities"] = report.without_unseen
+        rows[f"  without {report.num_unseen_triples:,} triples of unseen entities"] = (
+            report.without_unseen
+        )
     cli.print_metrics(rows, hits=ks, adjusted=True)
     if by:
         groups = dict(sorted(report.by(by).items(), key=lambda item: -item[1].num_queries))
@@ -83,17 +101,34 @@ def _rank(report: kg.Report, by: str | None, ks: tuple[int, ...]) -> cli.Output:
 
 def _rank_relations(run: kg.Run, split: kg.data.graph.Split, ks: tuple[int, ...]) -> cli.Output:
     metrics = kg.evaluate_relations(run.model, run.graph, split=split, hits=ks)
-    yield cli.Result({"graph": run.graph.name, "split": split, "task": "relation", "metrics": metrics.as_dict()})
+    yield cli.Result(
+        {"graph": run.graph.name, "split": split, "task": "relation", "metrics": metrics.as_dict()}
+    )
     cli.print_metrics({f"{run.graph.name} {split}, (head, ?, tail)": metrics}, hits=ks)
 
 
 def _classify(
-    run: kg.Run, split: kg.data.graph.Split, by: str | None, negatives: Path | None, max_size: str | None
+    run: kg.Run,
+    split: kg.data.graph.Split,
+    by: str | None,
+    negatives: Path | None,
+    max_size: str | None,
 ) -> cli.Output:
-    from dualkg.inference.classification import evaluate_classification, matching_valid_file, read_negatives
+    from dualkg.inference.classification import (
+        evaluate_classification,
+        matching_valid_file,
+        read_negatives,
+    )
 
-    files = {"negatives": negatives, "valid_negatives": matching_valid_file(negatives, split) if negatives else None}
-    given: Any = {key: read_negatives(file, run.graph, max_size=max_size) for key, file in files.items() if file}
+    files = {
+        "negatives": negatives,
+        "valid_negatives": matching_valid_file(negatives, split) if negatives else None,
+    }
+    given: Any = {
+        key: read_negatives(file, run.graph, max_size=max_size)
+        for key, file in files.items()
+        if file
+    }
     report = evaluate_classification(run.model, run.graph, split=split, **given)
     yield cli.Result({"task": "classification", **report.as_dict()})
     groups = {f"{report.graph} {report.split}": report.metrics}
@@ -102,7 +137,16 @@ def _classify(
     cli.print_table(
         ["", "accuracy", "F1", "precision", "recall", "AUC", "true", "false"],
         [
-            [name, part.accuracy, part.f1, part.precision, part.recall, part.auc, part.num_true, part.num_false]
+            [
+                name,
+                part.accuracy,
+                part.f1,
+                part.precision,
+                part.recall,
+                part.auc,
+                part.num_true,
+                part.num_false,
+            ]
             for name, part in groups.items()
         ],
     )
@@ -112,17 +156,22 @@ def _classify(
 
 
 def _evaluate_storage(run: kg.Run, split: kg.data.graph.Split, storage: str) -> cli.Output:
-    index, metrics = kg.inference.index, kg.evaluation.report.COLUMNS
+    index = kg.inference.index
+    metrics = kg.evaluation.report.COLUMNS
     dense: list[kg.inference.index.StorageFormat] = []
     shares: list[float] = []
     for name, _, share in (text.strip().partition(":") for text in storage.split(",")):
         if name not in index.STORAGE_FORMATS:
-            raise RequestError(f"--storage should be one of {', '.join(index.STORAGE_FORMATS)}; got '{name}'.")
+            raise RequestError(
+                f"--storage should be one of {', '.join(index.STORAGE_FORMATS)}; got '{name}'."
+            )
         if name == "sparse":
             shares += cli.parse_numbers("--storage sparse:SHARE", share) if share else index.SHARES
         else:
             dense.append(cast("kg.inference.index.StorageFormat", name))
-    points = index.measure_storage_formats(run.model, run.graph, formats=dense, shares=shares, split=split)
+    points = index.measure_storage_formats(
+        run.model, run.graph, formats=dense, shares=shares, split=split
+    )
     rows = [[point.name, point.bytes, *point.metrics.row()[: len(metrics)]] for point in points]
     columns = [f"{run.graph.name} {split}", "bytes", *metrics]
     yield cli.Result([point.as_dict() for point in points])
@@ -133,13 +182,20 @@ def _evaluate_storage(run: kg.Run, split: kg.data.graph.Split, storage: str) -> 
 def calibrate(
     run: cli.RunPath,
     coverage: Annotated[float, Option(help="Coverage of the prediction sets to check.")] = 0.9,
-    figure: Annotated[Path | None, Option(help="Draw the reliability diagram (PNG and SVG).")] = None,
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing calibration.")] = False,
+    figure: Annotated[
+        Path | None, Option(help="Draw the reliability diagram (PNG and SVG).")
+    ] = None,
+    overwrite: Annotated[
+        bool, Option("--overwrite", help="Replace an existing calibration.")
+    ] = False,
     device: cli.Device = None,
 ) -> cli.Output:
-    """Fit probabilities and prediction sets on valid, save them with the run, and check them on test."""
+    """Fit probabilities and prediction sets on valid, save them with the run, and check them on
+    test.
+    """
     checked = kg.calibrate(run, coverage=coverage, overwrite=overwrite, device=device)
-    report, sets = checked.report, checked.coverage
+    report = checked.report
+    sets = checked.coverage
     figures = []
     if figure:
         from dualkg.analysis.figures import draw_reliability
@@ -147,12 +203,26 @@ def calibrate(
         points = [(one.predicted, one.observed, one.noise) for one in report.likely.bins]
         title = f"{report.graph} {report.split}"
         figures = draw_reliability({title: points}, graph=title, ece=report.likely.ece).save(figure)
-    yield cli.Result({"run": str(run), **checked.as_dict(), "figures": [str(path) for path in figures]})
+    yield cli.Result(
+        {"run": str(run), **checked.as_dict(), "figures": [str(path) for path in figures]}
+    )
     rows: list[Any] = []
     for name, part in (("all candidates", report.overall), ("with p ≥ .01", report.likely)):
-        errors = [f"{value:.2e}" if value < 1e-3 else value for value in (part.ece, part.noise, part.brier)]
-        rows.append([name, *(errors if part.bins else [None] * 3), round(part.num_candidates), part.num_true])
-    cli.print_table([f"{report.graph} {report.split}", "ECE", "by chance", "Brier", "candidates", "true"], rows)
+        errors = [
+            f"{value:.2e}" if value < 1e-3 else value
+            for value in (part.ece, part.noise, part.brier)
+        ]
+        rows.append(
+            [
+                name,
+                *(errors if part.bins else [None] * 3),
+                round(part.num_candidates),
+                part.num_true,
+            ]
+        )
+    cli.print_table(
+        [f"{report.graph} {report.split}", "ECE", "by chance", "Brier", "candidates", "true"], rows
+    )
     cli.stdout.print()
     rows = [
         [one.predicted, one.observed, f"± {one.noise:.4f}", round(one.num_candidates), one.num_true]
@@ -166,7 +236,12 @@ def calibrate(
     rows = []
     for name, size in groups.items():
         own = "own threshold" if size.relation_specific else ""
-        numbers = f"{size.coverage:.1%}", f"{size.mean_size:,.1f}", f"{size.median_size:,.0f}", size.num_queries
+        numbers = (
+            f"{size.coverage:.1%}",
+            f"{size.mean_size:,.1f}",
+            f"{size.median_size:,.0f}",
+            size.num_queries,
+        )
         rows.append([name, *numbers, own])
     title = f"prediction sets for {sets.target_coverage:.0%}"
     cli.print_table([title, "coverage", "mean size", "median", "queries", ""], rows)
@@ -183,31 +258,45 @@ def compare(
     run_b: Annotated[Path, Argument(metavar="RUN_B", help=RUNS, show_default=False)],
     split: cli.SplitName = "test",
     by: cli.By = None,
-    differences: Annotated[int, Option(min=0, help="Number of queries with the largest difference to print.")] = 0,
+    differences: Annotated[
+        int, Option(min=0, help="Number of queries with the largest difference to print.")
+    ] = 0,
     samples: Annotated[int, Option(help="Number of bootstrap samples.")] = 10_000,
     seed: Annotated[int, Option(help="Random seed of the bootstrap.")] = 0,
 ) -> cli.Output:
     """Test whether one run is better than another by a paired bootstrap over triples."""
     from dualkg.analysis.records import load_ranked_runs
 
-    a, b = load_ranked_runs(run_a, split), load_ranked_runs(run_b, split)
+    a = load_ranked_runs(run_a, split)
+    b = load_ranked_runs(run_b, split)
     for side in (a, b):
         if side.num_unfinished:
             total = side.num_unfinished + len(side.seeds)
-            cli.note(f"{side.num_unfinished} of the {total} runs in {side.path} are not finished and are left out.")
-    kg.evaluation.comparison.check_comparable((str(run_a), a.graph, a.triples), (str(run_b), b.graph, b.triples))
+            cli.note(
+                f"{side.num_unfinished} of the {total} runs in {side.path} are not finished and "
+                "are left out."
+            )
+    kg.evaluation.comparison.check_comparable(
+        (str(run_a), a.graph, a.triples), (str(run_b), b.graph, b.triples)
+    )
     if a.name == b.name:
-        a, b = replace(a, name=str(run_a)), replace(b, name=str(run_b))
+        a = replace(a, name=str(run_a))
+        b = replace(b, name=str(run_b))
     bootstrap = {"samples": samples, "seed": seed}
     comparison = kg.compare_ranks(a.ranks, b.ranks, **bootstrap)
     compare_by = kg.evaluation.comparison.compare_by
     groups = compare_by(a.ranks, b.ranks, a.triples, a.graph, view=by, **bootstrap) if by else {}
     named: list[dict[str, Any]] = []
-    for query in kg.evaluation.comparison.largest_differences(a.ranks, b.ranks, a.triples, most=differences):
+    for query in kg.evaluation.comparison.largest_differences(
+        a.ranks, b.ranks, a.triples, most=differences
+    ):
         ends = {key: a.graph.entities.label(getattr(query, key)) for key in ("head", "tail")}
         named.append({**asdict(query), **ends, "relation": a.graph.relations.label(query.relation)})
     data = {"graph": a.graph.name, "split": split, "seed": seed}
-    data |= {key: {"run": str(one.path), "name": one.name, "seeds": one.seeds} for key, one in (("a", a), ("b", b))}
+    data |= {
+        key: {"run": str(one.path), "name": one.name, "seeds": one.seeds}
+        for key, one in (("a", a), ("b", b))
+    }
     data |= {"sentence": comparison.sentence(a.name, b.name), **comparison.as_dict()}
     if by:
         data[f"by_{by}"] = {name: group.as_dict() for name, group in groups.items()}
@@ -217,17 +306,29 @@ def compare(
     columns = [a.name, b.name, "difference", "95 %", "p"]
     rows = [[metric, *_cells(one, one.p_value)] for metric, one in comparison.differences.items()]
     cli.print_table([f"{a.graph.name} {split}", *columns], rows)
-    better, worse, equal = (f"{share:.0%}" for share in (comparison.better, comparison.worse, comparison.equal))
+    better, worse, equal = (
+        f"{share:.0%}" for share in (comparison.better, comparison.worse, comparison.equal)
+    )
     shares = f"{a.name} is better on {better}, worse on {worse} and equal on {equal} of the"
-    lines = ["", comparison.sentence(a.name, b.name), f"{shares} {comparison.num_triples:,} triples."]
-    lines += [f"{side.name} is the mean of {len(side.seeds)} seeds." for side in (a, b) if len(side.seeds) > 1]
+    lines = [
+        "",
+        comparison.sentence(a.name, b.name),
+        f"{shares} {comparison.num_triples:,} triples.",
+    ]
+    lines += [
+        f"{side.name} is the mean of {len(side.seeds)} seeds."
+        for side in (a, b)
+        if len(side.seeds) > 1
+    ]
     cli.stdout.print(*lines, sep="\n", soft_wrap=True, markup=False)
     if by:
         rows = [
             [name, *_cells(group.comparison.mrr, group.p_corrected), group.comparison.num_triples]
             for name, group in groups.items()
         ]
-        significant = [number for number, group in enumerate(groups.values()) if group.p_corrected < 0.05]
+        significant = [
+            number for number, group in enumerate(groups.values()) if group.p_corrected < 0.05
+        ]
         cli.stdout.print()
         cli.print_table([by, *columns, "triples"], rows, bold=significant)
         correction = f"p is corrected for {len(groups)} tests (Holm), bold if below .05"
@@ -235,15 +336,22 @@ def compare(
     if differences:
         rows = []
         for one in named:
-            text = ", ".join("?" if part == one["direction"] else one[part] for part in ("head", "relation", "tail"))
+            text = ", ".join(
+                "?" if part == one["direction"] else one[part]
+                for part in ("head", "relation", "tail")
+            )
             ranks = f"{one['rank_a']:,.4g}", f"{one['rank_b']:,.4g}"
             rows.append([f"({text})", one[one["direction"]], *ranks, _signed(one["difference"])])
         cli.stdout.print()
-        cli.print_table(["query", "answer", f"rank {a.name}", f"rank {b.name}", "1/rank"], rows, left=2)
+        cli.print_table(
+            ["query", "answer", f"rank {a.name}", f"rank {b.name}", "1/rank"], rows, left=2
+        )
 
 
 def _cells(difference: kg.evaluation.comparison.Difference, p_value: float) -> list[Any]:
-    """Both values, the difference, its interval and its p-value; dashes if there are too few triples."""
+    """Both values, the difference, its interval and its p-value; dashes if there are too few
+    triples.
+    """
     short_decimal = kg.evaluation.comparison.short_decimal
     cells = [difference.a, difference.b, _signed(difference.difference)]
     if math.isnan(p_value):

@@ -28,8 +28,9 @@ from dualkg.files import write_text
 from dualkg.logs import log_to_stderr
 
 GC_THRESHOLD = 1_000_000  # allocations before the garbage collector runs
-# How often an idle OpenMP thread looks for work before it sleeps. By default it keeps its core from other threads and
-# processes for longer; on a very busy machine training takes twice as long (benchmarks/contention.py).
+# How often an idle OpenMP thread looks for work before it sleeps. By default it keeps its core from
+# other threads and processes for longer; on a very busy machine training takes twice as long
+# (benchmarks/contention.py).
 SPIN_COUNT = "10000"
 DEMO_QUERIES = (
     ("Khartoum", "located_in", None),
@@ -52,9 +53,12 @@ app = typer.Typer(
 
 
 def main(commands: typer.Typer = app) -> None:
-    """Run a command; exit with 1 if it failed, 2 if the request was wrong, 130 after Ctrl-C, without a traceback."""
+    """Run a command; exit with 1 if it failed, 2 if the request was wrong, 130 after Ctrl-C,
+    without a traceback.
+    """
     if "torch" not in sys.modules:
-        # Torch makes 200,000 objects that live as long as the process; collecting them takes most of a second.
+        # Torch makes 200,000 objects that live as long as the process; collecting them takes most
+        # of a second.
         gc.set_threshold(GC_THRESHOLD)
         atexit.register(gc.freeze)
         if "OMP_WAIT_POLICY" not in os.environ:
@@ -72,7 +76,12 @@ def main(commands: typer.Typer = app) -> None:
     except KeyboardInterrupt:
         _exit("stopped. Resume a training with: dualkg resume RUN", 130)
     except OSError as error:
-        _exit(shortened(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}."), 1)
+        _exit(
+            shortened(
+                f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}."
+            ),
+            1,
+        )
 
 
 def _exit(sentence: str, status: int) -> None:
@@ -81,7 +90,9 @@ def _exit(sentence: str, status: int) -> None:
 
 
 @app.callback(invoke_without_command=True)
-def callback(version: Annotated[bool, Option("--version", help="Show the version and exit.")] = False) -> None:
+def callback(
+    version: Annotated[bool, Option("--version", help="Show the version and exit.")] = False,
+) -> None:
     if version:
         print(kg.__version__)
         raise typer.Exit
@@ -89,19 +100,24 @@ def callback(version: Annotated[bool, Option("--version", help="Show the version
 
 @cli.command(as_json=False, trust_code=False)
 def demo(
-    picture: Annotated[Path | None, Option(help="Also save the output as this SVG file.", hidden=True)] = None,
+    picture: Annotated[
+        Path | None, Option(help="Also save the output as this SVG file.", hidden=True)
+    ] = None,
     device: cli.Device = None,
 ) -> None:
     """Train ComplEx with and without DURA on the bundled graph `world` and answer some queries."""
-    console, graph = cli.stdout, kg.load_graph("world")
+    console = cli.stdout
+    graph = kg.load_graph("world")
     if picture:
-        console.record, console.width = True, 96
+        console.record = True
+        console.width = 96
     counts = graph.counts
     console.print(
         f"[bold]world[/bold]: {counts['entities']:,} entities, {counts['relations']} relations, "
         f"{counts['train']:,} training triples, {counts['test']:,} test triples\n"
     )
-    models, rows = {}, list[list[Any]]()
+    models = {}
+    rows = list[list[Any]]()
     no_regularizer = {"regularizer.name": "none", "regularizer.weight": 0.0}
     for name, changes in {"with DURA": {}, "without": no_regularizer}.items():
         data = kg.training.recipe.Data(graph="world")
@@ -113,13 +129,19 @@ def demo(
         rows.append([name, *run.report.metrics.row()[:4], f"{time.perf_counter() - started:.0f}"])
     cli.print_table(["ComplEx, test split", "MRR", "H@1", "H@3", "H@10", "seconds"], rows)
     console.print(
-        "\nPredictions with DURA: [green]✓[/green] in the training triples, [bold cyan]★[/bold cyan] in the validation "
-        "or test triples, the others new\n"
+        "\nPredictions with DURA: [green]✓[/green] in the training triples, [bold cyan]★[/bold "
+        "cyan] in the validation or test triples, the others new\n"
     )
-    predictor, rows = kg.Predictor(models["with DURA"], graph), []
+    predictor = kg.Predictor(models["with DURA"], graph)
+    rows = []
     answers = predict_queries(predictor, DEMO_QUERIES, top=5)
     for (head, relation, tail), predictions in zip(DEMO_QUERIES, answers, strict=True):
-        rows.append([f"({head or '?'}, {relation}, {tail or '?'})", Text(", ").join(map(_marked, predictions))])
+        rows.append(
+            [
+                f"({head or '?'}, {relation}, {tail or '?'})",
+                Text(", ").join(map(_marked, predictions)),
+            ]
+        )
     cli.print_table(["query", "predictions"], rows, left=2)
     console.print(
         "\n[dim]Train a run and query it:[/dim]"
@@ -132,31 +154,55 @@ def demo(
     )
     if picture:
         svg = console.export_svg(title="dualkg demo")
-        write_text(picture, re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL))  # loads no font from the network
+        write_text(
+            picture, re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+        )  # loads no font from the network
 
 
 def _marked(prediction: Any) -> Text:
     if prediction.split == "train":
         return Text(f"{prediction.label} ✓", style="green")
-    return Text(f"{prediction.label} ★", style="bold cyan") if prediction.known else Text(prediction.label)
+    return (
+        Text(f"{prediction.label} ★", style="bold cyan")
+        if prediction.known
+        else Text(prediction.label)
+    )
 
 
 @cli.command(threads=False, trust_code=False)
 def datasets() -> cli.Output:
     """List the graphs that can be loaded by name."""
-    from dualkg.data.loading import BUNDLED, catalogue, data_folder, load_graph, names_in_data_folder
+    from dualkg.data.loading import (
+        BUNDLED,
+        catalogue,
+        data_folder,
+        load_graph,
+        names_in_data_folder,
+    )
 
-    local, folder = {name.casefold(): name for name in names_in_data_folder()}, str(data_folder())
+    local = {name.casefold(): name for name in names_in_data_folder()}
+    folder = str(data_folder())
     bundled = {"licence": "CC BY 4.0", "from": "bundled", "about": "countries, cities, languages"}
     rows: list[dict[str, Any]] = [{"name": BUNDLED, **load_graph(BUNDLED).counts, **bundled}]
     for name, entry in catalogue().items():
         source = folder if local.pop(name.casefold(), None) else "network"
-        facts = {"licence": entry.licence, "from": source, "about": entry.about, "address": entry.address}
-        rows.append({"name": name, **entry.counts, **facts, "sha256": entry.sha256, "note": entry.note})
-    rows += [{"name": name, "from": folder, "about": "not in the catalogue", "licence": ""} for name in local.values()]
+        facts = {
+            "licence": entry.licence,
+            "from": source,
+            "about": entry.about,
+            "address": entry.address,
+        }
+        rows.append(
+            {"name": name, **entry.counts, **facts, "sha256": entry.sha256, "note": entry.note}
+        )
+    rows += [
+        {"name": name, "from": folder, "about": "not in the catalogue", "licence": ""}
+        for name in local.values()
+    ]
     yield cli.Result(rows)
     counts = ("entities", "relations", "train", "valid", "test")
-    columns, cells = ["name", *counts, "from", "description"], []
+    columns = ["name", *counts, "from", "description"]
+    cells = []
     for row in rows:
         source = "DUALKG_DATA" if row["from"] == folder else row["from"]
         numbers = [row.get(key, "") for key in counts]
@@ -168,7 +214,9 @@ def datasets() -> cli.Output:
 
 @cli.command(threads=False, trust_code=False)
 def recipes() -> cli.Output:
-    """List the recipes that ship with dualkg; train one with: dualkg train fb15k-237/complex-dura."""
+    """List the recipes that ship with dualkg; train one with: dualkg train
+    fb15k-237/complex-dura.
+    """
     from dualkg.training.recipe import list_recipes, load_recipe
 
     data = []
@@ -191,14 +239,45 @@ class SuggestingCommand(TyperCommand):
             return super().parse_args(ctx, args)
         except Exception as error:
             if hasattr(error, "possibilities"):  # NoSuchOption of click, or of Typer's copy of it
-                options = [option[2:] for one in self.params for option in one.opts if option.startswith("--")]
+                options = [
+                    option[2:]
+                    for one in self.params
+                    for option in one.opts
+                    if option.startswith("--")
+                ]
                 near = close_settings(str(getattr(error, "option_name", "")).lstrip("-"), options)
                 error.possibilities = [f"--{option}" for option in near] or error.possibilities
             raise
 
 
 for function in (
-    *(demo, datasets, inspect, recipes, train, resume, gather, check, tune, evaluate, compare, calibrate, predict),
-    *(similar, explain, complete, extend, ensemble, index, export, sparsify, sparsity, nuclear_norm, serve),
+    *(
+        demo,
+        datasets,
+        inspect,
+        recipes,
+        train,
+        resume,
+        gather,
+        check,
+        tune,
+        evaluate,
+        compare,
+        calibrate,
+        predict,
+    ),
+    *(
+        similar,
+        explain,
+        complete,
+        extend,
+        ensemble,
+        index,
+        export,
+        sparsify,
+        sparsity,
+        nuclear_norm,
+        serve,
+    ),
 ):
     app.command(cls=SuggestingCommand)(function)

@@ -26,11 +26,18 @@ import pyarrow.parquet as pq
 
 from dualkg.errors import DataError, RequestError, did_you_mean
 
-RDF_FORMATS = {".nt": "N_TRIPLES", ".ttl": "TURTLE", ".nq": "N_QUADS", ".trig": "TRIG", ".rdf": "RDF_XML"}
+RDF_FORMATS = {
+    ".nt": "N_TRIPLES",
+    ".ttl": "TURTLE",
+    ".nq": "N_QUADS",
+    ".trig": "TRIG",
+    ".rdf": "RDF_XML",
+}
 TRIPLE_SUFFIXES = (".tsv", ".txt", ".csv", ".parquet", ".jsonl", ".ndjson", ".json", *RDF_FORMATS)
 NOT_TRIPLES = ("readme", "license", "licence", "copying", "citation", "changelog", "labels")
 BUFFER_SIZE = 1 << 20
-MAX_SIZE, MAX_RATIO = 16 << 30, 100  # bytes that a file may expand to, in all and for each byte that is stored
+MAX_SIZE = 16 << 30
+MAX_RATIO = 100  # bytes that a file may expand to, in all and for each byte that is stored
 FREE_SIZE = 16 << 20  # bytes that any file may expand to
 IN_MEMORY = 256 << 20  # bytes of an archive; larger ones are decompressed into a temporary file
 
@@ -42,7 +49,8 @@ COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
 }
 TARS = {f".tar{compression}": compression for compression in ("", *COMPRESSIONS)}
 TARS |= {".tgz": ".gz", ".txz": ".xz", ".tbz2": ".bz2"}
-# What the libraries raise for damaged files, some for numbers in headers; zipfile a RuntimeError for an encrypted one.
+# What the libraries raise for damaged files, some for numbers in headers; zipfile a RuntimeError
+# for an encrypted one.
 NUMBERS = (ValueError, OverflowError, IndexError, struct.error)
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, RuntimeError)
 UNREADABLE = (OSError, pa.ArrowException, *NUMBERS, *DAMAGED)
@@ -50,7 +58,9 @@ UNREADABLE = (OSError, pa.ArrowException, *NUMBERS, *DAMAGED)
 
 @dataclass(frozen=True)
 class Source:
-    """A file or a member of an archive; `name` is what errors call it, `limit` the bytes it may expand to."""
+    """A file or a member of an archive; `name` is what errors call it, `limit` the bytes it may
+    expand to.
+    """
 
     name: str
     file_name: str
@@ -76,7 +86,9 @@ class Source:
     def checksum(self, kind: str = "sha256", *, stored: bool = False) -> str:
         """The checksum of the bytes; a member of an archive is hashed by itself."""
         with self.open(stored=stored) as stream:
-            return hashlib.file_digest(stream, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
+            return hashlib.file_digest(
+                stream, lambda: hashlib.new(kind, usedforsecurity=False)
+            ).hexdigest()
 
     @property
     def suffix(self) -> str:
@@ -88,7 +100,8 @@ class _Guarded(io.RawIOBase):
     """A stream whose failures, while opening or reading, are errors that name its source."""
 
     def __init__(self, source: Source, compression: str) -> None:
-        self._source, self._expands = source, bool(compression) or source.in_archive
+        self._source = source
+        self._expands = bool(compression) or source.in_archive
         self._open: list[Any] = []
         self._num_read = 0
         try:
@@ -125,19 +138,30 @@ def unreadable(error: Exception, path: Path, name: str) -> DataError:
     if isinstance(error, FileNotFoundError):
         if not path.parent.is_dir():
             return DataError(f"There is no file {path}: the folder {path.parent} does not exist.")
-        names = [entry.name for entry in path.parent.iterdir()] if os.access(path.parent, os.R_OK) else []
+        names = (
+            [entry.name for entry in path.parent.iterdir()]
+            if os.access(path.parent, os.R_OK)
+            else []
+        )
         return DataError(f"There is no file {path}.{did_you_mean(path.name, names)}")
     if isinstance(error, IsADirectoryError):
-        return DataError(f"{name} is a folder where a file of triples was expected. Name a file inside it.")
+        return DataError(
+            f"{name} is a folder where a file of triples was expected. Name a file inside it."
+        )
     if isinstance(error, PermissionError):
         return DataError(f"{name} exists but may not be read. Change its permissions, or copy it.")
     if isinstance(error, RuntimeError) and "password" in str(error):
-        return DataError(f"{name} is encrypted, and only plain archives are read. Extract it first.")
-    if isinstance(error, OSError) and error.strerror:  # of the system, such as a name too long or a failing disk
+        return DataError(
+            f"{name} is encrypted, and only plain archives are read. Extract it first."
+        )
+    if (
+        isinstance(error, OSError) and error.strerror
+    ):  # of the system, such as a name too long or a failing disk
         return DataError(f"{name} cannot be read: {error.strerror}.")
     detail = str(error).rstrip(".") or type(error).__name__
     return DataError(
-        f"{name} is damaged, cut short, or not the kind of file its name says ({detail}). Fetch it or make it again."
+        f"{name} is damaged, cut short, or not the kind of file its name says ({detail}). Fetch "
+        "it or make it again."
     )
 
 
@@ -149,7 +173,9 @@ def cache_folder() -> Path:
 
 
 def temporary_file() -> tuple[IO[bytes], str]:
-    """A file without a name in the cache folder, as /tmp may be in memory, or else in /tmp; and its folder."""
+    """A file without a name in the cache folder, as /tmp may be in memory, or else in /tmp; and its
+    folder.
+    """
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -161,10 +187,15 @@ def temporary_file() -> tuple[IO[bytes], str]:
 def find_sources(path: str | Path, *, max_size: int | str | None = None) -> list[Source]:
     """The source of a file, or those of the files inside a .zip or .tar archive.
 
-    A file that is decompressed may have `max_size` bytes, or by default `MAX_SIZE` and `MAX_RATIO` times its size.
+    A file that is decompressed may have `max_size` bytes, or by default `MAX_SIZE` and `MAX_RATIO`
+    times its size.
     """
     path = Path(path)
-    limit = min(MAX_SIZE, max(FREE_SIZE, MAX_RATIO * _size_of(path))) if max_size is None else parse_size(max_size)
+    limit = (
+        min(MAX_SIZE, max(FREE_SIZE, MAX_RATIO * _size_of(path)))
+        if max_size is None
+        else parse_size(max_size)
+    )
     if path.name.lower().endswith((".zip", *TARS)):
         return _members(path, limit)
     source = Source(str(path), *_uncompressed(path.name), path, partial(path.open, "rb"), limit)
@@ -173,14 +204,18 @@ def find_sources(path: str | Path, *, max_size: int | str | None = None) -> list
 
 
 def read_parquet(path: Path) -> pa.Table:
-    """Read a Parquet file, but none whose metadata name far more rows than it can hold: few bytes can stand for many.
+    """Read a Parquet file, but none whose metadata name far more rows than it can hold: few bytes
+    can stand for many.
 
     `pq.read_table` would load another library.
     """
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         limit = max(FREE_SIZE, MAX_RATIO * _size_of(path))
         if parquet_size(file.metadata) > limit:
-            raise DataError(f"{path} expands to more than {limit >> 20:,} MiB, far more than it holds. Make it again.")
+            raise DataError(
+                f"{path} expands to more than {limit >> 20:,} MiB, far more than it holds. Make "
+                "it again."
+            )
         return file.read()
 
 
@@ -212,12 +247,15 @@ def one_source(path: str | Path, *, max_size: int | str | None = None) -> Source
 
 def only_triples(sources: list[Source], path: str | Path) -> Source:
     """The only source, or the only one of triples."""
-    found = sources if len(sources) == 1 else [source for source in sources if holds_triples(source)]
+    found = (
+        sources if len(sources) == 1 else [source for source in sources if holds_triples(source)]
+    )
     if len(found) == 1:
         return found[0]
     names = ", ".join(source.file_name for source in (found or sources)[:5]) or "none"
     raise DataError(
-        f"One file of triples was expected in {path}, and it holds {len(found)}. Its files: {names}. "
+        f"One file of triples was expected in {path}, and it holds {len(found)}. Its files: "
+        f"{names}. "
         "Make an archive of one, or extract the one you mean."
     )
 
@@ -230,22 +268,32 @@ def holds_triples(source: Source) -> bool:
 
 def _uncompressed(file_name: str) -> tuple[str, str]:
     suffix = PurePosixPath(file_name).suffix
-    return (file_name.removesuffix(suffix), suffix.lower()) if suffix.lower() in COMPRESSIONS else (file_name, "")
+    return (
+        (file_name.removesuffix(suffix), suffix.lower())
+        if suffix.lower() in COMPRESSIONS
+        else (file_name, "")
+    )
 
 
 def _members(path: Path, limit: int) -> list[Source]:
     try:
-        members = (_zip_members if path.name.lower().endswith(".zip") else _tar_members)(path, limit)
+        members = (_zip_members if path.name.lower().endswith(".zip") else _tar_members)(
+            path, limit
+        )
     except UNREADABLE as error:
         raise unreadable(error, path, str(path)) from error
     sources = []
     for name, opener in members.items():
-        if PurePosixPath(name).name.startswith("."):  # of an operating system, such as `__MACOSX/._train.txt`
+        if PurePosixPath(name).name.startswith(
+            "."
+        ):  # of an operating system, such as `__MACOSX/._train.txt`
             continue
         # The path of a member is only printed: the archive may hold any name.
         printable = "".join(letter if letter.isprintable() else "?" for letter in name)
         file_name = PurePosixPath(printable.replace("\\", "/")).name
-        sources.append(Source(f"{path}:{printable}", *_uncompressed(file_name), path, opener, limit, True))
+        sources.append(
+            Source(f"{path}:{printable}", *_uncompressed(file_name), path, opener, limit, True)
+        )
     return sources
 
 
@@ -255,7 +303,11 @@ def _zip_members(path: Path, _: int) -> dict[str, Callable[[], Any]]:
             return archive.open(member)
 
     with zipfile.ZipFile(path) as archive:
-        return {member.filename: partial(open_member, member) for member in archive.infolist() if not member.is_dir()}
+        return {
+            member.filename: partial(open_member, member)
+            for member in archive.infolist()
+            if not member.is_dir()
+        }
 
 
 def _tar_members(path: Path, limit: int) -> dict[str, Callable[[], Any]]:
@@ -270,7 +322,10 @@ def _tar_members(path: Path, limit: int) -> dict[str, Callable[[], Any]]:
     while block := content.read(BUFFER_SIZE):
         if block.strip(b"\0"):
             raise tarfile.ReadError("a broken header inside the archive")
-    return {member.name: partial(content.get_stream, member.offset_data, member.size) for member in plain}
+    return {
+        member.name: partial(content.get_stream, member.offset_data, member.size)
+        for member in plain
+    }
 
 
 def _decompressed(stream: io.BufferedReader, limit: int) -> pa.NativeFile:

@@ -1,4 +1,6 @@
-"""Triples of names become triples of ids: one growing vocabulary of entities and one of relations."""
+"""Triples of names become triples of ids: one growing vocabulary of entities and one of
+relations.
+"""
 
 from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,18 +12,30 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dualkg.data.archives import RDF_FORMATS, Source
-from dualkg.data.readers import ROLES, Columns, RdfReader, Reader, RowsReader, TableReader, check_columns
+from dualkg.data.readers import (
+    ROLES,
+    Columns,
+    RdfReader,
+    Reader,
+    RowsReader,
+    TableReader,
+    check_columns,
+)
 from dualkg.data.spill import SpilledTriples, first_positions, slices
 from dualkg.data.text import OpenKeReader, TextReader, read_openke_names
 from dualkg.data.triples import NO_TRIPLES, Triples
 from dualkg.errors import DataError, RequestError
 
 READERS: dict[str, type[Reader]] = {".parquet": TableReader}  # others are text
-READERS |= dict.fromkeys((".jsonl", ".ndjson", ".json"), RowsReader) | dict.fromkeys(RDF_FORMATS, RdfReader)
+READERS |= dict.fromkeys((".jsonl", ".ndjson", ".json"), RowsReader) | dict.fromkeys(
+    RDF_FORMATS, RdfReader
+)
 OPENKE = ("entity2id", "relation2id")
 MIN_LINES = 4  # below a first line, for its names to be told from those of a triple
-MAX_WAITING = 1_000_000  # names waiting for ids; every merge hashes all known names again, so merges must be few
-MAX_NAMES, MAX_TRIPLES = 2_000_000, 12_000_000  # in memory; more are written to disk
+# Names waiting for ids; every merge hashes all known names again, so merges must be few.
+MAX_WAITING = 1_000_000
+MAX_NAMES = 2_000_000
+MAX_TRIPLES = 12_000_000  # in memory; more are written to disk
 POSITIONS = 1 << 20
 Ids = npt.NDArray[np.int32]
 
@@ -49,7 +63,8 @@ def read_triples(
 ) -> ReadTriples:
     """Read the source of each split; `columns` are the names or numbers of head, relation and tail.
 
-    `find_headers` also finds headers with unknown names. The names of OpenKE's ids are sources of their own.
+    `find_headers` also finds headers with unknown names. The names of OpenKE's ids are sources of
+    their own.
     """
     check_columns(columns)
     names = {file: read_openke_names(sources[file]) for file in OPENKE if file in sources}
@@ -63,15 +78,20 @@ def read_triples(
             readers[split] = TextReader(source, columns, delimiter)
         elif delimiter is not None:
             raise RequestError(
-                f"{source.name} has no delimiter, as {source.suffix} is no text of columns. Leave it out."
+                f"{source.name} has no delimiter, as {source.suffix} is no text of columns. Leave "
+                "it out."
             )
         else:
             readers[split] = READERS[source.suffix](source, columns)
     return encode(readers, find_headers=find_headers)
 
 
-def encode(readers: Mapping[str, Reader], *, find_headers: bool = False, optional: Container[str] = ()) -> ReadTriples:
-    """Read all triples of each split, of which those in `optional` may be empty, and give each name its id."""
+def encode(
+    readers: Mapping[str, Reader], *, find_headers: bool = False, optional: Container[str] = ()
+) -> ReadTriples:
+    """Read all triples of each split, of which those in `optional` may be empty, and give each name
+    its id.
+    """
     if not readers:
         raise DataError("There is no file of triples to read. Give at least one.")
     labels: dict[str, str] = {}
@@ -91,10 +111,17 @@ def encode(readers: Mapping[str, Reader], *, find_headers: bool = False, optiona
             remarks += reader.remarks
             if reader.num_stripped:
                 plural = "name was" if reader.num_stripped == 1 else "names were"
-                remarks.append(f"Blanks around {reader.num_stripped:,} {plural} removed in {reader.name}.")
+                remarks.append(
+                    f"Blanks around {reader.num_stripped:,} {plural} removed in {reader.name}."
+                )
         encoder.finish()
-    spilled, in_memory = encoder.spilled, encoder.ids
-    found = spilled.triples() if spilled else {split: np.concatenate(in_memory.pop(split)) for split in list(in_memory)}
+    spilled = encoder.spilled
+    in_memory = encoder.ids
+    found = (
+        spilled.triples()
+        if spilled
+        else {split: np.concatenate(in_memory.pop(split)) for split in list(in_memory)}
+    )
     triples = {split: found.get(split, NO_TRIPLES) for split in readers}
     headers, about_headers = _find_headers(readers, triples) if find_headers else ([], [])
     if spilled and headers:
@@ -110,21 +137,32 @@ def encode(readers: Mapping[str, Reader], *, find_headers: bool = False, optiona
     return ReadTriples(entities, relations, triples, labels, remarks + about_headers)
 
 
-def _find_headers(readers: Mapping[str, Reader], triples: dict[str, Triples]) -> tuple[list[str], list[str]]:
-    """The splits whose first lines are headers of unknown names; and a remark on each, or on what may be one.
+def _find_headers(
+    readers: Mapping[str, Reader], triples: dict[str, Triples]
+) -> tuple[list[str], list[str]]:
+    """The splits whose first lines are headers of unknown names; and a remark on each, or on what
+    may be one.
 
-    The names of a header occur nowhere else in their columns. So may those of a triple: a first line is a header only
-    if it is the only such line, if neither end occurs in the other's column, and if other relations have two triples
-    on average.
+    The names of a header occur nowhere else in their columns. So may those of a triple: a first
+    line is a header only if it is the only such line, if neither end occurs in the other's column,
+    and if other relations have two triples on average.
     """
     headers: list[str] = []
     remarks = []
     firsts = {split: reader.first_line for split, reader in readers.items() if len(triples[split])}
-    for cells in sorted({cells for cells in firsts.values() if cells and not any(cell.isdecimal() for cell in cells)}):
+    for cells in sorted(
+        {
+            cells
+            for cells in firsts.values()
+            if cells and not any(cell.isdecimal() for cell in cells)
+        }
+    ):
         splits = [split for split, first in firsts.items() if first == cells]
         names = triples[splits[0]][0].tolist()
         rest = _without_headers(triples, headers)
-        if any(sum(int((ids[:, i] == names[i]).sum()) for ids in rest) > len(splits) for i in (1, 0, 2)):
+        if any(
+            sum(int((ids[:, i] == names[i]).sum()) for ids in rest) > len(splits) for i in (1, 0, 2)
+        ):
             continue
         rest = _without_headers(triples, [*headers, *splits])
         num_ids = [1 + max((int(ids[:, i].max()) for ids in rest), default=0) for i in range(3)]
@@ -141,12 +179,14 @@ def _find_headers(readers: Mapping[str, Reader], triples: dict[str, Triples]) ->
         )
         line = f"The first line of {' and of '.join(readers[split].name for split in splits)} ({', '.join(cells)})"
         if similar.any() or crossed or any(readers[split].columns is not None for split in splits):
-            remarks.append(f"{line} was read as a triple. If it is a header, use columns={cells!r}.")
+            remarks.append(
+                f"{line} was read as a triple. If it is a header, use columns={cells!r}."
+            )
             continue
         headers += splits
         remarks.append(
-            f"{line} was read as a header: its names occur nowhere else in their columns. If it is a triple, use "
-            f"columns=(1, 2, 3)."
+            f"{line} was read as a header: its names occur nowhere else in their columns. If it "
+            "is a triple, use columns=(1, 2, 3)."
         )
     return headers, remarks
 
@@ -158,10 +198,12 @@ def _without_headers(triples: Mapping[str, Triples], headers: Container[str]) ->
 
 
 class Encoder:
-    """Takes blocks in the order of reading, and numbers their names in an order that depends on the blocks.
+    """Takes blocks in the order of reading, and numbers their names in an order that depends on the
+    blocks.
 
-    The worker merges the names of each block into the vocabulary while the next blocks are parsed. A vocabulary or
-    triples too large for memory are written to disk, and the next block begins another vocabulary.
+    The worker merges the names of each block into the vocabulary while the next blocks are parsed.
+    A vocabulary or triples too large for memory are written to disk, and the next block begins
+    another vocabulary.
     """
 
     def __init__(self, worker: ThreadPoolExecutor) -> None:
@@ -196,7 +238,9 @@ class Encoder:
     def _start_merging(self) -> None:
         if self._merging:
             self._merging.result()
-        blocks, self._waiting, self._num_waiting = self._waiting, [], 0
+        blocks = self._waiting
+        self._waiting = []
+        self._num_waiting = 0
         self._merging = self._worker.submit(self._merge, blocks) if blocks else None
 
     def _merge(self, blocks: list[tuple[str, pa.RecordBatch]]) -> None:
@@ -208,14 +252,18 @@ class Encoder:
         for (split, _), *columns in merged:
             self.ids.setdefault(split, []).append(np.stack(columns, axis=1))
             self._num_triples += len(columns[0])
-        if max(len(self.entities), len(self.relations)) > MAX_NAMES or self._num_triples > MAX_TRIPLES:
+        if (
+            max(len(self.entities), len(self.relations)) > MAX_NAMES
+            or self._num_triples > MAX_TRIPLES
+        ):
             self.spilled = self.spilled or SpilledTriples()
             self._spill(self.spilled)
 
     def _spill(self, spilled: SpilledTriples) -> None:
         spilled.add((self.entities, self.relations), self.ids)
         self.entities = self.relations = pa.array([], pa.string())
-        self.ids, self._num_triples = {}, 0
+        self.ids = {}
+        self._num_triples = 0
         pa.default_memory_pool().release_unused()
 
 
@@ -230,7 +278,9 @@ def _extend_vocabulary(
 
 
 def _renumber(names: pa.StringArray, columns: Sequence[Ids]) -> pa.StringArray:
-    """Renumber the ids in `columns`, in place, by first appearance, and return the names that occur in that order."""
+    """Renumber the ids in `columns`, in place, by first appearance, and return the names that occur
+    in that order.
+    """
     parts = [ids[part] for ids in columns for part in slices(len(ids), POSITIONS)]
     first = first_positions(len(names), parts)
     order = np.argsort(first)

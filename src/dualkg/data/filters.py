@@ -1,4 +1,6 @@
-"""Known answers: the entities that answer a query in some split, which filtered ranking leaves out."""
+"""Known answers: the entities that answer a query in some split, which filtered ranking leaves
+out.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,14 @@ def with_reciprocals(triples: Triples, num_relations: int) -> Triples:
     return np.concatenate([triples, rotated])
 
 
-def occur(triples: Triples | Ids, splits: Iterable[Triples], shape: GraphShape) -> npt.NDArray[np.bool_]:
-    """Whether each triple is in one of some splits, which are read a part at a time, `(num_triples,)`."""
-    found, num = np.zeros(len(triples), dtype=bool), len(triples)
+def occur(
+    triples: Triples | Ids, splits: Iterable[Triples], shape: GraphShape
+) -> npt.NDArray[np.bool_]:
+    """Whether each triple is in one of some splits, which are read a part at a time,
+    `(num_triples,)`.
+    """
+    found = np.zeros(len(triples), dtype=bool)
+    num = len(triples)
     for split in splits:
         for part in slices(len(split)):
             keys = triple_keys(np.concatenate([triples, split[part]]), shape)
@@ -41,7 +48,9 @@ def occur(triples: Triples | Ids, splits: Iterable[Triples], shape: GraphShape) 
 
 @dataclass(frozen=True)
 class KnownAnswerTensors:
-    """Known answers on a device: those of `queries[i]` are `answers[offsets[i]:offsets[i + 1]]`, sorted."""
+    """Known answers on a device: those of `queries[i]` are `answers[offsets[i]:offsets[i + 1]]`,
+    sorted.
+    """
 
     queries: Tensor
     offsets: Tensor
@@ -49,11 +58,15 @@ class KnownAnswerTensors:
 
     def ranges(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The start and end of each query's answers, `(batch,)`; equal for a query without any."""
-        first, last = (torch.searchsorted(self.queries, keys, side=side) for side in ("left", "right"))
+        first, last = (
+            torch.searchsorted(self.queries, keys, side=side) for side in ("left", "right")
+        )
         return self.offsets[first], self.offsets[last]
 
     def contains(self, first: Tensor, last: Tensor, entities: Tensor) -> Tensor:
-        """Whether entities `(batch, n)` are among the answers `first` to `last` − 1 of their rows, `(batch, n)`."""
+        """Whether entities `(batch, n)` are among the answers `first` to `last` − 1 of their rows,
+        `(batch, n)`.
+        """
         starts, rows = torch.unique(first, return_inverse=True)
         counts = torch.zeros_like(starts).scatter_reduce(0, rows, last - first, "amax")
         which = torch.repeat_interleave(counts)
@@ -63,19 +76,26 @@ class KnownAnswerTensors:
         known = which * KEY_STRIDE + self.answers[starts[which] + within]
         wanted = rows[:, None] * KEY_STRIDE + entities
         found: Tensor = known[torch.searchsorted(known, wanted).clamp(max=len(known) - 1)] == wanted
-        return found & (first < last)[:, None]  # a query without answers starts where the next one does
+        return (
+            found & (first < last)[:, None]
+        )  # a query without answers starts where the next one does
 
 
 class KnownAnswers:
     """The tails of every (head, relation), and the heads of every (tail, relation + num_relations).
 
-    Stored as sorted query keys, offsets and answers: 4 bytes per answer and 16 per query, on disk where the triples of
-    a graph are.
+    Stored as sorted query keys, offsets and answers: 4 bytes per answer and 16 per query, on disk
+    where the triples of a graph are.
     """
 
-    def __init__(self, splits: Iterable[Triples], shape: GraphShape, *, queries: Triples | None = None) -> None:
-        """With `queries`, only the answers to the queries of these triples, by a pass over parts of the splits."""
-        self.shape, splits = shape, list(splits)
+    def __init__(
+        self, splits: Iterable[Triples], shape: GraphShape, *, queries: Triples | None = None
+    ) -> None:
+        """With `queries`, only the answers to the queries of these triples, by a pass over parts of
+        the splits.
+        """
+        self.shape = shape
+        splits = list(splits)
         self._by_device: dict[torch.device, KnownAnswerTensors] = {}
         if queries is None and any(is_mapped(split) for split in splits):
             self.queries, self.offsets, self.answers = self._on_disk(splits)
@@ -94,31 +114,46 @@ class KnownAnswers:
         self.answers = triples[:, 2].copy()
         keys = self._keys(triples)
         starts = np.flatnonzero(np.diff(keys, prepend=-1))
-        self.queries, self.offsets = keys[starts], np.append(starts, len(keys))
+        self.queries = keys[starts]
+        self.offsets = np.append(starts, len(keys))
 
     @classmethod
-    def of(cls, graph: Graph, splits: Iterable[str] = SPLITS, *, queries: Triples | None = None) -> KnownAnswers:
-        """Those of a graph; of one larger than memory, only the answers to the queries of these triples, if given."""
+    def of(
+        cls, graph: Graph, splits: Iterable[str] = SPLITS, *, queries: Triples | None = None
+    ) -> KnownAnswers:
+        """Those of a graph; of one larger than memory, only the answers to the queries of these
+        triples, if given.
+        """
         queries = queries if graph.is_mapped else None
         return cls([graph.split(name) for name in splits], graph.shape, queries=queries)
 
     def _on_disk(self, splits: list[Triples]) -> tuple[Ids, Ids, npt.NDArray[np.int32]]:
-        """Queries, offsets and answers of splits larger than memory, each partition of queries sorted in memory."""
-        table, num_relations = PartitionedRows(key=np.int64, answer=np.int32), self.shape.num_relations
+        """Queries, offsets and answers of splits larger than memory, each partition of queries
+        sorted in memory.
+        """
+        table = PartitionedRows(key=np.int64, answer=np.int32)
+        num_relations = self.shape.num_relations
         samples = (np.array(split[:: max(1, len(split) >> 16)]) for split in splits)
-        bounds = key_ranges([self._keys(with_reciprocals(sample, num_relations)) for sample in samples])
+        bounds = key_ranges(
+            [self._keys(with_reciprocals(sample, num_relations)) for sample in samples]
+        )
         for split in splits:
             for part in slices(len(split)):
                 triples = with_reciprocals(np.array(split[part]), num_relations)
                 table.append_by_key(bounds, self._keys(triples), answer=triples[:, 2])
             release(split)
-        queries, offsets, answers = Column(np.int64), Column(np.int64), Column(np.int32)
+        queries = Column(np.int64)
+        offsets = Column(np.int64)
+        answers = Column(np.int32)
         for number in range(spill.NUM_PARTITIONS):
-            keys, found = table.partition("key", number), table.partition("answer", number)
+            keys = table.partition("key", number)
+            found = table.partition("answer", number)
             order = np.lexsort((found, keys))
-            keys, found = keys[order], found[order]
+            keys = keys[order]
+            found = found[order]
             fresh = (np.diff(keys, prepend=-1) != 0) | (np.diff(found, prepend=-1) != 0)
-            keys, found = keys[fresh], found[fresh]
+            keys = keys[fresh]
+            found = found[fresh]
             starts = np.flatnonzero(np.diff(keys, prepend=-1))
             queries.append(keys[starts])
             offsets.append(starts + answers.size)
@@ -137,13 +172,23 @@ class KnownAnswers:
         """The arrays on a device, copied there once; on a CPU they are shared."""
         if device not in self._by_device:
             arrays = (self.queries, self.offsets, self.answers)
-            self._by_device[device] = KnownAnswerTensors(*(torch.from_numpy(array).to(device) for array in arrays))
+            self._by_device[device] = KnownAnswerTensors(
+                *(torch.from_numpy(array).to(device) for array in arrays)
+            )
         return self._by_device[device]
 
-    def __call__(self, entities: npt.NDArray[np.integer], relations: npt.NDArray[np.integer]) -> tuple[Ids, Ids]:
-        """For queries `(batch,)`: the row and the entity of every known answer, `(num_known,)` each."""
-        keys = self.keys(np.asarray(entities, dtype=np.int64), np.asarray(relations, dtype=np.int64))
-        first, last = (found.numpy() for found in self.on(torch.device("cpu")).ranges(torch.from_numpy(keys)))
+    def __call__(
+        self, entities: npt.NDArray[np.integer], relations: npt.NDArray[np.integer]
+    ) -> tuple[Ids, Ids]:
+        """For queries `(batch,)`: the row and the entity of every known answer, `(num_known,)`
+        each.
+        """
+        keys = self.keys(
+            np.asarray(entities, dtype=np.int64), np.asarray(relations, dtype=np.int64)
+        )
+        first, last = (
+            found.numpy() for found in self.on(torch.device("cpu")).ranges(torch.from_numpy(keys))
+        )
         counts = last - first
         rows = np.repeat(np.arange(len(keys)), counts)
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

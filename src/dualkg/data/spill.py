@@ -1,7 +1,9 @@
-"""Graphs larger than memory: names, triples and splits on disk, of which only a part is in memory at a time.
+"""Graphs larger than memory: names, triples and splits on disk, of which only a part is in memory
+at a time.
 
-All of it is one scheme. Rows are written in chunks, each sorted by partition. A partition, which is a piece of each
-chunk, is small enough to be sorted in memory; what was found is written back and read again by chunk.
+All of it is one scheme. Rows are written in chunks, each sorted by partition. A partition, which is
+a piece of each chunk, is small enough to be sorted in memory; what was found is written back and
+read again by chunk.
 """
 
 import mmap
@@ -21,9 +23,8 @@ from dualkg.data.triples import NO_TRIPLES, GraphShape, Notes, Triples, count_re
 NUM_PARTITIONS = 256  # at most, as their numbers are bytes
 ROWS = 1 << 20  # that are in memory at a time
 HASHED_NAMES = 1 << 12  # whose products stay in the processor's cache
-MULTIPLIER = (
-    0x9E3779B97F4A7C15  # odd, with bits all over the word, so that the high bits of a hash depend on all letters
-)
+# Odd, with bits all over the word, so that the high bits of a hash depend on all letters.
+MULTIPLIER = 0x9E3779B97F4A7C15
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -46,14 +47,15 @@ def release(array: Array) -> None:
         found.madvise(mmap.MADV_DONTNEED)
 
 
-# -- files --------------------------------------------------------------------------------------------------
+# -- files -------------------------------------------------------------------
 
 
 class Column:
     """An array in a file without a name, which no killed process leaves behind."""
 
     def __init__(self, dtype: npt.DTypeLike, size: int = 0) -> None:
-        self.dtype, self.size = np.dtype(dtype), size
+        self.dtype = np.dtype(dtype)
+        self.size = size
         self._file, self._folder = temporary_file()
         weakref.finalize(self, self._file.close)
         if size:
@@ -68,7 +70,8 @@ class Column:
         start *= self.dtype.itemsize
         while left:
             written = self._call(os.pwrite, left, start)
-            left, start = left[written:], start + written
+            left = left[written:]
+            start = start + written
 
     def read(self, start: int, stop: int) -> Array:
         found = np.empty(stop - start, self.dtype)
@@ -77,7 +80,9 @@ class Column:
         return found
 
     def map(self, *, writable: bool = False) -> Array:
-        """The array as a memory-mapped file, which no change of a copy reaches; an empty one has no file."""
+        """The array as a memory-mapped file, which no change of a copy reaches; an empty one has no
+        file.
+        """
         if not self.size:
             return np.empty(0, self.dtype)
         return np.memmap(self._file, self.dtype, "r+" if writable else "c", shape=(self.size,))
@@ -98,7 +103,9 @@ class PartitionedRows:
         self._starts = np.zeros((0, NUM_PARTITIONS + 1), np.int64)
 
     def append(self, sizes: Ids, **columns: Array) -> None:
-        """Add a chunk whose partitions have these numbers of rows; a column that is not given is written later."""
+        """Add a chunk whose partitions have these numbers of rows; a column that is not given is
+        written later.
+        """
         start = self._starts[-1, -1] if len(self._starts) else 0
         starts = start + np.append(0, np.cumsum(sizes))
         for name, values in columns.items():
@@ -108,7 +115,9 @@ class PartitionedRows:
     def append_by_key(self, bounds: Ids, key: Ids, **columns: Array) -> None:
         """Add a chunk whose partitions are ranges of keys."""
         order, sizes = _by_partition(np.searchsorted(bounds, key, side="right"))
-        self.append(sizes, key=key[order], **{name: column[order] for name, column in columns.items()})
+        self.append(
+            sizes, key=key[order], **{name: column[order] for name, column in columns.items()}
+        )
 
     def partition(self, name: str, number: int) -> Array:
         """The rows of a partition, in the order they were added."""
@@ -127,16 +136,24 @@ class PartitionedRows:
         return self._columns[name].read(self._starts[number, 0], self._starts[number, -1])
 
     def _pieces(self, number: int) -> list[tuple[int, int]]:
-        return [(start, stop) for start, stop in self._starts[:, number : number + 2].tolist() if stop > start]
+        return [
+            (start, stop)
+            for start, stop in self._starts[:, number : number + 2].tolist()
+            if stop > start
+        ]
 
 
 def _by_partition(partitions: Array) -> tuple[Ids, Ids]:
     """The rows in the order of their partitions, and the number of rows of each."""
-    return np.argsort(partitions.astype(np.uint8), kind="stable"), np.bincount(partitions, minlength=NUM_PARTITIONS)
+    return np.argsort(partitions.astype(np.uint8), kind="stable"), np.bincount(
+        partitions, minlength=NUM_PARTITIONS
+    )
 
 
 def key_ranges(samples: Sequence[Ids]) -> Ids:
-    """Where the partitions of keys begin, all but the first, so that they have about as many keys."""
+    """Where the partitions of keys begin, all but the first, so that they have about as many
+    keys.
+    """
     ordered = np.sort(np.concatenate(samples))
     return ordered[np.arange(1, NUM_PARTITIONS) * len(ordered) // NUM_PARTITIONS]
 
@@ -149,7 +166,7 @@ def spilled(parts: Iterable[Array], dtype: npt.DTypeLike) -> Array:
     return column.map()
 
 
-# -- names --------------------------------------------------------------------------------------------------
+# -- names -------------------------------------------------------------------
 
 
 def hash_names(names: pa.Array) -> Hashes:
@@ -167,10 +184,16 @@ def hash_names(names: pa.Array) -> Hashes:
 
 
 def text_of(names: pa.Array) -> tuple[Ids, npt.NDArray[np.uint8]]:
-    """Where each name starts, and the last one ends, in the bytes of all; both without a copy if names are large."""
+    """Where each name starts, and the last one ends, in the bytes of all; both without a copy if
+    names are large.
+    """
     _, offsets, content = names.buffers()
     kind = np.int64 if names.type == pa.large_string() else np.int32
-    ends = np.frombuffer(offsets, kind)[names.offset : names.offset + len(names) + 1] if len(names) else np.zeros(1)
+    ends = (
+        np.frombuffer(offsets, kind)[names.offset : names.offset + len(names) + 1]
+        if len(names)
+        else np.zeros(1)
+    )
     return ends.astype(np.int64, copy=False), np.frombuffer(content or b"", np.uint8)
 
 
@@ -185,9 +208,12 @@ class NameIndex:
 
     def __init__(self, names: pa.Array) -> None:
         self._names = names
-        hashes = np.concatenate([np.empty(0, np.uint64), *(hash_names(names[part]) for part in slices(len(names)))])
+        hashes = np.concatenate(
+            [np.empty(0, np.uint64), *(hash_names(names[part]) for part in slices(len(names)))]
+        )
         order = np.argsort(hashes, kind="stable").astype(np.int32)
-        self._ids, self._hashes = order, hashes[order]
+        self._ids = order
+        self._hashes = hashes[order]
 
     def get(self, name: object, default: Any = None) -> Any:
         if not isinstance(name, str):
@@ -196,7 +222,9 @@ class NameIndex:
             wanted = hash_names(pa.array([name], pa.string()))[0]
         except UnicodeEncodeError:  # half of a surrogate pair is no name
             return default
-        first, last = (int(np.searchsorted(self._hashes, wanted, side=side)) for side in ("left", "right"))
+        first, last = (
+            int(np.searchsorted(self._hashes, wanted, side=side)) for side in ("left", "right")
+        )
         found = (int(id) for id in self._ids[first:last])
         return next((id for id in found if self._names[id].as_py() == name), default)
 
@@ -205,8 +233,11 @@ class NameIndex:
 
 
 def first_positions(num_names: int, parts: Sequence[npt.NDArray[np.int32]], start: int = 0) -> Ids:
-    """Where each name, given by its number, occurs first in some parts, counted from `start`; −1 if it does not."""
-    first, end = np.full(num_names, -1, np.int64), start + sum(part.size for part in parts)
+    """Where each name, given by its number, occurs first in some parts, counted from `start`; −1 if
+    it does not.
+    """
+    first = np.full(num_names, -1, np.int64)
+    end = start + sum(part.size for part in parts)
     for part in reversed(parts):  # so that the earliest position of each name is written last
         first[part.reshape(-1)[::-1]] = np.arange(end - 1, end - 1 - part.size, -1)
         end -= part.size
@@ -221,12 +252,18 @@ def inverse(order: Ids) -> npt.NDArray[np.int32]:
 
 
 class SpilledNames:
-    """Names of many units with their first positions, of which every distinct one gets an id in that order."""
+    """Names of many units with their first positions, of which every distinct one gets an id in
+    that order.
+    """
 
     def __init__(self) -> None:
-        self._rows = PartitionedRows(length=np.int32, first=np.int64, distinct=np.int32, id=np.int32)
+        self._rows = PartitionedRows(
+            length=np.int32, first=np.int64, distinct=np.int32, id=np.int32
+        )
         self._text = PartitionedRows(text=np.uint8)
-        self._first, self._ends, self._letters = Column(np.int64), Column(np.int64), Column(np.uint8)
+        self._first = Column(np.int64)
+        self._ends = Column(np.int64)
+        self._letters = Column(np.uint8)
         self._ids = Column(np.int32)
         self._starts = [0]  # the first distinct name of each partition
         self.left_out = np.empty(0, np.int64)  # ids of names that are left out; others are shifted
@@ -237,7 +274,9 @@ class SpilledNames:
         order, sizes = _by_partition(partitions.astype(np.int64))
         parts = [text_of(names.take(pa.array(order[part]))) for part in slices(len(order))]
         lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(ends) for ends, _ in parts)])
-        letters = np.concatenate([np.empty(0, np.uint8), *(text[ends[0] : ends[-1]] for ends, text in parts)])
+        letters = np.concatenate(
+            [np.empty(0, np.uint8), *(text[ends[0] : ends[-1]] for ends, text in parts)]
+        )
         self._rows.append(sizes, length=lengths, first=first[order])
         ends = np.append(0, np.cumsum(lengths))[np.append(0, np.cumsum(sizes))]
         self._text.append(np.diff(ends), text=letters)
@@ -245,7 +284,9 @@ class SpilledNames:
 
     def number(self, num_positions: int) -> None:
         """Give each name of a unit its id: how many names occur before it."""
-        marks = np.zeros(num_positions // 64 + 1, np.uint64)  # a bit for each position where a name occurs first
+        marks = np.zeros(
+            num_positions // 64 + 1, np.uint64
+        )  # a bit for each position where a name occurs first
         for number in range(NUM_PARTITIONS):
             ends = np.append(0, np.cumsum(self._rows.partition("length", number), dtype=np.int64))
             encoded = names_of(ends, self._text.partition("text", number)).dictionary_encode()
@@ -274,12 +315,16 @@ class SpilledNames:
 
     def names(self) -> pa.Array:
         """All names in the order of their ids, on disk."""
-        ends, letters = Column(np.int64), Column(np.uint8)
+        ends = Column(np.int64)
+        letters = Column(np.uint8)
         ends.append(np.zeros(1))
-        ids, starts = self._ids.map(), self._starts[:-1]
+        ids = self._ids.map()
+        starts = self._starts[:-1]
         for part in slices(self._first.size):
             limits = zip(starts, self._starts[1:], strict=True)
-            stops = [start + int(np.searchsorted(ids[start:stop], part.stop)) for start, stop in limits]
+            stops = [
+                start + int(np.searchsorted(ids[start:stop], part.stop)) for start, stop in limits
+            ]
             pieces = list(zip(starts, stops, strict=True))
             found = np.concatenate([self._ids.read(*piece) for piece in pieces])
             order = np.argsort(found)
@@ -291,7 +336,9 @@ class SpilledNames:
 
     def _names_between(self, start: int, stop: int) -> pa.Array:
         """Some distinct names of a partition."""
-        ends = np.append(self._ends.read(start - 1, start) if start else 0, self._ends.read(start, stop))
+        ends = np.append(
+            self._ends.read(start - 1, start) if start else 0, self._ends.read(start, stop)
+        )
         return names_of(ends - ends[0], self._letters.read(ends[0], ends[-1]))
 
 
@@ -301,11 +348,13 @@ def _append_text(names: pa.Array, ends: Column, letters: Column) -> None:
     letters.append(text[at[0] : at[-1]])
 
 
-# -- triples of names ---------------------------------------------------------------------------------------
+# -- triples of names --------------------------------------------------------
 
 
 class SpilledTriples:
-    """Triples of a vocabulary too large for memory: units with a vocabulary each, which are joined at the end."""
+    """Triples of a vocabulary too large for memory: units with a vocabulary each, which are joined
+    at the end.
+    """
 
     def __init__(self) -> None:
         self._names = SpilledNames(), SpilledNames()  # of entities, of relations
@@ -323,7 +372,9 @@ class SpilledTriples:
             renumbered.append(known.add(unit, first))
         for split, found in blocks.items():
             for block in found:
-                self._local.setdefault(split, Column(np.int32)).append(_translated(block, *renumbered))
+                self._local.setdefault(split, Column(np.int32)).append(
+                    _translated(block, *renumbered)
+                )
         self._units.append([(split, sum(map(len, found))) for split, found in blocks.items()])
         self._num_rows += sum(map(len, rows))
 
@@ -334,7 +385,8 @@ class SpilledTriples:
 
     def leave_out(self, headers: Triples) -> None:
         """Leave out the names of headers, which occur nowhere else."""
-        self._names[0].left_out, self._names[1].left_out = np.unique(headers[:, ::2]), np.unique(headers[:, 1])
+        self._names[0].left_out = np.unique(headers[:, ::2])
+        self._names[1].left_out = np.unique(headers[:, 1])
 
     def triples(self) -> dict[str, Triples]:
         """The triples of each split as ids, on disk."""
@@ -344,7 +396,11 @@ class SpilledTriples:
             for split, size in unit:
                 start = found[split].size
                 for part in slices(size):
-                    local = self._local[split].read(start + 3 * part.start, start + 3 * part.stop).reshape(-1, 3)
+                    local = (
+                        self._local[split]
+                        .read(start + 3 * part.start, start + 3 * part.stop)
+                        .reshape(-1, 3)
+                    )
                     found[split].append(_translated(local, *ids))
         return {split: mapped_triples(column) for split, column in found.items()}
 
@@ -354,26 +410,33 @@ class SpilledTriples:
 
 def _translated(triples: Triples, entity: Array, relation: Array) -> Array:
     """Triples with other ids, as one row."""
-    return np.stack([entity[triples[:, 0]], relation[triples[:, 1]], entity[triples[:, 2]]], axis=1).reshape(-1)
+    return np.stack(
+        [entity[triples[:, 0]], relation[triples[:, 1]], entity[triples[:, 2]]], axis=1
+    ).reshape(-1)
 
 
 def mapped_triples(column: Column) -> Triples:
     return column.map().reshape(-1, 3) if column.size else NO_TRIPLES
 
 
-# -- splits -------------------------------------------------------------------------------------------------
+# -- splits ------------------------------------------------------------------
 
 
 class PairedTriples:
-    """The triples of several arrays by pair of entities: a partition has all triples of its pairs, in their order.
+    """The triples of several arrays by pair of entities: a partition has all triples of its pairs,
+    in their order.
 
     The pairs of a partition come before those of the next one, as they are sorted.
     """
 
     def __init__(self, arrays: Sequence[Triples], shape: GraphShape) -> None:
         self._num_entities = shape.num_entities
-        self.table = PartitionedRows(key=np.int64, kind=np.uint32, array=np.uint8, row=np.int32, pair=np.int64)
-        bounds = key_ranges([self._keys(triples[:: max(1, len(triples) >> 16)]) for triples in arrays])
+        self.table = PartitionedRows(
+            key=np.int64, kind=np.uint32, array=np.uint8, row=np.int32, pair=np.int64
+        )
+        bounds = key_ranges(
+            [self._keys(triples[:: max(1, len(triples) >> 16)]) for triples in arrays]
+        )
         for number, triples in enumerate(arrays):
             for part in slices(len(triples)):
                 chunk = np.array(triples[part])
@@ -387,23 +450,32 @@ class PairedTriples:
             release(triples)
 
     def _keys(self, triples: Triples) -> Ids:
-        heads, tails = triples[:, 0].astype(np.int64), triples[:, 2].astype(np.int64)
+        heads = triples[:, 0].astype(np.int64)
+        tails = triples[:, 2].astype(np.int64)
         found: Ids = np.minimum(heads, tails) * self._num_entities + np.maximum(heads, tails)
         return found
 
     def partitions(self) -> Iterator[tuple[int, Ids, Ids]]:
-        """The number of each partition; for each of its triples, the number of the pair in it, and of the triple."""
+        """The number of each partition; for each of its triples, the number of the pair in it, and
+        of the triple.
+        """
         for number in range(NUM_PARTITIONS):
             _, pairs = np.unique(self.table.partition("key", number), return_inverse=True)
             yield number, pairs, (pairs << 32) + self.table.partition("kind", number)
 
 
-def count_repeats_on_disk(splits: Mapping[str, Triples], shape: GraphShape, remarks: Iterable[str] = ()) -> Notes:
+def count_repeats_on_disk(
+    splits: Mapping[str, Triples], shape: GraphShape, remarks: Iterable[str] = ()
+) -> Notes:
     """`count_repeats` of splits larger than memory."""
-    paired, duplicates, overlaps = PairedTriples(list(splits.values()), shape), Counter[str](), Counter[str]()
+    paired = PairedTriples(list(splits.values()), shape)
+    duplicates = Counter[str]()
+    overlaps = Counter[str]()
     for number, _, keys in paired.partitions():
         of_array = paired.table.partition("array", number)
-        found = count_repeated_keys({split: keys[of_array == place] for place, split in enumerate(splits)})
+        found = count_repeated_keys(
+            {split: keys[of_array == place] for place, split in enumerate(splits)}
+        )
         duplicates.update(found.duplicates)
         overlaps.update(found.overlaps)
     return Notes(dict(duplicates), dict(overlaps), tuple(remarks))

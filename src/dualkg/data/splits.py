@@ -7,8 +7,24 @@ import numpy as np
 import numpy.typing as npt
 
 from dualkg.data.encoding import ReadTriples
-from dualkg.data.spill import Column, PairedTriples, count_repeats_on_disk, is_mapped, mapped_triples, release, slices
-from dualkg.data.triples import SPLITS, GraphShape, Notes, Triples, count_repeats, sorted_distinct, triple_keys
+from dualkg.data.spill import (
+    Column,
+    PairedTriples,
+    count_repeats_on_disk,
+    is_mapped,
+    mapped_triples,
+    release,
+    slices,
+)
+from dualkg.data.triples import (
+    SPLITS,
+    GraphShape,
+    Notes,
+    Triples,
+    count_repeats,
+    sorted_distinct,
+    triple_keys,
+)
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, RequestError
 
@@ -26,16 +42,25 @@ def parse_split(split: str, seed: int = 0) -> Fractions:
     except ValueError:
         parts = []
     if len(parts) != 3 or min(parts) < 0 or parts[0] == 0 or not abs(sum(parts) - 100) <= 1e-6:
-        raise RequestError(f"A split is three percentages that add up to 100, as in 80/10/10; '{split}' was given.")
+        raise RequestError(
+            f"A split is three percentages that add up to 100, as in 80/10/10; '{split}' was given."
+        )
     return parts[0] / 100, parts[1] / 100, parts[2] / 100
 
 
 def graph_fields(
-    read: ReadTriples, name: str, splitting: Splitting, *, labels: Mapping[str, str], where: str, advice: str
+    read: ReadTriples,
+    name: str,
+    splitting: Splitting,
+    *,
+    labels: Mapping[str, str],
+    where: str,
+    advice: str,
 ) -> dict[str, Any]:
     """The fields of a graph that was read with its splits, or as `triples` to be split.
 
-    `where` and `advice` are for the error of triples that cannot be split: their name, and what to give instead.
+    `where` and `advice` are for the error of triples that cannot be split: their name, and what to
+    give instead.
     """
     shape = GraphShape(len(read.entities), len(read.relations))
     if "triples" in read.triples:
@@ -54,14 +79,18 @@ def graph_fields(
 def _split_distinct(
     name: str, triples: Triples, shape: GraphShape, splitting: Splitting, advice: str
 ) -> tuple[dict[str, Triples], list[str]]:
-    """Split triples after removing duplicates: a copy in test of a triple in train would be known."""
+    """Split triples after removing duplicates: a copy in test of a triple in train would be
+    known.
+    """
     (fractions, seed), remarks = splitting, []
     if is_mapped(triples):
         found = _split_on_disk(triples, shape, fractions, seed)
     else:
         keys = triple_keys(triples, shape)
         if len(keys) > len(sorted_distinct(keys)):
-            _, first = np.unique(keys, return_index=True)  # several times slower than `sorted_distinct`
+            _, first = np.unique(
+                keys, return_index=True
+            )  # several times slower than `sorted_distinct`
             found = split_triples(triples[np.sort(first)], fractions, seed=seed)
         else:
             del keys
@@ -69,35 +98,47 @@ def _split_distinct(
     parts: dict[str, Triples] = dict(zip(SPLITS, found, strict=True))
     num_triples = sum(map(len, found))
     if num_repeated := len(triples) - num_triples:
-        remarks.append(f"{num_repeated:,} duplicate {'triple was' if num_repeated == 1 else 'triples were'} removed.")
+        remarks.append(
+            f"{num_repeated:,} duplicate {'triple was' if num_repeated == 1 else 'triples were'} "
+            "removed."
+        )
     for (split, part), fraction in zip(parts.items(), fractions, strict=True):
         if fraction and not len(part):
             raise DataError(
-                f"{name} cannot be split: of its {num_triples:,} triples none can go to {split} without leaving an "
-                f"entity or a relation unseen in train (triples of the same two entities stay together). Give more "
-                f"triples, or {advice}."
+                f"{name} cannot be split: of its {num_triples:,} triples none can go to {split} "
+                "without leaving an entity or a relation unseen in train (triples of the same "
+                f"two entities stay together). Give more triples, or {advice}."
             )
-    held_out, requested = num_triples - len(parts["train"]), sum(fractions[1:]) * num_triples
+    held_out = num_triples - len(parts["train"])
+    requested = sum(fractions[1:]) * num_triples
     if held_out < 0.9 * requested:
         remarks.append(
-            f"valid and test have {held_out:,} triples of the {requested:,.0f} requested: the others are the only ones "
-            f"of some entity or relation."
+            f"valid and test have {held_out:,} triples of the {requested:,.0f} requested: the "
+            "others are the only ones of some entity or relation."
         )
     return parts, remarks
 
 
-def split_triples(triples: Triples, fractions: Fractions, *, seed: int) -> tuple[Triples, Triples, Triples]:
-    """Split `(num_triples, 3)` distinct triples into train, valid and test, each in the order given.
+def split_triples(
+    triples: Triples, fractions: Fractions, *, seed: int
+) -> tuple[Triples, Triples, Triples]:
+    """Split `(num_triples, 3)` distinct triples into train, valid and test, each in the order
+    given.
 
-    Triples that join the same two entities, in either direction, stay together: one of them in train would reveal the
-    other in test. Every entity and relation of valid and test also occurs in train, so both may be smaller than their
-    fractions in a sparse graph; then they share the available triples in proportion.
+    Triples that join the same two entities, in either direction, stay together: one of them in
+    train would reveal the other in test. Every entity and relation of valid and test also occurs in
+    train, so both may be smaller than their fractions in a sparse graph; then they share the
+    available triples in proportion.
     """
     if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
-        raise ValueError(f"Fractions of train, valid and test must be at least 0 and add up to 1; got {fractions}.")
+        raise ValueError(
+            "Fractions of train, valid and test must be at least 0 and add up to 1; got "
+            f"{fractions}."
+        )
     if not len(triples):
         return triples[:0], triples[:0], triples[:0]
-    head, tail = triples[:, 0].astype(np.int64), triples[:, 2]
+    head = triples[:, 0].astype(np.int64)
+    tail = triples[:, 2]
     num_ids = 1 + int(max(head.max(), tail.max())), 1 + int(triples[:, 1].max())
     keys = np.minimum(head, tail) * num_ids[0]
     keys += np.maximum(head, tail)
@@ -114,7 +155,9 @@ def _split_on_disk(
     triples: Triples, shape: GraphShape, fractions: Fractions, seed: int
 ) -> tuple[Triples, Triples, Triples]:
     """`split_triples` of triples larger than memory, of which some may be duplicates."""
-    paired, sizes, num_triples = PairedTriples([triples], shape), Column(np.int32), 0
+    paired = PairedTriples([triples], shape)
+    sizes = Column(np.int32)
+    num_triples = 0
     for number, pairs, keys in paired.partitions():
         _, first = np.unique(keys, return_index=True)
         distinct = np.full(len(pairs), -1, np.int64)
@@ -130,7 +173,8 @@ def _split_on_disk(
     np.random.default_rng(seed).shuffle(np.asarray(order))  # as `permutation` does
     for part in slices(num_pairs):
         sizes_at[order[part]] = sizes.read(part.start, part.stop)
-    positions, firsts = Column(kind), [np.full(num, num_pairs, kind) for num in shape]
+    positions = Column(kind)
+    firsts = [np.full(num, num_pairs, kind) for num in shape]
     for number, part in enumerate(slices(len(triples))):
         pairs = paired.table.chunk("pair", number)
         here = np.empty(len(pairs), kind)
@@ -139,10 +183,13 @@ def _split_on_disk(
         _update_firsts(firsts, triples[part], here)
     needed = _mark(firsts, num_pairs)
     del order, paired, firsts
-    split_of_pair = np.append(_choose_pairs(sizes_at, needed, fractions, num_triples), np.int8(len(SPLITS)))
+    split_of_pair = np.append(
+        _choose_pairs(sizes_at, needed, fractions, num_triples), np.int8(len(SPLITS))
+    )
     parts = [Column(np.int32) for _ in SPLITS]
     for part in slices(len(triples)):
-        split, rows = split_of_pair[positions.read(part.start, part.stop)], triples[part]
+        split = split_of_pair[positions.read(part.start, part.stop)]
+        rows = triples[part]
         for number, found in enumerate(parts):
             found.append(rows[split == number].reshape(-1))
     release(triples)
@@ -151,13 +198,17 @@ def _split_on_disk(
 
 
 def _choose_pairs(
-    sizes: npt.NDArray[np.integer], needed: npt.NDArray[np.bool_], fractions: Fractions, num_triples: int
+    sizes: npt.NDArray[np.integer],
+    needed: npt.NDArray[np.bool_],
+    fractions: Fractions,
+    num_triples: int,
 ) -> npt.NDArray[np.int8]:
     """The split of each pair by its position: 0 is train, 1 valid, 2 test."""
     split_of_pair = np.zeros(len(sizes), dtype=np.int8)
     wanted = np.array(fractions[1:]) * num_triples
     # A pair with more triples than a whole split would block all pairs after it.
-    most, parts = wanted.max(), list(slices(len(sizes)))
+    most = wanted.max()
+    parts = list(slices(len(sizes)))
     available = sum(int(sizes[part][~needed[part] & (sizes[part] <= most)].sum()) for part in parts)
     wanted = np.rint(wanted * min(1.0, available / max(wanted.sum(), 1.0)))
     filled = in_valid = 0
@@ -186,7 +237,9 @@ def _update_firsts(firsts: Sequence[Positions], triples: Triples, positions: Pos
 
 
 def _mark(firsts: Sequence[Positions], num_positions: int) -> npt.NDArray[np.bool_]:
-    """For each position, whether an entity or relation occurs there first, so that it is needed in train."""
+    """For each position, whether an entity or relation occurs there first, so that it is needed in
+    train.
+    """
     needed = np.zeros(num_positions + 1, dtype=np.bool_)
     for first in firsts:
         needed[first] = True

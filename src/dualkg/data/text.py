@@ -1,4 +1,6 @@
-"""Readers of text in columns and of OpenKE's files: layout, blocks of triples, and errors that name the line."""
+"""Readers of text in columns and of OpenKE's files: layout, blocks of triples, and errors that name
+the line.
+"""
 
 import codecs
 import csv
@@ -14,39 +16,64 @@ import pyarrow as pa
 import pyarrow.csv
 
 from dualkg.data.archives import Source
-from dualkg.data.readers import ROLES, Columns, Indices, Reader, find_columns, is_empty, recognize_header
+from dualkg.data.readers import (
+    ROLES,
+    Columns,
+    Indices,
+    Reader,
+    find_columns,
+    is_empty,
+    recognize_header,
+)
 from dualkg.errors import DataError, RequestError
 
 FIRST_BYTES = 1 << 20
-BLOCK_SIZE = 4 << 20  # small enough that the hash table of a block's names stays in the processor's cache
+BLOCK_SIZE = (
+    4 << 20
+)  # small enough that the hash table of a block's names stays in the processor's cache
 SEPARATORS = {"\t": "tabs", " ": "spaces", ",": "commas", ";": "semicolons", "|": "vertical bars"}
 DELIMITERS = {"tab": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " ", "\\t": "\t"}
 SNIFFED = 1 << 16  # bytes of a file that must be separated by spaces
 # This surrogate occurs in no text, so a cell that ends with it was open at the end of the file.
 END = "\ud800"
-UNCLOSED_QUOTE = "a quote is opened and not closed. Close it, or double each quote that belongs to a name."
+UNCLOSED_QUOTE = (
+    "a quote is opened and not closed. Close it, or double each quote that belongs to a name."
+)
 
 
 class TextReader(Reader):
-    """Lines of columns: separated by tabs or spaces, without quoting; in a .csv file, by commas, with quotes."""
+    """Lines of columns: separated by tabs or spaces, without quoting; in a .csv file, by commas,
+    with quotes.
+    """
 
-    def __init__(self, source: Source, columns: Columns | None = None, delimiter: str | None = None) -> None:
+    def __init__(
+        self, source: Source, columns: Columns | None = None, delimiter: str | None = None
+    ) -> None:
         super().__init__(source, columns)
         self.delimiter = None if delimiter is None else parse_delimiter(delimiter)
 
     def blocks(self) -> Generator[pa.RecordBatch]:
-        columns, (separator, first) = self.columns, _first_row(self.data, self.delimiter, sniff=True)
+        columns, (separator, first) = (
+            self.columns,
+            _first_row(self.data, self.delimiter, sniff=True),
+        )
         if first is None:
             return
         if separator == " " and self.delimiter is None:
             self.remarks.append(f"The columns of {self.name} are separated by spaces.")
         named = recognize_header(first.cells)
         num_columns = len(first.cells) if named or columns is not None else len(ROLES)
-        indices = named or (0, 1, 2) if columns is None else find_columns(columns, first.cells, self.name)
+        indices = (
+            named or (0, 1, 2) if columns is None else find_columns(columns, first.cells, self.name)
+        )
         header = named is not None or any(isinstance(column, str) for column in columns or ())
         if header and columns is None:  # a first line such as `s r t` could also be a triple
             self.remarks.append(f"The first line of {self.name} was read as a header.")
-        elif not header and len(first.cells) == num_columns and (tuple(columns or ()) != (1, 2, 3) or num_columns > 3):
+        elif (
+            not header
+            and len(first.cells) == num_columns
+            and (tuple(columns or ()) != (1, 2, 3) or num_columns > 3)
+        ):
             self.first_line = tuple(first.cells[index].strip() for index in indices)
         layout = Layout(separator, num_columns, indices, ROLES, first.num_lines if header else 0)
         yield from _blocks(self.data, layout, self)
@@ -57,40 +84,50 @@ def parse_delimiter(delimiter: str) -> str:
     found = DELIMITERS.get(delimiter, delimiter)
     if len(found) != 1 or not found.isascii() or found.isalnum() or found in '"\r\n':
         raise RequestError(
-            f"A delimiter is one character such as ',' or '|', or one of tab, space, comma, semicolon and pipe; "
-            f"'{delimiter}' was given."
+            "A delimiter is one character such as ',' or '|', or one of tab, space, comma, "
+            f"semicolon and pipe; '{delimiter}' was given."
         )
     return found
 
 
 class OpenKeReader(Reader):
-    """`train2id.txt`: the number of triples, then ids of head, tail and relation; names come from other files."""
+    """`train2id.txt`: the number of triples, then ids of head, tail and relation; names come from
+    other files.
+    """
 
-    def __init__(self, source: Source, columns: Columns | None, names: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(
+        self, source: Source, columns: Columns | None, names: Mapping[str, Mapping[str, str]]
+    ) -> None:
         super().__init__(source, columns)
         self.names_of = names
 
     def blocks(self) -> Generator[pa.RecordBatch]:
         if self.columns is not None:
-            raise RequestError(f"{self.name} is a file of OpenKE, whose columns are known. Leave columns out.")
+            raise RequestError(
+                f"{self.name} is a file of OpenKE, whose columns are known. Leave columns out."
+            )
         _, first = _first_row(self.data, " ")
         if first is None or len(first.cells) != 1 or not first.cells[0].isdecimal():
             found = f"'{' '.join(first.cells)}'" if first else "nothing"
             raise DataError(
-                f"{self.name}, line 1: expected the number of triples, as in files of OpenKE, found {found}."
+                f"{self.name}, line 1: expected the number of triples, as in files of OpenKE, "
+                f"found {found}."
             )
         if not self.names_of:
             self.remarks.append(
-                f"{self.name} is read without entity2id.txt and relation2id.txt: its ids are the names."
+                f"{self.name} is read without entity2id.txt and relation2id.txt: its ids are the "
+                "names."
             )
         num_triples = 0
         for block in _blocks(self.data, Layout(" ", 3, (0, 2, 1), ROLES, first.num_lines), self):
             num_triples += block.num_rows
-            yield pa.RecordBatch.from_arrays([self._named(role, block.column(role)) for role in ROLES], names=ROLES)
+            yield pa.RecordBatch.from_arrays(
+                [self._named(role, block.column(role)) for role in ROLES], names=ROLES
+            )
         if num_triples != int(first.cells[0]):
             raise DataError(
-                f"{self.name} should have {int(first.cells[0]):,} triples, by its first line, and it has "
-                f"{num_triples:,}. Fetch it or make it again."
+                f"{self.name} should have {int(first.cells[0]):,} triples, by its first line, and "
+                f"it has {num_triples:,}. Fetch it or make it again."
             )
 
     def _named(self, role: str, column: pa.DictionaryArray) -> pa.DictionaryArray:
@@ -99,23 +136,37 @@ class OpenKeReader(Reader):
             return column
         ids = column.dictionary.to_pylist()
         if unknown := [id for id in ids if id not in names]:
-            raise DataError(f"{self.name}: the {role} {unknown[0]} is not one of the {len(names):,} ids of {file}.txt.")
-        return pa.DictionaryArray.from_arrays(column.indices, pa.array([names[id] for id in ids], pa.string()))
+            raise DataError(
+                f"{self.name}: the {role} {unknown[0]} is not one of the {len(names):,} ids of "
+                f"{file}.txt."
+            )
+        return pa.DictionaryArray.from_arrays(
+            column.indices, pa.array([names[id] for id in ids], pa.string())
+        )
 
 
 def read_openke_names(source: Source) -> dict[str, str]:
-    """Names by id, from `entity2id.txt` or `relation2id.txt`: a number of lines, then a name and an id in each."""
+    """Names by id, from `entity2id.txt` or `relation2id.txt`: a number of lines, then a name and an
+    id in each.
+    """
     names: dict[str, str] = {}
     with source.open() as stream, io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape") as text:
-        lines = ((number, line.strip()) for number, line in enumerate(text, start=1) if line.strip())
+        lines = (
+            (number, line.strip()) for number, line in enumerate(text, start=1) if line.strip()
+        )
         next(lines, None)
         for number, line in lines:
             name, _, id = line.rpartition("\t" if "\t" in line else " ")
             if not name.strip() or not id.strip().isdecimal() or _readable(line) != line:
-                raise DataError(f"{source.name}, line {number:,}: expected a name and its id, found {_quote(line)}.")
+                raise DataError(
+                    f"{source.name}, line {number:,}: expected a name and its id, found "
+                    f"{_quote(line)}."
+                )
             names[id.strip()] = name.strip()
     if len(set(names.values())) < len(names):
-        raise DataError(f"{source.name} has ids with the same name. Give every id a name of its own.")
+        raise DataError(
+            f"{source.name} has ids with the same name. Give every id a name of its own."
+        )
     return names
 
 
@@ -132,7 +183,7 @@ def read_labels(source: Source) -> dict[str, str]:
     return labels
 
 
-# -- layout -------------------------------------------------------------------------------------------------
+# -- layout ------------------------------------------------------------------
 
 
 class Layout(NamedTuple):
@@ -155,20 +206,32 @@ class _Row(NamedTuple):
     num_lines: int  # from the beginning of the file to the end of the row
 
 
-def _first_row(source: Source, delimiter: str | None = None, *, sniff: bool = False) -> tuple[str, _Row | None]:
-    """The separator of a file, and its first row; `sniff` recognizes three columns separated by spaces."""
+def _first_row(
+    source: Source, delimiter: str | None = None, *, sniff: bool = False
+) -> tuple[str, _Row | None]:
+    """The separator of a file, and its first row; `sniff` recognizes three columns separated by
+    spaces.
+    """
     with source.open() as stream:
         content = stream.read(FIRST_BYTES)
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(f"{source.name} should be UTF-8, and it is written in UTF-16. Save it as UTF-8.")
+        raise DataError(
+            f"{source.name} should be UTF-8, and it is written in UTF-16. Save it as UTF-8."
+        )
     text = content.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
     if delimiter is None and source.suffix != ".csv":
         delimiter = " " if sniff and _separated_by_spaces(text[:SNIFFED]) else "\t"
     separators = [delimiter] if delimiter else [",", ";"]
-    found = {separator: next(_rows(io.StringIO(text, newline=""), separator), None) for separator in separators}
+    found = {
+        separator: next(_rows(io.StringIO(text, newline=""), separator), None)
+        for separator in separators
+    }
     line = text.lstrip("\r\n").partition("\n")[0]
-    # A first row without cells has an unclosed quote; then the separators of its first line are counted.
-    separator, first = max(found.items(), key=lambda item: (item[1] and len(item[1].cells)) or line.count(item[0]) + 1)
+    # A first row without cells has an unclosed quote; then the separators of its first line are
+    # counted.
+    separator, first = max(
+        found.items(), key=lambda item: (item[1] and len(item[1].cells)) or line.count(item[0]) + 1
+    )
     if first is not None and not first.cells:
         raise DataError(f"{source.name}, line {first.line:,}: {UNCLOSED_QUOTE}")
     return separator, first and first._replace(cells=[_readable(cell) for cell in first.cells])
@@ -176,8 +239,12 @@ def _first_row(source: Source, delimiter: str | None = None, *, sniff: bool = Fa
 
 def _separated_by_spaces(text: str) -> bool:
     """Whether every line has three columns separated by spaces, and none has a tab."""
-    lines = [line for line in text.splitlines()[: -1 if len(text) == SNIFFED else None] if line.strip()]
-    return bool(lines) and all("\t" not in line and len(line.split()) == len(ROLES) for line in lines)
+    lines = [
+        line for line in text.splitlines()[: -1 if len(text) == SNIFFED else None] if line.strip()
+    ]
+    return bool(lines) and all(
+        "\t" not in line and len(line.split()) == len(ROLES) for line in lines
+    )
 
 
 def _rows(text: io.TextIOBase, separator: str) -> Iterator[_Row]:
@@ -207,11 +274,15 @@ def _readable(text: str, errors: str = "replace") -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", errors)
 
 
-# -- blocks -------------------------------------------------------------------------------------------------
+# -- blocks ------------------------------------------------------------------
 
 
-def _blocks(source: Source, layout: Layout, reader: Reader | None = None) -> Iterator[pa.RecordBatch]:
-    """Blocks of the columns of a layout; for a reader, without the blanks around names, which it counts."""
+def _blocks(
+    source: Source, layout: Layout, reader: Reader | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Blocks of the columns of a layout; for a reader, without the blanks around names, which it
+    counts.
+    """
     names = [f"column {number}" for number in range(layout.num_columns)]
     for role, index in zip(layout.roles, layout.indices, strict=True):
         names[index] = role
@@ -236,7 +307,11 @@ def _blocks(source: Source, layout: Layout, reader: Reader | None = None) -> Ite
                     if reader:
                         columns = [reader.strip(column) for column in block.columns]
                         block = pa.RecordBatch.from_arrays(columns, names=layout.roles)
-                    if any(is_empty(block[role].dictionary).any() for role in layout.roles if role != "label"):
+                    if any(
+                        is_empty(block[role].dictionary).any()
+                        for role in layout.roles
+                        if role != "label"
+                    ):
                         raise _error(source, layout, "a name is empty")
                     if layout.quoted and block.num_rows:
                         last = [column[-1].as_py() for column in block.columns]
@@ -252,21 +327,24 @@ def _blocks(source: Source, layout: Layout, reader: Reader | None = None) -> Ite
                     break
                 time.sleep(0.005)  # a thread of Arrow has it
             raise _error(source, layout, str(error)) from error
-        # Arrow reads an unclosed quote as one long name, and would silently lose all lines below it.
+        # Arrow reads an unclosed quote as one long name, and would silently lose all lines below
+        # it.
         suspicious = parts.num_quotes % 2 or any("\n" in name or "\r" in name for name in last)
         if suspicious and (sentence := first_bad_line(source, layout)):
             raise DataError(sentence)
 
 
 class _Parts(io.RawIOBase):
-    """A stream in large parts, its quotes counted; of columns separated by blanks, whole lines with tabs instead.
+    """A stream in large parts, its quotes counted; of columns separated by blanks, whole lines with
+    tabs instead.
 
-    After an error, threads of Arrow may drop what they have read. If Python ends meanwhile, and they have objects of
-    Python, the process is aborted: so they read into memory of Arrow.
+    After an error, threads of Arrow may drop what they have read. If Python ends meanwhile, and
+    they have objects of Python, the process is aborted: so they read into memory of Arrow.
     """
 
     def __init__(self, stream: Any, separator: str) -> None:
-        self._stream, self._separator = stream, separator
+        self._stream = stream
+        self._separator = separator
         self.num_quotes = 0
 
     def readable(self) -> bool:
@@ -277,7 +355,9 @@ class _Parts(io.RawIOBase):
         if self._separator == " ":
             if content and not content.endswith(b"\n"):
                 content += self._stream.readline()
-            content = b"\n".join(re.sub(rb"[ \t]+", b"\t", line.strip(b" \t\r")) for line in content.split(b"\n"))
+            content = b"\n".join(
+                re.sub(rb"[ \t]+", b"\t", line.strip(b" \t\r")) for line in content.split(b"\n")
+            )
         elif self._separator != "\t":
             self.num_quotes += content.count(b'"')
         buffer = pa.allocate_buffer(len(content))
@@ -285,22 +365,25 @@ class _Parts(io.RawIOBase):
         return buffer
 
 
-# -- errors -------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------
 
 
 def _error(source: Source, layout: Layout, detail: str) -> DataError:
     sentence = first_bad_line(source, layout)
     if sentence is None and "straddl" in detail:
         sentence = (
-            f"{source.name} has a line longer than {BLOCK_SIZE >> 20} MiB, too long for three names. "
-            "Look for line ends that are missing or a quote that is never closed."
+            f"{source.name} has a line longer than {BLOCK_SIZE >> 20} MiB, too long for three "
+            "names. Look for line ends that are missing or a quote that is never closed."
         )
     return DataError(sentence or f"{source.name} cannot be read as lines of text: {detail}.")
 
 
 def first_bad_line(source: Source, layout: Layout) -> str | None:
     """A sentence about the first line that does not match the layout, or None."""
-    with source.open() as stream, io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="") as text:
+    with (
+        source.open() as stream,
+        io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="") as text,
+    ):
         for row in _rows(text, layout.separator):
             if row.line > layout.num_skipped and (problem := _problem(row.cells, layout)):
                 return f"{source.name}, line {row.line:,}: {problem}"

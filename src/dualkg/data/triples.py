@@ -1,4 +1,6 @@
-"""Arrays of triples of ids: shape of a graph, distinct triples, repeated triples, and notes on them."""
+"""Arrays of triples of ids: shape of a graph, distinct triples, repeated triples, and notes on
+them.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -34,14 +36,19 @@ class Notes:
         """One sentence for each irregularity; none for a clean graph."""
         counts = [(n, f"more than once in {split}") for split, n in self.duplicates.items()]
         counts += [(n, f"in both {pair}") for pair, n in self.overlaps.items()]
-        found = [f"{n:,} {'triple occurs' if n == 1 else 'triples occur'} {where}." for n, where in counts if n]
+        found = [
+            f"{n:,} {'triple occurs' if n == 1 else 'triples occur'} {where}."
+            for n, where in counts
+            if n
+        ]
         return found + list(self.remarks)
 
 
 def triple_keys(triples: Triples, shape: GraphShape) -> npt.NDArray[np.int64]:
     """One number per triple, ordered like (head, relation, tail).
 
-    If 63 bits are too few for all possible triples, it depends on the others: only keys of one call can be compared.
+    If 63 bits are too few for all possible triples, it depends on the others: only keys of one call
+    can be compared.
     """
     num_entities, num_relations = shape
     keys = triples[:, 0].astype(np.int64)
@@ -67,18 +74,27 @@ def distinct_triples(triples: Triples, shape: GraphShape) -> Triples:
     return distinct
 
 
-def count_repeats(splits: dict[str, Triples], shape: GraphShape, remarks: Iterable[str] = ()) -> Notes:
+def count_repeats(
+    splits: dict[str, Triples], shape: GraphShape, remarks: Iterable[str] = ()
+) -> Notes:
     """Count the triples that occur twice in one split, or in two splits."""
     joined = np.concatenate(list(splits.values()))
     ends = np.cumsum([len(triples) for triples in splits.values()])[:-1]
-    return count_repeated_keys(dict(zip(splits, np.split(triple_keys(joined, shape), ends), strict=True)), remarks)
+    return count_repeated_keys(
+        dict(zip(splits, np.split(triple_keys(joined, shape), ends), strict=True)), remarks
+    )
 
 
-def count_repeated_keys(keys: dict[str, npt.NDArray[np.int64]], remarks: Iterable[str] = ()) -> Notes:
+def count_repeated_keys(
+    keys: dict[str, npt.NDArray[np.int64]], remarks: Iterable[str] = ()
+) -> Notes:
     """Count the triples that occur twice, by their keys in each split."""
     distinct = {name: sorted_distinct(found) for name, found in keys.items()}
     duplicates = {name: len(keys[name]) - len(distinct[name]) for name in keys}
-    common = {(one, other): is_among(distinct[other], distinct[one]) for one, other in combinations(keys, 2)}
+    common = {
+        (one, other): is_among(distinct[other], distinct[one])
+        for one, other in combinations(keys, 2)
+    }
     overlaps = {" and ".join(pair): int(found.sum()) for pair, found in common.items()}
     return Notes(duplicates, overlaps, tuple(remarks))
 

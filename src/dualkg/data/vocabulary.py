@@ -10,13 +10,16 @@ from dualkg.data.spill import NameIndex, slices
 from dualkg.errors import RequestError, did_you_mean
 
 MANY_NAMES = 200_000
-INDEXED_NAMES = 1_000_000  # more are found by an index of hashes, as a dictionary takes over 100 bytes for each
+INDEXED_NAMES = (
+    1_000_000  # more are found by an index of hashes, as a dictionary takes over 100 bytes for each
+)
 
 
 class Vocabulary:
     """The names of entities or relations (`kind`) in the order of their ids, with optional labels.
 
-    Names are stored as one Arrow array, so that millions of them take little more memory than their text.
+    Names are stored as one Arrow array, so that millions of them take little more memory than their
+    text.
     """
 
     def __init__(
@@ -27,11 +30,17 @@ class Vocabulary:
         kind: str = "entity",
     ) -> None:
         self.kind = kind
-        self.names: pa.Array = names if isinstance(names, pa.Array) else pa.array(names, pa.string())
+        self.names: pa.Array = (
+            names if isinstance(names, pa.Array) else pa.array(names, pa.string())
+        )
         if isinstance(labels, Mapping):
             parts = (self.names[part].to_pylist() for part in slices(len(self.names)))
             found = [pa.array(map(labels.get, names), self.names.type) for names in parts]
-            labels = pa.concat_arrays(found) if any(part.null_count < len(part) for part in found) else None
+            labels = (
+                pa.concat_arrays(found)
+                if any(part.null_count < len(part) for part in found)
+                else None
+            )
         self.labels: pa.Array | None = labels
 
     def __len__(self) -> int:
@@ -60,7 +69,11 @@ class Vocabulary:
     def text(self, id: int) -> str:
         """The label if it is unique, so that `id` finds it; else the name."""
         label = self.label(id)
-        return label if self._ids.get(label, id) == id and len(self._ids_of_label.get(label, [id])) == 1 else self[id]
+        return (
+            label
+            if self._ids.get(label, id) == id and len(self._ids_of_label.get(label, [id])) == 1
+            else self[id]
+        )
 
     @cached_property
     def _ids(self) -> dict[str, int] | NameIndex:
@@ -91,18 +104,23 @@ class Vocabulary:
             return sorted(set(self._ids_of_folded.get(name.casefold(), [])))
         import pyarrow.compute as pc
 
-        wanted, found = pa.scalar(name.lower(), self.names.type), set[int]()
+        wanted = pa.scalar(name.lower(), self.names.type)
+        found = set[int]()
         for texts in (self.names, *([] if self.labels is None else [self.labels])):
             for part in slices(len(texts)):  # without a dictionary, by a scan of all names
                 same = pc.equal(pc.utf8_lower(texts[part]), wanted).fill_null(False)
-                found.update((part.start + np.flatnonzero(same.to_numpy(zero_copy_only=False))).tolist())
+                found.update(
+                    (part.start + np.flatnonzero(same.to_numpy(zero_copy_only=False))).tolist()
+                )
         return sorted(found)
 
     def id(self, name: str | int) -> int:
         """The id of a name, of a label, or an id itself; names take precedence over labels."""
         if not isinstance(name, str):
             if isinstance(name, bool) or not isinstance(name, (int, np.integer)):
-                raise RequestError(f"An {self.kind} is given by its name or by its id; {name!r} was given.")
+                raise RequestError(
+                    f"An {self.kind} is given by its name or by its id; {name!r} was given."
+                )
             if not 0 <= name < len(self):
                 known = f"ids go from 0 to {len(self) - 1:,}" if len(self) else "none is known"
                 raise RequestError(f"There is no {self.kind} {int(name):,}: {known}.")
@@ -115,7 +133,9 @@ class Vocabulary:
         if ids:
             options = ", ".join(f"'{self[id]}'" for id in ids[:5])
             plural = "entities" if self.kind == "entity" else f"{self.kind}s"
-            raise RequestError(f"'{name}' matches {len(ids)} {plural}: {options}. Use one of these names.")
+            raise RequestError(
+                f"'{name}' matches {len(ids)} {plural}: {options}. Use one of these names."
+            )
         known = f"among the {len(self):,} known" if len(self) else "because none is known"
         raise RequestError(f"No {self.kind} is named '{name}' {known}.{self._suggestion(name)}")
 
@@ -123,7 +143,9 @@ class Vocabulary:
         return [self.id(name) for name in names]
 
     def _suggestion(self, name: str) -> str:
-        """A similar name or label; of very many names, only those of similar length with the same first letter."""
+        """A similar name or label; of very many names, only those of similar length with the same
+        first letter.
+        """
         names = self.names
         if len(names) > MANY_NAMES:
             import pyarrow.compute as pc  # slow to import, and rarely needed

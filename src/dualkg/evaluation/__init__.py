@@ -6,4 +6,11 @@ from dualkg.evaluation.ranking import Ranks, rank
 from dualkg.evaluation.report import Metrics, Report, evaluate, evaluate_relations, load_ranks
 
 __all__ = ["CandidateLists", "Comparison", "Metrics", "Ranks", "Report", "TypeConstraint"]
-__all__ += ["compare_ranks", "evaluate", "evaluate_relations", "load_ranks", "rank", "read_candidates"]
+__all__ += [
+    "compare_ranks",
+    "evaluate",
+    "evaluate_relations",
+    "load_ranks",
+    "rank",
+    "read_candidates",
+]

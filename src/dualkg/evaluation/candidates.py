@@ -1,4 +1,6 @@
-"""Restricted candidates of an evaluation: domains and ranges of relations, and a given list for each query."""
+"""Restricted candidates of an evaluation: domains and ranges of relations, and a given list for
+each query.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,21 @@ from dualkg.errors import DataError, RequestError
 
 Ids = npt.NDArray[np.int64]
 PARTS = ("head", "relation", "tail")
-LISTS = {"tail_candidates": "tail_neg", "head_candidates": "head_neg"}  # with the names of the Open Graph Benchmark
+LISTS = {
+    "tail_candidates": "tail_neg",
+    "head_candidates": "head_neg",
+}  # with the names of the Open Graph Benchmark
 ADVICE = "Rows have head, relation, tail, tail_candidates and head_candidates."
 MAX_BLOCK = 4096  # queries
 
 
 @dataclass(frozen=True, eq=False)
 class TypeConstraint:
-    """The entities that train has as tail of each relation r, and as head, listed as r + num_relations.
+    """The entities that train has as tail of each relation r, and as head, listed as r +
+    num_relations.
 
-    Those of relation r are `entities[offsets[r]:offsets[r + 1]]`. A relation that train does not have allows all.
+    Those of relation r are `entities[offsets[r]:offsets[r + 1]]`. A relation that train does not
+    have allows all.
     """
 
     num_entities: int
@@ -47,9 +54,13 @@ class TypeConstraint:
         return cls(num_entities, torch.from_numpy(keys % num_entities).to(device), offsets.tolist())
 
     def allowed(self, relations: Tensor, *, backward: bool) -> Tensor:
-        """Whether each entity is a candidate, for the queries of these relations, `(batch, num_entities)`."""
+        """Whether each entity is a candidate, for the queries of these relations, `(batch,
+        num_entities)`.
+        """
         distinct, rows = torch.unique(relations, return_inverse=True)
-        table = torch.zeros(len(distinct), self.num_entities, dtype=torch.bool, device=relations.device)
+        table = torch.zeros(
+            len(distinct), self.num_entities, dtype=torch.bool, device=relations.device
+        )
         for row, relation in enumerate(distinct.tolist()):
             relation += backward * (len(self.offsets) // 2)
             first, last = self.offsets[relation : relation + 2]
@@ -59,7 +70,8 @@ class TypeConstraint:
 
 @dataclass(frozen=True, eq=False)
 class CandidateLists:
-    """A list of entities for each query of a split: tail queries in the order of its triples, then head queries.
+    """A list of entities for each query of a split: tail queries in the order of its triples, then
+    head queries.
 
     The list of query q is `entities[starts[q]:starts[q + 1]]`. It may have the answer or not.
     """
@@ -71,8 +83,11 @@ class CandidateLists:
     def num_queries(self) -> int:
         return len(self.starts) - 1
 
-    def blocks(self, first: int, last: int, max_candidates: int) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
-        """The first and the last query of each block and the lists between, filled with −1, `(num_queries, longest)`.
+    def blocks(
+        self, first: int, last: int, max_candidates: int
+    ) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
+        """The first and the last query of each block and the lists between, filled with −1,
+        `(num_queries, longest)`.
 
         A block has at most `max_candidates` numbers, or one query.
         """
@@ -92,10 +107,14 @@ class CandidateLists:
         if isinstance(candidates, CandidateLists):
             return candidates
         if isinstance(candidates, Mapping):
-            return _from_table(_table_of_arrays(candidates, "The mapping"), graph, split, source="The mapping")
+            return _from_table(
+                _table_of_arrays(candidates, "The mapping"), graph, split, source="The mapping"
+            )
         if not isinstance(candidates, (str, Path)):
             kind = type(candidates).__name__
-            raise RequestError(f"Candidates are a file of lists, or a mapping of its columns; {kind} was given.")
+            raise RequestError(
+                f"Candidates are a file of lists, or a mapping of its columns; {kind} was given."
+            )
         return read_candidates(candidates, graph, split=split)
 
 
@@ -105,14 +124,17 @@ GivenCandidates = CandidateLists | str | Path | Mapping[str, Any]
 def read_candidates(path: str | Path, graph: Graph, *, split: Split = "test") -> CandidateLists:
     """Read the candidates of a split by the names of a graph: one row per triple, in any order.
 
-    Rows have `head`, `relation`, `tail` and two lists, `tail_candidates` for the query (head, relation, ?) and
-    `head_candidates` for (?, relation, tail). Files are .parquet, .jsonl, or .npz with one array per column, as a split
-    of the Open Graph Benchmark, whose lists are named `tail_neg` and `head_neg`. Numbers stand for names.
+    Rows have `head`, `relation`, `tail` and two lists, `tail_candidates` for the query (head,
+    relation, ?) and `head_candidates` for (?, relation, tail). Files are .parquet, .jsonl, or .npz
+    with one array per column, as a split of the Open Graph Benchmark, whose lists are named
+    `tail_neg` and `head_neg`. Numbers stand for names.
     """
     path = Path(path)
     readers = {".parquet": _read_parquet, ".jsonl": _read_json_lines, ".npz": _read_npz}
     if path.suffix.lower() not in readers:
-        raise RequestError(f"Candidate lists are read from {', '.join(readers)}; '{path.name}' is none of these.")
+        raise RequestError(
+            f"Candidate lists are read from {', '.join(readers)}; '{path.name}' is none of these."
+        )
     if not path.is_file():
         raise RequestError(f"{path} is not a file; candidate lists were expected. {ADVICE}")
     return _from_table(readers[path.suffix.lower()](path), graph, split, source=str(path))
@@ -135,8 +157,15 @@ def _read_json_lines(path: Path) -> pa.Table:
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}, line {number:,} is not JSON: {error}.") from None
         if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number:,} should be an object; it is {type(row).__name__}. {ADVICE}")
-        rows.append({key: list(map(str, value)) if isinstance(value, list) else value for key, value in row.items()})
+            raise DataError(
+                f"{path}, line {number:,} should be an object; it is {type(row).__name__}. {ADVICE}"
+            )
+        rows.append(
+            {
+                key: list(map(str, value)) if isinstance(value, list) else value
+                for key, value in row.items()
+            }
+        )
     columns = {name: [row.get(name) for row in rows] for row in rows for name in row}
     return _table_of_arrays(columns, str(path))
 
@@ -146,21 +175,31 @@ def _read_npz(path: Path) -> pa.Table:
         with zipfile.ZipFile(path) as archive:
             size = sum(one.file_size for one in archive.infolist())
         if size > (most := max(FREE_SIZE, MAX_RATIO * path.stat().st_size)):
-            raise ValueError(f"they expand to {size / 2**20:,.0f} MiB, and {most / 2**20:,.0f} are allowed")
+            raise ValueError(
+                f"they expand to {size / 2**20:,.0f} MiB, and {most / 2**20:,.0f} are allowed"
+            )
         with np.load(path, allow_pickle=False) as arrays:
             return _table_of_arrays(dict(arrays), str(path))
     except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read as arrays: {error}. Save them with numpy.savez.") from None
+        raise DataError(
+            f"{path} cannot be read as arrays: {error}. Save them with numpy.savez."
+        ) from None
 
 
 def _table_of_arrays(columns: Mapping[str, Any], source: str) -> pa.Table:
-    """Columns of names `(num_triples,)` and of lists, which may be arrays `(num_triples, n)`; others are left out."""
+    """Columns of names `(num_triples,)` and of lists, which may be arrays `(num_triples, n)`;
+    others are left out.
+    """
     arrays = {}
     for name in {*PARTS, *LISTS, *LISTS.values()} & columns.keys():
         values = np.asarray(columns[name]) if hasattr(columns[name], "__array__") else columns[name]
         if isinstance(values, np.ndarray) and values.ndim == 2:
-            kind = pa.large_string() if values.dtype.kind == "U" else None  # shorter offsets end at 2 GiB
-            arrays[name] = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), kind), values.shape[1])
+            kind = (
+                pa.large_string() if values.dtype.kind == "U" else None
+            )  # shorter offsets end at 2 GiB
+            arrays[name] = pa.FixedSizeListArray.from_arrays(
+                pa.array(values.reshape(-1), kind), values.shape[1]
+            )
             continue
         try:
             arrays[name] = pa.array(values)
@@ -176,13 +215,18 @@ def _table_of_arrays(columns: Mapping[str, Any], source: str) -> pa.Table:
 def _from_table(table: pa.Table, graph: Graph, split: Split, *, source: str) -> CandidateLists:
     """Match the rows to the triples of a split."""
     columns = dict(zip(table.column_names, table.columns, strict=True))
-    columns |= {name: columns[ogb] for name, ogb in LISTS.items() if name not in columns and ogb in columns}
+    columns |= {
+        name: columns[ogb] for name, ogb in LISTS.items() if name not in columns and ogb in columns
+    }
     for name in (*PARTS, *LISTS):
         if name not in columns:
             listed = ", ".join(table.column_names) or "none"
             raise DataError(f"{source} has no column {name}; its columns are {listed}. {ADVICE}")
     vocabularies = (graph.entities, graph.relations, graph.entities)
-    ids = [_ids(columns[part], names, part, source, np.arange) for part, names in zip(PARTS, vocabularies, strict=True)]
+    ids = [
+        _ids(columns[part], names, part, source, np.arange)
+        for part, names in zip(PARTS, vocabularies, strict=True)
+    ]
     rows = _rows_of(np.stack(ids, axis=1), graph, split, source)
     lists = [_lists(columns[name], graph.entities, name, source, rows) for name in LISTS]
     starts = np.append(0, np.cumsum(np.concatenate([lengths for _, lengths in lists])))
@@ -200,26 +244,31 @@ def _rows_of(found: Ids, graph: Graph, split: Split, source: str) -> Ids:
     rows[has] = np.arange(len(found))
     if len(missing := np.flatnonzero(rows[wanted] < 0)):
         raise DataError(
-            f"{source} has no candidates for {len(missing):,} of the {len(triples):,} {split} triples; the first is "
-            f"{_named(graph, triples[missing[0]])}. Add a row for each."
+            f"{source} has no candidates for {len(missing):,} of the {len(triples):,} {split} "
+            f"triples; the first is {_named(graph, triples[missing[0]])}. Add a row for each."
         )
     if len(np.unique(has)) < len(has):
         repeated = found[np.flatnonzero(np.bincount(has)[has] > 1)[0]]
         raise DataError(f"{source} has two rows for {_named(graph, repeated)}. Remove one.")
     if len(extra := np.flatnonzero(~np.isin(has, wanted))):
         raise DataError(
-            f"{source}: {len(extra):,} rows are no {split} triples of {graph.name}; the first is row "
-            f"{extra[0] + 1:,}, {_named(graph, found[extra[0]])}. Remove them, or choose another split."
+            f"{source}: {len(extra):,} rows are no {split} triples of {graph.name}; the first is "
+            f"row {extra[0] + 1:,}, {_named(graph, found[extra[0]])}. Remove them, or choose "
+            "another split."
         )
     return np.asarray(rows[wanted])
 
 
-def _lists(column: pa.ChunkedArray, names: Vocabulary, name: str, source: str, rows: Ids) -> tuple[Any, Ids]:
+def _lists(
+    column: pa.ChunkedArray, names: Vocabulary, name: str, source: str, rows: Ids
+) -> tuple[Any, Ids]:
     """The ids of the lists of some rows, joined, and the length of each list."""
     import pyarrow.compute as pc  # slow to import, and needed for lists only
 
     kind = column.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+    if not (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    ):
         raise DataError(f"{source}: {name} should be lists of names; it holds {kind}.")
     if column.null_count:
         row = column.is_null().combine_chunks().index(True).as_py() + 1
@@ -234,7 +283,9 @@ def _lists(column: pa.ChunkedArray, names: Vocabulary, name: str, source: str, r
 
 
 def _ids(column: pa.ChunkedArray, names: Vocabulary, name: str, source: str, rows: Any) -> Ids:
-    """The ids of names; each distinct one is looked up once. `rows(n)` are the rows of the values, for errors."""
+    """The ids of names; each distinct one is looked up once. `rows(n)` are the rows of the values,
+    for errors.
+    """
     encoded = column.dictionary_encode().unify_dictionaries()
     if encoded.null_count:
         row = rows(len(encoded))[encoded.is_null().index(True).as_py()] + 1
@@ -242,8 +293,12 @@ def _ids(column: pa.ChunkedArray, names: Vocabulary, name: str, source: str, row
     parts = [chunk.indices.to_numpy() for chunk in encoded.chunks]
     indices = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
     values = encoded.chunk(0).dictionary if parts else pa.array([], pa.string())
-    if len(values) and not (pa.types.is_integer(values.type) or values.type in (pa.string(), pa.large_string())):
-        raise DataError(f"{source}: {name} should be text or whole numbers; it holds {values.type}.")
+    if len(values) and not (
+        pa.types.is_integer(values.type) or values.type in (pa.string(), pa.large_string())
+    ):
+        raise DataError(
+            f"{source}: {name} should be text or whole numbers; it holds {values.type}."
+        )
     ids = np.empty(len(values), dtype=np.int64)
     for position, text in enumerate(values.cast(pa.string()).to_pylist()):
         try:

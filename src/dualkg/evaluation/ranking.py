@@ -1,4 +1,6 @@
-"""Filtered ranks: the rank of each true answer among all entities, or given ones, but the other known answers."""
+"""Filtered ranks: the rank of each true answer among all entities, or given ones, but the other
+known answers.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,18 @@ BLOCK_ELEMENTS = 16_000_000  # scores in memory at a time: 64 MB in float32
 MAX_COLUMNS = 2**20  # entities of a shard that are scored at a time
 RELATION_BLOCK = 1024  # queries per block of relation prediction
 CPU_BLOCK = 512  # queries per block on a CPU: more take more memory and are no faster
-MIN_COMPARISONS_FOR_NUMBA = 50_000_000  # importing numba takes longer than fewer comparisons by PyTorch
+MIN_COMPARISONS_FOR_NUMBA = (
+    50_000_000  # importing numba takes longer than fewer comparisons by PyTorch
+)
 
 
 @dataclass(frozen=True)
 class Ranks:
     """The optimistic and the pessimistic rank of the tail and of the head of every triple.
 
-    Arrays are `(2, num_triples)`: row 0 is of (head, relation, ?), row 1 of (?, relation, tail). `num_candidates`
-    includes the answer; it is None where all entities but the known answers are candidates.
+    Arrays are `(2, num_triples)`: row 0 is of (head, relation, ?), row 1 of (?, relation, tail).
+    `num_candidates` includes the answer; it is None where all entities but the known answers are
+    candidates.
     """
 
     triples: Triples
@@ -64,21 +69,31 @@ def rank(
 ) -> Ranks:
     """Rank every triple of a split in both directions, filtered by all three splits.
 
-    Candidates are all entities; with `type_constrained` those that train has on the same side of the relation; or those
-    of a list for each query. The answer is always one. A GPU is synchronized at the end, not after each block.
+    Candidates are all entities; with `type_constrained` those that train has on the same side of
+    the relation; or those of a list for each query. The answer is always one. A GPU is synchronized
+    at the end, not after each block.
     """
     model.check_shape(graph.shape)
-    triples, device = graph.split(split), model.device
+    triples = graph.split(split)
+    device = model.device
     known = known or KnownAnswers.of(graph, queries=triples)
     shard = model.shard if isinstance(model, ShardedModel) else None
     if shard and (candidates is not None or type_constrained):
-        raise RequestError("Processes that share a model rank among all entities. Evaluate the finished run.")
+        raise RequestError(
+            "Processes that share a model rank among all entities. Evaluate the finished run."
+        )
     if candidates is not None:
         if type_constrained:
-            raise RequestError("Candidates are given in lists or by type constraints, not both. Leave out one.")
+            raise RequestError(
+                "Candidates are given in lists or by type constraints, not both. Leave out one."
+            )
         return _rank_lists(model, triples, known, candidates, progress)
     types = TypeConstraint.of(graph, device) if type_constrained else None
-    count = count_with_torch if shard else choose_counter(device.type, 2 * len(triples) * graph.shape.num_entities)
+    count = (
+        count_with_torch
+        if shard
+        else choose_counter(device.type, 2 * len(triples) * graph.shape.num_entities)
+    )
     num_columns = min(shard.part, MAX_COLUMNS) if shard else graph.shape.num_entities
     answers = known.on(device).answers
     counts = torch.empty(2 * len(triples), 2, dtype=torch.int32, device=device)
@@ -92,9 +107,14 @@ def rank(
             if types:
                 allowed = types.allowed(block.relations, backward=block.backward)
                 allowed[block.targets.rows, block.targets.answers] = True
-                # Candidates that are neither known nor the answer are all tied with it in a table of ones.
-                num_candidates[block.positions] = count(allowed.to(scores.dtype), answers, block.targets)[:, 1] + 1
-                scores = torch.where(allowed | ~scores.isfinite(), scores, torch.finfo(scores.dtype).min)
+                # Candidates that are neither known nor the answer are all tied with it in a table
+                # of ones.
+                num_candidates[block.positions] = (
+                    count(allowed.to(scores.dtype), answers, block.targets)[:, 1] + 1
+                )
+                scores = torch.where(
+                    allowed | ~scores.isfinite(), scores, torch.finfo(scores.dtype).min
+                )
             counts[block.positions] = count(scores, answers, block.targets)
     return _ranks(triples, counts, num_candidates if types else None)
 
@@ -110,18 +130,30 @@ def _ranks(triples: Triples, counts: Tensor, num_candidates: Tensor | None) -> R
     found = counts.cpu().numpy().astype(np.int64)
     check_finite(found, query)
     better, tied = np.moveaxis(found.reshape(2, -1, 2), -1, 0)
-    numbers = None if num_candidates is None else num_candidates.cpu().numpy().astype(np.int64).reshape(2, -1)
+    numbers = (
+        None
+        if num_candidates is None
+        else num_candidates.cpu().numpy().astype(np.int64).reshape(2, -1)
+    )
     return Ranks(triples, better + 1, better + tied + 1, numbers)
 
 
 @torch.no_grad()
-def rank_relations(model: Model, graph: Graph, triples: Triples) -> tuple[npt.NDArray[np.float64], Counts]:
-    """Filtered realistic ranks of the relations of triples, and the number of candidates of each, `(num_triples,)`."""
+def rank_relations(
+    model: Model, graph: Graph, triples: Triples
+) -> tuple[npt.NDArray[np.float64], Counts]:
+    """Filtered realistic ranks of the relations of triples, and the number of candidates of each,
+    `(num_triples,)`.
+    """
     model.check_shape(graph.shape)
-    num_relations, device = graph.shape.num_relations, model.device
+    num_relations = graph.shape.num_relations
+    device = model.device
     heads, relations, tails = torch.tensor(triples, device=device).long().unbind(1)
     known = distinct_triples(np.concatenate([graph.split(name) for name in SPLITS]), graph.shape)
-    pairs, wanted = (ids[:, 0].astype(np.int64) * graph.shape.num_entities + ids[:, 2] for ids in (known, triples))
+    pairs, wanted = (
+        ids[:, 0].astype(np.int64) * graph.shape.num_entities + ids[:, 2]
+        for ids in (known, triples)
+    )
     order = np.argsort(pairs, kind="stable")
     first, last = (np.searchsorted(pairs[order], wanted, side=side) for side in ("left", "right"))
     arrays = (known[order, 1], first, last)
@@ -133,7 +165,10 @@ def rank_relations(model: Model, graph: Graph, triples: Triples) -> tuple[npt.ND
             block = slice(start, start + RELATION_BLOCK)
             scores = model.score_relations(heads[block], tails[block])[:, :num_relations]
             targets = RankTargets(
-                torch.arange(len(scores), device=device), relations[block], starts[block], ends[block]
+                torch.arange(len(scores), device=device),
+                relations[block],
+                starts[block],
+                ends[block],
             )
             counts[block] = count(scores, known_relations, targets)
     found = counts.cpu().numpy().astype(np.int64)
@@ -143,7 +178,9 @@ def rank_relations(model: Model, graph: Graph, triples: Triples) -> tuple[npt.ND
 
 
 def count_candidates(triples: Triples, known: KnownAnswers) -> Counts:
-    """The number of candidates of each query, `(2, num_triples)`: all entities but the other known answers."""
+    """The number of candidates of each query, `(2, num_triples)`: all entities but the other known
+    answers.
+    """
     given, relations, answers = _both_directions(triples, known, torch.device("cpu"))
     tensors = known.on(given.device)
     first, last = tensors.ranges(known.keys(given, relations))
@@ -154,14 +191,17 @@ def count_candidates(triples: Triples, known: KnownAnswers) -> Counts:
 
 def _count_on_shards(model: ShardedModel, block: _Block, answers: Tensor) -> Tensor:
     """Count on the entities of each process, in blocks of entities, and add the counts of all."""
-    shard, rows, wanted = model.shard, block.targets.rows, model.shard.positions(block.targets.answers)
+    shard = model.shard
+    rows = block.targets.rows
+    wanted = model.shard.positions(block.targets.answers)
     parts = list(model.column_blocks(MAX_COLUMNS))
     values = torch.zeros(len(rows), dtype=next(model.parameters()).dtype, device=rows.device)
     for start, stop in parts:  # of which one has the answer
         with model.columns(start, stop):
             scores = block.scores(model)
         if stop > start:
-            here, columns = (wanted >= start) & (wanted < stop), (wanted - start).clamp(0, stop - start - 1)
+            here = (wanted >= start) & (wanted < stop)
+            columns = (wanted - start).clamp(0, stop - start - 1)
             values = torch.where(here, scores[rows, columns], values)
     shard.all_reduce(values)
     counts = torch.zeros(len(rows), 3, dtype=torch.int64, device=rows.device)
@@ -181,14 +221,20 @@ def _count_on_shards(model: ShardedModel, block: _Block, answers: Tensor) -> Ten
 
 
 def _rank_lists(
-    model: Model, triples: Triples, known: KnownAnswers, lists: CandidateLists, progress: Progress | None
+    model: Model,
+    triples: Triples,
+    known: KnownAnswers,
+    lists: CandidateLists,
+    progress: Progress | None,
 ) -> Ranks:
     """Rank each answer among the candidates of its own list that are no other known answers."""
     if lists.num_queries != 2 * len(triples):
         raise RequestError(
-            f"Candidates are listed for {lists.num_queries // 2:,} triples; the split has {len(triples):,}."
+            f"Candidates are listed for {lists.num_queries // 2:,} triples; the split has "
+            f"{len(triples):,}."
         )
-    device, tensors = model.device, known.on(model.device)
+    device = model.device
+    tensors = known.on(model.device)
     given, relations, answers = _both_directions(triples, known, device)
     width = max(1, sum(table.numel() for table in model.parameters()) // known.shape.num_entities)
     counts = torch.empty(2 * len(triples), 2, dtype=torch.int32, device=device)
@@ -196,18 +242,28 @@ def _rank_lists(
     with full_precision(), eval_mode(model):
         for backward, side in enumerate(SIDES):
             offset = backward * len(triples)
-            for start, stop, ids in lists.blocks(offset, offset + len(triples), BLOCK_ELEMENTS // width):
-                entity, relation, answer = given[start:stop], relations[start:stop], answers[start:stop, None]
+            for start, stop, ids in lists.blocks(
+                offset, offset + len(triples), BLOCK_ELEMENTS // width
+            ):
+                entity = given[start:stop]
+                relation = relations[start:stop]
+                answer = answers[start:stop, None]
                 first, last = tensors.ranges(known.keys(entity, relation))
                 listed = torch.from_numpy(ids).to(device).long()
                 counted = (listed >= 0) & (listed != answer)
                 counted &= ~tensors.contains(first, last, listed)
                 chosen = torch.cat([answer, listed.clamp(min=0)], 1)
-                scores = model.predict_candidates(entity, relation - backward * known.shape.num_relations, chosen, side)
-                target, others = scores[:, :1], scores[:, 1:]
-                better, tied = (((others > target) & counted).sum(1), ((others == target) & counted).sum(1))
+                scores = model.predict_candidates(
+                    entity, relation - backward * known.shape.num_relations, chosen, side
+                )
+                target = scores[:, :1]
+                others = scores[:, 1:]
+                better = ((others > target) & counted).sum(1)
+                tied = ((others == target) & counted).sum(1)
                 finite = target[:, 0].isfinite() & (others.isfinite() | ~counted).all(1)
-                counts[start:stop] = torch.stack([better, tied], 1).masked_fill(~finite[:, None], -1).int()
+                counts[start:stop] = (
+                    torch.stack([better, tied], 1).masked_fill(~finite[:, None], -1).int()
+                )
                 num_candidates[start:stop] = counted.sum(1) + 1
                 if progress:
                     progress(stop, 2 * len(triples))
@@ -215,7 +271,9 @@ def _rank_lists(
 
 
 class _Block(NamedTuple):
-    """Distinct queries of one direction, the answers to rank, and their positions among all tails, then all heads."""
+    """Distinct queries of one direction, the answers to rank, and their positions among all tails,
+    then all heads.
+    """
 
     given: Tensor
     relations: Tensor
@@ -229,15 +287,24 @@ class _Block(NamedTuple):
         return model.predict_tails(self.given, self.relations)
 
 
-def _both_directions(triples: Triples, known: KnownAnswers, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The given entity, the relation id and the answer of all tail queries, then of all head queries."""
+def _both_directions(
+    triples: Triples, known: KnownAnswers, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The given entity, the relation id and the answer of all tail queries, then of all head
+    queries.
+    """
     heads, relations, tails = torch.tensor(triples, device=device).long().unbind(1)
     both = torch.cat([relations, relations + known.shape.num_relations])
     return torch.cat([heads, tails]), both, torch.cat([tails, heads])
 
 
 def _blocks(
-    triples: Triples, known: KnownAnswers, device: torch.device, *, num_columns: int, progress: Progress | None
+    triples: Triples,
+    known: KnownAnswers,
+    device: torch.device,
+    *,
+    num_columns: int,
+    progress: Progress | None,
 ) -> Iterator[_Block]:
     """The queries of both directions in blocks whose rows have `num_columns` scores."""
     num_entities, num_relations = known.shape
@@ -245,8 +312,11 @@ def _blocks(
     # Sorted by relation, so that work per relation is done in few blocks.
     keys = relations * num_entities + given
     order = torch.argsort(keys)
-    distinct, rows, repeats = torch.unique_consecutive(keys[order], return_inverse=True, return_counts=True)
-    relation, entity = distinct // num_entities, distinct % num_entities
+    distinct, rows, repeats = torch.unique_consecutive(
+        keys[order], return_inverse=True, return_counts=True
+    )
+    relation = distinct // num_entities
+    entity = distinct % num_entities
     first, last = (ends[rows] for ends in known.on(device).ranges(known.keys(entity, relation)))
     targets = RankTargets(rows, answers[order], first, last)
     num_forward = int((relation < num_relations).sum())
@@ -293,8 +363,12 @@ def eval_mode(model: Model) -> Iterator[None]:
         model.train(was_training)
 
 
-def choose_counter(kind: str, num_comparisons: int) -> Callable[[Tensor, Tensor, RankTargets], Tensor]:
-    """The Triton or numba form of `count_with_torch` for a device type, if available and worthwhile."""
+def choose_counter(
+    kind: str, num_comparisons: int
+) -> Callable[[Tensor, Tensor, RankTargets], Tensor]:
+    """The Triton or numba form of `count_with_torch` for a device type, if available and
+    worthwhile.
+    """
     if kind == "cuda" and gpu_kernels_unavailable() is None:
         from dualkg.kernels.gpu.scores import count_better_and_tied
 
@@ -311,6 +385,7 @@ def check_finite(counts: Counts, query: Callable[[int], str]) -> None:
     bad = np.flatnonzero(counts[:, 0] < 0)
     if len(bad):
         raise DivergedError(
-            f"The model scores NaN or infinity for the query {query(int(bad[0]))}, so it cannot be ranked. "
-            f"Its training has diverged: lower the learning rate or raise the regularizer's weight."
+            f"The model scores NaN or infinity for the query {query(int(bad[0]))}, so it cannot "
+            "be ranked. Its training has diverged: lower the learning rate or raise the "
+            "regularizer's weight."
         )

@@ -25,13 +25,20 @@ from dualkg.models.base import SIDES, Model
 
 Numbers = npt.NDArray[np.number]
 HITS = (1, 3, 10)
-COLUMNS = {"MRR": "mrr", "H@1": "hits_at_1", "H@3": "hits_at_3", "H@10": "hits_at_10"}  # metrics by titles of tables
+COLUMNS = {
+    "MRR": "mrr",
+    "H@1": "hits_at_1",
+    "H@3": "hits_at_3",
+    "H@10": "hits_at_10",
+}  # metrics by titles of tables
 VIEWS = ("direction", "relation", "cardinality")
 PROTOCOL = "filtered by train, valid and test; both directions; ties at their mean"
 
 
 def metric_values(ranks: Numbers) -> npt.NDArray[np.float64]:
-    """The value of each rank in each metric of `COLUMNS`, `(4, …)`: 1/rank, and whether it is at most 1, 3, 10."""
+    """The value of each rank in each metric of `COLUMNS`, `(4, …)`: 1/rank, and whether it is at
+    most 1, 3, 10.
+    """
     return np.stack([1 / ranks, *(ranks <= k for k in HITS)])
 
 
@@ -48,8 +55,9 @@ def check_hits(hits: Iterable[int] | int) -> tuple[int, ...]:
 class Metrics:
     """Mean reciprocal rank, mean rank, Hits@1, 3 and 10, and the adjusted mean rank.
 
-    AMR is the mean rank divided by its expectation for random scores, AMRI = 1 − (MR − 1) / (expectation − 1): 1 is
-    perfect, 0 random. They are None where the number of candidates is not known. `more_hits` has Hits@k for other k.
+    AMR is the mean rank divided by its expectation for random scores, AMRI = 1 − (MR − 1) /
+    (expectation − 1): 1 is perfect, 0 random. They are None where the number of candidates is not
+    known. `more_hits` has Hits@k for other k.
     """
 
     mrr: float
@@ -63,18 +71,25 @@ class Metrics:
     more_hits: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, ranks: Numbers, num_candidates: Numbers | None = None, *, hits: Iterable[int] = ()) -> Metrics:
-        """From ranks of any shape, with the number of candidates of each; realistic ranks may be fractions."""
+    def of(
+        cls, ranks: Numbers, num_candidates: Numbers | None = None, *, hits: Iterable[int] = ()
+    ) -> Metrics:
+        """From ranks of any shape, with the number of candidates of each; realistic ranks may be
+        fractions.
+        """
         ranks = np.asarray(ranks, dtype=np.float64).reshape(-1)
         more = [k for k in check_hits(hits) if k not in HITS]
         if not len(ranks):
             nan = float("nan")
             return cls(nan, nan, nan, nan, nan, num_queries=0, more_hits=dict.fromkeys(more, nan))
         mrr, at_1, at_3, at_10 = (float(values.mean()) for values in metric_values(ranks))
-        mr, amr, amri = float(ranks.mean()), None, None
+        mr = float(ranks.mean())
+        amr = None
+        amri = None
         if num_candidates is not None:
             expected = (float(np.mean(num_candidates)) + 1) / 2
-            amr, amri = mr / expected, 1 - (mr - 1) / (expected - 1) if expected > 1 else None
+            amr = mr / expected
+            amri = 1 - (mr - 1) / (expected - 1) if expected > 1 else None
         more_hits = {k: float((ranks <= k).mean()) for k in more}
         return cls(mrr, mr, at_1, at_3, at_10, len(ranks), amr, amri, more_hits)
 
@@ -83,33 +98,48 @@ class Metrics:
         computed = {**{k: getattr(self, f"hits_at_{k}") for k in HITS}, **self.more_hits}
         if k not in computed:
             known = ", ".join(map(str, computed))
-            raise RequestError(f"Hits@{k} was not computed, only k = {known}. Evaluate with hits=({k},).")
+            raise RequestError(
+                f"Hits@{k} was not computed, only k = {known}. Evaluate with hits=({k},)."
+            )
         return float(computed[k])
 
     def as_dict(self) -> dict[str, float | None]:
         """For JSON, with None for NaN, the metrics of no queries."""
         values = asdict(self)
         values |= {f"hits_at_{k}": value for k, value in values.pop("more_hits").items()}
-        return {name: value if self.num_queries or name == "num_queries" else None for name, value in values.items()}
+        return {
+            name: value if self.num_queries or name == "num_queries" else None
+            for name, value in values.items()
+        }
 
     def row(self, *, hits: Sequence[int] = HITS, adjusted: bool = False) -> list[str]:
-        """The cells of a table row: MRR, Hits@k, the mean rank, AMR and AMRI if `adjusted`, the number of queries."""
+        """The cells of a table row: MRR, Hits@k, the mean rank, AMR and AMRI if `adjusted`, the
+        number of queries.
+        """
         if not self.num_queries:
             return ["–"] * (2 + len(hits) + 2 * adjusted) + ["0"]
         shares = [f"{value:.4f}" for value in (self.mrr, *map(self.hits, hits))]
-        adjusted_ranks = ["–" if value is None else f"{value:.4f}" for value in (self.amr, self.amri)] * adjusted
+        adjusted_ranks = [
+            "–" if value is None else f"{value:.4f}" for value in (self.amr, self.amri)
+        ] * adjusted
         return [*shares, f"{self.mr:,.1f}", *adjusted_ranks, f"{self.num_queries:,}"]
 
 
-def evaluate_relations(model: Model, graph: Graph, *, split: Split = "test", hits: Iterable[int] = HITS) -> Metrics:
-    """Rank the relation of every triple of a split, filtered, among the relations without their reciprocals."""
+def evaluate_relations(
+    model: Model, graph: Graph, *, split: Split = "test", hits: Iterable[int] = HITS
+) -> Metrics:
+    """Rank the relation of every triple of a split, filtered, among the relations without their
+    reciprocals.
+    """
     ranks, num_candidates = rank_relations(model, graph, graph.split(split))
     return Metrics.of(ranks, num_candidates, hits=hits)
 
 
 @dataclass(frozen=True)
 class Report:
-    """Filtered link prediction on one split in both directions: realistic ranks, with both bounds."""
+    """Filtered link prediction on one split in both directions: realistic ranks, with both
+    bounds.
+    """
 
     graph: str
     split: str
@@ -146,7 +176,10 @@ class Report:
             "candidates": self.candidates,
             **{name: getattr(self, name).as_dict() for name in single},
             "num_unseen_triples": self.num_unseen_triples,
-            **{f"by_{view}": {key: m.as_dict() for key, m in self.by(view).items()} for view in VIEWS},
+            **{
+                f"by_{view}": {key: m.as_dict() for key, m in self.by(view).items()}
+                for view in VIEWS
+            },
         }
 
     def as_json(self) -> str:
@@ -166,21 +199,38 @@ def evaluate(
 ) -> Report:
     """Rank a split and report on it, with Hits@k for each k of `hits` besides 1, 3 and 10.
 
-    With `type_constrained`, candidates are the entities that train has on the same side of the relation. `candidates`
-    are lists, the file of them, or a mapping of their columns; see `read_candidates`. The answer is always a candidate.
+    With `type_constrained`, candidates are the entities that train has on the same side of the
+    relation. `candidates` are lists, the file of them, or a mapping of their columns; see
+    `read_candidates`. The answer is always a candidate.
     """
     if not (hasattr(model, "check_shape") and isinstance(graph, Graph)):
         given = f"{type(model).__name__} and {type(graph).__name__}"
         raise RequestError(
-            f"evaluate takes a model and its graph, as in kg.evaluate(run.model, run.graph); {given} were given."
+            "evaluate takes a model and its graph, as in kg.evaluate(run.model, run.graph); "
+            f"{given} were given."
         )
-    hits, known = check_hits(hits), known or KnownAnswers.of(graph, queries=graph.split(split))
+    hits = check_hits(hits)
+    known = known or KnownAnswers.of(graph, queries=graph.split(split))
     lists = None if candidates is None else CandidateLists.of(candidates, graph, split)
-    restricted = "given lists" if lists else "domain or range of the relation in train" if type_constrained else None
-    ranks = rank(
-        model, graph, split=split, known=known, type_constrained=type_constrained, candidates=lists, progress=progress
+    restricted = (
+        "given lists"
+        if lists
+        else "domain or range of the relation in train"
+        if type_constrained
+        else None
     )
-    return build_report(ranks, graph, split=split, known=known, hits=hits, candidates=restricted or "all entities")
+    ranks = rank(
+        model,
+        graph,
+        split=split,
+        known=known,
+        type_constrained=type_constrained,
+        candidates=lists,
+        progress=progress,
+    )
+    return build_report(
+        ranks, graph, split=split, known=known, hits=hits, candidates=restricted or "all entities"
+    )
 
 
 def build_report(
@@ -195,14 +245,20 @@ def build_report(
     """Metrics of all ranks, of their bounds, and by direction, relation and cardinality."""
     number = ranks.num_candidates
     if number is None:
-        number = count_candidates(ranks.triples, known or KnownAnswers.of(graph, queries=ranks.triples))
-    mean, relation, every = ranks.mean, ranks.triples[:, 1], np.s_[:]
+        number = count_candidates(
+            ranks.triples, known or KnownAnswers.of(graph, queries=ranks.triples)
+        )
+    mean = ranks.mean
+    relation = ranks.triples[:, 1]
+    every = np.s_[:]
 
     def of(part: Any, values: Numbers = mean) -> Metrics:
         return Metrics.of(values[part], number[part], hits=hits)
 
     kinds = np.array(cardinalities(graph.train, graph.shape), dtype=object)[relation]
-    seen = np.isin(ranks.triples[:, [0, 2]], graph.train[:, [0, 2]]).all(axis=1)  # both entities occur in train
+    seen = np.isin(ranks.triples[:, [0, 2]], graph.train[:, [0, 2]]).all(
+        axis=1
+    )  # both entities occur in train
     return Report(
         graph=graph.name,
         split=split,
@@ -212,16 +268,24 @@ def build_report(
         without_unseen=of(np.s_[:, seen]),
         num_unseen_triples=int((~seen).sum()),
         by_direction={name: of(row) for row, name in enumerate(SIDES)},
-        by_relation={graph.relations[id]: of(np.s_[:, relation == id]) for id in np.unique(relation).tolist()},
-        by_cardinality={kind: of(np.s_[:, kinds == kind]) for kind in CARDINALITIES if (kinds == kind).any()},
+        by_relation={
+            graph.relations[id]: of(np.s_[:, relation == id]) for id in np.unique(relation).tolist()
+        },
+        by_cardinality={
+            kind: of(np.s_[:, kinds == kind]) for kind in CARDINALITIES if (kinds == kind).any()
+        },
         ranks=ranks,
         candidates=candidates,
     )
 
 
 def save_ranks(ranks: Ranks, path: Path) -> None:
-    """Write one row per query: the triple, the direction, both ranks, and the number of candidates if restricted."""
-    columns = {name: np.tile(ranks.triples[:, i], 2) for i, name in enumerate(("head", "relation", "tail"))}
+    """Write one row per query: the triple, the direction, both ranks, and the number of candidates
+    if restricted.
+    """
+    columns = {
+        name: np.tile(ranks.triples[:, i], 2) for i, name in enumerate(("head", "relation", "tail"))
+    }
     directions = pa.array(np.repeat([0, 1], len(ranks.triples)), pa.int8())
     columns["direction"] = pa.DictionaryArray.from_arrays(directions, pa.array(SIDES))
     columns["optimistic"] = ranks.optimistic.reshape(-1).astype(np.int32)
@@ -237,7 +301,9 @@ def load_ranks(path: Path) -> Ranks:
     try:
         table = read_parquet(path)
         half = table.num_rows // 2
-        column = {name: table[name].to_numpy() for name in table.column_names if name != "direction"}
+        column = {
+            name: table[name].to_numpy() for name in table.column_names if name != "direction"
+        }
         triples = np.stack([column[name][:half] for name in ("head", "relation", "tail")], axis=1)
         counts = {
             name: column[name].astype(np.int64).reshape(2, -1)
@@ -251,4 +317,6 @@ def load_ranks(path: Path) -> Ranks:
         return ranks
     except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
         reason = f"it has no column {error}" if isinstance(error, KeyError) else str(error)
-        raise RequestError(f"{path} is damaged: {reason}. Evaluate the run again, or remove the file.") from None
+        raise RequestError(
+            f"{path} is damaged: {reason}. Evaluate the run again, or remove the file."
+        ) from None

@@ -12,7 +12,12 @@ from dualkg.inference.calibration import Calibration, calibration_for, save_cali
 from dualkg.inference.completion import Completion, check_file
 from dualkg.inference.completion import complete as complete_graph
 from dualkg.inference.prediction_sets import PredictionSets
-from dualkg.inference.reliability import CalibrationReport, CoverageReport, evaluate_calibration, evaluate_coverage
+from dualkg.inference.reliability import (
+    CalibrationReport,
+    CoverageReport,
+    evaluate_calibration,
+    evaluate_coverage,
+)
 from dualkg.training.api import choose_device
 from dualkg.training.run import Run, load_run
 
@@ -39,9 +44,11 @@ def calibrate(
     device: str | torch.device | None = None,
     trust_code: bool = False,
 ) -> CheckedCalibration:
-    """Fit probabilities and prediction sets on valid, save them in the folder of the run, and check them on test.
+    """Fit probabilities and prediction sets on valid, save them in the folder of the run, and check
+    them on test.
 
-    An existing calibration is checked again, unless `overwrite` replaces it; `coverage` is that of the sets to check.
+    An existing calibration is checked again, unless `overwrite` replaces it; `coverage` is that of
+    the sets to check.
     """
     run = open_run(run, device=device, trust_code=trust_code)
     with locked(run.folder):
@@ -50,7 +57,9 @@ def calibrate(
         covered = evaluate_coverage(saved.prediction_sets, run.model, run.graph, coverage=coverage)
         checked = CheckedCalibration(saved.calibration, saved.prediction_sets, report, covered)
         if run.folder and not run.is_current:
-            raise RequestError(f"{run.folder} was replaced after it was loaded. Run the command again.")
+            raise RequestError(
+                f"{run.folder} was replaced after it was loaded. Run the command again."
+            )
         if run.folder:
             save_calibration(replace(saved, checks=checked.as_dict()), run.folder)
     return checked
@@ -66,28 +75,36 @@ def complete(
     trust_code: bool = False,
     **options: Any,
 ) -> Completion:
-    """Find the `top` most probable triples that the graph of a run does not contain, and write them to a new file.
+    """Find the `top` most probable triples that the graph of a run does not contain, and write them
+    to a new file.
 
-    `options` are those of `dualkg.inference.completion.complete`: relations, heads, types, loops, min_probability and
-    on_progress. A run that is not calibrated is calibrated first. With `out`, .tsv or .parquet, the same call resumes
-    after an interrupt.
+    `options` are those of `dualkg.inference.completion.complete`: relations, heads, types, loops,
+    min_probability and on_progress. A run that is not calibrated is calibrated first. With `out`,
+    .tsv or .parquet, the same call resumes after an interrupt.
     """
     run = open_run(run, device=device, trust_code=trust_code)
     path = None if out is None else check_file(out, run.graph)
     if path is not None:
         options["checkpoint"] = path.with_name(f"{path.name}.checkpoint")
-    found = complete_graph(run.model, run.graph, top=top, calibration=calibration_for(run).calibration, **options)
+    found = complete_graph(
+        run.model, run.graph, top=top, calibration=calibration_for(run).calibration, **options
+    )
     if path is not None:
         found.save(path)
     return found
 
 
-def open_run(run: Run | str | Path, *, device: str | torch.device | None = None, trust_code: bool = False) -> Run:
-    """A run as it is, on another device if one is given; or loaded from its folder, on a GPU if available."""
+def open_run(
+    run: Run | str | Path, *, device: str | torch.device | None = None, trust_code: bool = False
+) -> Run:
+    """A run as it is, on another device if one is given; or loaded from its folder, on a GPU if
+    available.
+    """
     if not isinstance(run, (Run, str, Path)):
         kind = type(run).__name__
         raise RequestError(
-            f"A run or the folder of one was expected, such as 'runs/world'; got an object of type {kind}."
+            "A run or the folder of one was expected, such as 'runs/world'; got an object of "
+            f"type {kind}."
         )
     opened = run if isinstance(run, Run) else load_run(run, trust_code=trust_code)
     if opened is not run or device is not None:

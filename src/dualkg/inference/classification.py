@@ -1,4 +1,6 @@
-"""Triple classification: a triple is true if its log-probability reaches the threshold of its relation."""
+"""Triple classification: a triple is true if its log-probability reaches the threshold of its
+relation.
+"""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,26 +17,30 @@ from dualkg.inference.calibration import MIN_TRIPLES, DomainRange, Flags
 from dualkg.inference.scoring import Floats, Ids, triple_log_probabilities
 from dualkg.models.base import Model
 
-MAX_DRAWS = 20  # of an entity from the domain or range of a relation, and as many again of any entity
+MAX_DRAWS = (
+    20  # of an entity from the domain or range of a relation, and as many again of any entity
+)
 
 
 def corrupt_triples(graph: Graph, triples: Ids, *, seed: int = 0) -> Ids:
     """Make a negative triple of each triple by replacing its head or its tail, chosen at random.
 
-    The new entity is drawn from the domain or range of the relation in train, or from all entities if those give only
-    known triples. A triple that some split contains is never returned.
+    The new entity is drawn from the domain or range of the relation in train, or from all entities
+    if those give only known triples. A triple that some split contains is never returned.
     """
     random = np.random.default_rng(seed)
     triples = np.asarray(triples, dtype=np.int64)
     made = triples.copy()
     columns = np.where(random.random(len(made)) < 0.5, 0, 2)
-    num_entities, train = graph.shape.num_entities, DomainRange.of(graph)
+    num_entities = graph.shape.num_entities
+    train = DomainRange.of(graph)
     starts = np.arange(graph.shape.num_relations + 1) * num_entities
     left = np.arange(len(made))
     for number in range(2 * MAX_DRAWS):
         if not len(left):
             return made
-        relations, replaced = made[left, 1], columns[left]
+        relations = made[left, 1]
+        replaced = columns[left]
         drawn = random.integers(0, num_entities, len(left))
         for column, keys in ((0, train.heads), (2, train.tails)) if number < MAX_DRAWS else ():
             first, last = (np.searchsorted(keys, starts[relations + end]) for end in (0, 1))
@@ -48,7 +54,9 @@ def corrupt_triples(graph: Graph, triples: Ids, *, seed: int = 0) -> Ids:
 
 
 def _any_negative(graph: Graph, triple: Ids, random: np.random.Generator) -> Ids:
-    """A negative triple by trying all tails and then all heads, for relations that are nearly complete."""
+    """A negative triple by trying all tails and then all heads, for relations that are nearly
+    complete.
+    """
     for column in (2, 0):
         others = np.tile(triple, (graph.shape.num_entities, 1))
         others[:, column] = np.arange(graph.shape.num_entities)
@@ -56,8 +64,8 @@ def _any_negative(graph: Graph, triple: Ids, random: np.random.Generator) -> Ids
         if len(false):
             return np.asarray(random.choice(false), dtype=np.int64)
     raise RequestError(
-        f"No negative can be made of {_named(graph, triple)}: it is a triple of the graph with every other entity too. "
-        f"Give your own negatives."
+        f"No negative can be made of {_named(graph, triple)}: it is a triple of the graph with "
+        "every other entity too. Give your own negatives."
     )
 
 
@@ -84,7 +92,9 @@ def _named(graph: Graph, triple: Ids) -> str:
 
 
 def matching_valid_file(path: str | Path, split: str) -> Path | None:
-    """The file of valid negatives in the folder of that of a split: valid_negatives.txt for test_negatives.txt."""
+    """The file of valid negatives in the folder of that of a split: valid_negatives.txt for
+    test_negatives.txt.
+    """
     path = Path(path)
     other = path.with_name(path.name.replace(split, "valid"))
     return other if other != path and other.is_file() else None
@@ -104,16 +114,22 @@ class ClassificationMetrics:
 
     @classmethod
     def of(cls, log_probability: Floats, true: Flags, predicted: Flags) -> Self:
-        num_true, num_predicted, correct = int(true.sum()), int(predicted.sum()), int((true & predicted).sum())
-        accuracy, auc = float((true == predicted).mean()), area_under_curve(log_probability, true)
-        precision, recall = correct / max(num_predicted, 1), correct / max(num_true, 1)
+        num_true = int(true.sum())
+        num_predicted = int(predicted.sum())
+        correct = int((true & predicted).sum())
+        accuracy = float((true == predicted).mean())
+        auc = area_under_curve(log_probability, true)
+        precision = correct / max(num_predicted, 1)
+        recall = correct / max(num_true, 1)
         f1 = 2 * correct / max(num_predicted + num_true, 1)
         return cls(accuracy, precision, recall, f1, auc, num_true, len(true) - num_true)
 
 
 @dataclass(frozen=True)
 class ClassificationReport:
-    """Triple classification on one split with thresholds of the valid split; negatives are "given" or "sampled"."""
+    """Triple classification on one split with thresholds of the valid split; negatives are "given"
+    or "sampled".
+    """
 
     graph: str
     split: str
@@ -121,7 +137,9 @@ class ClassificationReport:
     valid_negatives: str
     metrics: ClassificationMetrics
     by_relation: dict[str, ClassificationMetrics]
-    thresholds: dict[str, float] = field(repr=False)  # of relations that have their own; "" is the shared one
+    thresholds: dict[str, float] = field(
+        repr=False
+    )  # of relations that have their own; "" is the shared one
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -136,15 +154,25 @@ def evaluate_classification(
     valid_negatives: Ids | None = None,
     seed: int = 0,
 ) -> ClassificationReport:
-    """Classify the triples of a split and negatives, given as `(n, 3)` or one sampled for each triple."""
+    """Classify the triples of a split and negatives, given as `(n, 3)` or one sampled for each
+    triple.
+    """
     if split == "valid":
-        raise RequestError("Thresholds are chosen on valid, so valid cannot be evaluated. Choose the test split.")
+        raise RequestError(
+            "Thresholds are chosen on valid, so valid cannot be evaluated. Choose the test split."
+        )
     for name in ("valid", split):
         if not len(graph.split(name)):
-            raise RequestError(f"Triple classification needs {name} triples, and {graph.name} has none.")
-    thresholds, shared = choose_thresholds(*_with_negatives(model, graph, "valid", valid_negatives, seed))
+            raise RequestError(
+                f"Triple classification needs {name} triples, and {graph.name} has none."
+            )
+    thresholds, shared = choose_thresholds(
+        *_with_negatives(model, graph, "valid", valid_negatives, seed)
+    )
     log_probability, true, relations = _with_negatives(model, graph, split, negatives, seed + 1)
-    limits = np.array([thresholds.get(relation, shared) for relation in range(graph.shape.num_relations)])
+    limits = np.array(
+        [thresholds.get(relation, shared) for relation in range(graph.shape.num_relations)]
+    )
     predicted = log_probability >= limits[relations]
     by_relation = {}
     for id in np.unique(relations).tolist():
@@ -164,7 +192,9 @@ def evaluate_classification(
 def _with_negatives(
     model: Model, graph: Graph, split: Split, negatives: Ids | None, seed: int
 ) -> tuple[Floats, Flags, Ids]:
-    """Log-probabilities of the triples of a split and of negatives, which are true, and their relations."""
+    """Log-probabilities of the triples of a split and of negatives, which are true, and their
+    relations.
+    """
     true = graph.split(split).astype(np.int64)
     if negatives is None:
         negatives = corrupt_triples(graph, true, seed=seed)
@@ -172,16 +202,20 @@ def _with_negatives(
     known = negatives[is_known(graph, negatives)]
     if len(known):
         raise DataError(
-            f"{len(known):,} of the {len(negatives):,} negatives of {split} are triples of {graph.name}, such as "
-            f"{_named(graph, known[0])}. Remove them."
+            f"{len(known):,} of the {len(negatives):,} negatives of {split} are triples of "
+            f"{graph.name}, such as {_named(graph, known[0])}. Remove them."
         )
     triples = np.concatenate([true, negatives])
     log_probability = triple_log_probabilities(model, triples).double().cpu().numpy()
     return log_probability, np.arange(len(triples)) < len(true), triples[:, 1]
 
 
-def choose_thresholds(log_probability: Floats, true: Flags, relations: Ids) -> tuple[dict[int, float], float]:
-    """The most accurate threshold of each relation with enough true triples, and the one of all others."""
+def choose_thresholds(
+    log_probability: Floats, true: Flags, relations: Ids
+) -> tuple[dict[int, float], float]:
+    """The most accurate threshold of each relation with enough true triples, and the one of all
+    others.
+    """
     found = {}
     for relation in np.unique(relations).tolist():
         its = relations == relation
@@ -191,10 +225,14 @@ def choose_thresholds(log_probability: Floats, true: Flags, relations: Ids) -> t
 
 
 def best_threshold(log_probability: Floats, true: Flags) -> float:
-    """The most accurate threshold, halfway between two triples; the middle one if several are equally accurate."""
+    """The most accurate threshold, halfway between two triples; the middle one if several are
+    equally accurate.
+    """
     values, places = np.unique(log_probability, return_inverse=True)
-    num_true, num_all = np.bincount(places, true, len(values)), np.bincount(places, minlength=len(values))
-    # Correct if the first i distinct values are classified as false: the false among them, the true among the others.
+    num_true = np.bincount(places, true, len(values))
+    num_all = np.bincount(places, minlength=len(values))
+    # Correct if the first i distinct values are classified as false: the false among them, the true
+    # among the others.
     false_below = np.append(0, np.cumsum(num_all - num_true))
     true_above = num_true.sum() - np.append(0, np.cumsum(num_true))
     correct = false_below + true_above
@@ -207,7 +245,8 @@ def best_threshold(log_probability: Floats, true: Flags) -> float:
 
 def area_under_curve(log_probability: Floats, true: Flags) -> float | None:
     """The area under the ROC curve, from ranks; scikit-learn would need an extra."""
-    num_true, num_false = int(true.sum()), int((~true).sum())
+    num_true = int(true.sum())
+    num_false = int((~true).sum())
     if not num_true or not num_false:
         return None
     _, places, counts = np.unique(log_probability, return_inverse=True, return_counts=True)

@@ -1,4 +1,6 @@
-"""The decision store: new facts that people accepted or rejected, saved with a run as JSON lines."""
+"""The decision store: new facts that people accepted or rejected, saved with a run as JSON
+lines.
+"""
 
 import csv
 import io
@@ -21,7 +23,9 @@ COLUMNS = ("head", "relation", "tail", "probability", "decided_at")
 
 @dataclass(frozen=True)
 class Decision:
-    """An accepted or rejected triple; by name, so that it is valid for another model of the same graph."""
+    """An accepted or rejected triple; by name, so that it is valid for another model of the same
+    graph.
+    """
 
     head: str
     relation: str
@@ -40,7 +44,9 @@ DECISION = TypeAdapter(Decision)
 
 @dataclass(frozen=True)
 class DecisionStore:
-    """The decisions of one file, oldest first; processes that write it wait for each other, and write it atomically."""
+    """The decisions of one file, oldest first; processes that write it wait for each other, and
+    write it atomically.
+    """
 
     path: Path
 
@@ -58,13 +64,16 @@ class DecisionStore:
                 first = error.errors()[0]
                 reason = ": ".join([*map(str, first["loc"]), first["msg"]])
                 raise RequestError(
-                    f"Line {number:,} of {self.path} is no decision ({reason}). Correct or remove it."
+                    f"Line {number:,} of {self.path} is no decision ({reason}). Correct or remove "
+                    "it."
                 ) from None
             if one:
                 decisions[one.triple] = one
         return decisions
 
-    def update(self, added: Iterable[Decision], *, removed: Iterable[Triple] = ()) -> dict[Triple, Decision]:
+    def update(
+        self, added: Iterable[Decision], *, removed: Iterable[Triple] = ()
+    ) -> dict[Triple, Decision]:
         """Remove and add decisions, replacing earlier ones on the same triple; return all."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with folder_lock(self.path.parent):
@@ -74,28 +83,40 @@ class DecisionStore:
             for one in added:
                 decisions.pop(one.triple, None)
                 decisions[one.triple] = one
-            lines = (f"{json.dumps(asdict(one), ensure_ascii=False)}\n" for one in decisions.values())
+            lines = (
+                f"{json.dumps(asdict(one), ensure_ascii=False)}\n" for one in decisions.values()
+            )
             try:
                 write_text(self.path, "".join(lines))
             except OSError as error:
-                raise DualkgError(f"{self.path} cannot be written: {error.strerror}. Nothing was stored.") from None
+                raise DualkgError(
+                    f"{self.path} cannot be written: {error.strerror}. Nothing was stored."
+                ) from None
         return decisions
 
 
 def as_tsv(decisions: Iterable[Decision]) -> str:
-    """The decisions as TSV with a header, for programs: names are exact, and one with a tab or line end is refused."""
+    """The decisions as TSV with a header, for programs: names are exact, and one with a tab or line
+    end is refused.
+    """
     lines = []
     for cells in _cells(decisions):
-        if bad := next((cell for cell in cells if any(character in cell for character in "\t\n\r")), None):
-            raise RequestError(f"The name {bad!r} has a tab or a line end, which TSV cannot hold. Use /facts.csv.")
+        if bad := next(
+            (cell for cell in cells if any(character in cell for character in "\t\n\r")), None
+        ):
+            raise RequestError(
+                f"The name {bad!r} has a tab or a line end, which TSV cannot hold. Use /facts.csv."
+            )
         lines.append("\t".join(cells) + "\n")
     return "".join(lines)
 
 
 def as_csv(decisions: Iterable[Decision]) -> str:
-    """The decisions as CSV with a header, for spreadsheets: a name that would be a formula begins with an apostrophe.
+    """The decisions as CSV with a header, for spreadsheets: a name that would be a formula begins
+    with an apostrophe.
 
-    All cells are quoted, since some spreadsheets separate them by a semicolon that a name may contain.
+    All cells are quoted, since some spreadsheets separate them by a semicolon that a name may
+    contain.
     """
     out = io.StringIO()
     writer = csv.writer(out, quoting=csv.QUOTE_ALL)
@@ -107,4 +128,8 @@ def as_csv(decisions: Iterable[Decision]) -> str:
 def _cells(decisions: Iterable[Decision]) -> Iterator[tuple[str, ...]]:
     yield COLUMNS
     for one in decisions:
-        yield *one.triple, "" if one.probability is None else f"{one.probability:.6g}", one.decided_at
+        yield (
+            *one.triple,
+            "" if one.probability is None else f"{one.probability:.6g}",
+            one.decided_at,
+        )

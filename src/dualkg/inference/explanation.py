@@ -1,7 +1,9 @@
-"""Explanations: the training triples that support the score of a triple, and similar entities with the same triple.
+"""Explanations: the training triples that support the score of a triple, and similar entities with
+the same triple.
 
-The influence of a training triple is the drop of the score without it. To first order the row of an entity moves by
-H⁻¹ ∇l, with H the Hessian of its training loss and l the loss of the triple. docs/explanation.md derives it.
+The influence of a training triple is the drop of the score without it. To first order the row of an
+entity moves by H⁻¹ ∇l, with H the Hessian of its training loss and l the loss of the triple.
+docs/explanation.md derives it.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +28,9 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Influence:
-    """Rows of train, and the score drop without each: through the embedding of the head, and of the tail."""
+    """Rows of train, and the score drop without each: through the embedding of the head, and of the
+    tail.
+    """
 
     rows: npt.NDArray[np.int64]
     by_head: Floats
@@ -47,13 +51,17 @@ def influence(triple: Ids, context: FrozenContext) -> Influence:
     # If head and tail are the same entity, they have one row of the table and one problem.
     for entity, found in ((head, by_head), (tail, by_tail))[: 1 if head == tail else 2]:
         its = (ends[rows] == entity).any(1)
-        found[its] = score_drops(entity, train[rows[its]], score_gradient(entity, triple, context), context)
+        found[its] = score_drops(
+            entity, train[rows[its]], score_gradient(entity, triple, context), context
+        )
     return Influence(rows, by_head, by_tail)
 
 
 @torch.no_grad()
 def score_gradient(entity: int, triple: Ids, context: FrozenContext) -> Tensor:
-    """The gradient of the score of a triple with respect to the rows of one of its entities, `(num_rows, width)`."""
+    """The gradient of the score of a triple with respect to the rows of one of its entities,
+    `(num_rows, width)`.
+    """
     head, relation, tail = (torch.tensor([id], device=context.model.device) for id in triple)
     gradient = torch.zeros_like(context.rows_of(entity))
     if entity == triple[0]:
@@ -63,7 +71,9 @@ def score_gradient(entity: int, triple: Ids, context: FrozenContext) -> Tensor:
     return gradient
 
 
-def score_drops(entity: int, triples: Triples, score_gradient: Tensor, context: FrozenContext) -> Floats:
+def score_drops(
+    entity: int, triples: Triples, score_gradient: Tensor, context: FrozenContext
+) -> Floats:
     """The drop of a score without each of the triples of an entity, `(num_triples,)`."""
     ids = torch.from_numpy(triples).long().to(score_gradient.device)
     problem = EmbeddingProblem.of(ids.new_tensor([entity]), ids, context, negative_weight=1.0)
@@ -79,7 +89,8 @@ def score_drops(entity: int, triples: Triples, score_gradient: Tensor, context: 
             return torch.autograd.grad(gradient, rows, direction, retain_graph=True)[0]
 
         solution = conjugate_gradients(hessian_product, score_gradient[None])
-        # Σᵢ wᵢ ∇lᵢ is linear in w, so the gradient of its product with the solution in wᵢ is ∇lᵢ · solution.
+        # Σᵢ wᵢ ∇lᵢ is linear in w, so the gradient of its product with the solution in wᵢ is ∇lᵢ ·
+        # solution.
         losses = problem.triple_losses(rows, len(triples))
         weights = torch.zeros_like(losses).requires_grad_()
         (summed,) = torch.autograd.grad(losses, rows, weights, create_graph=True)
@@ -89,16 +100,20 @@ def score_drops(entity: int, triples: Triples, score_gradient: Tensor, context: 
 
 def conjugate_gradients(product: Callable[[Tensor], Tensor], target: Tensor) -> Tensor:
     """Solve H x = `target`; `product` returns H x for a positive definite H."""
-    solution, residual = torch.zeros_like(target), target.clone()
-    direction, size = residual, float(residual.square().sum())
+    solution = torch.zeros_like(target)
+    residual = target.clone()
+    direction = residual
+    size = float(residual.square().sum())
     small_enough = TOLERANCE**2 * size
     for _ in range(MAX_STEPS):
         if size <= small_enough:
             break
         image = product(direction)
         length = size / float((direction * image).sum())
-        solution, residual = solution + length * direction, residual - length * image
-        before, size = size, float(residual.square().sum())
+        solution = solution + length * direction
+        residual = residual - length * image
+        before = size
+        size = float(residual.square().sum())
         direction = residual + (size / before) * direction
     return solution
 
@@ -122,7 +137,9 @@ class NamedTriple:
 
 @dataclass(frozen=True)
 class SupportingTriple:
-    """A training triple and the score drop without it, through the embeddings of the head and of the tail."""
+    """A training triple and the score drop without it, through the embeddings of the head and of
+    the tail.
+    """
 
     triple: NamedTriple
     score_drop: float
@@ -134,7 +151,9 @@ class SupportingTriple:
 
 @dataclass(frozen=True)
 class SimilarEntity:
-    """An entity similar to the head or the tail, with a training triple that has it in that place."""
+    """An entity similar to the head or the tail, with a training triple that has it in that
+    place.
+    """
 
     entity: str
     side: Side
@@ -166,26 +185,35 @@ class Explanation:
 
 
 def explain(context: FrozenContext, triple: Sequence[str | int], *, k: int = 5) -> Explanation:
-    """Find the `k` training triples that most support the score of a triple, and `k` similar entities with the same."""
+    """Find the `k` training triples that most support the score of a triple, and `k` similar
+    entities with the same.
+    """
     if k < 1:
         raise RequestError(f"k must be at least 1; got {k}.")
     graph, model, (head, relation, tail) = context.graph, context.model, triple
     ids = graph.entities.id(head), graph.relations.id(relation), graph.entities.id(tail)
     score = float(model.score(*(torch.tensor([id], device=model.device) for id in ids)).detach())
-    split = next((name for name in SPLITS if (graph.split(name) == np.array(ids)).all(1).any()), None)
-    supporting, similar = supporting_triples(ids, context, k=k), similar_entities(ids, context, k=k)
+    split = next(
+        (name for name in SPLITS if (graph.split(name) == np.array(ids)).all(1).any()), None
+    )
+    supporting = supporting_triples(ids, context, k=k)
+    similar = similar_entities(ids, context, k=k)
     return Explanation(NamedTriple.of(ids, graph), score, split, supporting, similar)
 
 
-def supporting_triples(triple: Ids, context: FrozenContext, *, k: int) -> tuple[SupportingTriple, ...]:
+def supporting_triples(
+    triple: Ids, context: FrozenContext, *, k: int
+) -> tuple[SupportingTriple, ...]:
     """The training triples without which the score would drop most."""
-    found, graph = influence(triple, context), context.graph
+    found = influence(triple, context)
+    graph = context.graph
     drops = found.score_drops
     best = [place for place in np.argsort(-drops, kind="stable")[:k].tolist() if drops[place] > 0]
     supporting = []
     for place, known in zip(best, graph.train[found.rows[best]].tolist(), strict=True):
         drop, by_head, by_tail = (float(of[place]) for of in (drops, found.by_head, found.by_tail))
-        named, same = NamedTriple.of(known, graph), known == list(triple)
+        named = NamedTriple.of(known, graph)
+        same = known == list(triple)
         itself = " itself" if same else ""
         sentence = f"{named.text}{itself} is known: without it the score drops by about {drop:.2g}."
         supporting.append(SupportingTriple(named, drop, by_head, by_tail, same, sentence))
@@ -195,12 +223,16 @@ def supporting_triples(triple: Ids, context: FrozenContext, *, k: int) -> tuple[
 @torch.no_grad()
 def similar_entities(triple: Ids, context: FrozenContext, *, k: int) -> tuple[SimilarEntity, ...]:
     """The most similar entities among those that train has in place of the head or of the tail."""
-    graph, unit = context.graph, torch.nn.functional.normalize(context.model.entity_vectors(), dim=-1)
+    graph = context.graph
+    unit = torch.nn.functional.normalize(context.model.entity_vectors(), dim=-1)
     same = graph.train == np.array(triple)
     found: list[SimilarEntity] = []
     for column in (0, 2):
-        entity, side = triple[column], SIDES[column // 2]
-        triples = np.unique(graph.train[~same[:, column] & same[:, 1] & same[:, 2 - column]], axis=0)
+        entity = triple[column]
+        side = SIDES[column // 2]
+        triples = np.unique(
+            graph.train[~same[:, column] & same[:, 1] & same[:, 2 - column]], axis=0
+        )
         others = torch.from_numpy(triples[:, column]).long().to(unit.device)
         best = (unit[others] @ unit[entity]).topk(min(k, len(others)))
         for cosine, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):

@@ -37,7 +37,9 @@ class RunCheck:
     finished: bool
     written_by: str | None  # the process that holds the lock
     files: list[FileCheck]
-    temporary: list[str]  # left by killed processes; removed by the next command that writes the run
+    temporary: list[
+        str
+    ]  # left by killed processes; removed by the next command that writes the run
     advice: list[str]
 
     @property
@@ -49,14 +51,19 @@ class RunCheck:
 
 
 def check_run(path: str | Path) -> list[RunCheck]:
-    """Read and hash every file of a run, and of the runs that an ensemble or a folder of several seeds consists of."""
+    """Read and hash every file of a run, and of the runs that an ensemble or a folder of several
+    seeds consists of.
+    """
     folder = RunFolder(path)
     if seeds := folder.seeds():
         return [_check(RunFolder(file.parent)) for file in seeds]
     folder.check_is_run()
     checks = [_check(folder)]
     if folder.ensemble.exists() and checks[0].ok:
-        members = [Path(os.path.normpath(folder.path / one["run"])) for one in read_json(folder.ensemble)["members"]]
+        members = [
+            Path(os.path.normpath(folder.path / one["run"]))
+            for one in read_json(folder.ensemble)["members"]
+        ]
         checks += [check for member in members for check in check_run(member)]
     return checks
 
@@ -65,8 +72,14 @@ def _check(folder: RunFolder) -> RunCheck:
     checks = []
     if folder.report.exists():
         damage = folder.damage()
-        names = [folder.report.name, *(folder.records() if folder.report.name not in damage else ())]
-        checks = [FileCheck(name, "damaged" if name in damage else "good", damage.get(name, "")) for name in names]
+        names = [
+            folder.report.name,
+            *(folder.records() if folder.report.name not in damage else ()),
+        ]
+        checks = [
+            FileCheck(name, "damaged" if name in damage else "good", damage.get(name, ""))
+            for name in names
+        ]
     known = {one.file.partition("/")[0] for one in checks}
     for file, read in _readers(folder).items():
         if file.name not in known and file.exists():
@@ -75,16 +88,28 @@ def _check(folder: RunFolder) -> RunCheck:
                 checks.append(FileCheck(file.name, "readable"))
             except Exception as error:  # whatever a library makes of damaged bytes
                 checks.append(FileCheck(file.name, "damaged", str(error) or type(error).__name__))
-    left, holder = [str(stray) for stray in strays(folder.path)], lock_holder(folder.path)
-    return RunCheck(str(folder.path), folder.finished, holder, checks, left, _advice(folder, checks))
+    left = [str(stray) for stray in strays(folder.path)]
+    holder = lock_holder(folder.path)
+    return RunCheck(
+        str(folder.path), folder.finished, holder, checks, left, _advice(folder, checks)
+    )
 
 
 def _readers(folder: RunFolder) -> dict[Path, Callable[[Path], object]]:
-    """How each file is read that has no checksum in the report; without a graph, not all can be said."""
+    """How each file is read that has no checksum in the report; without a graph, not all can be
+    said.
+    """
     graph = None
     with suppress(RequestError):
         graph = folder.load_graph()
-    tables = (folder.environment, folder.tuning, folder.ensemble, folder.history, folder.costs, folder.sparsity)
+    tables = (
+        folder.environment,
+        folder.tuning,
+        folder.ensemble,
+        folder.history,
+        folder.costs,
+        folder.sparsity,
+    )
     return {
         folder.recipe: lambda file: tomllib.loads(file.read_text(encoding="utf-8")),
         folder.graph: lambda _: folder.load_graph(),
@@ -105,23 +130,36 @@ def _advice(folder: RunFolder, checks: list[FileCheck]) -> list[str]:
     damaged = {one.file.partition("/")[0] for one in checks if one.state == "damaged"}
     path = shlex.quote(str(folder.path))
     again = f"dualkg train {shlex.quote(str(folder.recipe))} --overwrite --out {path}"
-    results = {file.name for file in (folder.report, folder.history, folder.costs, *map(folder.ranks, SPLITS))}
+    results = {
+        file.name
+        for file in (folder.report, folder.history, folder.costs, *map(folder.ranks, SPLITS))
+    }
     of_weights = any(name.startswith("weights") for name in damaged)  # in one file or in several
     found = []
     if folder.ensemble.name in damaged:
-        found.append(f"The runs of the ensemble are not affected. Make it again: dualkg ensemble RUN RUN --out {path}")
+        found.append(
+            "The runs of the ensemble are not affected. Make it again: dualkg ensemble RUN RUN "
+            f"--out {path}"
+        )
     if folder.recipe.name in damaged:
-        found.append("Weights cannot be used without their recipe.toml. Restore it from a copy, or train again.")
+        found.append(
+            "Weights cannot be used without their recipe.toml. Restore it from a copy, or train "
+            "again."
+        )
     elif folder.graph.name in damaged:
         found.append(
-            f"The graph folder is the same in every run on the same data: copy it from one. Or train again: {again}"
+            "The graph folder is the same in every run on the same data: copy it from one. Or "
+            f"train again: {again}"
         )
-    elif of_weights and any(one.file == folder.checkpoint.name and one.state != "damaged" for one in checks):
+    elif of_weights and any(
+        one.file == folder.checkpoint.name and one.state != "damaged" for one in checks
+    ):
         found.append(f"The checkpoint is good. Finish the run from it: dualkg resume {path}")
     elif of_weights or folder.checkpoint.name in damaged:
         found.append(
-            f"The recipe and the graph are good. Train again, with the same seed: {again}. The weights are the same on "
-            f"the same type of CPU, with the same number of threads and the same versions."
+            f"The recipe and the graph are good. Train again, with the same seed: {again}. The "
+            "weights are the same on the same type of CPU, with the same number of threads and "
+            "the same versions."
         )
     elif results & damaged:
         found.append(f"The weights are good. Evaluate them again: dualkg resume {path}")
@@ -130,8 +168,14 @@ def _advice(folder: RunFolder, checks: list[FileCheck]) -> list[str]:
     if folder.map.name in damaged:
         found.append(f"Remove {folder.map}: it is computed again when the map is next shown.")
     if folder.decisions.name in damaged:
-        found.append(f"Correct or remove the line of {folder.decisions} that cannot be read; the others are good.")
+        found.append(
+            f"Correct or remove the line of {folder.decisions} that cannot be read; the others "
+            "are good."
+        )
     noted = (folder.environment, folder.tuning, folder.sparsity, folder.extension, folder.tracking)
     if names := sorted(file.name for file in noted if file.name in damaged):
-        found.append(f"Predictions do not depend on {', '.join(names)}. Restore from a copy, if there is one.")
+        found.append(
+            f"Predictions do not depend on {', '.join(names)}. Restore from a copy, if there is "
+            "one."
+        )
     return found

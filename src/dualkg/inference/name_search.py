@@ -1,4 +1,6 @@
-"""Search for names: exact, by prefix, by word, by substring, and by edit distance for misspelt ones."""
+"""Search for names: exact, by prefix, by word, by substring, and by edit distance for misspelt
+ones.
+"""
 
 import unicodedata
 from bisect import bisect_left, bisect_right
@@ -19,10 +21,14 @@ SEPARATOR = "\n"  # between names in one text; normalized names do not contain i
 
 
 def normalize_name(text: str) -> str:
-    """`São_Tomé` → `sao tome`: no accents, case folded, words of letters and digits of any script."""
+    """`São_Tomé` → `sao tome`: no accents, case folded, words of letters and digits of any
+    script.
+    """
     if not text.isascii():
         decomposed = unicodedata.normalize("NFKD", text)
-        text = "".join(character for character in decomposed if not unicodedata.combining(character))
+        text = "".join(
+            character for character in decomposed if not unicodedata.combining(character)
+        )
     text = text.casefold()
     return " ".join("".join(one if one.isalnum() else " " for one in text).split()) or text.strip()
 
@@ -44,15 +50,22 @@ class NameSearch:
         names = vocabulary.names.to_pylist()
         labels = vocabulary.labels.to_pylist() if vocabulary.labels is not None else []
         pairs = [(normalize_name(name), id) for id, name in enumerate(names)]
-        pairs += [(normalize_name(label), id) for id, label in enumerate(labels) if label and label != names[id]]
-        self._names, self._ids = [name for name, _ in pairs], [id for _, id in pairs]
+        pairs += [
+            (normalize_name(label), id)
+            for id, label in enumerate(labels)
+            if label and label != names[id]
+        ]
+        self._names = [name for name, _ in pairs]
+        self._ids = [id for _, id in pairs]
         self._text = SEPARATOR + SEPARATOR.join(self._names) + SEPARATOR
         self._starts = list(accumulate((len(name) + 1 for name in self._names), initial=1))
         self._order = sorted(range(len(pairs)), key=self._names.__getitem__)
         self._sorted = [self._names[place] for place in self._order]
 
     def search(self, text: str, *, limit: int) -> list[Match]:
-        """Find at most `limit` names: exact matches, then prefixes, words, substrings; fuzzy ones if there are none."""
+        """Find at most `limit` names: exact matches, then prefixes, words, substrings; fuzzy ones
+        if there are none.
+        """
         text = normalize_name(text)
         if not text or SEPARATOR in text:
             return []
@@ -65,8 +78,14 @@ class NameSearch:
             if len(found) >= limit:
                 break
         if not found:
-            return [Match(id, "fuzzy") for id in dict.fromkeys(self._ids[place] for place in self._fuzzy(text))][:limit]
-        best = sorted((ORDER[match_type], len(name), name, id, match_type) for id, (match_type, name) in found.items())
+            return [
+                Match(id, "fuzzy")
+                for id in dict.fromkeys(self._ids[place] for place in self._fuzzy(text))
+            ][:limit]
+        best = sorted(
+            (ORDER[match_type], len(name), name, id, match_type)
+            for id, (match_type, name) in found.items()
+        )
         return [Match(id, match_type) for _, _, _, id, match_type in best[:limit]]
 
     def _prefixes(self, text: str) -> Iterator[tuple[int, MatchType]]:
@@ -78,16 +97,21 @@ class NameSearch:
             yield place, "exact" if name == text else "prefix"
 
     def _substrings(self, text: str) -> Iterator[tuple[int, MatchType]]:
-        at, seen = self._text.find(text), 0
+        at = self._text.find(text)
+        seen = 0
         while at >= 0 and seen < MAX_MATCHES:
             seen += 1
             before = self._text[at - 1]
-            match_type: MatchType = "prefix" if before == SEPARATOR else "word" if before == " " else "substring"
+            match_type: MatchType = (
+                "prefix" if before == SEPARATOR else "word" if before == " " else "substring"
+            )
             yield bisect_right(self._starts, at) - 1, match_type
             at = self._text.find(text, at + 1)
 
     def _fuzzy(self, text: str) -> list[int]:
-        """Places of names that have a prefix with few edits from the text: fewest edits first, then nearest length."""
+        """Places of names that have a prefix with few edits from the text: fewest edits first, then
+        nearest length.
+        """
         if len(text) > MAX_FUZZY_LENGTH:
             return []
         with optional_import("rapidfuzz", purpose="Searching for names"):
@@ -99,8 +123,9 @@ class NameSearch:
             prefixes = [name[:length] for name in names]
             return cdist([text], prefixes, scorer=Levenshtein.distance, score_cutoff=cutoff)[0]
 
-        # One pass over all names rules out most. The best prefix differs in length by at most as many characters as
-        # edits are allowed, and each is one more edit from the prefix that is as long as the text.
+        # One pass over all names rules out most. The best prefix differs in length by at most as
+        # many characters as edits are allowed, and each is one more edit from the prefix that is as
+        # long as the text.
         near = np.flatnonzero(edits(self._names, len(text), 2 * allowed) <= 2 * allowed)
         names = [self._names[place] for place in near]
         lengths = range(len(text) - allowed, len(text) + allowed + 1)

@@ -1,7 +1,7 @@
 """Scores and log-probabilities of queries, computed in blocks of bounded memory.
 
-A query is an entity and a relation id, as in `KnownAnswers`: relation `r` for the tails of (entity, r, ?), and
-`r + num_relations` for the heads of (?, r, entity).
+A query is an entity and a relation id, as in `KnownAnswers`: relation `r` for the tails of (entity,
+r, ?), and `r + num_relations` for the heads of (?, r, entity).
 """
 
 from collections.abc import Iterator
@@ -30,9 +30,15 @@ def query_block_size(model: Model) -> int:
 
 @torch.no_grad()
 def score_queries(model: Model, entities: Ids, relations: Ids) -> Tensor:
-    """Score every entity as an answer to each query, `(num_queries, num_entities)`, all in one block."""
-    given, ids = (torch.from_numpy(np.ascontiguousarray(one)).to(model.device) for one in (entities, relations))
-    inverse, num_relations = relations >= model.shape.num_relations, model.shape.num_relations
+    """Score every entity as an answer to each query, `(num_queries, num_entities)`, all in one
+    block.
+    """
+    given, ids = (
+        torch.from_numpy(np.ascontiguousarray(one)).to(model.device)
+        for one in (entities, relations)
+    )
+    inverse = relations >= model.shape.num_relations
+    num_relations = model.shape.num_relations
     with full_precision(), eval_mode(model):
         if not inverse.any():
             return model.predict_tails(given, ids)
@@ -40,15 +46,20 @@ def score_queries(model: Model, entities: Ids, relations: Ids) -> Tensor:
             return model.predict_heads(ids - num_relations, given)
         backward = torch.from_numpy(inverse).to(model.device)
         tails = model.predict_tails(given[~backward], ids[~backward])
-        scores = torch.empty(len(given), model.shape.num_entities, dtype=tails.dtype, device=model.device)
+        scores = torch.empty(
+            len(given), model.shape.num_entities, dtype=tails.dtype, device=model.device
+        )
         scores[~backward] = tails
         scores[backward] = model.predict_heads(ids[backward] - num_relations, given[backward])
         return scores
 
 
 def score_blocks(model: Model, entities: Ids, relations: Ids) -> Iterator[tuple[slice, Tensor]]:
-    """Score queries `(num_queries,)` block by block: which queries, and the scores `(block, num_entities)`."""
-    size, log = query_block_size(model), ProgressLog("Scoring", first=False)
+    """Score queries `(num_queries,)` block by block: which queries, and the scores `(block,
+    num_entities)`.
+    """
+    size = query_block_size(model)
+    log = ProgressLog("Scoring", first=False)
     for start in range(0, len(entities), size):
         block = slice(start, min(start + size, len(entities)))
         yield block, score_queries(model, entities[block], relations[block])
@@ -59,13 +70,14 @@ def check_finite(scores: Tensor) -> None:
     """Refuse the scores, or log-probabilities, of a model that has diverged."""
     if not bool(scores.isfinite().all()):
         raise DivergedError(
-            "The model scores NaN or infinity for some query, so it has no probabilities. Its training has diverged: "
-            "lower the learning rate or raise the regularizer's weight."
+            "The model scores NaN or infinity for some query, so it has no probabilities. Its "
+            "training has diverged: lower the learning rate or raise the regularizer's weight."
         )
 
 
 def triple_log_probabilities(model: Model, triples: Ids) -> Tensor:
-    """The mean of log p(tail | head, relation) and log p(head | relation, tail) of triples `(n, 3)`, `(n,)`.
+    """The mean of log p(tail | head, relation) and log p(head | relation, tail) of triples `(n,
+    3)`, `(n,)`.
 
     Each p is a softmax over all entities. Triples that share a query share its scores.
     """
@@ -85,24 +97,32 @@ def _answer_log_probabilities(model: Model, entities: Ids, relations: Ids, answe
     for block, scores in score_blocks(model, queries % num_entities, queries // num_entities):
         here = order[slice(*np.searchsorted(inverse[order], [block.start, block.stop]))]
         rows, columns, places = (
-            torch.from_numpy(ids).to(model.device) for ids in (inverse[here] - block.start, answers[here], here)
+            torch.from_numpy(ids).to(model.device)
+            for ids in (inverse[here] - block.start, answers[here], here)
         )
         found[places] = scores[rows, columns] - scores.logsumexp(-1)[rows]
     return found
 
 
 class CachedLogProbabilities:
-    """`triple_log_probabilities`, up to rounding, of one model, with a cache of the normalizers of queries."""
+    """`triple_log_probabilities`, up to rounding, of one model, with a cache of the normalizers of
+    queries.
+    """
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._normalizers: dict[int, float] = {}  # by query; only added to, since several threads may use it
+        self._normalizers: dict[
+            int, float
+        ] = {}  # by query; only added to, since several threads may use it
 
     @torch.no_grad()
     def __call__(self, triples: Ids) -> Tensor:
         """Triples `(n, 3)` → log-probabilities `(n,)`."""
-        model, num_relations = self._model, self._model.shape.num_relations
-        heads, relations, tails = torch.from_numpy(np.ascontiguousarray(triples)).to(model.device).unbind(1)
+        model = self._model
+        num_relations = self._model.shape.num_relations
+        heads, relations, tails = (
+            torch.from_numpy(np.ascontiguousarray(triples)).to(model.device).unbind(1)
+        )
         with full_precision(), eval_mode(model):
             forward = backward = model.score(heads, relations, tails)
             if model.reciprocal:
@@ -117,7 +137,9 @@ class CachedLogProbabilities:
         keys = (relations * num_entities + entities).tolist()
         known = self._normalizers if len(self._normalizers) + len(keys) <= MAX_CACHED else {}
         missing = np.array([key for key in dict.fromkeys(keys) if key not in known], dtype=np.int64)
-        for block, scores in score_blocks(self._model, missing % num_entities, missing // num_entities):
+        for block, scores in score_blocks(
+            self._model, missing % num_entities, missing // num_entities
+        ):
             known.update(zip(missing[block].tolist(), scores.logsumexp(-1).tolist(), strict=True))
         self._normalizers = known
         return torch.tensor([known[key] for key in keys], device=self._model.device)

@@ -1,4 +1,6 @@
-"""numba kernels, run by as many threads as PyTorch uses; plain forms of those of a training step run without numba."""
+"""numba kernels, run by as many threads as PyTorch uses; plain forms of those of a training step
+run without numba.
+"""
 
 import os
 from collections.abc import Callable
@@ -20,8 +22,10 @@ try:
     HAS_NUMBA = True
 except ImportError:  # also if numba does not support this version of NumPy
     HAS_NUMBA = False
-ROUND_BIAS, BF16_NAN = np.uint32(0x7FFF), np.uint32(0x7FC0)
-ONE_BIT, SIXTEEN = np.uint32(1), np.uint32(16)
+ROUND_BIAS = np.uint32(0x7FFF)
+BF16_NAN = np.uint32(0x7FC0)
+ONE_BIT = np.uint32(1)
+SIXTEEN = np.uint32(16)
 
 
 def compiled(*flags: str) -> Callable[[Any], Any]:
@@ -60,7 +64,8 @@ def bits_of(tensor: Tensor) -> Any:
 
 
 def in_parallel(function: Callable[..., object], num_rows: int, *arguments: object) -> None:
-    """Call `function(start, stop, *arguments)` for ranges that cover all rows, one per PyTorch thread.
+    """Call `function(start, stop, *arguments)` for ranges that cover all rows, one per PyTorch
+    thread.
 
     The calling thread takes the first range, which may be empty, so that one thread needs no pool.
     """
@@ -74,33 +79,45 @@ def in_parallel(function: Callable[..., object], num_rows: int, *arguments: obje
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    # A thread inherits the treatment of denormal numbers from its creator; all threads must compute alike.
-    return ThreadPoolExecutor(os.cpu_count(), "dualkg", initializer=torch.set_flush_denormal, initargs=(False,))
+    # A thread inherits the treatment of denormal numbers from its creator; all threads must compute
+    # alike.
+    return ThreadPoolExecutor(
+        os.cpu_count(), "dualkg", initializer=torch.set_flush_denormal, initargs=(False,)
+    )
 
 
 if hasattr(os, "register_at_fork"):
     # A forked process has the pool without its threads, and would wait forever.
     os.register_at_fork(after_in_child=_pool.cache_clear)
 
-# -- softmax ----------------------------------------------------------------------------------------------
+# -- softmax ------------------------------------------------------------------
 
 SOFTMAX_BLOCK = 256  # rows per block of the plain form, which copies bfloat16 to float32
 SUM_CHUNK = 1024  # numbers summed in float32 before the sum continues in float64
 # Less than e⁻⁶⁴ of the largest counts as 0, which also avoids denormal numbers: they are slow.
 LOWEST = np.float32(-64)
-LOG2_E, LN_2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
+LOG2_E = np.float32(1.4426950408889634)
+LN_2 = np.float32(0.6931471805599453)
 # A float32 of this size has no fraction, and its last bits are those of an integer.
 LARGE = np.float32(1.5 * 2**23)
-# exp on |x| ≤ ln 2 / 2 is 1 + x + x²(C2 + C3 x + …), these fitted to the least relative error, 3e-9.
-C2, C3, C4, C5, C6 = (np.float32(c) for c in (0.49999994, 0.1666652, 0.0416684, 0.00836885, 0.00138143))
-ZERO, ONE = np.float32(0), np.float32(1)
-MANTISSA, BITS_OF_ONE, DIGITS = np.int32(23), np.int32(0x3F800000), np.int32(0x7FFFFFFF)
+# exp on |x| ≤ ln 2 / 2 is 1 + x + x²(C2 + C3 x + …), these fitted to the least relative error,
+# 3e-9.
+C2, C3, C4, C5, C6 = (
+    np.float32(c) for c in (0.49999994, 0.1666652, 0.0416684, 0.00836885, 0.00138143)
+)
+ZERO = np.float32(0)
+ONE = np.float32(1)
+MANTISSA = np.int32(23)
+BITS_OF_ONE = np.int32(0x3F800000)
+DIGITS = np.int32(0x7FFFFFFF)
 
 
 def softmax_gradient_(scores: Tensor, targets: Targets, num_columns: int) -> Tensor:
-    """Overwrite scores `(queries, padded columns)` by the gradient of Σ weight · −log softmax(scores)[target].
+    """Overwrite scores `(queries, padded columns)` by the gradient of Σ weight · −log
+    softmax(scores)[target].
 
-    Only the first `num_columns` are scores; the rest become 0. Returns the loss of each query, `(queries,)`.
+    Only the first `num_columns` are scores; the rest become 0. Returns the loss of each query,
+    `(queries,)`.
     """
     if not HAS_NUMBA or scores.dtype not in (torch.float32, torch.bfloat16):
         return _softmax_gradient_in_torch(scores, targets, num_columns)
@@ -110,11 +127,17 @@ def softmax_gradient_(scores: Tensor, targets: Targets, num_columns: int) -> Ten
         (num_rows, width), stride = scores.shape, scores.stride(0)
         flat = bits_of(scores.as_strided(((num_rows - 1) * stride + width,), (1,)))
         of_targets = (
-            array.contiguous().numpy() for array in (targets.entities, targets.weights.float(), targets.starts)
+            array.contiguous().numpy()
+            for array in (targets.entities, targets.weights.float(), targets.starts)
         )
         arrays = flat, *of_targets, losses.numpy()
         in_parallel(
-            _bf16_rows if flat.dtype == np.uint16 else _float32_rows, num_rows, *arrays, num_columns, width, stride
+            _bf16_rows if flat.dtype == np.uint16 else _float32_rows,
+            num_rows,
+            *arrays,
+            num_columns,
+            width,
+            stride,
         )
     return losses
 
@@ -125,9 +148,12 @@ def _softmax_gradient_in_torch(scores: Tensor, targets: Targets, num_columns: in
     losses = torch.empty(len(scores), dtype=exact)
     for first in range(0, len(scores), SOFTMAX_BLOCK):
         block, loss = (rows[first : first + SOFTMAX_BLOCK] for rows in (scores, losses))
-        values, found = block[:, :num_columns].to(exact), targets.part(first, first + len(block))
-        queries, weights = found.queries, found.weights.to(exact)
-        positions, top = (queries, found.entities), values.amax(dim=-1)
+        values = block[:, :num_columns].to(exact)
+        found = targets.part(first, first + len(block))
+        queries = found.queries
+        weights = found.weights.to(exact)
+        positions = (queries, found.entities)
+        top = values.amax(dim=-1)
         query_weights = loss.new_zeros(len(block)).index_add_(0, queries, weights)
         loss.zero_().index_add_(0, queries, weights * (top[queries] - values[positions]))
         torch.softmax(values, dim=-1, out=values)
@@ -140,10 +166,14 @@ def _softmax_gradient_in_torch(scores: Tensor, targets: Targets, num_columns: in
 
 
 @compiled()
-def _float32_rows(first, last, scores, targets, weights, starts, losses, num_columns, width, stride):
+def _float32_rows(
+    first, last, scores, targets, weights, starts, losses, num_columns, width, stride
+):
     """Rows of float32, each overwritten at every pass."""
     for row in range(first, last):
-        start, begin, end = row * stride, starts[row], starts[row + 1]
+        start = row * stride
+        begin = starts[row]
+        end = starts[row + 1]
         values = scores[start : start + num_columns]
         top = np.int32(_largest(values.view(np.int32), DIGITS)).view(np.float32)
         weight = distance = 0.0
@@ -167,7 +197,9 @@ def _bf16_rows(first, last, scores, targets, weights, starts, losses, num_column
     """Rows of bfloat16, given as their bits; a row is converted to float32 between passes."""
     values = np.empty(num_columns, np.float32)
     for row in range(first, last):
-        start, begin, end = row * stride, starts[row], starts[row + 1]
+        start = row * stride
+        begin = starts[row]
+        end = starts[row + 1]
         bits = scores[start : start + num_columns]
         top = widened(np.uint16(_largest(bits.view(np.int16), np.int16(0x7FFF))))
         weight = distance = 0.0
@@ -176,7 +208,9 @@ def _bf16_rows(first, last, scores, targets, weights, starts, losses, num_column
             distance += weights[i] * (top - widened(bits[targets[i]]))
         total = 0.0
         for column in range(0, num_columns, SUM_CHUNK):
-            total += _bf16_exponentials(bits[column : column + SUM_CHUNK], values[column : column + SUM_CHUNK], top)
+            total += _bf16_exponentials(
+                bits[column : column + SUM_CHUNK], values[column : column + SUM_CHUNK], top
+            )
         losses[row] = distance + weight * np.log(total)
         if weight > 0.0:
             for i in range(begin, end):  # before scaling, so that a repeated target counts twice
@@ -189,9 +223,11 @@ def _bf16_rows(first, last, scores, targets, weights, starts, losses, num_column
 
 @compiled()
 def _largest(bits, digits):
-    """The bits of the largest number, or of a NaN: LLVM vectorizes a maximum of floats only without NaN.
+    """The bits of the largest number, or of a NaN: LLVM vectorizes a maximum of floats only without
+    NaN.
 
-    The bits of floats are ordered like integers, except that those below the sign of negative ones are inverted.
+    The bits of floats are ordered like integers, except that those below the sign of negative ones
+    are inverted.
     """
     largest = bits.dtype.type(~digits)
     for i in range(len(bits)):
@@ -203,11 +239,15 @@ def _largest(bits, digits):
 
 @compiled("contract")
 def exp(x):
-    """exp(x) for x < 88 to a relative error of 1e-7; a call of the C library would prevent vectorization."""
+    """exp(x) for x < 88 to a relative error of 1e-7; a call of the C library would prevent
+    vectorization.
+    """
     shifted = x * LOG2_E + LARGE
     rest = x - (shifted - LARGE) * LN_2
     square = rest * rest
-    near_one = (ONE + rest) + square * ((C2 + rest * C3) + square * ((C4 + rest * C5) + square * C6))
+    near_one = (ONE + rest) + square * (
+        (C2 + rest * C3) + square * ((C4 + rest * C5) + square * C6)
+    )
     power = (np.float32(shifted).view(np.int32) << MANTISSA) + BITS_OF_ONE
     return ZERO if x < LOWEST else near_one * np.int32(power).view(np.float32)
 
@@ -257,13 +297,21 @@ def _sum_of_exponentials(values, top):
     return total
 
 
-# -- Adagrad ----------------------------------------------------------------------------------------------
+# -- Adagrad -----------------------------------------------------------------
 
-ADAGRAD_BLOCK = 1 << 20  # numbers per block of the plain form: enough for all threads, and few compared to the table
+ADAGRAD_BLOCK = (
+    1 << 20
+)  # numbers per block of the plain form: enough for all threads, and few compared to the table
 
 
 def adagrad_(
-    table: Tensor, sums: Tensor, gradient: Tensor, copy: Tensor | None, learning_rate: float, *, eps: float
+    table: Tensor,
+    sums: Tensor,
+    gradient: Tensor,
+    copy: Tensor | None,
+    learning_rate: float,
+    *,
+    eps: float,
 ) -> None:
     """Step a table by its gradient, and write its bfloat16 `copy`."""
     arrays = [tensor.view(-1) for tensor in (table, sums, gradient, copy) if tensor is not None]
@@ -282,7 +330,9 @@ def adagrad_(
 @compiled("contract")
 def _adagrad(first, last, table, sums, gradient, copy, rate, eps):
     """Step the numbers from first to last."""
-    values, totals, gradients = table[first:last], sums[first:last], gradient[first:last]
+    values = table[first:last]
+    totals = sums[first:last]
+    gradients = gradient[first:last]
     if copy is not None:
         copies = copy[first:last]
     for i in range(len(values)):
@@ -295,9 +345,11 @@ def _adagrad(first, last, table, sums, gradient, copy, rate, eps):
             copies[i] = narrowed(value)
 
 
-# -- counts of better and tied candidates -----------------------------------------------------------------
+# -- counts of better and tied candidates ------------------------------------
 
-COUNT_CHUNK = 4096  # scores that stay in the nearest cache while all answers of a row are compared with them
+COUNT_CHUNK = (
+    4096  # scores that stay in the nearest cache while all answers of a row are compared with them
+)
 
 
 def count_better_and_tied(scores: Tensor, known: Tensor, targets: RankTargets) -> Tensor:
@@ -343,8 +395,8 @@ def _compare(row, answers, counts):
     return num_nonfinite == 0
 
 
-# The next two loops must be vectorized: so they have no branches, use indices, and keep sums in 32 bits, where numba
-# would add integers in 64 bits.
+# The next two loops must be vectorized: so they have no branches, use indices, and keep sums in 32
+# bits, where numba would add integers in 64 bits.
 
 
 @compiled()
@@ -358,7 +410,8 @@ def _num_nonfinite(chunk):
 
 @compiled()
 def _count_chunk(chunk, target):
-    better, tied = np.int32(0), np.int32(0)
+    better = np.int32(0)
+    tied = np.int32(0)
     for column in range(len(chunk)):
         better = np.int32(better + np.int32(chunk[column] > target))
         tied = np.int32(tied + np.int32(chunk[column] == target))
@@ -373,7 +426,7 @@ def _subtract_known(row, answer, known, counts):
             counts[1] -= row[other] == row[answer]
 
 
-# -- sums over differences of all pairs -------------------------------------------------------------------
+# -- sums over differences of all pairs --------------------------------------
 
 # Sums may be reordered, so that loops are vectorized; NaN must still propagate.
 ANY_ORDER = ("reassoc", "contract", "nsz")
@@ -390,8 +443,12 @@ def pairwise_sums(one: Tensor, other: Tensor, *, parts: int, sine: bool) -> Tens
     return found
 
 
-def pairwise_gradient(one: Tensor, other: Tensor, upstream: Tensor, *, parts: int, sine: bool) -> Tensor:
-    """The gradient of Σ upstream · sums with respect to `one`, or to its angles; 0 where coordinates are equal."""
+def pairwise_gradient(
+    one: Tensor, other: Tensor, upstream: Tensor, *, parts: int, sine: bool
+) -> Tensor:
+    """The gradient of Σ upstream · sums with respect to `one`, or to its angles; 0 where
+    coordinates are equal.
+    """
     found = one.new_zeros(len(one), one.shape[1] // 2 if sine else one.shape[1])
     arrays = (array.detach().numpy() for array in (one, other, upstream.contiguous(), found))
     if parts == 1:
@@ -415,16 +472,21 @@ def _sums_of_real(first, last, one, other, found):
 
 @compiled(*ANY_ORDER)
 def _sums_of_two(first, last, one, other, found, sine):
-    """Of complex numbers; of sines and cosines, if `sine` is not None, which numba decides when it compiles."""
+    """Of complex numbers; of sines and cosines, if `sine` is not None, which numba decides when it
+    compiles.
+    """
     half = one.shape[1] // 2
     for row in range(first, last):
-        x, y = one[row, :half], one[row, half:]
+        x = one[row, :half]
+        y = one[row, half:]
         for column in range(len(other)):
-            other_x, other_y = other[column, :half], other[column, half:]
+            other_x = other[column, :half]
+            other_y = other[column, half:]
             total = x.dtype.type(0)
             for i in range(half):
                 if sine is None:
-                    real, imaginary = x[i] - other_x[i], y[i] - other_y[i]
+                    real = x[i] - other_x[i]
+                    imaginary = y[i] - other_y[i]
                     total += np.sqrt(real * real + imaginary * imaginary)
                 else:
                     total += abs(x[i] * other_y[i] - y[i] * other_x[i])
@@ -434,9 +496,11 @@ def _sums_of_two(first, last, one, other, found, sine):
 @compiled(*ANY_ORDER)
 def _gradient_of_real(first, last, one, other, upstream, found):
     for row in range(first, last):
-        x, gradient_row = one[row], found[row]
+        x = one[row]
+        gradient_row = found[row]
         for column in range(len(other)):
-            y, slope = other[column], upstream[row, column]
+            y = other[column]
+            slope = upstream[row, column]
             for i in range(len(x)):
                 gradient_row[i] += slope * np.sign(x[i] - y[i])
 
@@ -445,19 +509,27 @@ def _gradient_of_real(first, last, one, other, upstream, found):
 def _gradient_of_two(first, last, one, other, upstream, found, sine):
     """The gradient of |sin(a − b)| is ±cos(a − b), which is cos a cos b + sin a sin b."""
     half = one.shape[1] // 2
-    zero, unit = one.dtype.type(0), one.dtype.type(1)
+    zero = one.dtype.type(0)
+    unit = one.dtype.type(1)
     for row in range(first, last):
-        x, y, to_x, to_y = one[row, :half], one[row, half:], found[row, :half], found[row, half:]
+        x = one[row, :half]
+        y = one[row, half:]
+        to_x = found[row, :half]
+        to_y = found[row, half:]
         for column in range(len(other)):
-            other_x, other_y, slope = other[column, :half], other[column, half:], upstream[row, column]
+            other_x = other[column, :half]
+            other_y = other[column, half:]
+            slope = upstream[row, column]
             for i in range(half):
                 if sine is None:
-                    real, imaginary = x[i] - other_x[i], y[i] - other_y[i]
+                    real = x[i] - other_x[i]
+                    imaginary = y[i] - other_y[i]
                     modulus = np.sqrt(real * real + imaginary * imaginary)
                     scaled = slope / (modulus if modulus != zero else unit)
                     to_x[i] += scaled * real
                     to_y[i] += scaled * imaginary
                 else:
-                    left, right = x[i] * other_y[i], y[i] * other_x[i]
+                    left = x[i] * other_y[i]
+                    right = y[i] * other_x[i]
                     signed = slope if left > right else (-slope if left < right else zero)
                     to_x[i] += signed * (y[i] * other_y[i] + x[i] * other_x[i])

@@ -30,14 +30,18 @@ def gpu_kernels_unavailable() -> str | None:
 @cache
 def has_bf16_products(description: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether the processor has bfloat16 matrix products; False if Linux does not report it."""
-    text = description.read_text(encoding="utf-8", errors="replace") if description.is_file() else ""
+    text = (
+        description.read_text(encoding="utf-8", errors="replace") if description.is_file() else ""
+    )
     found = re.search(r"^(?:flags|Features)\s*:(.*)", text, re.MULTILINE)
     return found is not None and not BF16_FLAGS.isdisjoint(found[1].split())
 
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """With "tf32", compute float32 products on a GPU in TF32 within the block; otherwise change nothing."""
+    """With "tf32", compute float32 products on a GPU in TF32 within the block; otherwise change
+    nothing.
+    """
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
     if precision == "tf32":

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from dualkg.kernels.hardware import gpu_kernels_unavailable
 
-# SplitMix64 (Steele, Lea and Flood, 2014) is a bijection of 64 bits: different numbers have different hashes.
+# SplitMix64 (Steele, Lea and Flood, 2014) is a bijection of 64 bits: different numbers have
+# different hashes.
 UNSIGNED = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 STEP, FIRST, SECOND = (value - 2**64 if value >= 2**63 else value for value in UNSIGNED)
 
@@ -27,7 +28,9 @@ def shift_right(bits: Tensor, shift: int) -> Tensor:
 
 
 def hash_columns(seed: int, *columns: Tensor) -> Tensor:
-    """One hash per row of the seed and of several columns `(rows,)`, which depends on their order."""
+    """One hash per row of the seed and of several columns `(rows,)`, which depends on their
+    order.
+    """
     start = splitmix64(torch.full_like(columns[0], seed) * STEP)
     for column in columns:
         start = splitmix64(start + column * STEP)

@@ -1,7 +1,8 @@
-"""Sums over coordinates of |d| or |sin d| for the differences d of all pairs of rows, without an array of differences.
+"""Sums over coordinates of |d| or |sin d| for the differences d of all pairs of rows, without an
+array of differences.
 
-A coordinate is one number or two; a row holds the first numbers of all coordinates, then the second ones. Both
-functions are even, so one kernel computes the gradients of both sides.
+A coordinate is one number or two; a row holds the first numbers of all coordinates, then the second
+ones. Both functions are even, so one kernel computes the gradients of both sides.
 """
 
 from importlib import import_module
@@ -24,7 +25,9 @@ def available_for(vectors: Tensor) -> bool:
 
 
 def pairwise_modulus_sums(one: Tensor, other: Tensor, *, parts: int) -> Tensor:
-    """Σ|x − y| for each of `(batch, width)` and each of `(n, width)`, `parts` numbers per coordinate: `(batch, n)`."""
+    """Σ|x − y| for each of `(batch, width)` and each of `(n, width)`, `parts` numbers per
+    coordinate: `(batch, n)`.
+    """
     found: Tensor = _Sums.apply(one, other, parts, False)  # type: ignore[no-untyped-call]
     return found
 
@@ -39,8 +42,11 @@ class _Sums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, one: Tensor, other: Tensor, parts: int, sine: bool) -> Tensor:
         if sine:
-            one, other = (torch.cat([angles.sin(), angles.cos()], dim=-1) for angles in (one, other))
-        one, other = one.contiguous(), other.contiguous()
+            one, other = (
+                torch.cat([angles.sin(), angles.cos()], dim=-1) for angles in (one, other)
+            )
+        one = one.contiguous()
+        other = other.contiguous()
         ctx.save_for_backward(one, other)
         ctx.choices = {"parts": parts, "sine": sine}
         found: Tensor = _kernels(one).pairwise_sums(one, other, **ctx.choices)

@@ -1,4 +1,6 @@
-"""The interface of losses: validated settings, and `bind`, which makes the function that training minimizes."""
+"""The interface of losses: validated settings, and `bind`, which makes the function that training
+minimizes.
+"""
 
 import json
 from abc import ABC, abstractmethod
@@ -18,25 +20,37 @@ BoundLoss = Callable[[Model, Factors], Tensor]
 class Loss(BaseModel, ABC):
     """Settings of a loss, validated and immutable.
 
-    A loss of your own subclasses this, declares its settings as annotated fields and implements `bind`.
+    A loss of your own subclasses this, declares its settings as annotated fields and implements
+    `bind`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    examples: ClassVar[Literal["triples", "queries"]] = "triples"  # of a batch; a query has one of its tails
+    examples: ClassVar[Literal["triples", "queries"]] = (
+        "triples"  # of a batch; a query has one of its tails
+    )
 
     def __init__(self, **settings: Any) -> None:
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            raise RequestError(validation_sentence(error, type(self).model_fields, prefix="loss.")) from None
+            raise RequestError(
+                validation_sentence(error, type(self).model_fields, prefix="loss.")
+            ) from None
 
     @abstractmethod
     def bind(
-        self, model: Model, graph: Graph, *, batch_size: int, seed: int, grouped_by_query: bool = False
+        self,
+        model: Model,
+        graph: Graph,
+        *,
+        batch_size: int,
+        seed: int,
+        grouped_by_query: bool = False,
     ) -> BoundLoss:
         """The function of a model and the factors of a batch that returns the mean loss, a scalar.
 
-        With `grouped_by_query`, neighbours in a batch that share head and relation are answers of one query.
+        With `grouped_by_query`, neighbours in a batch that share head and relation are answers of
+        one query.
         """
 
     def check_training(self, *, reciprocal: bool, batch_size: int) -> None:
@@ -44,15 +58,21 @@ class Loss(BaseModel, ABC):
 
     @property
     def fast_step_obstacle(self) -> str | None:
-        """The setting that the fast step does not support, or None. A loss of your own is trained by autograd."""
+        """The setting that the fast step does not support, or None. A loss of your own is trained
+        by autograd.
+        """
         return f"loss.name = '{type(self).__name__}'"
 
     def has_fixed_shapes(self, *, reciprocal: bool) -> bool:
-        """Whether tensors have the same shapes for all batches of one size, as a CUDA graph needs."""
+        """Whether tensors have the same shapes for all batches of one size, as a CUDA graph
+        needs.
+        """
         return False
 
     def numbers_per_example(self, model: Model, batch_size: int) -> int:
-        """An upper bound of the numbers that autograd stores for an example, to predict memory: all scores."""
+        """An upper bound of the numbers that autograd stores for an example, to predict memory: all
+        scores.
+        """
         return (1 if model.reciprocal else 2) * model.score_arrays * len(model.embedding.entities)
 
     def rows_per_batch(self, model: Model, batch_size: int) -> int | None:
@@ -63,7 +83,9 @@ class Loss(BaseModel, ABC):
 def validation_sentence(
     error: ValidationError, known: Iterable[str], *, prefix: str = "", elsewhere: Iterable[str] = ()
 ) -> str:
-    """The first problem of a validation; `known` are the keys to choose from, `elsewhere` those of other tables."""
+    """The first problem of a validation; `known` are the keys to choose from, `elsewhere` those of
+    other tables.
+    """
     first = error.errors()[0]
     name = (prefix + ".".join(str(part) for part in first["loc"])).removesuffix(".")
     if first["type"] == "extra_forbidden":

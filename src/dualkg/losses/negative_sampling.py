@@ -25,11 +25,12 @@ DIGITS = 24  # binary digits in which a random number is compared with a probabi
 class SampledLoss(Loss):
     """Settings that all losses over sampled negatives share.
 
-    `sampler` draws negatives for each triple (`uniform`), once for a batch (`shared`), or takes the answers of the
-    other triples in the batch (`in-batch`). `filtered` leaves out negatives that are known answers in train.
-    `corruption` replaces head or tail with equal probability (`uniform`), by the relation's cardinality (`bernoulli`),
-    or one after the other (`both`); with reciprocal relations it is always the tail. `margin` is γ. `subsampling`
-    weights triples by how rare their queries are.
+    `sampler` draws negatives for each triple (`uniform`), once for a batch (`shared`), or takes the
+    answers of the other triples in the batch (`in-batch`). `filtered` leaves out negatives that are
+    known answers in train. `corruption` replaces head or tail with equal probability (`uniform`),
+    by the relation's cardinality (`bernoulli`), or one after the other (`both`); with reciprocal
+    relations it is always the tail. `margin` is γ. `subsampling` weights triples by how rare their
+    queries are.
     """
 
     num_negatives: int = Field(NUM_NEGATIVES, ge=1)
@@ -42,12 +43,16 @@ class SampledLoss(Loss):
     @model_validator(mode="after")
     def _num_negatives_is_used(self) -> SampledLoss:
         if self.sampler == "in-batch" and self.num_negatives != NUM_NEGATIVES:
-            raise ValueError("loss.num_negatives has no effect with loss.sampler = 'in-batch'; leave it out")
+            raise ValueError(
+                "loss.num_negatives has no effect with loss.sampler = 'in-batch'; leave it out"
+            )
         return self
 
     @abstractmethod
     def per_triple(self, positive: Tensor, negative: Tensor, allowed: Tensor) -> Tensor:
-        """Scores of triples `(batch,)`, of negatives `(batch, n)`, and which are allowed `(batch, n)` → `(batch,)`."""
+        """Scores of triples `(batch,)`, of negatives `(batch, n)`, and which are allowed `(batch,
+        n)` → `(batch,)`.
+        """
 
     def bind(self, model: Model, graph: Graph, *, seed: int, **_: Any) -> BoundSampledLoss:
         bernoulli = self.corruption == "bernoulli" and not model.reciprocal
@@ -60,8 +65,8 @@ class SampledLoss(Loss):
         check_batch_size(batch_size)
         if self.corruption != "uniform" and reciprocal:
             raise ValueError(
-                f"with reciprocal relations only tails are corrupted, so loss.corruption = '{self.corruption}' is for "
-                f"model.reciprocal = false; it is true"
+                "with reciprocal relations only tails are corrupted, so loss.corruption = "
+                f"'{self.corruption}' is for model.reciprocal = false; it is true"
             )
 
     def has_fixed_shapes(self, *, reciprocal: bool) -> bool:
@@ -75,14 +80,16 @@ class SampledLoss(Loss):
     def rows_per_batch(self, model: Model, batch_size: int) -> int:
         """Heads and tails, which a corrupted part reads again, and negatives."""
         num = batch_size if self.sampler == "in-batch" else self.num_negatives
-        return 4 * batch_size + rows_of_negatives(model, batch_size, num, shared=self.sampler != "uniform")
+        return 4 * batch_size + rows_of_negatives(
+            model, batch_size, num, shared=self.sampler != "uniform"
+        )
 
 
 def check_batch_size(batch_size: int) -> None:
     if batch_size < 2:
         raise ValueError(
-            "negatives are drawn by what a batch holds, and a triple alone would draw the same in every epoch, so "
-            "training.batch_size should be at least 2; it is 1"
+            "negatives are drawn by what a batch holds, and a triple alone would draw the same "
+            "in every epoch, so training.batch_size should be at least 2; it is 1"
         )
 
 
@@ -95,11 +102,16 @@ def numbers_per_negative(model: Model, *, shared: bool, integers: int) -> int:
 
 def rows_of_negatives(model: Model, batch_size: int, num: int, *, shared: bool) -> int:
     """Models that do not share candidates read the given entity with each of them."""
-    return num * (1 if model.reciprocal else 2) * (1 if shared and model.shares_candidates else 2 * batch_size)
+    return (
+        num
+        * (1 if model.reciprocal else 2)
+        * (1 if shared and model.shares_candidates else 2 * batch_size)
+    )
 
 
 class NegativeSampling(SampledLoss):
-    """[−log σ(γ + s⁺) − Σ p_i log σ(−γ − s⁻_i)] / 2, with p the softmax of temperature · s⁻ (Sun et al., 2019).
+    """[−log σ(γ + s⁺) − Σ p_i log σ(−γ − s⁻_i)] / 2, with p the softmax of temperature · s⁻ (Sun et
+    al., 2019).
 
     p has no gradient. With `adversarial_temperature` 0 all negatives have the same weight.
     """
@@ -109,7 +121,9 @@ class NegativeSampling(SampledLoss):
 
     def per_triple(self, positive: Tensor, negative: Tensor, allowed: Tensor) -> Tensor:
         of_positive = F.logsigmoid(self.margin + positive)
-        of_negatives = (self.weights(negative, allowed) * F.logsigmoid(-self.margin - negative)).sum(-1)
+        of_negatives = (
+            self.weights(negative, allowed) * F.logsigmoid(-self.margin - negative)
+        ).sum(-1)
         return -(of_positive + of_negatives) / 2
 
     @torch.no_grad()
@@ -120,7 +134,9 @@ class NegativeSampling(SampledLoss):
 
 
 class MarginRanking(SampledLoss):
-    """max(0, γ − s⁺ + s⁻), the mean over the allowed negatives (Bordes et al., 2013); 0 where there is none."""
+    """max(0, γ − s⁺ + s⁻), the mean over the allowed negatives (Bordes et al., 2013); 0 where there
+    is none.
+    """
 
     def per_triple(self, positive: Tensor, negative: Tensor, allowed: Tensor) -> Tensor:
         violations = F.relu(self.margin - positive[:, None] + negative)
@@ -130,8 +146,9 @@ class MarginRanking(SampledLoss):
 class Draws(NamedTuple):
     """Pseudorandom integers: some for `each` triple of a batch, some for the `batch` as a whole.
 
-    They follow from the seed and the content of the batch in its order, which changes with the epoch: so negatives
-    differ between epochs, every device draws the same, and a resumed run needs no random state.
+    They follow from the seed and the content of the batch in its order, which changes with the
+    epoch: so negatives differ between epochs, every device draws the same, and a resumed run needs
+    no random state.
     """
 
     each: Tensor
@@ -153,11 +170,17 @@ class Draws(NamedTuple):
         return Draws(splitmix64(~self.each), splitmix64(~self.batch))
 
     def sides(self) -> Tensor:
-        """A number of `DIGITS` binary digits for each triple, `(batch,)`: from column 0, which no candidate uses."""
+        """A number of `DIGITS` binary digits for each triple, `(batch,)`: from column 0, which no
+        candidate uses.
+        """
         return shift_right(splitmix64(self.each), 64 - DIGITS)
 
-    def entities(self, num: int, num_entities: int, *, redraw: int = 0, shared: bool = False) -> Tensor:
-        """Entities for each triple, `(batch, num)`, or `shared` by the batch, `(num,)`; others with each `redraw`."""
+    def entities(
+        self, num: int, num_entities: int, *, redraw: int = 0, shared: bool = False
+    ) -> Tensor:
+        """Entities for each triple, `(batch, num)`, or `shared` by the batch, `(num,)`; others with
+        each `redraw`.
+        """
         start = self.batch if shared else self.each[:, None]
         columns = torch.arange(1 + redraw * num, 1 + (redraw + 1) * num, device=start.device)
         # The bias of a remainder of 63 bits among a million entities is 1 in 10^13.
@@ -165,7 +188,9 @@ class Draws(NamedTuple):
 
 
 class CorruptedSide(NamedTuple):
-    """Triples of a batch and the side to replace; `batch_answers` are the answers of the whole batch, `(batch,)`."""
+    """Triples of a batch and the side to replace; `batch_answers` are the answers of the whole
+    batch, `(batch,)`.
+    """
 
     factors: Factors
     side: Side
@@ -175,7 +200,9 @@ class CorruptedSide(NamedTuple):
 
 @dataclass
 class BoundSampledLoss:
-    """The mean of a sampled loss over the triples of a batch; weighted by query frequency with `subsampling`."""
+    """The mean of a sampled loss over the triples of a batch; weighted by query frequency with
+    `subsampling`.
+    """
 
     loss: SampledLoss
     num_entities: int
@@ -184,7 +211,8 @@ class BoundSampledLoss:
     seed: int = 0
 
     def __call__(self, model: Model, batch: Factors) -> Tensor:
-        losses, weights = [], []
+        losses = []
+        weights = []
         for part in self.corrupt(model, batch):
             f, (candidates, allowed) = part.factors, self.negatives(part)
             negative = model.candidate_scores(f, candidates, side=part.side)
@@ -201,7 +229,10 @@ class BoundSampledLoss:
         if model.reciprocal:  # a batch holds both directions of every triple
             return [CorruptedSide(f, "tail", draws, f.tails)]
         if self.loss.corruption == "both":
-            return [CorruptedSide(f, "tail", draws, f.tails), CorruptedSide(f, "head", draws.others(), f.heads)]
+            return [
+                CorruptedSide(f, "tail", draws, f.tails),
+                CorruptedSide(f, "head", draws.others(), f.heads),
+            ]
         limits: int | Tensor = 2 ** (DIGITS - 1)
         if self.head_probabilities is not None:
             limits = (self.head_probabilities * 2**DIGITS).round()[f.relations]
@@ -215,8 +246,11 @@ class BoundSampledLoss:
         return parts
 
     def negatives(self, part: CorruptedSide) -> tuple[Tensor, Tensor]:
-        """Entities in place of the answers, `(batch, n)` or `(n,)` for all; which of them are allowed, `(batch, n)`."""
-        kind, num = self.loss.sampler, self.loss.num_negatives
+        """Entities in place of the answers, `(batch, n)` or `(n,)` for all; which of them are
+        allowed, `(batch, n)`.
+        """
+        kind = self.loss.sampler
+        num = self.loss.num_negatives
         if kind == "in-batch":
             candidates = part.batch_answers
         else:
@@ -229,7 +263,8 @@ class BoundSampledLoss:
         return candidates, ~is_answer
 
     def _is_answer(self, part: CorruptedSide, candidates: Tensor) -> Tensor:
-        f, side = part.factors, part.side
+        f = part.factors
+        side = part.side
         own = candidates == f.answers(side)[:, None]
         if not self.loss.filtered or self.answers is None:
             return own

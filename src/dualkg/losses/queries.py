@@ -24,7 +24,9 @@ class QueryGroups(NamedTuple):
         """The queries of a batch, padded to `capacity` by queries without an answer."""
         rows = (starts_query(heads, relations).cumsum(0) - 1).contiguous()
         num = int(rows[-1]) + 1 if capacity is None else capacity
-        return QueryGroups(torch.searchsorted(rows, torch.arange(num + 1, device=rows.device)), rows)
+        return QueryGroups(
+            torch.searchsorted(rows, torch.arange(num + 1, device=rows.device)), rows
+        )
 
     @property
     def first(self) -> Tensor:
@@ -45,7 +47,9 @@ def starts_query(heads: Tensor, relations: Tensor) -> Tensor:
 
 
 class Answers(NamedTuple):
-    """All answers of a batch of queries, padded to a fixed size, so that no shape depends on their number."""
+    """All answers of a batch of queries, padded to a fixed size, so that no shape depends on their
+    number.
+    """
 
     counts: Tensor  # of the answers of each query, `(queries,)`
     queries: Tensor
@@ -54,10 +58,12 @@ class Answers(NamedTuple):
 
 
 class TrainingAnswers:
-    """The answers in train to each query (entity, relation id); heads are answers to (tail, r + num_relations).
+    """The answers in train to each query (entity, relation id); heads are answers to (tail, r +
+    num_relations).
 
-    Queries are numbered in order, and an answer is the integer query · num_entities + entity: a sorted array, in which
-    a binary search finds candidates on any device. On a CPU, those of a graph larger than memory are on disk.
+    Queries are numbered in order, and an answer is the integer query · num_entities + entity: a
+    sorted array, in which a binary search finds candidates on any device. On a CPU, those of a
+    graph larger than memory are on disk.
     """
 
     def __init__(self, train: Triples, shape: GraphShape, *, device: torch.device) -> None:
@@ -73,13 +79,19 @@ class TrainingAnswers:
 
         self.shape = shape
         in_memory = not is_mapped(train)
-        joined = np.concatenate([known.queries[:0], *numbered()]) if in_memory else spilled(numbered(), np.int64)
+        joined = (
+            np.concatenate([known.queries[:0], *numbered()])
+            if in_memory
+            else spilled(numbered(), np.int64)
+        )
         self.queries, self.offsets, self.numbered = (
             torch.from_numpy(array).to(device) for array in (known.queries, known.offsets, joined)
         )
 
     def contain(self, entities: Tensor, relations: Tensor, candidates: Tensor) -> Tensor:
-        """Queries `(batch,)` and candidates `(batch, n)`, or `(n,)` for all → which are answers, `(batch, n)`."""
+        """Queries `(batch,)` and candidates `(batch, n)`, or `(n,)` for all → which are answers,
+        `(batch, n)`.
+        """
         position, found = self._positions(entities, relations)
         wanted = position[:, None] * self.shape.num_entities + candidates
         return _search(self.numbered, wanted)[1] & found[:, None]
@@ -94,7 +106,8 @@ class TrainingAnswers:
         position, _ = self._positions(entities, relations)
         starts = self.offsets[position]
         counts = self.offsets[position + 1] - starts
-        ends, number = counts.cumsum(0), torch.arange(capacity, device=counts.device)
+        ends = counts.cumsum(0)
+        number = torch.arange(capacity, device=counts.device)
         queries = torch.searchsorted(ends, number, right=True).clamp_(max=len(ends) - 1)
         valid = number < ends[-1]
         offset = torch.where(valid, number - (ends - counts)[queries], 0)
@@ -112,20 +125,26 @@ class TrainingAnswers:
     def subsampling_weights(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """w = 1 / √(count(h, r) + count(t, r⁻¹)), `(batch,)`: frequent queries count less."""
         num_relations = self.shape.num_relations
-        inverses = torch.where(relations < num_relations, relations + num_relations, relations - num_relations)
+        inverses = torch.where(
+            relations < num_relations, relations + num_relations, relations - num_relations
+        )
         # Both counts start at 4 for a single answer, as in the published code of RotatE.
         counts = self.counts(heads, relations) + self.counts(tails, inverses) + 2 * 3
         return counts.to(torch.get_default_dtype()).rsqrt()
 
     def head_corruption_probabilities(self) -> Tensor:
-        """The probability of corrupting the head for each relation, `(num_relations,)` (Wang et al., 2014).
+        """The probability of corrupting the head for each relation, `(num_relations,)` (Wang et
+        al., 2014).
 
-        tph / (tph + hpt) is tails / (tails + heads) of distinct ones; it is 0.5 for a relation without triples.
+        tph / (tph + hpt) is tails / (tails + heads) of distinct ones; it is 0.5 for a relation
+        without triples.
         """
         num_relations = self.shape.num_relations
         distinct = torch.zeros(2 * num_relations, dtype=torch.float64)
         for part in slices(len(self.queries)):
-            distinct += torch.bincount(self.queries[part].cpu() % (2 * num_relations), minlength=2 * num_relations)
+            distinct += torch.bincount(
+                self.queries[part].cpu() % (2 * num_relations), minlength=2 * num_relations
+            )
         heads, tails = distinct.split(num_relations)  # type: ignore[no-untyped-call]
         found: Tensor = torch.where(heads + tails > 0, tails / (heads + tails).clamp(min=1), 0.5)
         return found.to(self.queries.device)

@@ -10,7 +10,9 @@ from dualkg.models.matrix import RESCAL, TuckER
 BILINEAR: dict[str, type[BilinearModel]] = {
     model.__name__: model for model in (CP, DistMult, ComplEx, RESCAL, SimplE, QuatE, TuckER)
 }
-DISTANCE: dict[str, type[DistanceModel]] = {model.__name__: model for model in (TransE, RotatE, ModE, SE, HAKE, MuRP)}
+DISTANCE: dict[str, type[DistanceModel]] = {
+    model.__name__: model for model in (TransE, RotatE, ModE, SE, HAKE, MuRP)
+}
 MODELS: dict[str, type[EmbeddingModel]] = {**BILINEAR, **DISTANCE}
 
 __all__ = ["BILINEAR", "DISTANCE", "MODELS"]

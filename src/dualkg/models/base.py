@@ -1,4 +1,6 @@
-"""The interface of all models: scores of triples and of queries, and the vectors of a batch as losses see them."""
+"""The interface of all models: scores of triples and of queries, and the vectors of a batch as
+losses see them.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,14 @@ ScoreForm = Literal["products", "squared distances"]
 BLOCK_ROWS = 2**14  # of a table that are drawn at a time where a process keeps a shard of it
 _skip_initialization: ContextVar[bool] = ContextVar("skip_initialization", default=False)
 
-# The `Shard` whose rows are made, or None: its module imports this one. And the device that they are made on.
+# The `Shard` whose rows are made, or None: its module imports this one. And the device that they
+# are made on.
 _shard: ContextVar[tuple[Any, torch.device | None]] = ContextVar("shard", default=(None, None))
 
 
 def lookup(table: Tensor, ids: Tensor, *, sparse: bool = False) -> Tensor:
-    """Rows of a table by id; an embedding look-up sums its gradient in a fixed order, which indexing does not.
+    """Rows of a table by id; an embedding look-up sums its gradient in a fixed order, which
+    indexing does not.
 
     With `sparse`, the gradient of a table that is a parameter has only the rows that were read.
     """
@@ -50,39 +54,60 @@ def _during(setting: ContextVar[Any], value: object) -> Iterator[None]:
 
 
 def only_rows(rows: Any, *, device: torch.device | None = None) -> AbstractContextManager[None]:
-    """Build models whose entity tables have some of the rows alone, with the numbers they have in the whole tables.
+    """Build models whose entity tables have some of the rows alone, with the numbers they have in
+    the whole tables.
 
-    They are made on the device, whole ones with None, by blocks: the memory of the host may be smaller than they are.
+    They are made on the device, whole ones with None, by blocks: the memory of the host may be
+    smaller than they are.
     """
     return _during(_shard, (rows, device))
 
 
 def skip_initialization() -> AbstractContextManager[None]:
-    """Build models with zeros in place of random numbers, which take seconds to draw, before loading saved weights."""
+    """Build models with zeros in place of random numbers, which take seconds to draw, before
+    loading saved weights.
+    """
     return _during(_skip_initialization, True)
 
 
 def overridden(instance: object) -> set[str]:
-    """Names of the nearest class of dualkg that the class of an instance defines again; empty for dualkg's own."""
+    """Names of the nearest class of dualkg that the class of an instance defines again; empty for
+    dualkg's own.
+    """
     kinds = type(instance).__mro__
-    nearest = next(index for index, kind in enumerate(kinds) if kind.__module__.startswith("dualkg."))
-    names = {name for kind in kinds[:nearest] for name in vars(kind) if hasattr(kinds[nearest], name)}
+    nearest = next(
+        index for index, kind in enumerate(kinds) if kind.__module__.startswith("dualkg.")
+    )
+    names = {
+        name for kind in kinds[:nearest] for name in vars(kind) if hasattr(kinds[nearest], name)
+    }
     return {name for name in names if not name.startswith(("__", "_abc_"))}
 
 
 def _shape_of(graph: Graph | GraphShape) -> GraphShape:
     shape = graph.shape if isinstance(graph, Graph) else graph
-    if not (isinstance(shape, tuple) and len(shape) == 2 and all(isinstance(size, int) for size in shape)):
+    if not (
+        isinstance(shape, tuple)
+        and len(shape) == 2
+        and all(isinstance(size, int) for size in shape)
+    ):
         name = isinstance(graph, (str, Path))
-        given = f"'{graph}' was given. Load it: kg.load_graph('{graph}')" if name else f"{type(graph)} was given"
-        raise RequestError(f"A model is built for a graph or its shape, as in kg.ComplEx(graph, dim=100); {given}.")
+        given = (
+            f"'{graph}' was given. Load it: kg.load_graph('{graph}')"
+            if name
+            else f"{type(graph)} was given"
+        )
+        raise RequestError(
+            f"A model is built for a graph or its shape, as in kg.ComplEx(graph, dim=100); {given}."
+        )
     return GraphShape(*shape)
 
 
 class Model(nn.Module, ABC):
     """Scores triples of ids; a higher score is a more plausible triple.
 
-    With `reciprocal` relations, `r + num_relations` is the inverse of `r`, and heads are predicted as its tails.
+    With `reciprocal` relations, `r + num_relations` is the inverse of `r`, and heads are predicted
+    as its tails.
     """
 
     score_arrays = 3  # of batch × entities, which autograd keeps of all scores and their softmax
@@ -93,11 +118,14 @@ class Model(nn.Module, ABC):
         self.reciprocal = reciprocal
 
     def check_shape(self, shape: GraphShape) -> None:
-        """Refuse a graph with another number of entities or relations than the model was built for."""
+        """Refuse a graph with another number of entities or relations than the model was built
+        for.
+        """
         if tuple(shape) != tuple(self.shape):
             raise RequestError(
-                f"The model was made for {self.shape.num_entities:,} entities and {self.shape.num_relations:,} "
-                f"relations; the graph has {shape.num_entities:,} and {shape.num_relations:,}."
+                f"The model was made for {self.shape.num_entities:,} entities and "
+                f"{self.shape.num_relations:,} relations; the graph has {shape.num_entities:,} "
+                f"and {shape.num_relations:,}."
             )
 
     @property
@@ -130,35 +158,52 @@ class Model(nn.Module, ABC):
         return self.score_tails(heads, relations)
 
     def predict_heads(self, relations: Tensor, tails: Tensor) -> Tensor:
-        """Scores of all entities for the queries (?, relation, tail), by the inverse relation where there is one."""
+        """Scores of all entities for the queries (?, relation, tail), by the inverse relation where
+        there is one.
+        """
         if self.reciprocal:
             return self.score_tails(tails, relations + self.shape.num_relations)
         return self.score_heads(relations, tails)
 
-    def predict_candidates(self, given: Tensor, relations: Tensor, candidates: Tensor, side: Side) -> Tensor:
-        """Scores of candidates `(batch, n)` for the queries whose `side` is missing, as above, `(batch, n)`."""
+    def predict_candidates(
+        self, given: Tensor, relations: Tensor, candidates: Tensor, side: Side
+    ) -> Tensor:
+        """Scores of candidates `(batch, n)` for the queries whose `side` is missing, as above,
+        `(batch, n)`.
+        """
         if side == "head" and self.reciprocal:
-            side, relations = "tail", relations + self.shape.num_relations
+            side = "tail"
+            relations = relations + self.shape.num_relations
         return self.candidate_scores(self.queries(given, relations, side), candidates, side)
 
-    def factors(self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None) -> Factors:
+    def factors(
+        self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None
+    ) -> Factors:
         """The vectors of a batch of triples, or of queries, where the ids to predict are None."""
         return Factors(self.embedding, heads, relations, tails)
 
     def queries(self, given: Tensor, relations: Tensor, side: Side) -> Factors:
         """The vectors of queries whose `side` is missing."""
-        return self.factors(given, relations, None) if side == "tail" else self.factors(None, relations, given)
+        return (
+            self.factors(given, relations, None)
+            if side == "tail"
+            else self.factors(None, relations, given)
+        )
 
-    # -- to be implemented --------------------------------------------------------------------------------
+    # -- to be implemented ----------------------------------------------------
 
     @property
     def score_form(self) -> ScoreForm | None:
-        """⟨x, t⟩ or −‖x − t‖² of a mapped vector x and rows t; None is anything else, which has no fast step."""
+        """⟨x, t⟩ or −‖x − t‖² of a mapped vector x and rows t; None is anything else, which has no
+        fast step.
+        """
         return None
 
     @property
     def shares_candidates(self) -> bool:
-        """Whether candidates of a whole batch have one vector each in `candidate_scores`, not one for every triple."""
+        """Whether candidates of a whole batch have one vector each in `candidate_scores`, not one
+        for every triple.
+        """
         return False
 
     @property
@@ -192,8 +237,11 @@ class Model(nn.Module, ABC):
         """One row per entity, `(num_entities, …)`, by which entities are compared."""
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
-        """Scores of candidate tails, or heads, `(batch, n)`; ids `(n,)` shared by the batch, or `(batch, n)`."""
-        batch, num = len(f.relations), candidates.shape[-1]
+        """Scores of candidate tails, or heads, `(batch, n)`; ids `(n,)` shared by the batch, or
+        `(batch, n)`.
+        """
+        batch = len(f.relations)
+        num = candidates.shape[-1]
         given, relations = (ids.repeat_interleave(num) for ids in (f.given(side), f.relations))
         predicted = candidates.expand(batch, num).reshape(-1)
         ids = (given, relations, predicted) if side == "tail" else (predicted, relations, given)
@@ -205,11 +253,14 @@ class EmbeddingModel(Model):
 
     diagonal = False  # whether a relation acts on each coordinate separately, as N3 requires
     has_adjoint = False  # whether both map_head and map_tail give mapped vectors, as DURA requires
-    euclidean = True  # whether the numbers of an entity are coordinates, so that sums of their powers are norms
+    # Whether the numbers of an entity are coordinates, so that sums of their powers are norms.
+    euclidean = True
     numbers_per_coordinate = 1  # real numbers of one coordinate: 2 if complex
     num_biases = 0  # real numbers of an entity after those of its coordinates
     two_entity_tables = False  # whether an entity has one vector as head and another as tail
-    capturable = False  # whether no operation waits for a size that the GPU computed, as a CUDA graph needs
+    capturable = (
+        False  # whether no operation waits for a size that the GPU computed, as a CUDA graph needs
+    )
     default_init_scale: InitScale = 1e-3
     options: tuple[str, ...] = ()  # keyword arguments of a subclass, which are attributes too
     sparse_gradients = False  # whether gradients of entity tables have only the rows of a batch
@@ -242,21 +293,32 @@ class EmbeddingModel(Model):
     def _check_size(self, width: int) -> None:
         """Refuse tables larger than the memory for them before allocating them."""
         shard, device = _shard.get()
-        numbers = (shard.size if shard else self.shape.num_entities) * width * (2 if self.two_entity_tables else 1)
-        numbers += self.num_relation_ids * self.relation_width(self.dim) + self.num_shared_parameters(self.dim)
-        memory, where = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"
+        numbers = (
+            (shard.size if shard else self.shape.num_entities)
+            * width
+            * (2 if self.two_entity_tables else 1)
+        )
+        numbers += self.num_relation_ids * self.relation_width(
+            self.dim
+        ) + self.num_shared_parameters(self.dim)
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        where = "this machine has"
         if device is not None and device.type == "cuda":
-            memory, where = torch.cuda.mem_get_info(device)[0], f"free on {device} are"
+            memory = torch.cuda.mem_get_info(device)[0]
+            where = f"free on {device} are"
         if 4 * numbers > memory:
             raise RequestError(
-                f"{type(self).__name__} with dim {self.dim:,} needs {4 * numbers / 2**30:,.1f} GiB for its tables; "
-                f"{where} {memory / 2**30:,.1f}. Choose a smaller dim, or split the tables over several processes: "
-                f"torchrun --nproc-per-node {math.ceil(8 * numbers / memory)} -m dualkg …"
+                f"{type(self).__name__} with dim {self.dim:,} needs {4 * numbers / 2**30:,.1f} "
+                f"GiB for its tables; {where} {memory / 2**30:,.1f}. Choose a smaller dim, or "
+                "split the tables over several processes: torchrun --nproc-per-node "
+                f"{math.ceil(8 * numbers / memory)} -m dualkg …"
             )
 
     @property
     def config(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in ("dim", "reciprocal", "init_scale", *self.options)}
+        return {
+            name: getattr(self, name) for name in ("dim", "reciprocal", "init_scale", *self.options)
+        }
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, {self.shape.num_entities:,} entities, {self.shape.num_relations:,} relations"
@@ -266,15 +328,19 @@ class EmbeddingModel(Model):
         names = ("tail_scores", "head_scores", "head_table", "tail_table", "factors", *more)
         return all(getattr(type(self), name) is getattr(kind, name) for name in names)
 
-    # -- to be implemented --------------------------------------------------------------------------------
+    # -- to be implemented ----------------------------------------------------
 
     @abstractmethod
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        """Vectors `(batch, width)` and relation ids `(batch,)` → the mapped heads, h R in bilinear models."""
+        """Vectors `(batch, width)` and relation ids `(batch,)` → the mapped heads, h R in bilinear
+        models.
+        """
 
     @abstractmethod
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        """Vectors `(batch, width)` and relation ids `(batch,)` → the mapped tails, t Rᵀ in bilinear models."""
+        """Vectors `(batch, width)` and relation ids `(batch,)` → the mapped tails, t Rᵀ in bilinear
+        models.
+        """
 
     def entity_width(self, dim: int) -> int:
         return dim * self.numbers_per_coordinate + self.num_biases
@@ -315,12 +381,15 @@ class EmbeddingModel(Model):
 
     def _entity_table(self, width: int) -> nn.Parameter:
         """The rows of all entities, or of the shard that is being built."""
-        self._makes_entities, shard = True, _shard.get()[0]
+        self._makes_entities = True
+        shard = _shard.get()[0]
         table = self.table(self.shape.num_entities, width)
         self._makes_entities = False
         if shard is None or len(table) == shard.size:
             return table
-        return nn.Parameter(table.detach()[shard.ids])  # of a class of one's own that draws whole tables
+        return nn.Parameter(
+            table.detach()[shard.ids]
+        )  # of a class of one's own that draws whole tables
 
     def table(self, rows: int, width: int) -> nn.Parameter:
         return nn.Parameter(self.init_noise(rows, width))
@@ -329,11 +398,17 @@ class EmbeddingModel(Model):
         """Numbers drawn from N(0, 1) · `init_scale`, or uniformly within Xavier's bound."""
         if self.init_scale == "xavier":
             bound = math.sqrt(6 / (rows + width))
-            return self.drawn(rows, width, lambda block: block.uniform_(-bound, bound, generator=self._random))
-        return self.drawn(rows, width, lambda block: block.normal_(generator=self._random)).mul_(self.init_scale)
+            return self.drawn(
+                rows, width, lambda block: block.uniform_(-bound, bound, generator=self._random)
+            )
+        return self.drawn(rows, width, lambda block: block.normal_(generator=self._random)).mul_(
+            self.init_scale
+        )
 
     def drawn(self, rows: int, width: int, draw: Callable[[Tensor], Tensor]) -> Tensor:
-        """Random numbers `(rows, width)`; of a shard, its rows of the same table, which is drawn block by block."""
+        """Random numbers `(rows, width)`; of a shard, its rows of the same table, which is drawn
+        block by block.
+        """
         shard, device = _shard.get() if self._makes_entities else (None, None)
         found = torch.zeros(shard.size if shard else rows, width, device=device)
         if _skip_initialization.get():
@@ -341,11 +416,14 @@ class EmbeddingModel(Model):
         if shard is None and device is None:
             return draw(found)
         for start in range(0, max(rows - BLOCK_ROWS, 0) + 1, BLOCK_ROWS):
-            # The last block has the rest: PyTorch draws normal numbers by sixteen, and the end of a table again.
+            # The last block has the rest: PyTorch draws normal numbers by sixteen, and the end of a
+            # table again.
             ids = torch.arange(start, rows if rows - start < 2 * BLOCK_ROWS else start + BLOCK_ROWS)
             positions = shard.positions(ids) if shard else ids
             here = positions >= 0
-            found[positions[here].to(found.device)] = draw(torch.empty(len(ids), width))[here].to(found.device)
+            found[positions[here].to(found.device)] = draw(torch.empty(len(ids), width))[here].to(
+                found.device
+            )
         return found
 
     def rows(self, table: Tensor, entities: Tensor) -> Tensor:
@@ -362,19 +440,29 @@ class EmbeddingModel(Model):
         zero = squared == 0
         return squared.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
 
-    def map_by_all_relations(self, vectors: Tensor, *, transposed: bool = False) -> Iterator[Tensor]:
-        """Heads, or tails, mapped by each relation in turn: batch × relations × width never exists at once."""
+    def map_by_all_relations(
+        self, vectors: Tensor, *, transposed: bool = False
+    ) -> Iterator[Tensor]:
+        """Heads, or tails, mapped by each relation in turn: batch × relations × width never exists
+        at once.
+        """
         apply = self.map_tail if transposed else self.map_head
         for relation in range(self.num_relation_ids):
             yield apply(vectors, torch.full((len(vectors),), relation, device=vectors.device))
 
     def entity_vectors(self) -> Tensor:
-        return torch.cat([self.head_table, self.tail_table], dim=-1) if self.two_entity_tables else self.entities
+        return (
+            torch.cat([self.head_table, self.tail_table], dim=-1)
+            if self.two_entity_tables
+            else self.entities
+        )
 
 
 @dataclass
 class Factors:
-    """The vectors of a batch, `(batch, width)` each, gathered or mapped on first use and then cached."""
+    """The vectors of a batch, `(batch, width)` each, gathered or mapped on first use and then
+    cached.
+    """
 
     model: EmbeddingModel
     given_heads: Tensor | None
@@ -408,12 +496,17 @@ class Factors:
     def candidates(self, ids: Tensor, *, side: Side) -> Tensor:
         """Rows of candidate tails, or heads, `(…, width)`.
 
-        On its first use by a batch, heads and tails are gathered in the same look-up: the backward pass of each look-up
-        makes a gradient as large as the table.
+        On its first use by a batch, heads and tails are gathered in the same look-up: the backward
+        pass of each look-up makes a gradient as large as the table.
         """
         model = self.model
         gathered = not {"head", "tail"}.isdisjoint(vars(self))
-        if gathered or model.two_entity_tables or self.given_heads is None or self.given_tails is None:
+        if (
+            gathered
+            or model.two_entity_tables
+            or self.given_heads is None
+            or self.given_tails is None
+        ):
             return model.rows(model.tail_table if side == "tail" else model.head_table, ids)
         parts = (self.given_heads, self.given_tails, ids.flatten())
         found = model.rows(model.head_table, torch.cat(parts))
@@ -422,7 +515,9 @@ class Factors:
 
     @cached_property
     def relation(self) -> Tensor:
-        """The rows of the relations. Only for diagonal models: a matrix per triple must never be gathered."""
+        """The rows of the relations. Only for diagonal models: a matrix per triple must never be
+        gathered.
+        """
         return lookup(self.model.relations, self.relations)
 
     @cached_property

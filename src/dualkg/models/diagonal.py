@@ -16,9 +16,10 @@ from dualkg.models.bilinear import BilinearModel
 class DiagonalModel(BilinearModel):
     """A relation is one row of numbers that multiplies the coordinates of an entity elementwise.
 
-    A coordinate is a tuple of `numbers_per_coordinate` real numbers; a row holds the first numbers of all coordinates,
-    then the second ones. A model defines the product of two coordinates and the conjugate, with ⟨x·r, y⟩ = ⟨x, y·r̄⟩
-    and ⟨x·r, y⟩ = ⟨r, x̄·y⟩. Both use plain arithmetic on `x[0]`, `x[1]`, …, so that Triton compiles the same lines.
+    A coordinate is a tuple of `numbers_per_coordinate` real numbers; a row holds the first numbers
+    of all coordinates, then the second ones. A model defines the product of two coordinates and the
+    conjugate, with ⟨x·r, y⟩ = ⟨x, y·r̄⟩ and ⟨x·r, y⟩ = ⟨r, x̄·y⟩. Both use plain arithmetic on
+    `x[0]`, `x[1]`, …, so that Triton compiles the same lines.
     """
 
     diagonal = True
@@ -37,16 +38,22 @@ class DiagonalModel(BilinearModel):
 
     @property
     def multipliers(self) -> Tensor:
-        """The rows that entities are multiplied by, `(num_relation_ids, width)`: as stored, or normalized."""
+        """The rows that entities are multiplied by, `(num_relation_ids, width)`: as stored, or
+        normalized.
+        """
         return self.relations
 
     @property
     def linear_in_relations(self) -> bool:
-        """Whether scores are linear in the stored relations, as the fused training step requires."""
+        """Whether scores are linear in the stored relations, as the fused training step
+        requires.
+        """
         return self.multipliers is self.relations
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        return self._joined(self.times(self._parts(head), self._parts(lookup(self.multipliers, relations))))
+        return self._joined(
+            self.times(self._parts(head), self._parts(lookup(self.multipliers, relations)))
+        )
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
         conjugate = self.conjugate(self._parts(lookup(self.multipliers, relations)))
@@ -67,16 +74,24 @@ class DiagonalModel(BilinearModel):
     def mapped_squared_norms(self, relations: Tensor, *, transposed: bool) -> Tensor:
         """One matrix product, since a relation scales |xᵢ|² by the same factor for every entity."""
         table = self.tail_table if transposed else self.head_table
-        squared_scales = self._squared_scales(lookup(self.multipliers, relations), transposed=transposed)
+        squared_scales = self._squared_scales(
+            lookup(self.multipliers, relations), transposed=transposed
+        )
         return squared_scales @ self.squared_modulus(table).T
 
     def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
         """Coordinate by coordinate: Σ|hᵢ|² times the sum of the squared scales of all relations."""
-        of_entities = self.squared_modulus(self.tail_table if transposed else self.head_table).sum(0)
-        return of_entities.sum(), of_entities @ self._squared_scales(self.multipliers, transposed=transposed).sum(0)
+        of_entities = self.squared_modulus(self.tail_table if transposed else self.head_table).sum(
+            0
+        )
+        return of_entities.sum(), of_entities @ self._squared_scales(
+            self.multipliers, transposed=transposed
+        ).sum(0)
 
     def _squared_scales(self, relation: Tensor, *, transposed: bool) -> Tensor:
-        return self.squared_scale(self._joined(self.conjugate(self._parts(relation))) if transposed else relation)
+        return self.squared_scale(
+            self._joined(self.conjugate(self._parts(relation))) if transposed else relation
+        )
 
     def squared_modulus(self, vectors: Tensor) -> Tensor:
         if not self.multiplicative_modulus:
@@ -104,7 +119,9 @@ class RealDiagonalModel(DiagonalModel):
 
 
 class ComplEx(DiagonalModel):
-    """Relations scale and rotate complex coordinates (Trouillon et al., 2016); rows are real, then imaginary parts."""
+    """Relations scale and rotate complex coordinates (Trouillon et al., 2016); rows are real, then
+    imaginary parts.
+    """
 
     numbers_per_coordinate = 2
 
@@ -118,7 +135,9 @@ class ComplEx(DiagonalModel):
 
 
 class CP(RealDiagonalModel):
-    """A relation scales each coordinate; an entity is one vector as head, another as tail (Hitchcock, 1927)."""
+    """A relation scales each coordinate; an entity is one vector as head, another as tail
+    (Hitchcock, 1927).
+    """
 
     two_entity_tables = True
 
@@ -128,16 +147,20 @@ class DistMult(RealDiagonalModel):
 
 
 class QuatE(DiagonalModel):
-    """A relation rotates each quaternion coordinate (Zhang et al., 2019); unless `normalized`, it scales it, too.
+    """A relation rotates each quaternion coordinate (Zhang et al., 2019); unless `normalized`, it
+    scales it, too.
 
-    A row holds all real parts, then all of i, of j and of k. `dim` counts quaternions. Those of a relation are divided
-    by their modulus when used, and regularizers see them as stored. A quaternion of modulus 0 stays 0.
+    A row holds all real parts, then all of i, of j and of k. `dim` counts quaternions. Those of a
+    relation are divided by their modulus when used, and regularizers see them as stored. A
+    quaternion of modulus 0 stays 0.
     """
 
     numbers_per_coordinate = 4
     options = ("normalized",)
 
-    def __init__(self, shape: Graph | GraphShape, *, normalized: bool = True, **config: Any) -> None:
+    def __init__(
+        self, shape: Graph | GraphShape, *, normalized: bool = True, **config: Any
+    ) -> None:
         super().__init__(shape, **config)
         self.normalized = normalized
 
@@ -146,10 +169,14 @@ class QuatE(DiagonalModel):
         if not self.normalized:
             return self.relations
         modulus = self.modulus(self.relations)
-        return self.relations / modulus.masked_fill(modulus == 0, 1.0).repeat(1, self.numbers_per_coordinate)
+        return self.relations / modulus.masked_fill(modulus == 0, 1.0).repeat(
+            1, self.numbers_per_coordinate
+        )
 
     def squared_scale(self, relation: Tensor) -> Tensor:
-        """Detached if normalized: a rotation has scale 1, and its gradient would be rounding that Adagrad amplifies."""
+        """Detached if normalized: a rotation has scale 1, and its gradient would be rounding that
+        Adagrad amplifies.
+        """
         squared = super().squared_scale(relation)
         return squared.detach() if self.normalized else squared
 
@@ -170,8 +197,9 @@ class QuatE(DiagonalModel):
 class SimplE(DiagonalModel):
     """CP in which every triple updates both vectors of its entities (Kazemi and Poole, 2018).
 
-    The row of an entity holds its vector as head, then as tail, of length `dim` each; that of a relation r, then r′ of
-    its inverse: s = ½ (⟨h as head, r, t as tail⟩ + ⟨t as head, r′, h as tail⟩).
+    The row of an entity holds its vector as head, then as tail, of length `dim` each; that of a
+    relation r, then r′ of its inverse: s = ½ (⟨h as head, r, t as tail⟩ + ⟨t as head, r′, h as
+    tail⟩).
     """
 
     numbers_per_coordinate = 2
@@ -186,5 +214,7 @@ class SimplE(DiagonalModel):
         return x[1], x[0]
 
     def squared_scale(self, relation: Tensor) -> Tensor:
-        """A product swaps the two halves, and multiplies each number by the one at its own position."""
+        """A product swaps the two halves, and multiplies each number by the one at its own
+        position.
+        """
         return relation.square() / 4

@@ -13,29 +13,46 @@ from torch.utils.checkpoint import checkpoint
 from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import RequestError
 from dualkg.kernels import pairwise as kernels
-from dualkg.models.base import EmbeddingModel, Factors, InitScale, ScoreForm, Side, lookup, skip_initialization
+from dualkg.models.base import (
+    EmbeddingModel,
+    Factors,
+    InitScale,
+    ScoreForm,
+    Side,
+    lookup,
+    skip_initialization,
+)
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import ComplEx, DistMult
 from dualkg.models.matrix import RelationGroups, multiply_groups
 
 Norm = Literal[1, 2, "squared"]
 BilinearT = TypeVar("BilinearT", bound=BilinearModel)
-ROUNDING = 8  # units of the last place by which a squared distance, a difference of two sums, may be wrong
+ROUNDING = (
+    8  # units of the last place by which a squared distance, a difference of two sums, may be wrong
+)
 EDGE = 1 - 1e-5  # the largest norm of a point of MuRP: at 1, distances in float32 would be infinite
 LEAST = 1e-15  # a square below this is rounding
 LEAST_ROOM = 1 - EDGE**2  # the smallest 1 − ‖x‖² of a point
-# Numbers in an array of differences of vectors at one time; computing a distance takes a few such arrays.
+# Numbers in an array of differences of vectors at one time; computing a distance takes a few such
+# arrays.
 DIFFERENCES = {"cpu": 2**22, "cuda": 2**26}
 
 
-def chunked_distances(distance: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor) -> Tensor:
-    """Distances `(batch, n)` of two sets of rows; the backward pass computes the differences of each chunk again."""
+def chunked_distances(
+    distance: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor
+) -> Tensor:
+    """Distances `(batch, n)` of two sets of rows; the backward pass computes the differences of
+    each chunk again.
+    """
     size = max(1, DIFFERENCES[one.device.type] // max(one.numel(), 1))
     parts = other.split(size)  # type: ignore[no-untyped-call]
     return torch.cat([checkpointed(distance, one.unsqueeze(1), part) for part in parts], dim=-1)
 
 
-def checkpointed(function: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor) -> Tensor:
+def checkpointed(
+    function: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor
+) -> Tensor:
     """Call a function without saving its intermediate results: the backward pass calls it again."""
     if not torch.is_grad_enabled():
         return function(one, other)
@@ -47,11 +64,14 @@ class DistanceModel(EmbeddingModel):
     """A model that scores by −d(mapped head, tail)."""
 
     maps_both_sides = False  # whether the distance is to the mapped tail
-    isometric = False  # whether d(mapped head, tail) is d(head, mapped tail), so that heads are scored like tails
+    # Whether d(mapped head, tail) is d(head, mapped tail), so that heads are scored like tails.
+    isometric = False
     default_init_scale: InitScale = 1e-2
 
     def random_signs(self, rows: int, width: int) -> Tensor:
-        """1 or −1, the same for a relation and its inverse: training rarely changes the sign of a multiplier."""
+        """1 or −1, the same for a relation and its inverse: training rarely changes the sign of a
+        multiplier.
+        """
         num_relations = self.shape.num_relations
         drawn = 2.0 * torch.randint(0, 2, (num_relations, width), generator=self._random) - 1
         return drawn.repeat(rows // max(num_relations, 1), 1)
@@ -78,7 +98,9 @@ class DistanceModel(EmbeddingModel):
         if not self.maps_both_sides:
             return torch.stack([-self.distance(head, f.tail) for head in heads], dim=-1)
         tails = self.map_by_all_relations(f.tail, transposed=True)
-        return torch.stack([-self.distance(*pair) for pair in zip(heads, tails, strict=True)], dim=-1)
+        return torch.stack(
+            [-self.distance(*pair) for pair in zip(heads, tails, strict=True)], dim=-1
+        )
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         direct = side == "tail" or self.isometric  # if not, RelationGroups would wait for a GPU
@@ -95,7 +117,9 @@ class DistanceModel(EmbeddingModel):
             rows = self._rows_of(f, side, candidates)
             return -self.distances(f.query(side), rows)
         points = f.mapped_head if side == "tail" else self._target(f)
-        return -self._distances_to_mapped(points, f.relations, self._rows_of(f, side, candidates), side)
+        return -self._distances_to_mapped(
+            points, f.relations, self._rows_of(f, side, candidates), side
+        )
 
     def _rows_of(self, f: Factors, side: Side, candidates: Tensor | None) -> Tensor:
         if candidates is not None:
@@ -118,20 +142,31 @@ class DistanceModel(EmbeddingModel):
 
         return [partial(map_vectors, relation) for relation in relations]
 
-    def _distances_to_mapped(self, points: Tensor, relations: Tensor, table: Tensor, side: Side) -> Tensor:
-        """Distances from each point to all rows of a table mapped by its relation, which is done once per relation."""
+    def _distances_to_mapped(
+        self, points: Tensor, relations: Tensor, table: Tensor, side: Side
+    ) -> Tensor:
+        """Distances from each point to all rows of a table mapped by its relation, which is done
+        once per relation.
+        """
         groups = RelationGroups(relations)
 
-        def to_mapped(map_vectors: Callable[[Tensor], Tensor], group: Tensor, vectors: Tensor) -> Tensor:
+        def to_mapped(
+            map_vectors: Callable[[Tensor], Tensor], group: Tensor, vectors: Tensor
+        ) -> Tensor:
             return self.distances(group, map_vectors(vectors))
 
         pairs = zip(groups.split(points), self.maps_of(groups.distinct, side), strict=True)
-        found = [checkpointed(partial(to_mapped, map_vectors), group, table) for group, map_vectors in pairs]
+        found = [
+            checkpointed(partial(to_mapped, map_vectors), group, table)
+            for group, map_vectors in pairs
+        ]
         return groups.join(found, empty=points.new_zeros(0, len(table)))
 
 
 class NormModel(DistanceModel):
-    """The distance is a norm of the difference: 1 (a sum of moduli if coordinates are complex), 2, or 2 "squared"."""
+    """The distance is a norm of the difference: 1 (a sum of moduli if coordinates are complex), 2,
+    or 2 "squared".
+    """
 
     options = ("norm",)
 
@@ -143,9 +178,15 @@ class NormModel(DistanceModel):
 
     @property
     def score_form(self) -> ScoreForm | None:
-        fits = self.norm == "squared" and not self.maps_both_sides and (self.reciprocal or self.isometric)
+        fits = (
+            self.norm == "squared"
+            and not self.maps_both_sides
+            and (self.reciprocal or self.isometric)
+        )
         return (
-            "squared distances" if fits and self.scores_as(NormModel, "side_scores", "distance", "distances") else None
+            "squared distances"
+            if fits and self.scores_as(NormModel, "side_scores", "distance", "distances")
+            else None
         )
 
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
@@ -153,12 +194,16 @@ class NormModel(DistanceModel):
         if self.norm == 1:
             return self.modulus(difference).sum(-1)
         if self.norm == 2:
-            length: Tensor = torch.linalg.vector_norm(difference, dim=-1)  # whose gradient at zero is zero
+            length: Tensor = torch.linalg.vector_norm(
+                difference, dim=-1
+            )  # whose gradient at zero is zero
             return length
         return difference.square().sum(-1)
 
     def distances(self, one: Tensor, other: Tensor) -> Tensor:
-        """Without an array of all differences, except for sums of complex moduli without a kernel."""
+        """Without an array of all differences, except for sums of complex moduli without a
+        kernel.
+        """
         if self.norm == "squared":
             squares: Tensor = one.square().sum(-1, keepdim=True) + other.square().sum(-1)
             return squares - 2 * one @ other.T
@@ -166,7 +211,9 @@ class NormModel(DistanceModel):
             return kernels.pairwise_modulus_sums(one, other, parts=self.numbers_per_coordinate)
         if self.norm == 2 or self.numbers_per_coordinate == 1:
             # Not by matrix products, whose rounding errors exceed the distance of close vectors.
-            return torch.cdist(one, other, p=float(self.norm), compute_mode="donot_use_mm_for_euclid_dist")
+            return torch.cdist(
+                one, other, p=float(self.norm), compute_mode="donot_use_mm_for_euclid_dist"
+            )
         return super().distances(one, other)
 
 
@@ -181,26 +228,31 @@ def primal_of(model: DistanceModel, kind: type[BilinearT], relations: Tensor) ->
 class AngleModel(DistanceModel):
     """Stores angles in the scale of the other parameters, so that one learning rate suits both."""
 
-    # The stored number of the angle π: the bound of a uniform distribution whose standard deviation is `init_scale`.
+    # The stored number of the angle π: the bound of a uniform distribution whose standard deviation
+    # is `init_scale`.
     half_turn: Tensor
 
     def random_angles(self, rows: int, width: int) -> Tensor:
         """Stored angles, uniform on the circle."""
         if isinstance(self.init_scale, str) or not self.init_scale > 0:
             raise RequestError(
-                f"{type(self).__name__} stores angles in units of init_scale, so that should be a number above 0; it "
-                f"is {self.init_scale!r}."
+                f"{type(self).__name__} stores angles in units of init_scale, so that should be a "
+                f"number above 0; it is {self.init_scale!r}."
             )
         limit = math.sqrt(3.0) * self.init_scale
         self.register_buffer("half_turn", torch.tensor(limit))
-        return self.drawn(rows, width, lambda block: block.uniform_(-limit, limit, generator=self._random))
+        return self.drawn(
+            rows, width, lambda block: block.uniform_(-limit, limit, generator=self._random)
+        )
 
     def angles(self, stored: Tensor) -> Tensor:
         return stored * (math.pi / self.half_turn)
 
 
 class ModE(NormModel):
-    """A relation scales each coordinate: −‖h∘r − t‖ (Zhang et al., 2020), the dual of DistMult, without the square."""
+    """A relation scales each coordinate: −‖h∘r − t‖ (Zhang et al., 2020), the dual of DistMult,
+    without the square.
+    """
 
     has_adjoint = True
     capturable = True
@@ -219,12 +271,16 @@ class ModE(NormModel):
 
     @torch.no_grad()
     def primal(self) -> DistMult:
-        """The DistMult model with the same entities and relations, whose dual this is up to the norm."""
+        """The DistMult model with the same entities and relations, whose dual this is up to the
+        norm.
+        """
         return primal_of(self, DistMult, self.relations)
 
 
 class RotatE(NormModel, AngleModel):
-    """A relation, a row of angles, rotates each complex coordinate: −‖h∘r − t‖ with |r| = 1 (Sun et al., 2019)."""
+    """A relation, a row of angles, rotates each complex coordinate: −‖h∘r − t‖ with |r| = 1 (Sun et
+    al., 2019).
+    """
 
     has_adjoint = True
     capturable = True
@@ -252,17 +308,23 @@ class RotatE(NormModel, AngleModel):
 
     @torch.no_grad()
     def primal(self) -> ComplEx:
-        """The ComplEx model with the same entities and relations of modulus 1, whose dual this is up to the norm."""
+        """The ComplEx model with the same entities and relations of modulus 1, whose dual this is
+        up to the norm.
+        """
         angles = self.angles(self.relations)
         return primal_of(self, ComplEx, torch.cat([angles.cos(), angles.sin()], dim=-1))
 
     def _rotated(self, vectors: Tensor, stored: Tensor) -> Tensor:
         angles = self.angles(stored)
-        return torch.cat(ComplEx.times(vectors.chunk(2, dim=-1), (angles.cos(), angles.sin())), dim=-1)
+        return torch.cat(
+            ComplEx.times(vectors.chunk(2, dim=-1), (angles.cos(), angles.sin())), dim=-1
+        )
 
 
 class SE(NormModel):
-    """Structured embeddings: −‖h R₁ − t R₂‖ (Bordes et al., 2011); a row of a relation holds both matrices."""
+    """Structured embeddings: −‖h R₁ − t R₂‖ (Bordes et al., 2011); a row of a relation holds both
+    matrices.
+    """
 
     maps_both_sides = True
 
@@ -280,17 +342,27 @@ class SE(NormModel):
         return self._mapped(tail, relations, "tail")
 
     def maps_of(self, relations: Tensor, side: Side) -> list[Callable[[Tensor], Tensor]]:
-        """With matrices gathered once: the gradient of each look-up is as large as the table of relations."""
-        return [partial(torch.matmul, other=matrix) for matrix in self._matrices(relations, side).unbind()]
+        """With matrices gathered once: the gradient of each look-up is as large as the table of
+        relations.
+        """
+        return [
+            partial(torch.matmul, other=matrix)
+            for matrix in self._matrices(relations, side).unbind()
+        ]
 
-    def _distances_to_mapped(self, points: Tensor, relations: Tensor, table: Tensor, side: Side) -> Tensor:
+    def _distances_to_mapped(
+        self, points: Tensor, relations: Tensor, table: Tensor, side: Side
+    ) -> Tensor:
         """Squared distances of all relations at once: ‖p − t R‖² = ‖p‖² − 2 (p Rᵀ)·t + ‖t R‖²."""
         if self.norm != "squared":
             return super()._distances_to_mapped(points, relations, table, side)
         groups = RelationGroups(relations)
         matrices = self._matrices(groups.distinct, side)
         back = multiply_groups(matrices.transpose(1, 2), groups, points)
-        lengths = lookup(squared_lengths(table, matrices), torch.searchsorted(groups.distinct, relations.contiguous()))
+        lengths = lookup(
+            squared_lengths(table, matrices),
+            torch.searchsorted(groups.distinct, relations.contiguous()),
+        )
         return points.square().sum(-1, keepdim=True) + lengths - 2 * back @ table.T
 
     def _mapped(self, vectors: Tensor, relations: Tensor, side: Side) -> Tensor:
@@ -298,18 +370,29 @@ class SE(NormModel):
         return multiply_groups(self._matrices(groups.distinct, side), groups, vectors)
 
     def _matrices(self, relations: Tensor, side: Side) -> Tensor:
-        return lookup(self.relations, relations).view(-1, 2, self.dim, self.dim)[:, 0 if side == "head" else 1]
+        return lookup(self.relations, relations).view(-1, 2, self.dim, self.dim)[
+            :, 0 if side == "head" else 1
+        ]
 
 
 def squared_lengths(table: Tensor, matrices: Tensor) -> Tensor:
-    """‖t R‖² of each row of `(n, width)` and each of `(num_matrices, width, width)`: `(num_matrices, n)`."""
+    """‖t R‖² of each row of `(n, width)` and each of `(num_matrices, width, width)`:
+    `(num_matrices, n)`.
+    """
     size = max(1, DIFFERENCES[table.device.type] // max(table.numel(), 1))
     parts = matrices.split(size)  # type: ignore[no-untyped-call]
-    return torch.cat([checkpointed(lambda rows, part: (rows @ part).square().sum(-1), table, part) for part in parts])
+    return torch.cat(
+        [
+            checkpointed(lambda rows, part: (rows @ part).square().sum(-1), table, part)
+            for part in parts
+        ]
+    )
 
 
 class TransE(NormModel):
-    """A translation: −‖h + r − t‖ (Bordes et al., 2013); it has no transpose, and DURA uses its inverse, t − r."""
+    """A translation: −‖h + r − t‖ (Bordes et al., 2013); it has no transpose, and DURA uses its
+    inverse, t − r.
+    """
 
     has_adjoint = True
     capturable = True
@@ -325,9 +408,10 @@ class TransE(NormModel):
 class HAKE(AngleModel):
     """Entities in polar coordinates, relations scale and rotate them (Zhang et al., 2020).
 
-    −a ‖h_m∘(r_m + r_b) − t_m∘(1 − r_b)‖₂ − b Σ|sin((h_p + r_p − t_p) / 2)|, with r_m ≥ 0 and −r_m ≤ r_b ≤ 1. A row of
-    an entity holds moduli, then angles; one of a relation r_m, r_b and r_p. The learned weights a and b are initially
-    `modulus_weight` and `phase_weight` · `half_turn`: one learning rate changes b and the angles by similar amounts.
+    −a ‖h_m∘(r_m + r_b) − t_m∘(1 − r_b)‖₂ − b Σ|sin((h_p + r_p − t_p) / 2)|, with r_m ≥ 0 and −r_m ≤
+    r_b ≤ 1. A row of an entity holds moduli, then angles; one of a relation r_m, r_b and r_p. The
+    learned weights a and b are initially `modulus_weight` and `phase_weight` · `half_turn`: one
+    learning rate changes b and the angles by similar amounts.
     """
 
     options = ("modulus_weight", "phase_weight")
@@ -338,11 +422,19 @@ class HAKE(AngleModel):
     numbers_per_coordinate = 2
 
     def __init__(
-        self, shape: Graph | GraphShape, *, modulus_weight: float = 1.0, phase_weight: float = 0.5, **config: Any
+        self,
+        shape: Graph | GraphShape,
+        *,
+        modulus_weight: float = 1.0,
+        phase_weight: float = 0.5,
+        **config: Any,
     ) -> None:
         super().__init__(shape, **config)
-        self.modulus_weight, self.phase_weight = modulus_weight, phase_weight
-        self.scales = nn.Parameter(torch.tensor([modulus_weight, phase_weight * self.half_turn.item()]))
+        self.modulus_weight = modulus_weight
+        self.phase_weight = phase_weight
+        self.scales = nn.Parameter(
+            torch.tensor([modulus_weight, phase_weight * self.half_turn.item()])
+        )
 
     def relation_width(self, dim: int) -> int:
         return 3 * dim
@@ -353,7 +445,8 @@ class HAKE(AngleModel):
 
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
         """Initially the identity on moduli: r_m is 1 and r_b is 0."""
-        ones, zeros = torch.ones(rows, self.dim), torch.zeros(rows, self.dim)
+        ones = torch.ones(rows, self.dim)
+        zeros = torch.zeros(rows, self.dim)
         return nn.Parameter(torch.cat([ones, zeros, self.random_angles(rows, self.dim)], dim=-1))
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
@@ -387,10 +480,14 @@ class HAKE(AngleModel):
         rows = f.candidates(candidates, side=side)
         points, scale = self._point_and_scale(f, side)
         moduli, phases = rows.chunk(2, dim=-1)
-        return -self.distance(points.unsqueeze(1), torch.cat([moduli * scale.unsqueeze(1), phases], dim=-1))
+        return -self.distance(
+            points.unsqueeze(1), torch.cat([moduli * scale.unsqueeze(1), phases], dim=-1)
+        )
 
     def _point_and_scale(self, f: Factors, side: Side) -> tuple[Tensor, Tensor]:
-        """The target point of an answer, `(batch, width)`, after scaling its moduli by `(batch, dim)`."""
+        """The target point of an answer, `(batch, width)`, after scaling its moduli by `(batch,
+        dim)`.
+        """
         scale, bias, turn = self._relation(f.relations)
         if side == "tail":
             return f.mapped_head, 1 - bias
@@ -398,7 +495,9 @@ class HAKE(AngleModel):
         return torch.cat([modulus, phase - turn], dim=-1), scale + bias
 
     def side_scores(self, f: Factors, side: Side, candidates: Tensor | None = None) -> Tensor:
-        """By distances to scaled moduli y, without scaling one: ‖x − s∘y‖² = ‖x‖² − 2 (x∘s)·y + s²·y²."""
+        """By distances to scaled moduli y, without scaling one: ‖x − s∘y‖² = ‖x‖² − 2 (x∘s)·y +
+        s²·y².
+        """
         rows = self._rows_of(f, side, candidates)
         points, scale = self._point_and_scale(f, side)
         (modulus, phase), (moduli, phases) = points.chunk(2, dim=-1), rows.chunk(2, dim=-1)
@@ -417,10 +516,12 @@ class HAKE(AngleModel):
 
 
 class MuRP(DistanceModel):
-    """Entities in a Poincaré ball: −d(R h, t ⊕ r)² + b_h + b_t, with R diagonal (Balažević et al., 2019).
+    """Entities in a Poincaré ball: −d(R h, t ⊕ r)² + b_h + b_t, with R diagonal (Balažević et al.,
+    2019).
 
-    A row of an entity holds its tangent vector at the origin, so that Euclidean optimizers apply, then its biases as
-    head and as tail; R h is R times the tangent. A row of a relation holds R, then the tangent vector of r.
+    A row of an entity holds its tangent vector at the origin, so that Euclidean optimizers apply,
+    then its biases as head and as tail; R h is R times the tangent. A row of a relation holds R,
+    then the tangent vector of r.
     """
 
     options = ("signs",)
@@ -452,17 +553,24 @@ class MuRP(DistanceModel):
         return _to_ball(head[..., : self.dim] * self._diagonal(relations))
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        """t ⊕ r, of which 1 + 2⟨t, r⟩ + ‖t‖²‖r‖² is ‖t + r‖² + (1 − ‖t‖²)(1 − ‖r‖²), a sum of numbers ≥ 0."""
-        point, step = _to_ball(tail[..., : self.dim]), self._step(relations)
-        between, step_norm = _dot(point, step), _dot(step, step)
-        room, whole_room = _room(point), _room(point) * _room(step)
+        """t ⊕ r, of which 1 + 2⟨t, r⟩ + ‖t‖²‖r‖² is ‖t + r‖² + (1 − ‖t‖²)(1 − ‖r‖²), a sum of
+        numbers ≥ 0.
+        """
+        point = _to_ball(tail[..., : self.dim])
+        step = self._step(relations)
+        between = _dot(point, step)
+        step_norm = _dot(step, step)
+        room = _room(point)
+        whole_room = _room(point) * _room(step)
         whole = _dot(point + step, point + step) + whole_room
         return ((1 + 2 * between + step_norm) * point + room * step) / whole
 
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
         """The square of the distance in the ball."""
         difference = one - other
-        return _squared_distance(_dot(difference, difference), _room(one) * _room(other)).squeeze(-1)
+        return _squared_distance(_dot(difference, difference), _room(one) * _room(other)).squeeze(
+            -1
+        )
 
     def triple_scores(self, f: Factors) -> Tensor:
         return super().triple_scores(f) + f.head[:, -2] + f.tail[:, -1]
@@ -478,10 +586,16 @@ class MuRP(DistanceModel):
         return self.entities[:, : self.dim]
 
     def _to_tails(self, f: Factors, rows: Tensor) -> Tensor:
-        """With x = R h, and y = t ⊕ r for every t: x·y and ‖y‖² follow from x·t, r·t, x·r and the norms."""
-        x, step, points = f.mapped_head, self._step(f.relations), _to_ball(rows[:, : self.dim])
-        step_norm, norm = _dot(step, step), _dot(points, points).squeeze(-1)
-        room, step_room = _room(points).squeeze(-1), _room(step)
+        """With x = R h, and y = t ⊕ r for every t: x·y and ‖y‖² follow from x·t, r·t, x·r and the
+        norms.
+        """
+        x = f.mapped_head
+        step = self._step(f.relations)
+        points = _to_ball(rows[:, : self.dim])
+        step_norm = _dot(step, step)
+        norm = _dot(points, points).squeeze(-1)
+        room = _room(points).squeeze(-1)
+        step_room = _room(step)
         between = 2 * step @ points.T
         whole = (norm + between + step_norm).clamp(min=0) + room * step_room
         product = ((1 + between + step_norm) * (x @ points.T) + room * _dot(x, step)) / whole
@@ -491,12 +605,20 @@ class MuRP(DistanceModel):
         return rows[:, -1] + f.head[:, -2, None] - found
 
     def _to_heads(self, f: Factors, rows: Tensor) -> Tensor:
-        """With y = t ⊕ r, and x = R h for every h: ‖R v‖ and R v·y are products with the tangents v."""
-        y, diagonal, tangents = f.mapped_tail, self._diagonal(f.relations), rows[:, : self.dim]
-        y_norm, squared = _dot(y, y), diagonal.square() @ tangents.square().T
+        """With y = t ⊕ r, and x = R h for every h: ‖R v‖ and R v·y are products with the tangents
+        v.
+        """
+        y = f.mapped_tail
+        diagonal = self._diagonal(f.relations)
+        tangents = rows[:, : self.dim]
+        y_norm = _dot(y, y)
+        squared = diagonal.square() @ tangents.square().T
         shrink = _shrink(squared)
-        product, x_norm = shrink * ((diagonal * y) @ tangents.T), shrink.square() * squared
-        found = _squared_distance(x_norm - 2 * product + y_norm, (1 - x_norm).clamp(min=LEAST_ROOM) * _room(y))
+        product = shrink * ((diagonal * y) @ tangents.T)
+        x_norm = shrink.square() * squared
+        found = _squared_distance(
+            x_norm - 2 * product + y_norm, (1 - x_norm).clamp(min=LEAST_ROOM) * _room(y)
+        )
         return rows[:, -2] + f.tail[:, -1:] - found
 
     def _diagonal(self, relations: Tensor) -> Tensor:
@@ -511,7 +633,9 @@ def _dot(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _shrink(squared_lengths: Tensor) -> Tensor:
-    """The factor tanh(‖v‖) / ‖v‖ that maps a tangent vector v of this squared length to its point."""
+    """The factor tanh(‖v‖) / ‖v‖ that maps a tangent vector v of this squared length to its
+    point.
+    """
     length = squared_lengths.clamp(min=LEAST).sqrt()
     return length.tanh().clamp(max=EDGE) / length
 

@@ -15,8 +15,9 @@ from dualkg.models.base import EmbeddingModel, Factors, Model, Side
 class EnsembleModel(Model):
     """Scores by Σ wᵢ sᵢ, the weighted sum of the scores of its members.
 
-    Ranks and softmax of candidates are those by Σ wᵢ log softmax(sᵢ), which subtracts a constant from all. It is
-    reciprocal if one of its members is; in a member that is not, an inverse relation exchanges head and tail.
+    Ranks and softmax of candidates are those by Σ wᵢ log softmax(sᵢ), which subtracts a constant
+    from all. It is reciprocal if one of its members is; in a member that is not, an inverse
+    relation exchanges head and tail.
     """
 
     members: Sequence[Model]
@@ -39,11 +40,14 @@ class EnsembleModel(Model):
     def weights(self, weights: Sequence[float]) -> None:
         if len(weights) != (expected := len(self.members)):
             raise RequestError(
-                f"The weights of an ensemble are one number for each of its {expected} members; got {len(weights)}."
+                f"The weights of an ensemble are one number for each of its {expected} members; "
+                f"got {len(weights)}."
             )
         if not all(isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
             listed = ", ".join(f"{weight:g}" for weight in weights)
-            raise RequestError(f"The weights of an ensemble are at least 0, and one is above 0; got {listed}.")
+            raise RequestError(
+                f"The weights of an ensemble are at least 0, and one is above 0; got {listed}."
+            )
         self._weights = tuple(map(float, weights))
 
     @property
@@ -51,12 +55,15 @@ class EnsembleModel(Model):
         """Such as `RESCAL + HAKE`, or `3 × ComplEx`."""
         names = [type(member.embedding).__name__ for member in self.members]
         counts = {name: names.count(name) for name in names}
-        return " + ".join(name if number == 1 else f"{number} × {name}" for name, number in counts.items())
+        return " + ".join(
+            name if number == 1 else f"{number} × {name}" for name, number in counts.items()
+        )
 
     @property
     def embedding(self) -> EmbeddingModel:
         raise RequestError(
-            f"An ensemble ({self.name}) has no embeddings of its own, which this needs. Name one of its runs instead."
+            f"An ensemble ({self.name}) has no embeddings of its own, which this needs. Name one "
+            "of its runs instead."
         )
 
     @property
@@ -64,10 +71,16 @@ class EnsembleModel(Model):
         return {"weights": list(self.weights)}
 
     def entity_vectors(self) -> Tensor:
-        """The vectors of all members side by side, at length 1: their cosine is the mean cosine of the members."""
-        return torch.cat([nn.functional.normalize(one.entity_vectors(), dim=-1) for one in self.members], dim=-1)
+        """The vectors of all members side by side, at length 1: their cosine is the mean cosine of
+        the members.
+        """
+        return torch.cat(
+            [nn.functional.normalize(one.entity_vectors(), dim=-1) for one in self.members], dim=-1
+        )
 
-    def factors(self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None) -> Factors:
+    def factors(
+        self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None
+    ) -> Factors:
         """The ids alone: each member looks up its own vectors."""
         return Factors(self, heads, relations, tails)  # type: ignore[arg-type]
 
@@ -76,7 +89,8 @@ class EnsembleModel(Model):
             if member.reciprocal or not self.reciprocal:
                 return member.score(f.heads, f.relations, f.tails)
             inverse = f.relations >= self.shape.num_relations
-            heads, tails = torch.where(inverse, f.tails, f.heads), torch.where(inverse, f.heads, f.tails)
+            heads = torch.where(inverse, f.tails, f.heads)
+            tails = torch.where(inverse, f.heads, f.tails)
             return member.score(heads, f.relations % self.shape.num_relations, tails)
 
         return self._sum(scores)
@@ -108,17 +122,26 @@ class EnsembleModel(Model):
         assert total is not None
         return total
 
-    def _query_scores(self, member: Model, f: Factors, side: Side, candidates: Tensor | None) -> Tensor:
-        """A member's scores of all entities, or of candidates `(n,)` or `(batch, n)`, as heads or as tails."""
-        given, relations = f.given(side), f.relations
+    def _query_scores(
+        self, member: Model, f: Factors, side: Side, candidates: Tensor | None
+    ) -> Tensor:
+        """A member's scores of all entities, or of candidates `(n,)` or `(batch, n)`, as heads or
+        as tails.
+        """
+        given = f.given(side)
+        relations = f.relations
         ids = relations if member.reciprocal else relations % self.shape.num_relations
 
         def scores(side: Side, rows: Tensor | slice) -> Tensor:
             queries = member.queries(given[rows], ids[rows], side)
             if candidates is None:
-                return member.tail_scores(queries) if side == "tail" else member.head_scores(queries)
+                return (
+                    member.tail_scores(queries) if side == "tail" else member.head_scores(queries)
+                )
             shared = candidates.dim() == 1 or len(candidates) == 1
-            return member.candidate_scores(queries, candidates if shared else candidates[rows], side)
+            return member.candidate_scores(
+                queries, candidates if shared else candidates[rows], side
+            )
 
         other: Side = "head" if side == "tail" else "tail"
         inverse = relations >= self.shape.num_relations

@@ -1,4 +1,6 @@
-"""Relations as full matrices: products of a batch grouped by relation, and the models RESCAL and TuckER."""
+"""Relations as full matrices: products of a batch grouped by relation, and the models RESCAL and
+TuckER.
+"""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,12 +15,15 @@ from dualkg.errors import RequestError
 from dualkg.models.base import Factors, InitScale, lookup
 from dualkg.models.bilinear import BilinearModel
 
-MAX_PADDING = 32  # a GPU multiplies all groups at once while padding makes the batch at most this many times larger
+# A GPU multiplies all groups at once while padding makes the batch at most this many times larger.
+MAX_PADDING = 32
 NO_TRANSPOSE = "A relation of TuckER with batch_norm is not a linear map and has no transpose"
 
 
 class RelationGroups:
-    """The rows of a batch grouped by relation id `(batch,)`; `distinct` has the relation of each group."""
+    """The rows of a batch grouped by relation id `(batch,)`; `distinct` has the relation of each
+    group.
+    """
 
     def __init__(self, relations: Tensor) -> None:
         self.order = torch.argsort(relations, stable=True)
@@ -30,10 +35,15 @@ class RelationGroups:
         return torch.split(lookup(vectors, self.order), self.sizes)
 
     def padded_positions(self, size: int) -> Tensor:
-        """The position of each row of the batch if every group is padded to `size` rows, `(batch,)`."""
+        """The position of each row of the batch if every group is padded to `size` rows,
+        `(batch,)`.
+        """
         counts = torch.tensor(self.sizes, device=self.order.device)
         numbers = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
-        offsets = torch.arange(len(self.order), device=counts.device) - (counts.cumsum(0) - counts)[numbers]
+        offsets = (
+            torch.arange(len(self.order), device=counts.device)
+            - (counts.cumsum(0) - counts)[numbers]
+        )
         return torch.empty_like(self.order).index_copy_(0, self.order, numbers * size + offsets)
 
     def join(self, parts: Sequence[Tensor], *, empty: Tensor) -> Tensor:
@@ -43,22 +53,36 @@ class RelationGroups:
 
 def multiply_groups(matrices: Tensor, groups: RelationGroups, vectors: Tensor) -> Tensor:
     """Each vector `(batch, width)` times the matrix of its group, `(num_groups, width, width)`."""
-    if vectors.is_cuda and groups.sizes and len(groups.sizes) * max(groups.sizes) <= MAX_PADDING * len(vectors):
+    if (
+        vectors.is_cuda
+        and groups.sizes
+        and len(groups.sizes) * max(groups.sizes) <= MAX_PADDING * len(vectors)
+    ):
         return multiply_padded(matrices, groups, vectors)
-    parts = [group @ matrix for group, matrix in zip(groups.split(vectors), matrices.unbind(), strict=True)]
+    parts = [
+        group @ matrix
+        for group, matrix in zip(groups.split(vectors), matrices.unbind(), strict=True)
+    ]
     return groups.join(parts, empty=vectors)
 
 
 def multiply_padded(matrices: Tensor, groups: RelationGroups, vectors: Tensor) -> Tensor:
-    """One batched product of groups padded to the largest: on a GPU many launches cost more than the zeros."""
-    num_groups, largest = len(groups.sizes), max(groups.sizes)
+    """One batched product of groups padded to the largest: on a GPU many launches cost more than
+    the zeros.
+    """
+    num_groups = len(groups.sizes)
+    largest = max(groups.sizes)
     positions = groups.padded_positions(largest)
-    padded = vectors.new_zeros(num_groups * largest, vectors.shape[1]).index_copy(0, positions, vectors)
+    padded = vectors.new_zeros(num_groups * largest, vectors.shape[1]).index_copy(
+        0, positions, vectors
+    )
     return lookup((padded.view(num_groups, largest, -1) @ matrices).flatten(0, 1), positions)
 
 
 class MatrixModel(BilinearModel):
-    """A relation is a matrix; a batch is grouped by relation, so that a matrix is made once for all its triples."""
+    """A relation is a matrix; a batch is grouped by relation, so that a matrix is made once for all
+    its triples.
+    """
 
     default_init_scale: InitScale = "xavier"
 
@@ -87,16 +111,22 @@ class RESCAL(MatrixModel):
         return lookup(self.relations, relations).view(-1, self.dim, self.dim)
 
     def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
-        """By the Gram matrix G = HᵀH, without mapping any entity: Σ‖h R‖² is the trace of Rᵀ G R."""
-        table, matrices = self.head_table, self.relations.view(-1, self.dim, self.dim)
+        """By the Gram matrix G = HᵀH, without mapping any entity: Σ‖h R‖² is the trace of Rᵀ G
+        R.
+        """
+        table = self.head_table
+        matrices = self.relations.view(-1, self.dim, self.dim)
         if transposed:
-            table, matrices = self.tail_table, matrices.mT
+            table = self.tail_table
+            matrices = matrices.mT
         gram = table.T @ table
         return gram.trace(), (gram @ matrices * matrices).sum()
 
     @torch.no_grad()
     def rotate_(self, axes: Tensor) -> None:
-        """Change to the basis of an orthogonal Q: h becomes h Q and R becomes Qᵀ R Q; scores stay the same."""
+        """Change to the basis of an orthogonal Q: h becomes h Q and R becomes Qᵀ R Q; scores stay
+        the same.
+        """
         self.entities.copy_(self.entities @ axes)
         for matrix in self.relations.view(-1, self.dim, self.dim):
             matrix.copy_(axes.T @ matrix @ axes)
@@ -105,8 +135,9 @@ class RESCAL(MatrixModel):
 class TuckER(MatrixModel):
     """A relation is a linear combination of shared matrices: R = Σₖ rₖ Wₖ (Balažević et al., 2019).
 
-    The Wₖ are the `core`, `(relation_dim, dim, dim)`, drawn uniformly from ±1; `init_scale` is for the tables alone.
-    With `batch_norm`, heads and then mapped heads are normalized over the batch, and the map has no transpose.
+    The Wₖ are the `core`, `(relation_dim, dim, dim)`, drawn uniformly from ±1; `init_scale` is for
+    the tables alone. With `batch_norm`, heads and then mapped heads are normalized over the batch,
+    and the map has no transpose.
     """
 
     relation_kernel = "mixtures"
@@ -123,15 +154,25 @@ class TuckER(MatrixModel):
     ) -> None:
         if relation_dim is not None and relation_dim < 1:
             raise RequestError(f"relation_dim must be at least 1; it is {relation_dim}.")
-        self.relation_dim = dim if relation_dim is None else relation_dim  # the width of the table that `super` makes
+        self.relation_dim = (
+            dim if relation_dim is None else relation_dim
+        )  # the width of the table that `super` makes
         super().__init__(shape, dim=dim, **config)
         if batch_norm and not self.reciprocal:
-            raise RequestError(f"{NO_TRANSPOSE}, so heads can only be predicted with reciprocal relations.")
+            raise RequestError(
+                f"{NO_TRANSPOSE}, so heads can only be predicted with reciprocal relations."
+            )
         self.batch_norm = batch_norm
         self.has_adjoint = not batch_norm
-        self.capturable = batch_norm  # which maps heads through the core, without grouping a batch by relation
-        self.core = nn.Parameter(torch.empty(self.relation_dim, dim, dim).uniform_(-1, 1, generator=self._random))
-        self.before, self.after = (BatchNorm(dim) if batch_norm else nn.Identity() for _ in range(2))
+        self.capturable = (
+            batch_norm  # which maps heads through the core, without grouping a batch by relation
+        )
+        self.core = nn.Parameter(
+            torch.empty(self.relation_dim, dim, dim).uniform_(-1, 1, generator=self._random)
+        )
+        self.before, self.after = (
+            BatchNorm(dim) if batch_norm else nn.Identity() for _ in range(2)
+        )
 
     def relation_width(self, dim: int) -> int:
         return self.relation_dim
@@ -140,11 +181,15 @@ class TuckER(MatrixModel):
         return self.relation_dim * dim * dim
 
     def matrices(self, relations: Tensor) -> Tensor:
-        return (lookup(self.relations, relations) @ self.core.flatten(1)).view(-1, self.dim, self.dim)
+        return (lookup(self.relations, relations) @ self.core.flatten(1)).view(
+            -1, self.dim, self.dim
+        )
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
         head = self.before(head)
-        if head.is_cuda and self.training and self.batch_norm:  # without batch_norm, Triton kernels map
+        if (
+            head.is_cuda and self.training and self.batch_norm
+        ):  # without batch_norm, Triton kernels map
             mapped = through_core(head, lookup(self.relations, relations), self.core)
         else:
             mapped = super().map_head(head, relations)
@@ -158,8 +203,9 @@ class TuckER(MatrixModel):
     def relation_scores(self, f: Factors) -> Tensor:
         if self.batch_norm and self.training:
             raise RequestError(
-                "TuckER with batch_norm learns the statistics of the mapped heads of a batch, and relation prediction "
-                "would mix in those by every other relation. Set loss.relation_weight to 0, or batch_norm to false."
+                "TuckER with batch_norm learns the statistics of the mapped heads of a batch, "
+                "and relation prediction would mix in those by every other relation. Set "
+                "loss.relation_weight to 0, or batch_norm to false."
             )
         return super().relation_scores(f)
 
@@ -169,9 +215,13 @@ class TuckER(MatrixModel):
         return lookup(norms.unsqueeze(-1), position).squeeze(-1)
 
     def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
-        """By the Gram matrices of entities and relations, G and C: Σ‖h R‖² = Σₖₗ Cₖₗ tr(Wₖᵀ G Wₗ)."""
+        """By the Gram matrices of entities and relations, G and C: Σ‖h R‖² = Σₖₗ Cₖₗ tr(Wₖᵀ G
+        Wₗ).
+        """
         self._check_linear()
-        table, core = (self.tail_table, self.core.mT) if transposed else (self.head_table, self.core)
+        table, core = (
+            (self.tail_table, self.core.mT) if transposed else (self.head_table, self.core)
+        )
         gram = table.T @ table
         combined = torch.tensordot(self.relations.T @ self.relations, core, dims=1)
         return gram.trace(), (gram @ core * combined).sum()
@@ -182,17 +232,22 @@ class TuckER(MatrixModel):
 
 
 def through_core(head: Tensor, relation: Tensor, core: Tensor) -> Tensor:
-    """h Σₖ rₖ Wₖ as Σₖ rₖ (h Wₖ), `(batch, dim)`: a matrix per relation would need their number from the GPU."""
+    """h Σₖ rₖ Wₖ as Σₖ rₖ (h Wₖ), `(batch, dim)`: a matrix per relation would need their number
+    from the GPU.
+    """
     products = (head @ core.transpose(0, 1).flatten(1)).view(len(head), len(core), -1)
     return (relation.unsqueeze(1) @ products).squeeze(1)
 
 
 class BatchNorm(nn.Module):
-    """Batch normalization with learned scale and shift; a batch of one is normalized as in evaluation."""
+    """Batch normalization with learned scale and shift; a batch of one is normalized as in
+    evaluation.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.scale = nn.Parameter(torch.ones(width))
+        self.shift = nn.Parameter(torch.zeros(width))
         self.mean: Tensor
         self.variance: Tensor
         self.register_buffer("mean", torch.zeros(width))
@@ -200,4 +255,6 @@ class BatchNorm(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         by_batch = self.training and len(vectors) > 1
-        return F.batch_norm(vectors, self.mean, self.variance, self.scale, self.shift, training=by_batch)
+        return F.batch_norm(
+            vectors, self.mean, self.variance, self.scale, self.shift, training=by_batch
+        )

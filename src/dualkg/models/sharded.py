@@ -1,8 +1,10 @@
-"""Models whose entity tables are split by rows over the processes of `torch.distributed`, a shard on each.
+"""Models whose entity tables are split by rows over the processes of `torch.distributed`, a shard
+on each.
 
-Every process has the whole batch, the relations, and the rows of its shard. Rows of a batch are fetched by an
-all-reduce, in which all but their owner add zeros. Each process scores its own entities; gradients of the vectors that
-it scores them by are summed over all processes."""
+Every process has the whole batch, the relations, and the rows of its shard. Rows of a batch are
+fetched by an all-reduce, in which all but their owner add zeros. Each process scores its own
+entities; gradients of the vectors that it scores them by are summed over all processes.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,11 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True)
 class Shard:
-    """The rows of one of `world_size` processes, of tables in a fixed order that spreads frequent entities.
+    """The rows of one of `world_size` processes, of tables in a fixed order that spreads frequent
+    entities.
 
-    Entity i is row a·i mod `num_entities`, whatever the number of processes; process p has the p-th of equal parts of
-    the rows, of which the last may be shorter or empty.
+    Entity i is row a·i mod `num_entities`, whatever the number of processes; process p has the p-th
+    of equal parts of the rows, of which the last may be shorter or empty.
     """
 
     num_entities: int
@@ -81,10 +84,12 @@ class Shard:
         """The entity of each row here."""
         return self.entities(torch.arange(self.first, self.first + self.size))
 
-    # -- collectives --------------------------------------------------------------------------------------
+    # -- collectives ----------------------------------------------------------
 
     def all_reduce(self, values: Tensor, reduction: Reduction = "sum") -> Tensor:
-        """Replace values by their sum or maximum over all processes; every process has the same bits."""
+        """Replace values by their sum or maximum over all processes; every process has the same
+        bits.
+        """
         if self.world_size > 1:
             dist.all_reduce(values, dist.ReduceOp.SUM if reduction == "sum" else dist.ReduceOp.MAX)
         return values
@@ -94,7 +99,9 @@ class Shard:
         return _all_reduce(values, self, "forward")
 
     def for_each(self, values: Tensor) -> Tensor:
-        """Values that each process uses for its own entities: their gradient is the sum over all processes."""
+        """Values that each process uses for its own entities: their gradient is the sum over all
+        processes.
+        """
         return _all_reduce(values, self, "backward")
 
     def own_rows(self, table: Tensor, ids: Tensor, *, sparse: bool = False) -> Tensor:
@@ -109,22 +116,35 @@ class Shard:
         return self.sum_of_all(self.own_rows(table, ids, sparse=sparse))
 
     def at(self, scores: Tensor, ids: Tensor) -> Tensor:
-        """The score of one entity in each row of scores of the entities of each process, `(batch,)`."""
+        """The score of one entity in each row of scores of the entities of each process,
+        `(batch,)`.
+        """
         positions = self.positions(ids)
         if not scores.shape[1]:
             return self.sum_of_all(scores.sum(1))
-        return self.sum_of_all(torch.where(positions >= 0, scores.gather(1, positions.clamp(min=0)[:, None])[:, 0], 0))
+        return self.sum_of_all(
+            torch.where(positions >= 0, scores.gather(1, positions.clamp(min=0)[:, None])[:, 0], 0)
+        )
 
     def weighted_sum(self, scores: Tensor, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """Σ weight · score over some rows of scores and entities of all processes, `(n,)` each; a scalar."""
-        positions, found = self.positions(ids), scores.sum() * 0
+        """Σ weight · score over some rows of scores and entities of all processes, `(n,)` each; a
+        scalar.
+        """
+        positions = self.positions(ids)
+        found = scores.sum() * 0
         if scores.shape[1]:
-            found = (torch.where(positions >= 0, weights, 0) * scores[rows, positions.clamp(min=0)]).sum()
+            found = (
+                torch.where(positions >= 0, weights, 0) * scores[rows, positions.clamp(min=0)]
+            ).sum()
         return self.sum_of_all(found)
 
     def log_normalizers(self, scores: Tensor) -> Tensor:
         """logsumexp over the entities of all processes, `(batch,)`."""
-        top = scores.detach().amax(1) if scores.shape[1] else scores.new_full((len(scores),), -torch.inf)
+        top = (
+            scores.detach().amax(1)
+            if scores.shape[1]
+            else scores.new_full((len(scores),), -torch.inf)
+        )
         top = self.all_reduce(top, "max")
         return top + self.sum_of_all((scores - top[:, None]).exp().sum(1)).log()
 
@@ -138,8 +158,11 @@ class Shard:
 class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, shard: Shard, direction: str) -> Tensor:
-        ctx.shard, ctx.direction = shard, direction
-        return shard.all_reduce(values.clone()) if direction == "forward" else values.view_as(values)
+        ctx.shard = shard
+        ctx.direction = direction
+        return (
+            shard.all_reduce(values.clone()) if direction == "forward" else values.view_as(values)
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -163,16 +186,22 @@ class ShardedFactors(Factors):
 
     def fresh(self) -> Factors:
         found = replace(self)
-        vars(found).update({name: vars(self)[name] for name in ("head", "tail") if name in vars(self)})
+        vars(found).update(
+            {name: vars(self)[name] for name in ("head", "tail") if name in vars(self)}
+        )
         return found
 
     @cached_property
     def head(self) -> Tensor:
-        return self.shard.fetch(self.model.head_table, self.heads, sparse=self.model.sparse_gradients)
+        return self.shard.fetch(
+            self.model.head_table, self.heads, sparse=self.model.sparse_gradients
+        )
 
     @cached_property
     def tail(self) -> Tensor:
-        return self.shard.fetch(self.model.tail_table, self.tails, sparse=self.model.sparse_gradients)
+        return self.shard.fetch(
+            self.model.tail_table, self.tails, sparse=self.model.sparse_gradients
+        )
 
 
 class _LocalFactors(Factors):
@@ -180,11 +209,15 @@ class _LocalFactors(Factors):
 
     def __init__(self, whole: Factors, shard: Shard, parameters: dict[str, Any]) -> None:
         super().__init__(whole.model, whole.given_heads, whole.given_relations, whole.given_tails)
-        self.whole, self.shard, self.parameters = whole, shard, parameters
+        self.whole = whole
+        self.shard = shard
+        self.parameters = parameters
 
     def candidates(self, ids: Tensor, *, side: Side) -> Tensor:
         """Rows of this process."""
-        return self.model.rows(self.model.tail_table if side == "tail" else self.model.head_table, ids)
+        return self.model.rows(
+            self.model.tail_table if side == "tail" else self.model.head_table, ids
+        )
 
     def _of_whole(self, name: str) -> Tensor:
         """A vector of the batch, computed with the parameters that every process has."""
@@ -209,11 +242,14 @@ def _replaced(module: nn.Module, parameters: dict[str, Any]) -> Iterator[None]:
 
 
 class ShardedModel(Model):
-    """A model with the entity rows of one process. `tail_scores` and `head_scores` are of its own entities."""
+    """A model with the entity rows of one process. `tail_scores` and `head_scores` are of its own
+    entities.
+    """
 
     def __init__(self, model: Model, shard: Shard) -> None:
         super().__init__(model.shape, reciprocal=model.reciprocal)
-        self.model, self.shard = model, shard
+        self.model = model
+        self.shard = shard
         self.score_arrays = model.score_arrays
         self._leaves: dict[str, Tensor] = {}
         self._columns: slice | None = None
@@ -237,36 +273,55 @@ class ShardedModel(Model):
     def entity_vectors(self) -> Tensor:
         return self.model.entity_vectors()
 
-    def factors(self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None) -> Factors:
+    def factors(
+        self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None
+    ) -> Factors:
         return ShardedFactors(self.embedding, heads, relations, tails, self.shard)
 
     @contextmanager
     def local(self, f: Factors) -> Iterator[Factors]:
-        """Vectors and parameters for scores of the entities of this process, with gradients summed over all."""
-        parameters = {name: value for name, value in self.embedding._parameters.items() if value is not None}
-        others: dict[str, Tensor] = {name: value for name, value in parameters.items() if name not in TABLES}
+        """Vectors and parameters for scores of the entities of this process, with gradients summed
+        over all.
+        """
+        parameters = {
+            name: value for name, value in self.embedding._parameters.items() if value is not None
+        }
+        others: dict[str, Tensor] = {
+            name: value for name, value in parameters.items() if name not in TABLES
+        }
         if torch.is_grad_enabled():
-            # Leaves with the same values, in which the gradients by the entities of this process are summed.
-            self._leaves = self._leaves or {name: value.detach().requires_grad_() for name, value in others.items()}
+            # Leaves with the same values, in which the gradients by the entities of this process
+            # are summed.
+            self._leaves = self._leaves or {
+                name: value.detach().requires_grad_() for name, value in others.items()
+            }
             others = self._leaves
         if self._columns is not None:
-            others = others | {name: table[self._columns] for name, table in parameters.items() if name in TABLES}
+            others = others | {
+                name: table[self._columns] for name, table in parameters.items() if name in TABLES
+            }
         with _replaced(self.embedding, others):
             yield _LocalFactors(f, self.shard, parameters)
 
     def add_local_gradients(self, regularizer_reads_tables: bool) -> None:
-        """After a backward pass: sum gradients of parameters by the entities of all processes, and add them.
+        """After a backward pass: sum gradients of parameters by the entities of all processes, and
+        add them.
 
         Scores of bilinear models use their relations only to map vectors that every process has.
         """
-        leaves, self._leaves = self._leaves, {}
+        leaves = self._leaves
+        self._leaves = {}
         if isinstance(self.model, BilinearModel) and not regularizer_reads_tables:
             return
         for name, parameter in self.embedding._parameters.items():
             if parameter is not None and name not in TABLES:
                 gradient = leaves[name].grad if name in leaves else None
-                gradient = self.shard.all_reduce(torch.zeros_like(parameter) if gradient is None else gradient)
-                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+                gradient = self.shard.all_reduce(
+                    torch.zeros_like(parameter) if gradient is None else gradient
+                )
+                parameter.grad = (
+                    gradient if parameter.grad is None else parameter.grad.add_(gradient)
+                )
 
     def column_blocks(self, size: int) -> Iterator[tuple[int, int]]:
         """Ranges of at most `size` rows of this process; one empty range where it has none."""
@@ -299,12 +354,15 @@ class ShardedModel(Model):
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         """Each process scores the candidates that it owns."""
         positions = self.shard.positions(candidates)
-        batch, num = len(f.relations), candidates.shape[-1]
+        batch = len(f.relations)
+        num = candidates.shape[-1]
         with self.local(f) as here:
             if candidates.dim() == 1 and self.model.shares_candidates:
                 columns = (positions >= 0).nonzero().squeeze(-1)
                 found = self.model.candidate_scores(here, positions[columns], side)
-                return self.shard.sum_of_all(found.new_zeros(batch, num).index_copy(1, columns, found))
+                return self.shard.sum_of_all(
+                    found.new_zeros(batch, num).index_copy(1, columns, found)
+                )
             positions = positions.expand(batch, num)
             rows, columns = (positions >= 0).nonzero(as_tuple=True)
             found = self._scores_of_pairs(here, rows, positions[rows, columns], side)
@@ -313,7 +371,8 @@ class ShardedModel(Model):
 
     def _scores_of_pairs(self, f: Factors, rows: Tensor, positions: Tensor, side: Side) -> Tensor:
         """The score of one entity of this process for each of some rows of the batch."""
-        vectors, is_tail = f.candidates(positions, side=side), side == "tail"
+        vectors = f.candidates(positions, side=side)
+        is_tail = side == "tail"
         if isinstance(self.model, BilinearModel):
             return (lookup(f.mapped_head if is_tail else f.mapped_tail, rows) * vectors).sum(-1)
         given = lookup(f.head if is_tail else f.tail, rows)

@@ -1,7 +1,8 @@
 """Serving: link prediction with runs over HTTP, as a JSON API and as pages.
 
-A request passes the middleware, is read by a route (`queries`, `entities`, `facts`, `runs`), answered together with
-other pending queries (`service`), and returned in a schema (`schemas`). Pages fill Jinja2 templates (`templates/`).
+A request passes the middleware, is read by a route (`queries`, `entities`, `facts`, `runs`),
+answered together with other pending queries (`service`), and returned in a schema (`schemas`).
+Pages fill Jinja2 templates (`templates/`).
 """
 
 from dualkg.extras import optional_import

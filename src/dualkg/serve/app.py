@@ -37,11 +37,13 @@ def application(
 ) -> FastAPI:
     """An ASGI application that serves runs.
 
-    `read_only` refuses decisions on new facts. Without `micro_batching` every query is one call of the model, which is
-    slower; tests and benchmarks compare with it.
+    `read_only` refuses decisions on new facts. Without `micro_batching` every query is one call of
+    the model, which is slower; tests and benchmarks compare with it.
     """
     limits = limits or Limits()
-    service = Service(served, limits=limits, log=log, read_only=read_only, micro_batching=micro_batching)
+    service = Service(
+        served, limits=limits, log=log, read_only=read_only, micro_batching=micro_batching
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -65,21 +67,34 @@ def application(
     app.mount("/static", StaticFiles(packages=[("dualkg.serve", "static")]))
 
     async def handle(request: Request, error: Exception) -> Response:
-        if isinstance(error, HTTPException) and error.status_code == 405:  # it names the methods of one route alone
-            found = [one for router in ROUTERS for one in router.routes if one.matches(request.scope)[0] != Match.NONE]
-            methods = {method for route in found for method in getattr(route, "methods", None) or ()}
+        if (
+            isinstance(error, HTTPException) and error.status_code == 405
+        ):  # it names the methods of one route alone
+            found = [
+                one
+                for router in ROUTERS
+                for one in router.routes
+                if one.matches(request.scope)[0] != Match.NONE
+            ]
+            methods = {
+                method for route in found for method in getattr(route, "methods", None) or ()
+            }
             error.headers = {"Allow": ", ".join(sorted(methods))}
         return await error_response(request, error_reply(error, request.method))
 
     for kind in (DualkgError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
     access = middleware.loopback_host if token is None else middleware.requires_token(token)
-    app.add_middleware(middleware.RequestMiddleware, service=service, checks=[access, middleware.same_origin])
+    app.add_middleware(
+        middleware.RequestMiddleware, service=service, checks=[access, middleware.same_origin]
+    )
     return app
 
 
 def description(app: FastAPI) -> bytes:
-    """The OpenAPI description as JSON. It takes half a second to make and 2 ms to write, so it is made once."""
+    """The OpenAPI description as JSON. It takes half a second to make and 2 ms to write, so it is
+    made once.
+    """
     if not hasattr(app.state, "description"):
         app.state.description = JSONResponse(app.openapi()).body
     made: bytes = app.state.description

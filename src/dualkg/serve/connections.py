@@ -1,7 +1,9 @@
-"""Connections: time limits of incomplete requests, and which connections are closed when there are too many.
+"""Connections: time limits of incomplete requests, and which connections are closed when there are
+too many.
 
-uvicorn limits neither the time of a header nor the connections of a client, and above its limit of all connections it
-refuses every request. Here a connection without a complete request is closed for a new one.
+uvicorn limits neither the time of a header nor the connections of a client, and above its limit of
+all connections it refuses every request. Here a connection without a complete request is closed for
+a new one.
 """
 
 import asyncio
@@ -26,7 +28,9 @@ SLOW = "A request did not arrive within {:g} seconds."
 FULL = "This server holds {:,} connections{}, and this one had no complete request. Try again in a moment."
 IDLE_CREDIT = 1.0  # seconds by which a connection that has had a response counts as younger
 CLOSED_AT_ONCE = 16  # a thousand would take 50 ms, in which no request is answered
-SPARE_FILES = 256  # beside two for each connection, since new ones arrive before old ones are closed
+SPARE_FILES = (
+    256  # beside two for each connection, since new ones arrive before old ones are closed
+)
 
 
 class Phase(IntEnum):
@@ -44,7 +48,9 @@ GRACE: dict[Phase | None, float] = {Phase.HEAD: 0.5, Phase.IDLE: IDLE_CREDIT}
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn that refuses a large head unparsed, and malformed data without a traceback."""
+    """A connection of uvicorn that refuses a large head unparsed, and malformed data without a
+    traceback.
+    """
 
     phase: Phase | None = None  # at the last check
     since = 0.0  # when it was first seen so
@@ -58,8 +64,12 @@ class Connection(H11Protocol):
         if self.conn.their_state is h11.IDLE:
             limit = self.config.h11_max_incomplete_event_size
             head = self.conn.trailing_data[0].partition(b"\r\n\r\n")[0]
-            if head.count(b"\n") > MAX_HEADERS or len(head) > (limit or math.inf):  # h11 takes 0.1 s for 10,000 lines
-                self.refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, LARGE.format(limit, MAX_HEADERS))
+            if head.count(b"\n") > MAX_HEADERS or len(head) > (
+                limit or math.inf
+            ):  # h11 takes 0.1 s for 10,000 lines
+                self.refuse(
+                    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, LARGE.format(limit, MAX_HEADERS)
+                )
                 return
         super().handle_events()
 
@@ -70,10 +80,14 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def observe(self, now: float) -> Phase:
-        """What the connection is doing; `since` is the time of the first check that saw the same, without progress."""
-        cycle, left = self.cycle, 0
+        """What the connection is doing; `since` is the time of the first check that saw the same,
+        without progress.
+        """
+        cycle = self.cycle
+        left = 0
         if self.flow.write_paused or self.transport.is_closing():
-            phase, left = Phase.SENDING, self.transport.get_write_buffer_size()
+            phase = Phase.SENDING
+            left = self.transport.get_write_buffer_size()
         elif cycle is None:
             phase = Phase.HEAD
         elif cycle.response_complete:
@@ -81,7 +95,9 @@ class Connection(H11Protocol):
         else:
             phase = Phase.BODY if cycle.more_body else Phase.ANSWERING
         if phase is not self.phase or (cycle, left) != self._seen:
-            self.phase, self.since, self._seen = phase, now, (cycle, left)
+            self.phase = phase
+            self.since = now
+            self._seen = (cycle, left)
         return phase
 
     def refuse(self, status: HTTPStatus, message: str) -> None:
@@ -104,8 +120,8 @@ Refusal = tuple[Connection, HTTPStatus, str]
 class LimitedServer(uvicorn.Server):
     """uvicorn that checks all connections ten times a second.
 
-    Connections are closed by what they were doing at the check, not when another one arrives: a request that arrives
-    together with a thousand empty connections is read first.
+    Connections are closed by what they were doing at the check, not when another one arrives: a
+    request that arrives together with a thousand empty connections is read first.
     """
 
     def __init__(self, config: uvicorn.Config, *, limits: Limits) -> None:
@@ -124,7 +140,8 @@ class LimitedServer(uvicorn.Server):
     def check_connections(self, now: float) -> list[Refusal]:
         """What to close: what is too slow, then what is too much, the oldest first."""
         limits = self._limits
-        # The middleware limits the time of a body. uvicorn closes idle connections too, unless bytes keep arriving.
+        # The middleware limits the time of a body. uvicorn closes idle connections too, unless
+        # bytes keep arriving.
         seconds = dict.fromkeys((Phase.HEAD, Phase.SENDING), limits.receive_seconds)
         seconds |= {Phase.BODY: math.inf, Phase.IDLE: limits.idle_seconds + 1}
         held: Counter[str] = Counter()
@@ -149,7 +166,9 @@ class LimitedServer(uvicorn.Server):
                 message = FULL.format(limits.client_connections, " of one client")
                 refusals.append((one, HTTPStatus.TOO_MANY_REQUESTS, message))
             elif num_held > limits.connections:
-                refusals.append((one, HTTPStatus.SERVICE_UNAVAILABLE, FULL.format(limits.connections, "")))
+                refusals.append(
+                    (one, HTTPStatus.SERVICE_UNAVAILABLE, FULL.format(limits.connections, ""))
+                )
             else:
                 continue
             held[one.client_name] -= 1
@@ -158,11 +177,15 @@ class LimitedServer(uvicorn.Server):
 
 
 def within_file_limit(limits: Limits) -> Limits:
-    """Limits on connections that the process has files for; its limit of open files is raised as far as it goes."""
+    """Limits on connections that the process has files for; its limit of open files is raised as
+    far as it goes.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * limits.connections + SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        return replace(limits, connections=max(1, min(limits.connections, (soft - SPARE_FILES) // 2)))
+        return replace(
+            limits, connections=max(1, min(limits.connections, (soft - SPARE_FILES) // 2))
+        )
     return limits

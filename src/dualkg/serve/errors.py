@@ -32,9 +32,12 @@ MESSAGES = {  # by the type of a pydantic error, with its context
     "less_than": "{name} must be below {lt:,}; {got}.",
     "literal_error": "{name} must be {expected}; {got}.",
     **dict.fromkeys(
-        ("int_parsing", "int_type", "int_from_float", "int_parsing_size"), "{name} must be an integer; {got}."
+        ("int_parsing", "int_type", "int_from_float", "int_parsing_size"),
+        "{name} must be an integer; {got}.",
     ),
-    **dict.fromkeys(("float_parsing", "float_type", "finite_number"), "{name} must be a number; {got}."),
+    **dict.fromkeys(
+        ("float_parsing", "float_type", "finite_number"), "{name} must be a number; {got}."
+    ),
     **dict.fromkeys(("bool_parsing", "bool_type"), "{name} must be true or false; {got}."),
     **dict.fromkeys(("string_type", "string_unicode"), "{name} must be text; {got}."),
     "string_too_long": "{name} must have at most {max_length:,} characters; got {length:,}.",
@@ -67,14 +70,18 @@ def error_reply(error: Exception, method: str = "GET") -> ErrorReply:
             return ErrorReply(503, str(error), headers={"Retry-After": "1"})
         case RequestValidationError():
             return ErrorReply(422, validation_message(error.errors()[0]))
-        case HTTPException(status_code=400, __cause__=Exception() as cause):  # by FastAPI, of a body
+        case HTTPException(
+            status_code=400, __cause__=Exception() as cause
+        ):  # by FastAPI, of a body
             reason = "it is nested too deeply" if isinstance(cause, RecursionError) else str(cause)
             return ErrorReply(400, f"The body cannot be read as JSON: {reason}.")
         case HTTPException(status_code=404):
             return ErrorReply(404, "There is nothing at this address. /docs lists all addresses.")
         case HTTPException(status_code=405):
             allowed = (error.headers or {}).get("Allow", "GET")
-            return ErrorReply(405, f"This address accepts {allowed}; got {method}.", headers=error.headers or {})
+            return ErrorReply(
+                405, f"This address accepts {allowed}; got {method}.", headers=error.headers or {}
+            )
         case HTTPException():
             return ErrorReply(error.status_code, str(error.detail), headers=error.headers or {})
     return ErrorReply(500, str(error))
@@ -82,9 +89,16 @@ def error_reply(error: Exception, method: str = "GET") -> ErrorReply:
 
 def validation_message(error: dict[str, Any]) -> str:
     """Pydantic's description of a wrong value as a sentence."""
-    hidden = ("query", "path", "body", "constrained-str")  # the last is pydantic's word for one type of several
+    hidden = (
+        "query",
+        "path",
+        "body",
+        "constrained-str",
+    )  # the last is pydantic's word for one type of several
     name = ".".join(str(part) for part in error["loc"] if part not in hidden) or "The body"
-    value = str(error.get("input")).encode(errors="backslashreplace").decode()  # JSON may hold half a character
+    value = (
+        str(error.get("input")).encode(errors="backslashreplace").decode()
+    )  # JSON may hold half a character
     got = f"got '{value[:MAX_QUOTED]}…'" if len(value) > MAX_QUOTED else f"got '{value}'"
     message = MESSAGES.get(error["type"], "{name} is not valid: {reason}.")
     values = {"name": name, "got": got, "length": len(value), "reason": error["msg"].lower()}

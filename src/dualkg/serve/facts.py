@@ -1,4 +1,6 @@
-"""New facts: completion as a stream of JSON lines, decisions on the new triples, and the page of a curator."""
+"""New facts: completion as a stream of JSON lines, decisions on the new triples, and the page of a
+curator.
+"""
 
 import asyncio
 import json
@@ -23,14 +25,21 @@ from dualkg.serve.schemas import CompletionLine
 from dualkg.serve.service import BusyError, Context, RequestContext
 from dualkg.serve.templating import api_router, fill, page, page_router, page_url, relation_text
 
-routes, decision_routes, pages = api_router("completion"), api_router("decisions"), page_router()
+routes = api_router("completion")
+decision_routes = api_router("decisions")
+pages = page_router()
 PROGRESS_INTERVAL = 0.25  # seconds
-# 10,000 lines take a second, in which no other request would be answered. A pause also gives threads their turn.
-LINES_AT_ONCE, PAUSE = 20, 0.001
+# 10,000 lines take a second, in which no other request would be answered. A pause also gives
+# threads their turn.
+LINES_AT_ONCE = 20
+PAUSE = 0.001
 BUSY = "Another completion is running. Try again when it has finished."
 LENGTHS = (50, 100, 500, 2000)  # of the list of a page
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    403: {"model": schemas.Error, "description": "Decisions are not accepted, or not from a page of another host."},
+    403: {
+        "model": schemas.Error,
+        "description": "Decisions are not accepted, or not from a page of another host.",
+    },
     415: {"model": schemas.Error, "description": "The content type is not JSON."},
 }
 ByTriple = Mapping[Triple, Decision]
@@ -46,13 +55,23 @@ async def completion_options(
     top: Annotated[int, Query(ge=1, le=MAX_NEW_TRIPLES, description="Number of triples.")] = 100,
     relation: Names = [],  # noqa: B006
     head: Names = [],  # noqa: B006
-    min_probability: Annotated[float, Query(ge=0, le=1, description="Only triples at least this probable.")] = 0.0,
-    types: Annotated[bool, Query(description="Only heads and tails that the relation has in train.")] = True,
+    min_probability: Annotated[
+        float, Query(ge=0, le=1, description="Only triples at least this probable.")
+    ] = 0.0,
+    types: Annotated[
+        bool, Query(description="Only heads and tails that the relation has in train.")
+    ] = True,
 ) -> dict[str, Any]:
     """Keyword arguments of `complete`; all relations and heads where none is named."""
     relations = [await context.id(name, "relation") for name in relation] or None
     heads = [await context.id(name) for name in head] or None
-    return {"relations": relations, "heads": heads, "top": top, "min_probability": min_probability, "types": types}
+    return {
+        "relations": relations,
+        "heads": heads,
+        "top": top,
+        "min_probability": min_probability,
+        "types": types,
+    }
 
 
 Options = Annotated[dict[str, Any], Depends(completion_options)]
@@ -61,10 +80,18 @@ Options = Annotated[dict[str, Any], Depends(completion_options)]
 @routes.get(
     "/api/complete",
     response_class=StreamingResponse,
-    responses={200: {"model": CompletionLine, "content": {"application/x-ndjson": {}}, "description": "JSON lines."}},
+    responses={
+        200: {
+            "model": CompletionLine,
+            "content": {"application/x-ndjson": {}},
+            "description": "JSON lines.",
+        }
+    },
 )
 async def complete_run(context: Context, options: Options) -> StreamingResponse:
-    """The most plausible triples that the graph does not have, as JSON lines, after lines of progress."""
+    """The most plausible triples that the graph does not have, as JSON lines, after lines of
+    progress.
+    """
     return _stream(context, options, lambda line: line.model_dump_json(exclude_none=True))
 
 
@@ -76,7 +103,9 @@ def _stream(
         raise BusyError(BUSY)
 
     async def lines() -> AsyncIterator[str]:
-        group: list[str] = []  # sent at once, since every chunk passes through all layers of the application
+        group: list[
+            str
+        ] = []  # sent at once, since every chunk passes through all layers of the application
         try:
             async with aclosing(completion(context, options)) as found:
                 async for line in found:
@@ -92,11 +121,19 @@ def _stream(
     return StreamingResponse(lines(), media_type="application/x-ndjson")
 
 
-async def completion(context: RequestContext, options: dict[str, Any]) -> AsyncGenerator[CompletionLine, None]:
-    """The lines of a completion that runs in a thread; closing the generator stops it at its next block of queries."""
-    service, run, loop = context.service, context.run, asyncio.get_running_loop()
-    progress, cancelled = asyncio.Queue[CompletionLine | None](), Event()
-    reported, deadline = 0.0, loop.time() + service.limits.stream_seconds
+async def completion(
+    context: RequestContext, options: dict[str, Any]
+) -> AsyncGenerator[CompletionLine, None]:
+    """The lines of a completion that runs in a thread; closing the generator stops it at its next
+    block of queries.
+    """
+    service = context.service
+    run = context.run
+    loop = asyncio.get_running_loop()
+    progress = asyncio.Queue[CompletionLine | None]()
+    cancelled = Event()
+    reported = 0.0
+    deadline = loop.time() + service.limits.stream_seconds
     if not service.completing.acquire(blocking=False):
         raise BusyError(BUSY)
 
@@ -106,12 +143,20 @@ async def completion(context: RequestContext, options: dict[str, Any]) -> AsyncG
             raise _CancelledError
         if time.monotonic() >= reported + PROGRESS_INTERVAL or done == total:
             reported = time.monotonic()
-            loop.call_soon_threadsafe(progress.put_nowait, CompletionLine(kind="progress", done=done, total=total))
+            loop.call_soon_threadsafe(
+                progress.put_nowait, CompletionLine(kind="progress", done=done, total=total)
+            )
 
     def work() -> Completion | None:
         try:
             calibration = run.predictor.calibration
-            return complete(run.predictor.model, run.graph, calibration=calibration, on_progress=on_progress, **options)
+            return complete(
+                run.predictor.model,
+                run.graph,
+                calibration=calibration,
+                on_progress=on_progress,
+                **options,
+            )
         except _CancelledError:
             return None
         finally:
@@ -145,41 +190,59 @@ async def decisions(context: Context) -> schemas.DecisionList:
     """The new facts that were accepted or rejected, in the order of the decisions."""
     found = await _load_decisions(context)
     can_decide = not context.service.read_only and context.run.run.folder is not None
-    return schemas.DecisionList(**_counts(context, found), can_decide=can_decide, decisions=list(found.values()))
+    return schemas.DecisionList(
+        **_counts(context, found), can_decide=can_decide, decisions=list(found.values())
+    )
 
 
 @decision_routes.post("/api/decisions", responses=REFUSALS)
 async def decide(context: Context, new: schemas.NewDecisions) -> schemas.DecisionCounts:
-    """Accept or reject new facts, or take decisions back. Either all are stored or none; a later one counts.
+    """Accept or reject new facts, or take decisions back. Either all are stored or none; a later
+    one counts.
 
     The body must be declared as JSON; a browser must send it from a page of this server.
     """
     if context.service.read_only:
-        raise HTTPException(403, "This server was started with --read-only and accepts no decisions.")
+        raise HTTPException(
+            403, "This server was started with --read-only and accepts no decisions."
+        )
     by_triple = dict(await asyncio.gather(*(_decision(context, one) for one in new.decisions)))
     made = [one for one in by_triple.values() if one is not None]
     undone = [triple for triple, one in by_triple.items() if one is None]
-    service, run = context.service, context.run
-    found = await context.in_thread(lambda: service.decisions(run, lambda store: store.update(made, removed=undone)))
+    service = context.service
+    run = context.run
+    found = await context.in_thread(
+        lambda: service.decisions(run, lambda store: store.update(made, removed=undone))
+    )
     return schemas.DecisionCounts(**_counts(context, found))
 
 
-async def _decision(context: RequestContext, new: schemas.NewDecision) -> tuple[Triple, Decision | None]:
-    """The decision by names, with the current probability of the triple; none if it is taken back."""
+async def _decision(
+    context: RequestContext, new: schemas.NewDecision
+) -> tuple[Triple, Decision | None]:
+    """The decision by names, with the current probability of the triple; none if it is taken
+    back.
+    """
     ids = await context.ids(**new.model_dump(exclude={"verdict"}))
-    head, relation, tail = (schemas.vocabulary_of(context.run.graph, part)[id] for part, id in ids.items())
+    head, relation, tail = (
+        schemas.vocabulary_of(context.run.graph, part)[id] for part, id in ids.items()
+    )
     triple = head, relation, tail
     if new.verdict == "undecided":
         return triple, None
     [found] = await context.predict("triple", *ids.values(), k=1)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return triple, Decision(*triple, verdict=new.verdict, probability=found.probability, decided_at=now)
+    return triple, Decision(
+        *triple, verdict=new.verdict, probability=found.probability, decided_at=now
+    )
 
 
 async def _load_decisions(context: RequestContext) -> ByTriple:
     if context.run.run.folder is None:
         return {}
-    return await context.in_thread(lambda: context.service.decisions(context.run, DecisionStore.load))
+    return await context.in_thread(
+        lambda: context.service.decisions(context.run, DecisionStore.load)
+    )
 
 
 def _counts(context: RequestContext, found: ByTriple) -> dict[str, Any]:
@@ -191,11 +254,17 @@ def _counts(context: RequestContext, found: ByTriple) -> dict[str, Any]:
 @decision_routes.get("/facts.csv", include_in_schema=False)
 async def accepted_facts(context: Context) -> Response:
     """TSV for programs, and CSV for spreadsheets, which recognize UTF-8 by a byte order mark."""
-    accepted = [one for one in (await _load_decisions(context)).values() if one.verdict == "accepted"]
+    accepted = [
+        one for one in (await _load_decisions(context)).values() if one.verdict == "accepted"
+    ]
     if context.request.url.path.endswith(".tsv"):
-        suffix, media_type, body = "tsv", "text/tab-separated-values", as_tsv(accepted).encode()
+        suffix = "tsv"
+        media_type = "text/tab-separated-values"
+        body = as_tsv(accepted).encode()
     else:
-        suffix, media_type, body = "csv", "text/csv", as_csv(accepted).encode("utf-8-sig")
+        suffix = "csv"
+        media_type = "text/csv"
+        body = as_csv(accepted).encode("utf-8-sig")
     name = re.sub(r"[^a-zA-Z0-9._-]", "_", context.run.name)
     headers = {"Content-Disposition": f'attachment; filename="{name}-accepted.{suffix}"'}
     return Response(body, media_type=f"{media_type}; charset=utf-8", headers=headers)
@@ -204,7 +273,8 @@ async def accepted_facts(context: Context) -> Response:
 @decision_routes.get("/facts.json", include_in_schema=False)
 async def new_facts(context: Context, options: Options) -> schemas.NewFacts:
     """The page of new facts as JSON: the whole list at once, with the decisions."""
-    decided, facts = await _load_decisions(context), []
+    decided = await _load_decisions(context)
+    facts = []
     async with aclosing(completion(context, options)) as lines:
         async for line in lines:
             if line.kind == "triple":
@@ -214,7 +284,9 @@ async def new_facts(context: Context, options: Options) -> schemas.NewFacts:
 
 
 def _verdict(decided: ByTriple, line: CompletionLine) -> str | None:
-    head, relation, tail = (item.name if item else "" for item in (line.head, line.relation, line.tail))
+    head, relation, tail = (
+        item.name if item else "" for item in (line.head, line.relation, line.tail)
+    )
     decision = decided.get((head, relation, tail))
     return decision.verdict if decision else None
 

@@ -21,7 +21,9 @@ class Limits:
     header_bytes: int = 2**17  # address and headers; four names of any characters take 96,000
     body_bytes: int = 2**20
     all_body_bytes: int = 2**26  # of all requests that are being received
-    receive_seconds: float = 10.0  # for address and headers to arrive, and for a client to read the end of a response
+    receive_seconds: float = (
+        10.0  # for address and headers to arrive, and for a client to read the end of a response
+    )
     idle_seconds: int = 5  # between two requests of a connection
     connections: int = 1000
     client_connections: int = 256  # of one client, and requests of it at a time
@@ -31,4 +33,6 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("seconds", "stream_seconds"):
             if not getattr(self, name) > 0:
-                raise RequestError(f"A time limit must be above 0 seconds; got {getattr(self, name):g}.")
+                raise RequestError(
+                    f"A time limit must be above 0 seconds; got {getattr(self, name):g}."
+                )

@@ -1,7 +1,8 @@
 """Middleware: checks of headers, limits of body and time, and the observation of every request.
 
-Starlette's TrustedHostMiddleware accepts neither `[::1]:8000` nor upper case, and its refusal is not a message in JSON;
-its GZipMiddleware holds back the lines of a stream. Both checks are therefore written here, or left out.
+Starlette's TrustedHostMiddleware accepts neither `[::1]:8000` nor upper case, and its refusal is
+not a message in JSON; its GZipMiddleware holds back the lines of a stream. Both checks are
+therefore written here, or left out.
 """
 
 import asyncio
@@ -31,10 +32,15 @@ from dualkg.serve.templating import error_response
 # A name, an IPv4 address or an IPv6 address in brackets; then perhaps a port.
 HOST = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[0-9a-zA-Z.-]+))(?::\d{0,5})?", re.ASCII)
 Check = Callable[[Scope, Headers], ErrorReply | None]
-STREAMED = ("/api/complete", "/facts/rows", "/facts.json")  # the last one waits for the same completion
+STREAMED = (
+    "/api/complete",
+    "/facts/rows",
+    "/facts.json",
+)  # the last one waits for the same completion
 MAX_LOGGED_PATH = 500  # characters
 GRACE = 5.0  # seconds in which a stream may end itself with a message
-RETRY, CLOSE = {"Retry-After": "1"}, {"Connection": "close"}
+RETRY = {"Retry-After": "1"}
+CLOSE = {"Connection": "close"}
 FAILED = ErrorReply(500, "The server failed to answer. The error is in its log.")
 HEADERS = {
     b"x-content-type-options": b"nosniff",
@@ -47,9 +53,11 @@ HEADERS = {
 
 
 def requires_token(token: str) -> Check:
-    """The token as `Authorization: Bearer TOKEN`, or as the password of any user (Basic), which browsers can ask for.
+    """The token as `Authorization: Bearer TOKEN`, or as the password of any user (Basic), which
+    browsers can ask for.
 
-    Digests are compared in constant time, which reveals neither the characters nor the length of the token.
+    Digests are compared in constant time, which reveals neither the characters nor the length of
+    the token.
     """
     expected = hashlib.sha256(token.encode()).digest()
     challenge = {"WWW-Authenticate": 'Bearer realm="dualkg", Basic realm="dualkg", charset="UTF-8"'}
@@ -70,7 +78,11 @@ def _sent_token(header: str) -> bytes:
     if scheme.lower() == "bearer":
         return sent
     try:
-        return base64.b64decode(sent, validate=True).partition(b":")[2] if scheme.lower() == "basic" else b""
+        return (
+            base64.b64decode(sent, validate=True).partition(b":")[2]
+            if scheme.lower() == "basic"
+            else b""
+        )
     except binascii.Error:
         return b""
 
@@ -80,7 +92,10 @@ def loopback_host(scope: Scope, headers: Headers) -> ErrorReply | None:
     found = HOST.fullmatch(headers.get("host", ""))
     if found and is_loopback(found["v6"] or found["name"]):
         return None
-    return ErrorReply(400, "This server answers requests to localhost only. Start it with --token for other names.")
+    return ErrorReply(
+        400,
+        "This server answers requests to localhost only. Start it with --token for other names.",
+    )
 
 
 def is_loopback(host: str) -> bool:
@@ -94,7 +109,9 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache(4096)
 def client_of(address: tuple[str, int] | None) -> str:
-    """The client that an address belongs to: an IPv4 address, or the first half of an IPv6 address."""
+    """The client that an address belongs to: an IPv4 address, or the first half of an IPv6
+    address.
+    """
     try:
         found = ipaddress.ip_address(address[0] if address else "")
     except ValueError:  # a proxy may write anything
@@ -105,17 +122,23 @@ def client_of(address: tuple[str, int] | None) -> str:
 
 
 def same_origin(scope: Scope, headers: Headers) -> ErrorReply | None:
-    """Decisions come from this server's pages or from a program, and as JSON, which a form of another host cannot send.
+    """Decisions come from this server's pages or from a program, and as JSON, which a form of
+    another host cannot send.
 
     A browser sends the origin of its page with every POST; a program sends none.
     """
     if scope["method"] in ("GET", "HEAD", "OPTIONS") or scope["path"] != "/api/decisions":
         return None
     if not _is_same_origin(headers):
-        return ErrorReply(403, "Decisions are accepted from this server's own pages only; this one came from another.")
+        return ErrorReply(
+            403,
+            "Decisions are accepted from this server's own pages only; this one came from another.",
+        )
     sent = headers.get("content-type", "")
     if scope["method"] == "POST" and sent.partition(";")[0].strip().lower() != "application/json":
-        message = f"Decisions must be sent with 'Content-Type: application/json'; got '{sent or 'none'}'."
+        message = (
+            f"Decisions must be sent with 'Content-Type: application/json'; got '{sent or 'none'}'."
+        )
         return ErrorReply(415, message)
     return None
 
@@ -126,16 +149,21 @@ def _is_same_origin(headers: Headers) -> bool:
         return False
     if "origin" not in headers:
         return True
-    # A proxy that terminates HTTPS changes the scheme; it passes the host on unchanged, with its port.
+    # A proxy that terminates HTTPS changes the scheme; it passes the host on unchanged, with its
+    # port.
     scheme, _, host = headers["origin"].lower().partition("://")
     return scheme in ("http", "https") and host == headers.get("host", "").lower() != ""
 
 
 class RequestMiddleware:
-    """The only middleware: checks, limits of body and time, security headers, metrics, access log and failures."""
+    """The only middleware: checks, limits of body and time, security headers, metrics, access log
+    and failures.
+    """
 
     def __init__(self, app: ASGIApp, *, service: Service, checks: Sequence[Check]) -> None:
-        self._app, self._service, self._checks = app, service, checks
+        self._app = app
+        self._service = service
+        self._checks = checks
         self._answering: Counter[str] = Counter()  # complete requests by client
         self._body_bytes = 0  # of the requests that are being received
 
@@ -143,8 +171,12 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        service, limits, headers = self._service, self._service.limits, Headers(scope=scope)
-        started, status, client = time.perf_counter(), 0, client_of(scope.get("client"))
+        service = self._service
+        limits = self._service.limits
+        headers = Headers(scope=scope)
+        started = time.perf_counter()
+        status = 0
+        client = client_of(scope.get("client"))
         limit = limits.stream_seconds + GRACE if scope["path"] in STREAMED else limits.seconds
 
         async def send_observed(message: Message) -> None:
@@ -152,13 +184,17 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 present = {key for key, _ in message["headers"]}
-                message["headers"] += [(key, value) for key, value in HEADERS.items() if key not in present]
+                message["headers"] += [
+                    (key, value) for key, value in HEADERS.items() if key not in present
+                ]
             await send(message)
 
         service.metrics.in_progress.inc()
         try:
             async with asyncio.timeout(limit):
-                refusal = next(filter(None, (check(scope, headers) for check in self._checks)), None)
+                refusal = next(
+                    filter(None, (check(scope, headers) for check in self._checks)), None
+                )
                 body = refusal or await self._read_body(headers, receive)
                 if isinstance(body, bytes):
                     body = self._overload(scope, client) or body
@@ -187,12 +223,16 @@ class RequestMiddleware:
             service.metrics.request(_route_of(scope), status, seconds)
             if service.access_log:
                 path = scope["path"][:MAX_LOGGED_PATH]
-                write_log(method=scope["method"], path=path, status=status, ms=round(seconds * 1000, 2))
+                write_log(
+                    method=scope["method"], path=path, status=status, ms=round(seconds * 1000, 2)
+                )
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes | ErrorReply | None:
         """The body of a request, a refusal if it is too large, or None if the client has gone."""
-        limits, body = self._service.limits, bytearray()
-        declared, more = headers.get("content-length", ""), True
+        limits = self._service.limits
+        body = bytearray()
+        declared = headers.get("content-length", "")
+        more = True
         too_large = declared.isdecimal() and int(declared[:20]) > limits.body_bytes
         try:
             while more and not too_large:
@@ -201,7 +241,8 @@ class RequestMiddleware:
                     return None
                 body += message.get("body", b"")
                 self._body_bytes += len(message.get("body", b""))
-                more, too_large = message.get("more_body", False), len(body) > limits.body_bytes
+                more = message.get("more_body", False)
+                too_large = len(body) > limits.body_bytes
                 if self._body_bytes > limits.all_body_bytes:
                     text = "The server is receiving more than it can hold. Try again in a moment."
                     return ErrorReply(503, text, headers=RETRY | CLOSE)
@@ -213,7 +254,9 @@ class RequestMiddleware:
         return bytes(body)
 
     def _overload(self, scope: Scope, client: str) -> ErrorReply | None:
-        """The refusal of a request if its client or the server has too many; monitoring is answered regardless."""
+        """The refusal of a request if its client or the server has too many; monitoring is answered
+        regardless.
+        """
         limits = self._service.limits
         if scope["path"] == "/health":
             return None
@@ -242,5 +285,7 @@ def _route_of(scope: Scope) -> str:
 
 
 def write_log(**line: Any) -> None:
-    """A line of JSON on stderr; JSON escapes line breaks, quotes and terminal control codes in an address."""
+    """A line of JSON on stderr; JSON escapes line breaks, quotes and terminal control codes in an
+    address.
+    """
     print(json.dumps(line), file=sys.stderr, flush=True)

@@ -1,4 +1,6 @@
-"""Queries: missing parts of a triple, scores, prediction sets, similar entities, explanations; and the start page."""
+"""Queries: missing parts of a triple, scores, prediction sets, similar entities, explanations; and
+the start page.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -14,7 +16,17 @@ from dualkg.inference.predictor import Prediction, QueryType
 from dualkg.serve import schemas
 from dualkg.serve.errors import error_reply
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_PREDICTIONS
-from dualkg.serve.schemas import PARTS, Item, Part, Predictions, QueryPage, Score, Scores, SetSize, Triples
+from dualkg.serve.schemas import (
+    PARTS,
+    Item,
+    Part,
+    Predictions,
+    QueryPage,
+    Score,
+    Scores,
+    SetSize,
+    Triples,
+)
 from dualkg.serve.service import Context, RequestContext
 from dualkg.serve.templating import api_router, links, page, page_router, page_url
 
@@ -26,14 +38,21 @@ class NameConvertor(PathConvertor):
 
 
 register_url_convertor("name", NameConvertor())
-routes, pages = api_router("queries"), page_router()
+routes = api_router("queries")
+pages = page_router()
 Head = Annotated[str, Query(max_length=MAX_NAME_LENGTH, description="The head, by name or label.")]
-Relation = Annotated[str, Query(max_length=MAX_NAME_LENGTH, description="The relation, by name or label.")]
+Relation = Annotated[
+    str, Query(max_length=MAX_NAME_LENGTH, description="The relation, by name or label.")
+]
 Tail = Annotated[str, Query(max_length=MAX_NAME_LENGTH, description="The tail, by name or label.")]
-EntityName = Annotated[str, Field(max_length=MAX_NAME_LENGTH, description="An entity, by name or label.")]
+EntityName = Annotated[
+    str, Field(max_length=MAX_NAME_LENGTH, description="An entity, by name or label.")
+]
 Name = Annotated[str | None, Query(max_length=MAX_NAME_LENGTH)]
 K = Annotated[int, Query(ge=1, le=MAX_PREDICTIONS, description="Number of predictions.")]
-Known = Annotated[Literal["mark", "omit"], Query(description="Whether known answers are marked or left out.")]
+Known = Annotated[
+    Literal["mark", "omit"], Query(description="Whether known answers are marked or left out.")
+]
 HEAD, RELATION, TAIL = (f"/scores/0/{part}/name" for part in PARTS)
 SCORE_LINKS = links(
     tails={"head": HEAD, "relation": RELATION},
@@ -51,36 +70,53 @@ MAX_OFFERED = 40  # relations
 
 
 @routes.get("/api/tails")
-async def tails(context: Context, head: Head, relation: Relation, k: K = 10, known: Known = "mark") -> Predictions:
+async def tails(
+    context: Context, head: Head, relation: Relation, k: K = 10, known: Known = "mark"
+) -> Predictions:
     """Answer (head, relation, ?)."""
-    return await _predictions(context, "tails", await context.ids(head=head, relation=relation), k, known)
+    return await _predictions(
+        context, "tails", await context.ids(head=head, relation=relation), k, known
+    )
 
 
 @routes.get("/api/heads")
-async def heads(context: Context, relation: Relation, tail: Tail, k: K = 10, known: Known = "mark") -> Predictions:
+async def heads(
+    context: Context, relation: Relation, tail: Tail, k: K = 10, known: Known = "mark"
+) -> Predictions:
     """Answer (?, relation, tail)."""
-    return await _predictions(context, "heads", await context.ids(relation=relation, tail=tail), k, known)
+    return await _predictions(
+        context, "heads", await context.ids(relation=relation, tail=tail), k, known
+    )
 
 
 @routes.get("/api/relations")
-async def relations(context: Context, head: Head, tail: Tail, k: K = 10, known: Known = "mark") -> Predictions:
+async def relations(
+    context: Context, head: Head, tail: Tail, k: K = 10, known: Known = "mark"
+) -> Predictions:
     """Answer (head, ?, tail)."""
-    return await _predictions(context, "relations", await context.ids(head=head, tail=tail), k, known)
+    return await _predictions(
+        context, "relations", await context.ids(head=head, tail=tail), k, known
+    )
 
 
 async def _predictions(
     context: RequestContext, kind: QueryType, ids: dict[Part, int], k: int, known: Known
 ) -> Predictions:
     found = await context.predict(kind, *ids.values(), k=k, known=known)
-    return Predictions(run=context.run.name, query=schemas.QueryParts.of(context.run.graph, ids), predictions=found)
+    return Predictions(
+        run=context.run.name, query=schemas.QueryParts.of(context.run.graph, ids), predictions=found
+    )
 
 
 @routes.get("/api/similar")
 async def similar(context: Context, entity: EntityName, k: K = 10) -> schemas.SimilarEntities:
     """The entities whose embeddings have the highest cosine with an entity's."""
-    id, run = await context.id(entity), context.run
+    id = await context.id(entity)
+    run = context.run
     found = await context.predict("similar", id, k=k)
-    return schemas.SimilarEntities(run=run.name, entity=Item.of(run.graph.entities, id), predictions=found)
+    return schemas.SimilarEntities(
+        run=run.name, entity=Item.of(run.graph.entities, id), predictions=found
+    )
 
 
 @routes.get("/api/prediction-set")
@@ -88,14 +124,23 @@ async def prediction_set(
     context: Context,
     entity: EntityName,
     relation: Relation,
-    side: Annotated[Literal["tail", "head"], Query(description="The missing part; the entity is the other.")] = "tail",
-    coverage: Annotated[float, Query(gt=0, lt=1, description="Probability that the set has the answer.")] = 0.9,
+    side: Annotated[
+        Literal["tail", "head"], Query(description="The missing part; the entity is the other.")
+    ] = "tail",
+    coverage: Annotated[
+        float, Query(gt=0, lt=1, description="Probability that the set has the answer.")
+    ] = 0.9,
     k: K = 100,
 ) -> schemas.PredictionSetResponse:
-    """The smallest set of new answers that contains the missing one with a given probability (conformal)."""
-    ids, run = await context.ids(**{OTHER_END[side]: entity}, relation=relation), context.run
+    """The smallest set of new answers that contains the missing one with a given probability
+    (conformal).
+    """
+    ids = await context.ids(**{OTHER_END[side]: entity}, relation=relation)
+    run = context.run
     found = await context.in_thread(
-        lambda: run.predictor.prediction_set(ids.get("head"), ids["relation"], ids.get("tail"), coverage=coverage)
+        lambda: run.predictor.prediction_set(
+            ids.get("head"), ids["relation"], ids.get("tail"), coverage=coverage
+        )
     )
     return schemas.PredictionSetResponse(
         run=run.name,
@@ -119,7 +164,9 @@ async def scores(context: Context, triples: Triples) -> Scores:
     return Scores(run=context.run.name, scores=found)
 
 
-async def _score(context: RequestContext, head: str | int, relation: str | int, tail: str | int) -> Score:
+async def _score(
+    context: RequestContext, head: str | int, relation: str | int, tail: str | int
+) -> Score:
     ids = await context.ids(head=head, relation=relation, tail=tail)
     [found] = await context.predict("triple", *ids.values(), k=1)
     values = {name: getattr(found, name) for name in schemas.Scored.model_fields}
@@ -135,19 +182,30 @@ async def explain(
     tail: Tail,
     k: Annotated[int, Query(ge=1, le=50, description="Number of supporting triples.")] = 5,
 ) -> schemas.ExplanationResponse:
-    """The training triples that support a triple's score, and similar entities that have the same triple."""
+    """The training triples that support a triple's score, and similar entities that have the same
+    triple.
+    """
     ids = await context.ids(head=head, relation=relation, tail=tail)
     found = await context.in_thread(lambda: context.run.predictor.explain(**ids, k=k))
-    return schemas.ExplanationResponse(run=context.run.name, sentences=found.sentences(), **vars(found))
+    return schemas.ExplanationResponse(
+        run=context.run.name, sentences=found.sentences(), **vars(found)
+    )
 
 
 @pages.get("/explain")
-async def explanation_page(context: Context, head: Head, relation: Relation, tail: Tail) -> Response:
+async def explanation_page(
+    context: Context, head: Head, relation: Relation, tail: Tail
+) -> Response:
     """Supporting triples as a page; with scripts, its section is opened below a prediction."""
-    found, graph = await explain(context, head, relation, tail), context.run.graph
+    found = await explain(context, head, relation, tail)
+    graph = context.run.graph
 
     def triple(named: Any) -> schemas.Triple:
-        ids = graph.entities.id(named.head), graph.relations.id(named.relation), graph.entities.id(named.tail)
+        ids = (
+            graph.entities.id(named.head),
+            graph.relations.id(named.relation),
+            graph.entities.id(named.tail),
+        )
         return schemas.Triple.of(graph, *ids)
 
     json = page_url(context, "/explain.json", head=head, relation=relation, tail=tail)
@@ -177,7 +235,10 @@ class PageQuery:
 
     def params(self, **changes: Any) -> dict[str, Any]:
         """Parameters of the page's address, without those that have their default."""
-        params: dict[str, Any] = {"find": self.find, **{part: self.names[part] for part in self.given}}
+        params: dict[str, Any] = {
+            "find": self.find,
+            **{part: self.names[part] for part in self.given},
+        }
         params |= {"k": self.k, "coverage": self.coverage, **changes}
         return {key: value for key, value in params.items() if DEFAULTS.get(key) != value}
 
@@ -206,12 +267,18 @@ async def query_page(context: Context, query: GivenQuery) -> Response:
     if len(query.missing) == 2:
         return page(context, "query.html", **values, examples=_examples(context))
     if query.missing:
-        return page(context, "query.html", **values, offered=await _offered_relations(context, query))
+        return page(
+            context, "query.html", **values, offered=await _offered_relations(context, query)
+        )
     try:
         values["found"] = await query_results(context, query)
     except DualkgError as error:
-        return page(context, "query.html", **values | {"error": error}, status=error_reply(error).status)
-    return page(context, "query.html", **values, json=page_url(context, "/query.json", **query.params()))
+        return page(
+            context, "query.html", **values | {"error": error}, status=error_reply(error).status
+        )
+    return page(
+        context, "query.html", **values, json=page_url(context, "/query.json", **query.params())
+    )
 
 
 @pages.get("/query.json")
@@ -220,7 +287,8 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
     if query.missing:
         raise RequestError(query.instruction)
     ids = await context.ids(**{part: query.names[part] or "" for part in query.given})
-    kind, k = KINDS[query.find], query.k
+    kind = KINDS[query.find]
+    k = query.k
     excluded = context.run.predictor.entity_to_omit(kind, list(ids.values()))
     new, marked = await asyncio.gather(
         context.predict(kind, *ids.values(), k=k + (excluded is not None), known="omit"),
@@ -239,8 +307,11 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
 def _known_answers(
     context: RequestContext, query: PageQuery, ids: dict[Part, int], ranked: dict[int, Prediction]
 ) -> list[Prediction]:
-    """All known answers; first those among the best predictions, with their scores, then the others by label."""
-    predictor, graph = context.run.predictor, context.run.graph
+    """All known answers; first those among the best predictions, with their scores, then the others
+    by label.
+    """
+    predictor = context.run.predictor
+    graph = context.run.graph
     if query.find == "relation":
         splits = predictor.known_relations(ids["head"], ids["tail"])
     else:
@@ -261,20 +332,29 @@ async def _set_size(
     context: RequestContext, query: PageQuery, ids: dict[Part, int], excluded: int | None
 ) -> SetSize | None:
     """The size alone: probabilities of all its members would take long for a large set."""
-    predictor, side, coverage = context.run.predictor, query.find, query.coverage
+    predictor = context.run.predictor
+    side = query.find
+    coverage = query.coverage
     sets = predictor.prediction_sets
     if side == "relation" or sets is None:
         return None
-    given, model, known = ids[OTHER_END[side]], predictor.model, predictor.all_known
+    given = ids[OTHER_END[side]]
+    model = predictor.model
+    known = predictor.all_known
     found = await context.in_thread(
-        lambda: sets.of(model, known, given, ids["relation"], side=side, coverage=coverage).entities.tolist()
+        lambda: sets.of(
+            model, known, given, ids["relation"], side=side, coverage=coverage
+        ).entities.tolist()
     )
     return SetSize(coverage=coverage, size=sum(id != excluded for id in found))
 
 
 async def _offered_relations(context: RequestContext, query: PageQuery) -> list[Item]:
-    """Relations to choose from when only the relation is missing: those of the entity in train first."""
-    side, graph = OTHER_END.get(query.find), context.run.graph
+    """Relations to choose from when only the relation is missing: those of the entity in train
+    first.
+    """
+    side = OTHER_END.get(query.find)
+    graph = context.run.graph
     name = query.names[side] if side else None
     if query.missing != ["relation"] or name not in graph.entities:
         return []
@@ -285,13 +365,19 @@ async def _offered_relations(context: RequestContext, query: PageQuery) -> list[
 
 
 def _examples(context: RequestContext) -> list[tuple[Item, Item]]:
-    """Heads and relations of test queries, each of another relation: the model has not seen their answers."""
+    """Heads and relations of test queries, each of another relation: the model has not seen their
+    answers.
+    """
     graph = context.run.graph
     triples = graph.test if len(graph.test) else graph.train
     relations, numbers = np.unique(triples[:, 1], return_counts=True)
     examples = []
-    for place, id in enumerate(relations[np.argsort(-numbers, kind="stable")][:NUM_EXAMPLES], start=1):
+    for place, id in enumerate(
+        relations[np.argsort(-numbers, kind="stable")][:NUM_EXAMPLES], start=1
+    ):
         heads = triples[triples[:, 1] == id, 0]
-        head = int(heads[len(heads) * place // (NUM_EXAMPLES + 1)])  # names that begin with different letters
+        head = int(
+            heads[len(heads) * place // (NUM_EXAMPLES + 1)]
+        )  # names that begin with different letters
         examples.append((Item.of(graph.entities, head), context.run.relations[id]))
     return examples

@@ -1,4 +1,6 @@
-"""Runs: their details, two compared, health and metrics; and the page of a run, or of two side by side."""
+"""Runs: their details, two compared, health and metrics; and the page of a run, or of two side by
+side.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +14,12 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from dualkg.analysis.sparsity import storage_of
 from dualkg.errors import RequestError
-from dualkg.evaluation.comparison import check_comparable, compare_ranks, largest_differences, stack_mean_ranks
+from dualkg.evaluation.comparison import (
+    check_comparable,
+    compare_ranks,
+    largest_differences,
+    stack_mean_ranks,
+)
 from dualkg.inference.calibration import load_calibration
 from dualkg.serve import schemas
 from dualkg.serve.limits import MAX_NAME_LENGTH
@@ -21,13 +28,16 @@ from dualkg.serve.service import Context, ServedRun, Service, service_of
 from dualkg.serve.templating import TEMPLATES, api_router, minus, page, page_router, page_url
 from dualkg.training.run import RunFolder
 
-routes, pages = api_router("runs"), page_router()
+routes = api_router("runs")
+pages = page_router()
 BOOTSTRAP_SAMPLES = 2000  # enough for a page, and fast
 PAGE_QUERIES = 20  # differing queries on the page of two runs
 LETTERS = "ab"  # CSS classes of the first and the second run
 CurrentService = Annotated[Service, Depends(service_of)]
 RunName = Annotated[str | None, Query(max_length=MAX_NAME_LENGTH)]
-OtherRun = Annotated[str | None, Query(alias="with", max_length=MAX_NAME_LENGTH, description="Another run.")]
+OtherRun = Annotated[
+    str | None, Query(alias="with", max_length=MAX_NAME_LENGTH, description="Another run.")
+]
 Series = Sequence[Sequence[tuple[float, ...]]]
 
 
@@ -67,15 +77,22 @@ async def compare(
     By default the first two runs are compared.
     """
     if len(service.runs) < 2 and (a is None or b is None):
-        raise RequestError("A comparison needs two runs, and one is served. Serve both: dualkg serve RUN RUN")
+        raise RequestError(
+            "A comparison needs two runs, and one is served. Serve both: dualkg serve RUN RUN"
+        )
     names = service.runs.names
-    sides = service.runs.get(names[0] if a is None else a), service.runs.get(names[1] if b is None else b)
+    sides = (
+        service.runs.get(names[0] if a is None else a),
+        service.runs.get(names[1] if b is None else b),
+    )
     return await service.in_thread(lambda: _comparison(*sides, most=most))
 
 
 @routes.get("/run.json", include_in_schema=False)
 async def run_page(context: Context, other: OtherRun = None) -> RunPage:
-    """A run, and next to it another one if it is named; of two served runs both, unless `with=` is empty."""
+    """A run, and next to it another one if it is named; of two served runs both, unless `with=` is
+    empty.
+    """
     served = context.service.runs
     if other is None and len(served) == 2:
         other = next(name for name in served.names if name != context.run.name)
@@ -83,15 +100,23 @@ async def run_page(context: Context, other: OtherRun = None) -> RunPage:
         return RunPage(runs=[await run_details(context)])
     runs = [await run_details(context), await run_details(replace(context, run=served.get(other)))]
     try:
-        return RunPage(runs=runs, comparison=await compare(context.service, context.run.name, other, PAGE_QUERIES))
+        return RunPage(
+            runs=runs,
+            comparison=await compare(context.service, context.run.name, other, PAGE_QUERIES),
+        )
     except RequestError as error:  # such as two graphs
         return RunPage(runs=runs, problem=str(error))
 
 
 def _details(served: ServedRun) -> RunDetails:
-    run, graph = served.run, served.graph
+    run = served.run
+    graph = served.graph
     folder = RunFolder(run.folder) if run.folder else None
-    checks = load_calibration(folder.path, graph).checks if folder and folder.calibration.exists() else {}
+    checks = (
+        load_calibration(folder.path, graph).checks
+        if folder and folder.calibration.exists()
+        else {}
+    )
     if folder and folder.report.exists():
         reports = folder.saved_reports()
     else:
@@ -107,7 +132,9 @@ def _details(served: ServedRun) -> RunDetails:
         run=served.name,
         model=run.model_name,
         engine=folder.saved_environment.get("engine") if folder else None,
-        graph=schemas.GraphSummary(name=graph.name, counts=graph.counts, notes=graph.notes.sentences()),
+        graph=schemas.GraphSummary(
+            name=graph.name, counts=graph.counts, notes=graph.notes.sentences()
+        ),
         relations=served.relations,
         recipe=run.settings,
         recipe_toml=run.settings_text,
@@ -124,7 +151,8 @@ def _details(served: ServedRun) -> RunDetails:
 def _comparison(a: ServedRun, b: ServedRun, *, most: int) -> ComparisonResponse:
     report_a, report_b = (side.run.report_on("test").ranks for side in (a, b))
     check_comparable((a.name, a.graph, report_a.triples), (b.name, b.graph, report_b.triples))
-    ranks_a, ranks_b = stack_mean_ranks([report_a]), stack_mean_ranks([report_b])
+    ranks_a = stack_mean_ranks([report_a])
+    ranks_b = stack_mean_ranks([report_b])
     found = compare_ranks(ranks_a, ranks_b, samples=BOOTSTRAP_SAMPLES)
     differing = largest_differences(ranks_a, ranks_b, report_a.triples, most=most)
     return ComparisonResponse(
@@ -160,7 +188,9 @@ async def page_of_run(context: Context, other: OtherRun = None) -> Response:
             "Loss": line_chart(_history(runs, "loss"), text="{:.2f}".format),
             "MRR on valid": line_chart(_history(runs, "valid_mrr"), text=metric_text, dots=True),
         },
-        reliability=reliability_diagram([(run.reliability or {}).get("likely") or {} for run in runs]),
+        reliability=reliability_diagram(
+            [(run.reliability or {}).get("likely") or {} for run in runs]
+        ),
         settings=_settings(runs),
     )
 
@@ -187,7 +217,9 @@ TEMPLATES.filters |= {"metric_text": metric_text, "signed": signed, "duration": 
 
 
 def _settings(runs: Sequence[RunDetails]) -> list[tuple[str, str, list[Any], bool]]:
-    """Section, name and values of every recipe key, and whether they agree; keys without a value are left out."""
+    """Section, name and values of every recipe key, and whether they agree; keys without a value
+    are left out.
+    """
     flat = [
         {
             (section, name): value
@@ -230,7 +262,10 @@ class Chart:
 
 
 def _history(runs: Sequence[RunDetails], key: str) -> Series:
-    return [[(one["epoch"], one[key]) for one in run.history if one.get(key) is not None] for run in runs]
+    return [
+        [(one["epoch"], one[key]) for one in run.history if one.get(key) is not None]
+        for run in runs
+    ]
 
 
 def line_chart(series: Series, *, text: Callable[[float], str], dots: bool = False) -> Chart | None:
@@ -240,29 +275,39 @@ def line_chart(series: Series, *, text: Callable[[float], str], dots: bool = Fal
     if not points:
         return None
     epochs, values = zip(*points, strict=True)
-    last, y_ticks = max(1, *epochs), ticks(min(values), max(values))
+    last = max(1, *epochs)
+    y_ticks = ticks(min(values), max(values))
     x_ticks = [tick for tick in ticks(0, last) if tick <= last and tick == int(tick)]
-    x, y = Axis(0, last, 46, 388), Axis(y_ticks[0], y_ticks[-1], 206, 14)
+    x = Axis(0, last, 46, 388)
+    y = Axis(y_ticks[0], y_ticks[-1], 206, 14)
     return Chart(finite, x, y, x_ticks, y_ticks, text, dots)
 
 
 def reliability_diagram(checks: Sequence[dict[str, Any]]) -> Chart | None:
-    """Predicted probability, observed frequency and its standard error; on the diagonal the first two agree."""
-    series = [[(bin["predicted"], bin["observed"], bin["noise"]) for bin in one.get("bins") or []] for one in checks]
+    """Predicted probability, observed frequency and its standard error; on the diagonal the first
+    two agree.
+    """
+    series = [
+        [(bin["predicted"], bin["observed"], bin["noise"]) for bin in one.get("bins") or []]
+        for one in checks
+    ]
     if not any(series):
         return None
     least = min(one["min_probability"] for one in checks if one)
     steps = [step for step in (0.01, 0.03, 0.1, 0.3, 1.0) if step >= least]
-    x, y = Axis(least, 1, 46, 324, log=True), Axis(least, 1, 306, 14, log=True)
+    x = Axis(least, 1, 46, 324, log=True)
+    y = Axis(least, 1, 306, 14, log=True)
     return Chart(series, x, y, steps, steps, lambda share: f"{100 * share:g} %")
 
 
 def ticks(low: float, high: float) -> list[float]:
     """About four round numbers, from below the lowest to above the highest."""
     if high <= low:
-        low, high = low - 0.5, high + 0.5
+        low = low - 0.5
+        high = high + 0.5
     rough = (high - low) / 4
     size: float = 10.0 ** math.floor(math.log10(rough))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
     return [round(number * step, 10) for number in range(first, last + 1)]

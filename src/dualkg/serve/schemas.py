@@ -1,4 +1,6 @@
-"""Schemas of requests and responses, filled from the objects of `inference` and `evaluation` by their attributes."""
+"""Schemas of requests and responses, filled from the objects of `inference` and `evaluation` by
+their attributes.
+"""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -151,7 +153,9 @@ class QueryPage(OfRun):
     query: QueryParts
     known: list[ScoredItem]
     predictions: list[ScoredItem]
-    prediction_set: SetSize | None = Field(description="Null for relations and for a run without calibration.")
+    prediction_set: SetSize | None = Field(
+        description="Null for relations and for a run without calibration."
+    )
 
 
 class LabelledFact(Triple):
@@ -186,7 +190,9 @@ class ExplanationResponse(OfRun):
 
 
 class CompletionLine(Schema):
-    """One line of a completion: progress, a new triple, the end, or the error that ended it early."""
+    """One line of a completion: progress, a new triple, the end, or the error that ended it
+    early.
+    """
 
     kind: Literal["progress", "triple", "end", "error"]
     done: int | None = Field(None, description="Of progress: queries that are done.")
@@ -203,7 +209,9 @@ class CompletionLine(Schema):
 
 
 class NewDecision(Schema):
-    """A decision on a triple, whose parts are names, or ids as numbers; `undecided` takes a decision back."""
+    """A decision on a triple, whose parts are names, or ids as numbers; `undecided` takes a
+    decision back.
+    """
 
     head: NameOrId
     relation: NameOrId
@@ -259,11 +267,17 @@ class RunDetails(OfRun):
     relations: list[Item]
     recipe: dict[str, Any]
     recipe_toml: str
-    history: list[dict[str, Any]] = Field(description="Per epoch: loss, and validation MRR where it was evaluated.")
-    reports: dict[str, Any] = Field(description="By split: metrics overall, by direction, relation and cardinality.")
+    history: list[dict[str, Any]] = Field(
+        description="Per epoch: loss, and validation MRR where it was evaluated."
+    )
+    reports: dict[str, Any] = Field(
+        description="By split: metrics overall, by direction, relation and cardinality."
+    )
     costs: dict[str, float | None] | None
     calibrated: bool
-    reliability: dict[str, Any] | None = Field(description="Calibration on test: bins of a reliability diagram.")
+    reliability: dict[str, Any] | None = Field(
+        description="Calibration on test: bins of a reliability diagram."
+    )
     coverage: dict[str, Any] | None = Field(description="Coverage of the prediction sets on test.")
     sparsity: dict[str, Any] | None = Field(
         description="Share of zeros in the entity tables, storage dense and sparse, and pruning if there was one."
@@ -287,7 +301,9 @@ class ComparisonResponse(Schema):
     graph: str
     split: str
     sentence: str
-    metrics: dict[str, Any] = Field(description="Per metric: both values, the difference, 95 % interval and p-value.")
+    metrics: dict[str, Any] = Field(
+        description="Per metric: both values, the difference, 95 % interval and p-value."
+    )
     better: float = Field(description="Share of triples on which a has the higher MRR.")
     worse: float
     equal: float

@@ -25,10 +25,15 @@ from dualkg.serve.middleware import is_loopback
 if TYPE_CHECKING:
     import uvicorn
 
-# Seconds after which Python switches threads. The thread that predicts releases the interpreter with every product and
-# then waits to get it back: by default 5 ms each time, while requests are being read.
+# Seconds after which Python switches threads. The thread that predicts releases the interpreter
+# with every product and then waits to get it back: by default 5 ms each time, while requests are
+# being read.
 SWITCH_INTERVAL = 0.0005
-GC_THRESHOLDS = 5000, 10, 10  # commands collect no garbage; a server must, or its memory grows by 5 KB a request
+GC_THRESHOLDS = (
+    5000,
+    10,
+    10,
+)  # commands collect no garbage; a server must, or its memory grows by 5 KB a request
 
 
 @dataclass
@@ -41,9 +46,13 @@ class Reply:
 
 
 def request_once(app: FastAPI, address: str, *, token: str | None = None) -> Reply:
-    """The response of an application to a GET request such as `/entity/France.json`, without a port."""
+    """The response of an application to a GET request such as `/entity/France.json`, without a
+    port.
+    """
     if not address.startswith("/"):
-        raise RequestError(f"An address must begin with a slash, such as /entity/France.json; got '{address}'.")
+        raise RequestError(
+            f"An address must begin with a slash, such as /entity/France.json; got '{address}'."
+        )
     parts = urlsplit(f"http://localhost{address}")
     authorization = [] if token is None else [(b"authorization", b"Bearer " + token.encode())]
     scope = {
@@ -65,12 +74,16 @@ def request_once(app: FastAPI, address: str, *, token: str | None = None) -> Rep
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             reply.status = message["status"]
-            reply.headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in message["headers"]}
+            reply.headers = {
+                key.decode("latin-1"): value.decode("latin-1") for key, value in message["headers"]
+            }
         else:
             reply.body += message.get("body", b"")
 
     async def request() -> None:
-        messages = asyncio.Queue[Message]()  # a second message, which would be a disconnect, never arrives
+        messages = asyncio.Queue[
+            Message
+        ]()  # a second message, which would be a disconnect, never arrives
         messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
         async with app.router.lifespan_context(app):
             await app(scope, messages.get, send)
@@ -80,12 +93,17 @@ def request_once(app: FastAPI, address: str, *, token: str | None = None) -> Rep
 
 
 def check_access(host: str, token: str | None) -> None:
-    """Refuse a host that other machines reach without a token, and a token that no header can hold."""
+    """Refuse a host that other machines reach without a token, and a token that no header can
+    hold.
+    """
     if token is not None and (not token.strip() or not token.isascii() or not token.isprintable()):
-        raise RequestError("A token must consist of ASCII letters, digits and punctuation, and must not be empty.")
+        raise RequestError(
+            "A token must consist of ASCII letters, digits and punctuation, and must not be empty."
+        )
     if token is None and not is_loopback(host):
         raise RequestError(
-            f"On {host} other machines could reach the server. Protect it with --token, or leave out --host."
+            f"On {host} other machines could reach the server. Protect it with --token, or leave "
+            "out --host."
         )
 
 
@@ -96,10 +114,14 @@ def bind(host: str, port: int) -> socket.socket:
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=both)
     except (socket.gaierror, UnicodeError) as error:
-        raise RequestError(f"The host {host} cannot be used: {getattr(error, 'strerror', error)}.") from None
+        raise RequestError(
+            f"The host {host} cannot be used: {getattr(error, 'strerror', error)}."
+        ) from None
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error
-        raise RequestError(f"Port {port} of {host} cannot be used: {reason}. Choose another with --port.") from None
+        raise RequestError(
+            f"Port {port} of {host} cannot be used: {reason}. Choose another with --port."
+        ) from None
 
 
 def address_of(listening: socket.socket) -> str:
@@ -136,7 +158,9 @@ def serve(
     on_start: Callable[[str], None],
     open_browser: bool = False,
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM; requests in progress are then still answered. `on_start` gets the address."""
+    """Serve until Ctrl-C or SIGTERM; requests in progress are then still answered. `on_start` gets
+    the address.
+    """
     server = server_for(app, limits=limits)
     description(app)  # which the first request for it, and all others, would wait for
     gc.collect()

@@ -1,4 +1,6 @@
-"""The served runs and everything that requests share: micro-batching of queries, metrics, threads."""
+"""The served runs and everything that requests share: micro-batching of queries, metrics,
+threads.
+"""
 
 import asyncio
 from collections import deque
@@ -28,15 +30,35 @@ from dualkg.training.run import Run, RunFolder, load_run
 
 Result = TypeVar("Result")
 MAX_BATCH_PREDICTIONS = 4000  # a batch with more would make all other requests wait for it
-BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # seconds
+BUCKETS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+)  # seconds
 
 
 class UnknownNameError(RequestError):
-    """A name that does not exist, and similar ones; `part` is the part of a triple that it was given for."""
+    """A name that does not exist, and similar ones; `part` is the part of a triple that it was
+    given for.
+    """
 
-    def __init__(self, message: str, suggestions: Sequence[str] = (), part: Part | None = None) -> None:
+    def __init__(
+        self, message: str, suggestions: Sequence[str] = (), part: Part | None = None
+    ) -> None:
         super().__init__(message)
-        self.suggestions, self.part = list(suggestions), part
+        self.suggestions = list(suggestions)
+        self.part = part
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +85,9 @@ class ServedRun:
 
     @cached_property
     def has_explanations(self) -> bool:
-        """Whether predictions can be explained: not those of an ensemble or of a model without an adjoint."""
+        """Whether predictions can be explained: not those of an ensemble or of a model without an
+        adjoint.
+        """
         try:
             with_adjoint(self.run.model)
         except RequestError:
@@ -92,12 +116,20 @@ class ServedRuns:
         self._runs = dict(zip(self.names, runs, strict=True))
         for name in self.names:
             if self.names.count(name) > 1:
-                raise RequestError(f"Two of the runs are named '{name}'. Serve runs from folders with different names.")
+                raise RequestError(
+                    f"Two of the runs are named '{name}'. Serve runs from folders with different "
+                    "names."
+                )
 
     @classmethod
     def load(cls, paths: Sequence[Path], *, device: str | None = None) -> Self:
         """Runs from their folders, each named as its folder."""
-        return cls([ServedRun.of(load_run(path), name=path.resolve().name, device=device) for path in paths])
+        return cls(
+            [
+                ServedRun.of(load_run(path), name=path.resolve().name, device=device)
+                for path in paths
+            ]
+        )
 
     def __iter__(self) -> Iterator[ServedRun]:
         return iter(self._runs.values())
@@ -109,25 +141,39 @@ class ServedRuns:
         name = self.names[0] if name is None else name
         if name not in self._runs:
             served = ", ".join(f"'{known}'" for known in self._runs)
-            raise UnknownNameError(f"No served run is named '{name}'. Available: {served}.", self.names)
+            raise UnknownNameError(
+                f"No served run is named '{name}'. Available: {served}.", self.names
+            )
         return self._runs[name]
 
 
 class ServerMetrics:
-    """Requests and latency by route, never by address, so that the number of labels is bounded; and micro-batches."""
+    """Requests and latency by route, never by address, so that the number of labels is bounded; and
+    micro-batches.
+    """
 
     def __init__(self, num_entities: dict[str, int]) -> None:
         self._registry = own = CollectorRegistry()
-        self._requests = Counter("dualkg_requests", "Requests by route and status.", ["route", "status"], registry=own)
+        self._requests = Counter(
+            "dualkg_requests", "Requests by route and status.", ["route", "status"], registry=own
+        )
         self._seconds = Histogram(
             "dualkg_request_seconds", "Latency by route.", ["route"], registry=own, buckets=BUCKETS
         )
-        self.in_progress = Gauge("dualkg_requests_in_progress", "Requests not yet answered.", registry=own)
+        self.in_progress = Gauge(
+            "dualkg_requests_in_progress", "Requests not yet answered.", registry=own
+        )
         self._batches = Counter("dualkg_batches", "Micro-batches of queries.", registry=own)
-        self._queries = Counter("dualkg_queries", "Queries answered in micro-batches.", registry=own)
-        self._largest = Gauge("dualkg_largest_batch", "Queries of the largest micro-batch.", registry=own)
+        self._queries = Counter(
+            "dualkg_queries", "Queries answered in micro-batches.", registry=own
+        )
+        self._largest = Gauge(
+            "dualkg_largest_batch", "Queries of the largest micro-batch.", registry=own
+        )
         self._largest_so_far = 0
-        Gauge("dualkg_start_time_seconds", "Start of the server.", registry=own).set_to_current_time()
+        Gauge(
+            "dualkg_start_time_seconds", "Start of the server.", registry=own
+        ).set_to_current_time()
         entities = Gauge("dualkg_entities", "Entities of each run.", ["run"], registry=own)
         for run, number in num_entities.items():
             entities.labels(run).set(number)
@@ -162,12 +208,20 @@ class PendingQuery:
 
 
 class MicroBatcher:
-    """Answers pending queries of one run and kind by one call in a thread; with `max_predictions=1`, one by one."""
+    """Answers pending queries of one run and kind by one call in a thread; with
+    `max_predictions=1`, one by one.
+    """
 
     def __init__(
-        self, *, max_pending: int, on_batch: Callable[[int], None], max_predictions: int = MAX_BATCH_PREDICTIONS
+        self,
+        *,
+        max_pending: int,
+        on_batch: Callable[[int], None],
+        max_predictions: int = MAX_BATCH_PREDICTIONS,
     ) -> None:
-        self._max_pending, self._on_batch, self._max_predictions = max_pending, on_batch, max_predictions
+        self._max_pending = max_pending
+        self._on_batch = on_batch
+        self._max_predictions = max_predictions
         self._pending: deque[PendingQuery] = deque()
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="predictions")
@@ -182,10 +236,14 @@ class MicroBatcher:
             await asyncio.gather(self._task, return_exceptions=True)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def predict(self, predictor: Predictor, kind: QueryType, query: Query) -> list[Prediction]:
+    async def predict(
+        self, predictor: Predictor, kind: QueryType, query: Query
+    ) -> list[Prediction]:
         """The predictions for one query; a wrong query raises a DualkgError."""
         if len(self._pending) >= self._max_pending:
-            raise BusyError(f"{len(self._pending):,} queries are waiting already. Try again in a moment.")
+            raise BusyError(
+                f"{len(self._pending):,} queries are waiting already. Try again in a moment."
+            )
         future: asyncio.Future[list[Prediction]] = asyncio.get_running_loop().create_future()
         self._pending.append(PendingQuery(predictor, kind, query, future))
         self._arrived.set()
@@ -207,7 +265,9 @@ class MicroBatcher:
                         pending.future.set_result(result)
 
     def _next_batches(self) -> list[list[PendingQuery]]:
-        """The pending queries by run and kind, in the order of arrival; the excess stays for the next round."""
+        """The pending queries by run and kind, in the order of arrival; the excess stays for the
+        next round.
+        """
         batches: dict[tuple[Predictor, QueryType], list[PendingQuery]] = {}
         num_predictions = 0
         while self._pending and num_predictions < self._max_predictions:
@@ -221,7 +281,9 @@ class MicroBatcher:
 
 
 def predict_batch(batch: list[PendingQuery]) -> list[list[Prediction] | Exception]:
-    """The predictions for each query; if the batch fails, each query alone, so that one cannot fail the others."""
+    """The predictions for each query; if the batch fails, each query alone, so that one cannot fail
+    the others.
+    """
     first = batch[0]
     try:
         return list(first.predictor.predict(first.kind, [pending.query for pending in batch]))
@@ -233,9 +295,18 @@ class Service:
     """The runs, the batcher that answers queries, and threads for longer work."""
 
     def __init__(
-        self, runs: ServedRuns, *, limits: Limits, log: bool, read_only: bool, micro_batching: bool = True
+        self,
+        runs: ServedRuns,
+        *,
+        limits: Limits,
+        log: bool,
+        read_only: bool,
+        micro_batching: bool = True,
     ) -> None:
-        self.runs, self.limits, self.access_log, self.read_only = runs, limits, log, read_only
+        self.runs = runs
+        self.limits = limits
+        self.access_log = log
+        self.read_only = read_only
         self.metrics = ServerMetrics({run.name: len(run.graph.entities) for run in runs})
         most = MAX_BATCH_PREDICTIONS if micro_batching else 1
         self.batcher = MicroBatcher(
@@ -243,7 +314,9 @@ class Service:
         )
         self._mapping = Lock()  # one map at a time
         self._maps: dict[str, Future[Vectors]] = {}
-        self.completing = Lock()  # one completion at a time, and in one thread: each would keep its own free memory
+        self.completing = (
+            Lock()
+        )  # one completion at a time, and in one thread: each would keep its own free memory
         self.completions = ThreadPoolExecutor(1, thread_name_prefix="completions")
         self._deciding = Lock()  # one thread reads or writes decisions at a time
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="slow")
@@ -251,16 +324,21 @@ class Service:
     def decisions(self, run: ServedRun, work: Callable[[DecisionStore], Result]) -> Result:
         """The result of reading or changing the decisions on a run."""
         if run.run.folder is None:
-            raise RequestError(f"The run {run.name} has no folder to store decisions in. Save it first.")
+            raise RequestError(
+                f"The run {run.name} has no folder to store decisions in. Save it first."
+            )
         with self._deciding:
             return work(DecisionStore(RunFolder(run.run.folder).decisions))
 
     def entity_map(self, run: ServedRun) -> Future[Vectors]:
-        """The map of a run: read, or computed by a daemon thread, which takes minutes; after a failure, again."""
+        """The map of a run: read, or computed by a daemon thread, which takes minutes; after a
+        failure, again.
+        """
         future = self._maps.get(run.name)
         if future is None or (future.done() and future.exception() is not None):
             future = self._maps[run.name] = Future()
-            future.set_running_or_notify_cancel()  # so that a request that is cancelled does not cancel it
+            # So that a request that is cancelled does not cancel it.
+            future.set_running_or_notify_cancel()
             Thread(target=self._compute_map, args=(run, future), daemon=True).start()
         return future
 
@@ -272,7 +350,9 @@ class Service:
             future.set_exception(error)
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
-        """Work in a thread. Work that has begun runs to its end even if its request is cancelled."""
+        """Work in a thread. Work that has begun runs to its end even if its request is
+        cancelled.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def start(self) -> None:
@@ -303,7 +383,9 @@ class RequestContext:
         return {part: await self.id(names[part], part) for part in PARTS if part in names}
 
     async def id(self, name: str | int, part: Part = "head") -> int:
-        """The id of a name; for an unknown one, an error with similar names, which are searched in a thread."""
+        """The id of a name; for an unknown one, an error with similar names, which are searched in
+        a thread.
+        """
         vocabulary = vocabulary_of(self.run.graph, part)
 
         def find() -> int:
@@ -312,11 +394,15 @@ class RequestContext:
             except RequestError as error:
                 is_entity = part != "relation" and isinstance(name, str)
                 similar = self.run.name_search.search(str(name), limit=5) if is_entity else []
-                raise UnknownNameError(str(error), [vocabulary[match.id] for match in similar], part) from None
+                raise UnknownNameError(
+                    str(error), [vocabulary[match.id] for match in similar], part
+                ) from None
 
         return find() if isinstance(name, int) or name in vocabulary else await self.in_thread(find)
 
-    async def predict(self, kind: QueryType, *ids: int, k: int, known: Known = "mark") -> list[Prediction]:
+    async def predict(
+        self, kind: QueryType, *ids: int, k: int, known: Known = "mark"
+    ) -> list[Prediction]:
         return await self.service.batcher.predict(self.run.predictor, kind, Query(ids, k, known))
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
@@ -331,11 +417,14 @@ async def service_of(request: Request) -> Service:
 async def request_context(
     request: Request,
     run: Annotated[
-        str | None, fastapi.Query(max_length=MAX_NAME_LENGTH, description="A run; by default the first one.")
+        str | None,
+        fastapi.Query(max_length=MAX_NAME_LENGTH, description="A run; by default the first one."),
     ] = None,
 ) -> RequestContext:
     service = await service_of(request)
     return RequestContext(request, service, service.runs.get(run))
 
 
-Context = Annotated[RequestContext, Depends(request_context)]  # one dependency: each takes a tenth of a millisecond
+Context = Annotated[
+    RequestContext, Depends(request_context)
+]  # one dependency: each takes a tenth of a millisecond

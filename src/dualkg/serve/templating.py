@@ -52,7 +52,9 @@ def minus(text: str) -> str:
 
 
 class LineBreaks(Extension):
-    """Drops line breaks next to a tag from templates, so that their layout adds no space to a page."""
+    """Drops line breaks next to a tag from templates, so that their layout adds no space to a
+    page.
+    """
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
         source = re.sub(r"(?<=[>}])\s*\n\s*|\s*\n\s*(?=[<{])", "", source.strip())
@@ -85,19 +87,29 @@ def page_url(context: RequestContext, path: str, **params: Any) -> str:
 
 
 def entity_url(context: RequestContext, name: str) -> str:
-    """`/entity/NAME`, or `/entity?name=NAME` for names that browsers take for folders, or that end in .json."""
+    """`/entity/NAME`, or `/entity?name=NAME` for names that browsers take for folders, or that end
+    in .json.
+    """
     if name in ("", ".", "..") or name.endswith(".json"):
         return page_url(context, "/entity", name=name)
     return page_url(context, f"/entity/{quote(name, safe='')}")
 
 
 def fill(context: RequestContext, template: str, **values: Any) -> Markup:
-    """A filled template; carriage returns, which browsers would turn into line feeds, are spelled out."""
-    names = {"context": context, "url": partial(page_url, context), "entity_url": partial(entity_url, context)}
+    """A filled template; carriage returns, which browsers would turn into line feeds, are spelled
+    out.
+    """
+    names = {
+        "context": context,
+        "url": partial(page_url, context),
+        "entity_url": partial(entity_url, context),
+    }
     return Markup(TEMPLATES.get_template(template).render(**names, **values).replace("\r", "&#13;"))
 
 
-def page(context: RequestContext, template: str, *, json: str = "", status: int = 200, **values: Any) -> HTMLResponse:
+def page(
+    context: RequestContext, template: str, *, json: str = "", status: int = 200, **values: Any
+) -> HTMLResponse:
     """A page; `json` is the address of the same content as JSON."""
     return HTMLResponse(fill(context, template, json=json, **values), status_code=status)
 
@@ -111,12 +123,17 @@ def page_router() -> APIRouter:
 
 
 def links(**paths: dict[str, str]) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI links: GET requests that the names in a response can be used for, by JSON pointers to the names."""
+    """OpenAPI links: GET requests that the names in a response can be used for, by JSON pointers to
+    the names.
+    """
     found = {}
     for name, pointers in paths.items():
         path = f"/api/{name.replace('_', '-')}" + ("/{name}" if "name" in pointers else "")
         parameters = {key: f"$response.body#{pointer}" for key, pointer in pointers.items()}
-        found[name] = {"operationRef": f"#/paths/{path.replace('/', '~1')}/get", "parameters": parameters}
+        found[name] = {
+            "operationRef": f"#/paths/{path.replace('/', '~1')}/get",
+            "parameters": parameters,
+        }
     return {200: {"links": found}}
 
 
@@ -125,8 +142,11 @@ def api_router(tag: str) -> APIRouter:
 
 
 async def error_response(request: Request, reply: ErrorReply) -> Response:
-    """An error as a page for pages and browsers, else as JSON; all addresses under /api or with .json are JSON."""
-    path, accepted = request.url.path, request.headers.get("accept", "").lower()
+    """An error as a page for pages and browsers, else as JSON; all addresses under /api or with
+    .json are JSON.
+    """
+    path = request.url.path
+    accepted = request.headers.get("accept", "").lower()
     is_api = path == "/api" or path.startswith("/api/") or path.endswith(".json")
     is_page = request.method == "GET" and isinstance(request.scope.get("route"), PageRoute)
     if is_api or not (is_page or "text/html" in accepted):

@@ -20,20 +20,25 @@ EXAMPLES_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 22}  # of a graph larger than m
 
 
 def shuffled(size: int, *, seed: int, epoch: int, device: torch.device) -> Tensor:
-    """The integers below `size` in an order by hashes of seed and epoch, the same on every device, `(size,)`."""
+    """The integers below `size` in an order by hashes of seed and epoch, the same on every device,
+    `(size,)`.
+    """
     return torch.argsort(_hashed(torch.arange(size, device=device), seed=seed, epoch=epoch))
 
 
 def in_keyed_order(positions: Tensor, size: int, *, seed: int, epoch: int) -> Tensor:
     """What is at some positions of an order of the integers below `size`, by seed and epoch.
 
-    It is a Feistel network of hashes, a bijection of bits; a result that is too large is put through it again.
+    It is a Feistel network of hashes, a bijection of bits; a result that is too large is put
+    through it again.
     """
     half = ((max(size, 2) - 1).bit_length() + 1) // 2
-    mask, keys = (1 << half) - 1, _hashed(torch.arange(ROUNDS), seed=seed, epoch=epoch).tolist()
+    mask = (1 << half) - 1
+    keys = _hashed(torch.arange(ROUNDS), seed=seed, epoch=epoch).tolist()
 
     def permuted(numbers: Tensor) -> Tensor:
-        left, right = numbers >> half, numbers & mask
+        left = numbers >> half
+        right = numbers & mask
         for key in keys:
             left, right = right, left ^ (splitmix64(right * STEP + key) & mask)
         return (left << half) | right
@@ -45,16 +50,26 @@ def in_keyed_order(positions: Tensor, size: int, *, seed: int, epoch: int) -> Te
 
 
 class MappedExamples:
-    """The training examples of a graph larger than memory: its triples as they are stored, and computed reciprocals.
+    """The training examples of a graph larger than memory: its triples as they are stored, and
+    computed reciprocals.
 
-    On a CPU they stay in their file, on a GPU they are copied, with 12 bytes each. `examples[indices]` is a batch.
+    On a CPU they stay in their file, on a GPU they are copied, with 12 bytes each.
+    `examples[indices]` is a batch.
     """
 
     def __init__(
-        self, triples: Triples, num_relations: int, *, reciprocal: bool, device: torch.device | str = "cpu"
+        self,
+        triples: Triples,
+        num_relations: int,
+        *,
+        reciprocal: bool,
+        device: torch.device | str = "cpu",
     ) -> None:
-        self.device, self.num_relations, self.reciprocal = torch.device(device), num_relations, reciprocal
-        self._file, self._copy = triples, None
+        self.device = torch.device(device)
+        self.num_relations = num_relations
+        self.reciprocal = reciprocal
+        self._file = triples
+        self._copy = None
         if self.device.type != "cpu":
             self._copy = torch.empty(triples.shape, dtype=torch.int32, device=self.device)
             for part in slices(len(triples)):
@@ -64,9 +79,13 @@ class MappedExamples:
         return len(self._file) * (2 if self.reciprocal else 1)
 
     def __getitem__(self, indices: Tensor) -> Tensor:
-        """The examples with these numbers, `(batch, 3)`; those from `len(triples)` on are reciprocals."""
+        """The examples with these numbers, `(batch, 3)`; those from `len(triples)` on are
+        reciprocals.
+        """
         rows = indices % len(self._file)
-        found = torch.from_numpy(self._file[rows.numpy()]) if self._copy is None else self._copy[rows]
+        found = (
+            torch.from_numpy(self._file[rows.numpy()]) if self._copy is None else self._copy[rows]
+        )
         found = found.long()
         if not self.reciprocal:
             return found
@@ -86,21 +105,25 @@ class MappedExamples:
 class GroupedByQuery:
     """Orders in which answers of the same query stand together, so that it is scored only once.
 
-    The answers of each query are shuffled and cut into groups of at most `MAX_GROUP`; then the groups are shuffled.
+    The answers of each query are shuffled and cut into groups of at most `MAX_GROUP`; then the
+    groups are shuffled.
     """
 
     def __init__(self, triples: Tensor) -> None:
         keys = triples[:, 0] * (triples[:, 1].max() + 1) + triples[:, 1]
         _, self.queries, counts = torch.unique(keys, return_inverse=True, return_counts=True)
         groups = (counts + MAX_GROUP - 1) // MAX_GROUP
-        self.starts, self.first_groups = counts.cumsum(0) - counts, groups.cumsum(0) - groups
+        self.starts = counts.cumsum(0) - counts
+        self.first_groups = groups.cumsum(0) - groups
 
     def shuffled(self, *, seed: int, epoch: int) -> Tensor:
         """The same as the function of that name, grouped."""
-        size, device = len(self.queries), self.queries.device
+        size = len(self.queries)
+        device = self.queries.device
         order = shuffled(size, seed=seed, epoch=epoch, device=device)
         order = order[torch.argsort(self.queries[order], stable=True)]
-        queries, positions = self.queries[order], torch.arange(size, device=device)
+        queries = self.queries[order]
+        positions = torch.arange(size, device=device)
         groups = self.first_groups[queries] + (positions - self.starts[queries]) // MAX_GROUP
         # Integers from `size` on are not hashed for the triples.
         return order[torch.argsort(_hashed(groups + size, seed=seed, epoch=epoch), stable=True)]
@@ -113,8 +136,11 @@ def one_of_each_query(triples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def queries_on_disk(graph: Graph) -> Triples:
-    """One triple of every head and relation of a graph larger than memory, and of its reciprocals, on disk."""
-    known, num_relations = KnownAnswers.of(graph, ["train"]), graph.shape.num_relations
+    """One triple of every head and relation of a graph larger than memory, and of its reciprocals,
+    on disk.
+    """
+    known = KnownAnswers.of(graph, ["train"])
+    num_relations = graph.shape.num_relations
 
     def parts() -> Iterator[Triples]:
         for part in slices(len(known.queries)):

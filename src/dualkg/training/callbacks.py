@@ -1,4 +1,6 @@
-"""Callbacks of a training, and the trackers built on them: TensorBoard, MLflow, Weights & Biases."""
+"""Callbacks of a training, and the trackers built on them: TensorBoard, MLflow, Weights &
+Biases.
+"""
 
 import json
 import os
@@ -22,12 +24,16 @@ from dualkg.training.run import Run, RunFolder
 
 
 class StopTraining(Exception):  # noqa: N818 - a request, not an error
-    """Raised by `on_epoch` or `on_validation` to end training after this epoch, as early stopping does."""
+    """Raised by `on_epoch` or `on_validation` to end training after this epoch, as early stopping
+    does.
+    """
 
 
 @dataclass(frozen=True)
 class TrainingInfo:
-    """What a callback gets at the start; `epoch` counts the epochs that a resumed run has already behind it."""
+    """What a callback gets at the start; `epoch` counts the epochs that a resumed run has already
+    behind it.
+    """
 
     model: Model
     graph: Graph
@@ -43,10 +49,12 @@ class TrainingInfo:
 
 
 class Callback:
-    """Subclass it, override the methods you need, and pass instances: `kg.train(…, callbacks=[MyCallback()])`.
+    """Subclass it, override the methods you need, and pass instances: `kg.train(…,
+    callbacks=[MyCallback()])`.
 
-    `StopTraining`, raised in `on_epoch` or `on_validation`, ends training early: the run is evaluated and saved. Any
-    other exception ends it as a failure and is passed on; a run with a folder can then be resumed.
+    `StopTraining`, raised in `on_epoch` or `on_validation`, ends training early: the run is
+    evaluated and saved. Any other exception ends it as a failure and is passed on; a run with a
+    folder can then be resumed.
     """
 
     def on_start(self, training: TrainingInfo) -> None:
@@ -56,23 +64,30 @@ class Callback:
         """After the validation split was ranked, before `on_epoch` of the same epoch."""
 
     def on_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """After an epoch, counted from 1: `loss`, `learning_rate`, `seconds`, and `valid_mrr` if it was validated."""
+        """After an epoch, counted from 1: `loss`, `learning_rate`, `seconds`, and `valid_mrr` if it
+        was validated.
+        """
 
     def on_end(self, run: Run | None) -> None:
-        """After the run was evaluated and saved; with None if training failed or was interrupted."""
+        """After the run was evaluated and saved; with None if training failed or was
+        interrupted.
+        """
 
 
 class Tracker(Callback):
     """Writes the settings and the metrics of a training for a tool that draws them.
 
-    A training is not lost by its tracker: after the start, an exception is logged and the tracker writes no more.
+    A training is not lost by its tracker: after the start, an exception is logged and the tracker
+    writes no more.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def open(self, training: TrainingInfo, settings: Mapping[str, Any], run_id: str | None) -> str:
-        """Begin to write and return the id of the tracked run, which is given again when a run is resumed."""
+        """Begin to write and return the id of the tracked run, which is given again when a run is
+        resumed.
+        """
 
     @abstractmethod
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -90,15 +105,23 @@ class Tracker(Callback):
     @property
     def options(self) -> dict[str, Any]:
         """The keywords that construct this tracker again: its public attributes."""
-        return {name: value and str(value) for name, value in vars(self).items() if not name.startswith("_")}
+        return {
+            name: value and str(value)
+            for name, value in vars(self).items()
+            if not name.startswith("_")
+        }
 
     def on_start(self, training: TrainingInfo) -> None:
         self._failed = False
         tables = training.recipe.model_dump(mode="json", exclude_none=True)  # as `model.dim`
-        settings = {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
+        settings = {
+            f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()
+        }
         settings |= {f"graph.{key}": number for key, number in training.graph.counts.items()}
         saved = read_tracking(training.folder)
-        run_id = self.open(training, {**settings, "engine": training.engine}, saved.get(self.name, {}).get("id"))
+        run_id = self.open(
+            training, {**settings, "engine": training.engine}, saved.get(self.name, {}).get("id")
+        )
         if training.folder:
             saved[self.name] = {"id": run_id, "options": self.options}
             write_text(RunFolder(training.folder).tracking, json.dumps(saved, indent=1))
@@ -128,18 +151,28 @@ class Tracker(Callback):
 
 def _metrics(prefix: str, report: Report) -> dict[str, float]:
     values = report.metrics.as_dict()
-    return {f"{prefix}/{key}": value for key, value in values.items() if value is not None and key != "num_queries"}
+    return {
+        f"{prefix}/{key}": value
+        for key, value in values.items()
+        if value is not None and key != "num_queries"
+    }
 
 
 def check_folder(tracker: Callback, folder: str | Path | None) -> None:
-    """Refuse a tracker that writes into a run folder where there is none, and it has no folder of its own."""
+    """Refuse a tracker that writes into a run folder where there is none, and it has no folder of
+    its own.
+    """
     if isinstance(tracker, TensorBoard | WandB) and not (tracker.folder or folder):
         name = type(tracker).__name__
-        raise RequestError(f"{name} needs a folder: {name}(folder='logs'), or a run folder, out='runs/mine'.")
+        raise RequestError(
+            f"{name} needs a folder: {name}(folder='logs'), or a run folder, out='runs/mine'."
+        )
 
 
 class TensorBoard(Tracker):
-    """Event files in `folder`, by default RUN/tensorboard. Look at all runs with `tensorboard --logdir runs`."""
+    """Event files in `folder`, by default RUN/tensorboard. Look at all runs with `tensorboard
+    --logdir runs`.
+    """
 
     name = "tensorboard"
 
@@ -151,7 +184,8 @@ class TensorBoard(Tracker):
 
         check_folder(self, training.folder)
         path = self.folder or RunFolder(training.folder or "").tensorboard
-        # A run that was killed may have written epochs after its last checkpoint, which are trained again.
+        # A run that was killed may have written epochs after its last checkpoint, which are trained
+        # again.
         self._writer = SummaryWriter(str(path), purge_step=training.epoch + 1 if run_id else None)
         if not run_id:
             rows = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
@@ -168,18 +202,23 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """A run of an MLflow experiment at `uri`: by default MLFLOW_TRACKING_URI, or else mlflow.db in this folder."""
+    """A run of an MLflow experiment at `uri`: by default MLFLOW_TRACKING_URI, or else mlflow.db in
+    this folder.
+    """
 
     name = "mlflow"
 
     def __init__(self, experiment: str = "dualkg", *, uri: str | None = None) -> None:
-        self.experiment, self.uri = experiment, uri
+        self.experiment = experiment
+        self.uri = uri
 
     def open(self, training: TrainingInfo, settings: Mapping[str, Any], run_id: str | None) -> str:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        from_environment = os.environ.get("MLFLOW_TRACKING_URI")  # not saved with the run: it may hold a password
+        from_environment = os.environ.get(
+            "MLFLOW_TRACKING_URI"
+        )  # not saved with the run: it may hold a password
         if not self.uri and not from_environment:
             self.uri = f"sqlite:///{Path('mlflow.db').resolve()}"
         self._client = MlflowClient(tracking_uri=self.uri or from_environment)
@@ -188,24 +227,33 @@ class MLflow(Tracker):
             self._client.update_run(run_id, status="RUNNING")
             return run_id
         found = self._client.get_experiment_by_name(self.experiment)
-        experiment = found.experiment_id if found else self._client.create_experiment(self.experiment)
+        experiment = (
+            found.experiment_id if found else self._client.create_experiment(self.experiment)
+        )
         folder = {"dualkg.folder": str(training.folder.resolve())} if training.folder else {}
-        self._run = str(self._client.create_run(experiment, run_name=training.title, tags=folder).info.run_id)
-        self._client.log_batch(self._run, params=[Param(key, str(value)) for key, value in settings.items()])
+        self._run = str(
+            self._client.create_run(experiment, run_name=training.title, tags=folder).info.run_id
+        )
+        self._client.log_batch(
+            self._run, params=[Param(key, str(value)) for key, value in settings.items()]
+        )
         return self._run
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self._client.log_batch(self._run, metrics=[Metric(key, value, now, step) for key, value in metrics.items()])
+        self._client.log_batch(
+            self._run, metrics=[Metric(key, value, now, step) for key, value in metrics.items()]
+        )
 
     def close(self, *, failed: bool) -> None:
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
 
 class WandB(Tracker):
-    """A run of Weights & Biases: offline in RUN/wandb (or `folder`/wandb), uploaded by `wandb sync`.
+    """A run of Weights & Biases: offline in RUN/wandb (or `folder`/wandb), uploaded by `wandb
+    sync`.
 
     With WANDB_MODE=online it is uploaded while it is trained.
     """
@@ -213,7 +261,8 @@ class WandB(Tracker):
     name = "wandb"
 
     def __init__(self, project: str = "dualkg", *, folder: str | Path | None = None) -> None:
-        self.project, self.folder = project, Path(folder) if folder is not None else None
+        self.project = project
+        self.folder = Path(folder) if folder is not None else None
 
     def open(self, training: TrainingInfo, settings: Mapping[str, Any], run_id: str | None) -> str:
         import wandb
@@ -221,8 +270,15 @@ class WandB(Tracker):
         check_folder(self, training.folder)
         path = Path(self.folder or training.folder or "")
         path.mkdir(parents=True, exist_ok=True)
-        options: dict[str, Any] = {"mode": os.environ.get("WANDB_MODE", "offline"), "reinit": "create_new"}
-        options |= {"project": os.environ.get("WANDB_PROJECT", self.project), "name": training.title, "dir": path}
+        options: dict[str, Any] = {
+            "mode": os.environ.get("WANDB_MODE", "offline"),
+            "reinit": "create_new",
+        }
+        options |= {
+            "project": os.environ.get("WANDB_PROJECT", self.project),
+            "name": training.title,
+            "dir": path,
+        }
         options |= {"id": run_id, "resume": "allow" if run_id else None, "config": dict(settings)}
         self._run = wandb.init(settings=wandb.Settings(silent=True, console="off"), **options)
         return str(self._run.id)
@@ -234,14 +290,18 @@ class WandB(Tracker):
         self._run.finish(exit_code=int(failed))
 
 
-TRACKERS: dict[str, type[TensorBoard | MLflow | WandB]] = {kind.name: kind for kind in (TensorBoard, MLflow, WandB)}
+TRACKERS: dict[str, type[TensorBoard | MLflow | WandB]] = {
+    kind.name: kind for kind in (TensorBoard, MLflow, WandB)
+}
 Callbacks = Sequence[Callback | str] | None
 
 
 def find_callbacks(given: Callbacks) -> list[Callback]:
     """Callbacks as they are, and trackers by name."""
     if isinstance(given, (str, Callback)) or not isinstance(given, (Iterable, type(None))):
-        raise RequestError(f"callbacks is a list, such as callbacks=[kg.TensorBoard()]; {given!r} was given.")
+        raise RequestError(
+            f"callbacks is a list, such as callbacks=[kg.TensorBoard()]; {given!r} was given."
+        )
     found: list[Callback] = []
     for one in given or ():
         if isinstance(one, str) and one.casefold() not in TRACKERS:
@@ -250,8 +310,8 @@ def find_callbacks(given: Callbacks) -> list[Callback]:
         callback = TRACKERS[one.casefold()]() if isinstance(one, str) else one
         if not isinstance(callback, Callback):
             raise RequestError(
-                f"A callback is an instance of a subclass of kg.Callback, or one of {', '.join(TRACKERS)}; "
-                f"{one!r} was given."
+                "A callback is an instance of a subclass of kg.Callback, or one of "
+                f"{', '.join(TRACKERS)}; {one!r} was given."
             )
         if isinstance(callback, Tracker):
             callback.check()
@@ -292,4 +352,6 @@ def end_callbacks(started: Sequence[Callback], run: Run | None) -> None:
     if errors and run is not None:
         raise errors[0]
     if errors:
-        logger.warning("A callback failed after the training did: %s: %s", type(errors[0]).__name__, errors[0])
+        logger.warning(
+            "A callback failed after the training did: %s: %s", type(errors[0]).__name__, errors[0]
+        )

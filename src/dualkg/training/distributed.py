@@ -1,7 +1,10 @@
-"""Training in several processes under `torchrun`: the process group, the trainer, its checkpoints and the run.
+"""Training in several processes under `torchrun`: the process group, the trainer, its checkpoints
+and the run.
 
-Every process takes each batch whole, has the rows of its shard of the entity tables, and the same relations. Process 0
-alone writes the run folder, shows progress and calls callbacks; checkpoints and weights are written by all."""
+Every process takes each batch whole, has the rows of its shard of the entity tables, and the same
+relations. Process 0 alone writes the run folder, shows progress and calls callbacks; checkpoints
+and weights are written by all.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,13 @@ from dualkg.training.fused import FusedStep, ShardedTables
 from dualkg.training.memory import estimate_step, gib
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import Run, RunFolder
-from dualkg.training.trainer import STEPS_BETWEEN_CHECKS, Groups, InterruptedRunError, OnProgress, Trainer
+from dualkg.training.trainer import (
+    STEPS_BETWEEN_CHECKS,
+    Groups,
+    InterruptedRunError,
+    OnProgress,
+    Trainer,
+)
 
 T = TypeVar("T")
 OnStart = Callable[[str], None]
@@ -60,13 +69,15 @@ def num_processes() -> int:
         return 1
     if missing := [name for name in VARIABLES if name not in present]:
         raise RequestError(
-            f"{present[0]} is set, as by torchrun, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
-            f"not. Start the processes with: torchrun --nproc-per-node N -m dualkg …, or unset {', '.join(present)}."
+            f"{present[0]} is set, as by torchrun, and {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not. Start the processes with: torchrun "
+            f"--nproc-per-node N -m dualkg …, or unset {', '.join(present)}."
         )
     try:
         rank, size = (int(os.environ[name]) for name in VARIABLES[:2])
     except ValueError:
-        rank, size = -1, 0
+        rank = -1
+        size = 0
     if not 0 <= rank < size:
         found = ", ".join(f"{name}={os.environ[name]}" for name in VARIABLES[:2])
         raise RequestError(f"RANK is a number from 0 to WORLD_SIZE − 1; found {found}.")
@@ -80,7 +91,9 @@ class Processes:
     rank: int
     world_size: int
     device: torch.device
-    capturable: bool = True  # whether a CUDA graph can contain the collectives, which is so with NCCL
+    capturable: bool = (
+        True  # whether a CUDA graph can contain the collectives, which is so with NCCL
+    )
 
     @property
     def first(self) -> bool:
@@ -92,9 +105,12 @@ class Processes:
         return function() if found is None else found
 
     def on_first(self, function: Callable[[], T]) -> T | None:
-        """Call a function in process 0 alone when all are here; the others wait, and fail if it fails."""
+        """Call a function in process 0 alone when all are here; the others wait, and fail if it
+        fails.
+        """
         self.largest(0)
-        found, failure = None, None
+        found = None
+        failure = None
         try:
             found = function() if self.first else None
         except BaseException as error:
@@ -127,11 +143,16 @@ def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
     if size == 1:
         yield Processes(0, 1, choose_device(device))
         return
-    rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
-    chosen, backend, shared = choose_device(device), "gloo", False
+    rank = int(os.environ["RANK"])
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    chosen = choose_device(device)
+    backend = "gloo"
+    shared = False
     if chosen.type == "cuda":
         count = torch.cuda.device_count()
-        shared = int(os.environ.get("LOCAL_WORLD_SIZE", size)) > count  # which NCCL does not support
+        shared = (
+            int(os.environ.get("LOCAL_WORLD_SIZE", size)) > count
+        )  # which NCCL does not support
         chosen = torch.device("cuda", local_rank % count)
         torch.cuda.set_device(chosen)
         backend = f"cpu:gloo,cuda:{'gloo' if shared else 'nccl'}"
@@ -153,16 +174,19 @@ def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
         raise DualkgError(
-            f"Process {rank} of {size} has lost the others: {str(error).splitlines()[0][:300]} If one of them was "
-            f"killed, resume the run from its last checkpoint with: torchrun … -m dualkg resume RUN"
+            f"Process {rank} of {size} has lost the others: {str(error).splitlines()[0][:300]} If "
+            "one of them was killed, resume the run from its last checkpoint with: torchrun … -m "
+            "dualkg resume RUN"
         ) from None
     finally:
         dist.destroy_process_group()
 
 
 class DistributedTrainer(Trainer):
-    """`Trainer` of a model whose entity tables are split over processes. The number of processes may change between a
-    checkpoint and the next start: batches, initial weights and negatives do not depend on it."""
+    """`Trainer` of a model whose entity tables are split over processes. The number of processes
+    may change between a checkpoint and the next start: batches, initial weights and negatives do
+    not depend on it.
+    """
 
     model: ShardedModel
 
@@ -177,52 +201,68 @@ class DistributedTrainer(Trainer):
     ) -> None:
         self.group = group
         if regularizer.reads_whole_tables and not regularizer.sums_over_rows:
-            name, advice = type(regularizer).__name__, "Use DURA, or one process."
-            raise RequestError(f"{name} reads whole tables, and each process has a part of them. {advice}")
+            name = type(regularizer).__name__
+            advice = "Use DURA, or one process."
+            raise RequestError(
+                f"{name} reads whole tables, and each process has a part of them. {advice}"
+            )
         super().__init__(model, graph, recipe, regularizer, **(options if group.first else {}))
 
     @classmethod
-    def build(cls, recipe: Recipe, graph: Graph, group: Processes, **options: Any) -> DistributedTrainer:
+    def build(
+        cls, recipe: Recipe, graph: Graph, group: Processes, **options: Any
+    ) -> DistributedTrainer:
         """A trainer of the shard of this process."""
         shard = group.shard(graph)
         with only_rows(shard, device=group.device):
             model = ShardedModel(recipe.model.build(graph.shape, seed=recipe.training.seed), shard)
-        return cls(model.to(group.device), graph, recipe, recipe.regularizer.build(), group, **options)
+        return cls(
+            model.to(group.device), graph, recipe, recipe.regularizer.build(), group, **options
+        )
 
     def _build_step(self, loss: BoundLoss) -> Step:
-        shard, parts = self.model.shard, (self.regularizer, self.optimizer)
+        shard = self.model.shard
+        parts = (self.regularizer, self.optimizer)
         if self.engine.step == "kernels":
             from dualkg.training.gpu_step import ShardedBf16Step  # which imports Triton
 
             step = ShardedBf16Step(self.model.model, loss, *parts, shard=shard)
             return CudaGraphStep(step) if self.group.capturable else step
         if self.engine.fast and not self.regularizer.reads_whole_tables:
-            bf16, tables = self.engine.precision == "bf16", partial(ShardedTables, shard=shard)
+            bf16 = self.engine.precision == "bf16"
+            tables = partial(ShardedTables, shard=shard)
             return FusedStep(self.model, loss, *parts, bf16=bf16, tables=tables)  # type: ignore[arg-type]
-        return ShardedReferenceStep(self.model, sharded_loss(loss, shard), *parts, self.engine.step == "sparse")
+        return ShardedReferenceStep(
+            self.model, sharded_loss(loss, shard), *parts, self.engine.step == "sparse"
+        )
 
     def expectation(self) -> str:
-        """What a process will need, as a sentence: the most of all processes. Time is estimated, memory bounded."""
-        recipe, shard = self.recipe, self.model.shard
+        """What a process will need, as a sentence: the most of all processes. Time is estimated,
+        memory bounded.
+        """
+        recipe = self.recipe
+        shard = self.model.shard
         here = self.need.of(min(recipe.training.batch_size, len(self.examples)))
         seconds, memory = self.group.largest(estimate_step(recipe, self.model, self.engine), here)
         left = (recipe.training.epochs - self.progress.epoch) * self.num_steps * seconds
         return (
-            f"Each process has {shard.part:,} of {shard.num_entities:,} entities, and needs at most {gib(memory)} for "
-            f"training in addition to the model. A step takes about {seconds:.2g} s, all epochs about "
-            f"{timedelta(seconds=math.ceil(left))}."
+            f"Each process has {shard.part:,} of {shard.num_entities:,} entities, and needs at "
+            f"most {gib(memory)} for training in addition to the model. A step takes about "
+            f"{seconds:.2g} s, all epochs about {timedelta(seconds=math.ceil(left))}."
         )
 
     def describe_engine(self) -> str:
         return f"{self.engine}, {self.group.world_size} process{'es' if self.group.world_size > 1 else ''}"
 
-    # -- what all agree on --------------------------------------------------------------------------------
+    # -- what all agree on ----------------------------------------------------
 
     def _checkpoint_due(self) -> bool:
         """Process 0 decides when a checkpoint is due; any process may have been told to stop."""
         if self.progress.step % STEPS_BETWEEN_CHECKS[self.model.device.type]:
             return False
-        return self._anywhere(self.stop.requested or (self.group.first and super()._checkpoint_due()))
+        return self._anywhere(
+            self.stop.requested or (self.group.first and super()._checkpoint_due())
+        )
 
     def _anywhere(self, flag: bool) -> bool:
         return bool(self.group.largest(flag)[0])
@@ -235,22 +275,34 @@ class DistributedTrainer(Trainer):
                     dist.broadcast(value, src=0)
         super()._end_epoch()
 
-    # -- checkpoints --------------------------------------------------------------------------------------
+    # -- checkpoints ----------------------------------------------------------
 
     @property
     def _prefix(self) -> str:
-        """Of the names of tables, which in a checkpoint are those of the embedding that the model wraps."""
-        return next(f"{name}." for name, part in self.model.named_modules() if part is self.model.embedding)
+        """Of the names of tables, which in a checkpoint are those of the embedding that the model
+        wraps.
+        """
+        return next(
+            f"{name}." for name, part in self.model.named_modules() if part is self.model.embedding
+        )
 
     def _write(self, groups: Groups, path: Path, about: dict[str, Any]) -> None:
-        """Write with `torch.distributed.checkpoint`, then the pointer to it; the checkpoint before is kept."""
-        from torch.distributed.checkpoint import hf_storage, state_dict_saver  # which takes a second
+        """Write with `torch.distributed.checkpoint`, then the pointer to it; the checkpoint before
+        is kept.
+        """
+        from torch.distributed.checkpoint import (
+            hf_storage,
+            state_dict_saver,
+        )  # which takes a second
 
         self._check_weights()
-        checkpoint, by_rows, state = ShardedCheckpoint(path, self.group), _by_rows(self.model.shard), dict[str, Any]()
+        checkpoint = ShardedCheckpoint(path, self.group)
+        by_rows = _by_rows(self.model.shard)
+        state = dict[str, Any]()
         for group, tensors in groups.items():
             for name, value in tensors.items():
-                key, part = f"{group}/{name.removeprefix(self._prefix)}", value.detach().cpu()
+                key = f"{group}/{name.removeprefix(self._prefix)}"
+                part = value.detach().cpu()
                 state[key] = by_rows(part) if self._is_split(key, part.shape) else part
         folder = checkpoint.next_folder()
         writer = hf_storage.HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
@@ -259,43 +311,62 @@ class DistributedTrainer(Trainer):
         self.group.on_first(partial(checkpoint.point_to, folder, about))
 
     def _read(self, path: Path) -> tuple[Groups, dict[str, Any]]:
-        """The last checkpoint, written by any number of processes; of tables that are split, the rows of this one."""
+        """The last checkpoint, written by any number of processes; of tables that are split, the
+        rows of this one.
+        """
         from torch.distributed.checkpoint import hf_storage, state_dict_loader
         from torch.distributed.checkpoint.api import CheckpointException
 
-        about, shard, state = ShardedCheckpoint(path, self.group).about(), self.model.shard, dict[str, Any]()
+        about = ShardedCheckpoint(path, self.group).about()
+        shard = self.model.shard
+        state = dict[str, Any]()
         if about["when"] == "start":
             return {}, about
-        folder, by_rows, groups = path / str(about["folder"]), _by_rows(shard), Groups()
+        folder = path / str(about["folder"])
+        by_rows = _by_rows(shard)
+        groups = Groups()
         reader = hf_storage.HuggingFaceStorageReader(str(folder))
         try:
             for key, facts in reader.read_metadata().state_dict_metadata.items():
-                shape, dtype = tuple(facts.size), facts.properties.dtype  # type: ignore[union-attr]
+                shape = tuple(facts.size)
+                dtype = facts.properties.dtype  # type: ignore[union-attr]
                 split = self._is_split(key, shape)
                 part = torch.zeros((shard.size, *shape[1:]) if split else shape, dtype=dtype)
                 state[key] = by_rows(part) if split else part
             with warnings.catch_warnings(action="ignore"):
-                state_dict_loader.load(state, storage_reader=reader, no_dist=self.group.world_size == 1)
+                state_dict_loader.load(
+                    state, storage_reader=reader, no_dist=self.group.world_size == 1
+                )
         except (OSError, ValueError, KeyError, SafetensorError, CheckpointException) as error:
-            raise RequestError(f"The checkpoint {folder} cannot be read: {str(error).splitlines()[0][:300]}") from None
+            raise RequestError(
+                f"The checkpoint {folder} cannot be read: {str(error).splitlines()[0][:300]}"
+            ) from None
         for key, value in state.items():
             group, _, name = key.partition("/")
             own = name if group == "optimizer" else f"{self._prefix}{name}"
-            groups.setdefault(group, {})[own] = value.to_local() if hasattr(value, "to_local") else value
+            groups.setdefault(group, {})[own] = (
+                value.to_local() if hasattr(value, "to_local") else value
+            )
         return groups, about
 
     def save_results(self, run: Run, folder: RunFolder) -> None:
         """All processes write their rows, and the first also all that is not split."""
-        rank, world_size, tables = self.group.rank, self.group.world_size, self.model.model.state_dict()
+        rank = self.group.rank
+        world_size = self.group.world_size
+        tables = self.model.model.state_dict()
         kept = {name: table for name, table in tables.items() if is_split(name) or rank == 0}
-        save_tensors({"model": kept}, folder.weight_shard(rank, world_size), about=self.about("end"))
+        save_tensors(
+            {"model": kept}, folder.weight_shard(rank, world_size), about=self.about("end")
+        )
         self.group.on_first(partial(folder.finish_sharded, run, world_size))
 
     def _is_split(self, key: str, shape: Sequence[int]) -> bool:
         """Whether a tensor of a checkpoint, by its name and shape, has a row for every entity."""
         group, _, name = key.partition("/")
         if group == "optimizer":
-            name = [name for name, _ in self.model.embedding.named_parameters()][int(name.partition(".")[0])]
+            name = [name for name, _ in self.model.embedding.named_parameters()][
+                int(name.partition(".")[0])
+            ]
         return name in TABLES and len(shape) > 0
 
 
@@ -303,7 +374,9 @@ class ShardedCheckpoint:
     """A folder with the last checkpoints, `pointer` naming the last that is complete."""
 
     def __init__(self, path: Path, group: Processes) -> None:
-        self.path, self.group, self.pointer = path, group, path / "latest.json"
+        self.path = path
+        self.group = group
+        self.pointer = path / "latest.json"
 
     def about(self) -> dict[str, Any]:
         return dict(read_json(self.pointer, dict[str, Any], checksum=True))
@@ -311,7 +384,9 @@ class ShardedCheckpoint:
     def start(self) -> None:
         """Before the first step there is nothing but the recipe."""
         self.path.mkdir(exist_ok=True)
-        write_json(self.pointer, {"when": "start", "optimizer": None, "progress": asdict(Progress())})
+        write_json(
+            self.pointer, {"when": "start", "optimizer": None, "progress": asdict(Progress())}
+        )
 
     def _folders(self) -> list[Path]:
         self.path.mkdir(exist_ok=True)
@@ -319,7 +394,11 @@ class ShardedCheckpoint:
 
     def next_folder(self) -> Path:
         """The folder of the next checkpoint, on which all processes agree."""
-        last = max((int(found.name) for found in self._folders()), default=0) if self.group.first else 0
+        last = (
+            max((int(found.name) for found in self._folders()), default=0)
+            if self.group.first
+            else 0
+        )
         return self.path / f"{int(self.group.largest(last + 1)[0]):06d}"
 
     def point_to(self, folder: Path, about: dict[str, Any]) -> None:
@@ -333,7 +412,9 @@ class ShardedCheckpoint:
 
 
 def _by_rows(shard: Shard) -> Callable[[Tensor], Any]:
-    """A function that makes rows of this process a part of the whole table; a single process has all of them."""
+    """A function that makes rows of this process a part of the whole table; a single process has
+    all of them.
+    """
     if shard.world_size == 1:
         return lambda part: part
     from torch.distributed import tensor
@@ -343,7 +424,11 @@ def _by_rows(shard: Shard) -> Callable[[Tensor], Any]:
 
     def distributed(part: Tensor) -> Any:
         shape = torch.Size((shard.num_entities, *part.shape[1:]))
-        options = {"shape": shape, "stride": torch.empty(shape, device="meta").stride(), "run_check": False}
+        options = {
+            "shape": shape,
+            "stride": torch.empty(shape, device="meta").stride(),
+            "run_check": False,
+        }
         return tensor.DTensor.from_local(part.contiguous(), mesh, [tensor.Shard(0)], **options)
 
     return distributed
@@ -353,17 +438,23 @@ def _by_rows(shard: Shard) -> Callable[[Tensor], Any]:
 
 
 def sharded_loss(loss: BoundLoss, shard: Shard) -> BoundLoss:
-    """The same loss for a `ShardedModel`. Losses of sampled negatives need no change: each owner scores its own."""
+    """The same loss for a `ShardedModel`. Losses of sampled negatives need no change: each owner
+    scores its own.
+    """
     if type(loss) is BoundOneVsAll or type(loss) is BoundKvsAll:
         return replace(loss, shard=shard)
     if isinstance(loss, (BoundSampledLoss, BoundSampledSoftmax)):
         return loss
-    raise RequestError(f"{type(loss).__name__} is a loss that cannot be trained on several processes.")
+    raise RequestError(
+        f"{type(loss).__name__} is a loss that cannot be trained on several processes."
+    )
 
 
 @dataclass
 class ShardedReferenceStep(ReferenceStep):
-    """`ReferenceStep` of a `ShardedModel`: every process has the same objective, and the gradient of its own rows."""
+    """`ReferenceStep` of a `ShardedModel`: every process has the same objective, and the gradient
+    of its own rows.
+    """
 
     model: ShardedModel
 
@@ -377,11 +468,13 @@ class ShardedReferenceStep(ReferenceStep):
 
     def gradients(self, batch: Tensor) -> Tensor:
         objective = super().gradients(batch)
-        self.model.add_local_gradients(bool(self.regularizer.weight) and self.regularizer.reads_whole_tables)
+        self.model.add_local_gradients(
+            bool(self.regularizer.weight) and self.regularizer.reads_whole_tables
+        )
         return objective
 
 
-# -- runs -------------------------------------------------------------------------------------------------------------
+# -- runs --------------------------------------------------------------------
 
 
 def train_in_processes(
@@ -395,23 +488,38 @@ def train_in_processes(
     callbacks: Sequence[Callback] = (),
     on_start: OnStart | None = None,
 ) -> Run:
-    """Train a recipe in the processes of a group, each calling this. After a restart by the launcher, resume.
+    """Train a recipe in the processes of a group, each calling this. After a restart by the
+    launcher, resume.
 
-    `on_start` gets a sentence in process 0 before the first step: the memory and the time that each process needs.
+    `on_start` gets a sentence in process 0 before the first step: the memory and the time that each
+    process needs.
     """
     folder = RunFolder(out)
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     with group.lock(out):
-        unfinished = group.largest(folder.sharded_checkpoint.exists() and not folder.report.exists())[0]
+        unfinished = group.largest(
+            folder.sharded_checkpoint.exists() and not folder.report.exists()
+        )[0]
         if restarted and unfinished:
-            return _resume(folder, group, on_start, callbacks=callbacks, trust_code=False, on_progress=on_progress)
+            return _resume(
+                folder,
+                group,
+                on_start,
+                callbacks=callbacks,
+                trust_code=False,
+                on_progress=on_progress,
+            )
         group.on_first(lambda: folder.check_free(overwrite=overwrite))
         called = find_callbacks(callbacks)
-        trainer = DistributedTrainer.build(recipe, graph, group, on_progress=on_progress, callbacks=called)
+        trainer = DistributedTrainer.build(
+            recipe, graph, group, on_progress=on_progress, callbacks=called
+        )
 
         def create() -> None:
             engine = trainer.describe_engine()
-            with folder.create(recipe, graph, group.device, engine=engine, overwrite=overwrite) as fresh:
+            with folder.create(
+                recipe, graph, group.device, engine=engine, overwrite=overwrite
+            ) as fresh:
                 ShardedCheckpoint(fresh.sharded_checkpoint, group).start()
 
         group.on_first(create)
@@ -434,23 +542,33 @@ def resume_in_processes(
 
 
 def _resume(
-    folder: RunFolder, group: Processes, on_start: OnStart | None, *, callbacks: Sequence[Callback] = (), **options: Any
+    folder: RunFolder,
+    group: Processes,
+    on_start: OnStart | None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    **options: Any,
 ) -> Run:
     def check() -> None:
         if folder.finished:
             folder.remove_checkpoint()
             damaged = f"Some of its files are damaged. Evaluate it again without torchrun: dualkg resume {folder.path}"
-            again = damaged if folder.damage() else "To train longer, start a new run with more epochs."
+            again = (
+                damaged if folder.damage() else "To train longer, start a new run with more epochs."
+            )
             raise RequestError(f"The run {folder.path} is finished. {again}")
         if folder.checkpoint.exists() and load_tensors(folder.checkpoint)[1].get("when") == "start":
-            ShardedCheckpoint(folder.sharded_checkpoint, group).start()  # of a run that was only prepared
+            ShardedCheckpoint(
+                folder.sharded_checkpoint, group
+            ).start()  # of a run that was only prepared
             folder.checkpoint.unlink()
         if not folder.sharded_checkpoint.exists():
             advice = f"Resume it without torchrun: dualkg resume {folder.path}"
             raise RequestError(f"The run {folder.path} was started in one process. {advice}")
 
     group.on_first(check)
-    recipe, graph = load_recipe(folder.recipe, trust_code=options.pop("trust_code")), folder.load_graph()
+    recipe = load_recipe(folder.recipe, trust_code=options.pop("trust_code"))
+    graph = folder.load_graph()
     called = find_callbacks(callbacks or saved_trackers(folder.path)) if group.first else []
     started = ShardedCheckpoint(folder.sharded_checkpoint, group).about()["when"] != "start"
     with skip_initialization() if started else nullcontext():  # the checkpoint has the weights

@@ -1,8 +1,10 @@
 """Engines: which step trains a model, in which precision, and what prevents a faster one.
 
-The reference engine is autograd, which faster steps are tested against: on a GPU captured as a CUDA graph where that is
-possible, and with sparse gradients where a batch reads few of many entities. The fast engine computes the gradient of
-the softmax without autograd: fused on a CPU or a GPU, and with bfloat16 products on a GPU entirely in kernels."""
+The reference engine is autograd, which faster steps are tested against: on a GPU captured as a CUDA
+graph where that is possible, and with sparse gradients where a batch reads few of many entities.
+The fast engine computes the gradient of the softmax without autograd: fused on a CPU or a GPU, and
+with bfloat16 products on a GPU entirely in kernels.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,8 +48,14 @@ class Engine:
         return self.step in ("fused", "kernels")
 
     def __str__(self) -> str:
-        """Such as `fused kernels, bfloat16 products, one NVIDIA H200` or `autograd, float32, 2 CPU threads`."""
-        products = {"float32": "float32", "tf32": "TensorFloat-32 products", "bf16": "bfloat16 products"}
+        """Such as `fused kernels, bfloat16 products, one NVIDIA H200` or `autograd, float32, 2 CPU
+        threads`.
+        """
+        products = {
+            "float32": "float32",
+            "tf32": "TensorFloat-32 products",
+            "bf16": "bfloat16 products",
+        }
         threads = torch.get_num_threads()
         device = f"{threads} CPU thread{'' if threads == 1 else 's'}"
         if self.device.type == "cuda":
@@ -78,14 +86,24 @@ class Job(NamedTuple):
 
 
 def kernels_know_relations(job: Job) -> bool:
-    """Whether GPU kernels can compute with the relations of a model, the regularizer and relation prediction."""
-    model, regularizer = job.whole, job.regularizer
-    if not (isinstance(model, BilinearModel) and has_builtin_maps(model) and is_power_sum(regularizer)):
+    """Whether GPU kernels can compute with the relations of a model, the regularizer and relation
+    prediction.
+    """
+    model = job.whole
+    regularizer = job.regularizer
+    if not (
+        isinstance(model, BilinearModel) and has_builtin_maps(model) and is_power_sum(regularizer)
+    ):
         return False
     if isinstance(model, DiagonalModel):
-        # The kernel of penalties takes one modulus of all numbers of a coordinate; for squares that is their sum.
-        return model.linear_in_relations and (model.multiplicative_modulus or regularizer.power == 2)
-    numbers_formed = model.num_relation_ids * model.dim**2 if model.relation_kernel == "mixtures" else 0
+        # The kernel of penalties takes one modulus of all numbers of a coordinate; for squares that
+        # is their sum.
+        return model.linear_in_relations and (
+            model.multiplicative_modulus or regularizer.power == 2
+        )
+    numbers_formed = (
+        model.num_relation_ids * model.dim**2 if model.relation_kernel == "mixtures" else 0
+    )
     return (
         model.relation_kernel is not None
         and model.has_adjoint
@@ -97,36 +115,52 @@ def kernels_know_relations(job: Job) -> bool:
 
 
 def samples_in_kernels(job: Job) -> bool:
-    """Whether GPU kernels can train sampled softmax: negatives that a batch shares, on tables that are not split."""
-    loss, shared = job.loss, getattr(job.loss, "shared", False)
+    """Whether GPU kernels can train sampled softmax: negatives that a batch shares, on tables that
+    are not split.
+    """
+    loss = job.loss
+    shared = getattr(job.loss, "shared", False)
     own_bind = type(loss).bind is SampledSoftmax.bind
-    return isinstance(loss, SampledSoftmax) and own_bind and shared and not isinstance(job.model, ShardedModel)
+    return (
+        isinstance(loss, SampledSoftmax)
+        and own_bind
+        and shared
+        and not isinstance(job.model, ShardedModel)
+    )
 
 
 NOT_ONE_PRODUCT = (
-    "needs a model whose scores are one product, as those of bilinear models and squared distances are, and whose "
-    "tables are all trained; this {job.whole.__class__.__name__} is none"
+    "needs a model whose scores are one product, as those of bilinear models and squared "
+    "distances are, and whose tables are all trained; this {job.whole.__class__.__name__} is none"
 )
 UNKNOWN_TO_KERNELS = (
-    "on a GPU is for models and regularizers that kernels know: relations that are rows, or matrices without relation "
-    "prediction, and sums of powers over a batch; this {job.whole.__class__.__name__} with "
-    "{job.regularizer.__class__.__name__} is not"
+    "on a GPU is for models and regularizers that kernels know: relations that are rows, or "
+    "matrices without relation prediction, and sums of powers over a batch; this "
+    "{job.whole.__class__.__name__} with {job.regularizer.__class__.__name__} is not"
 )
-Capability = dict[str, Callable[[Job], object]]  # conditions, by the end of the sentence about a job that lacks one
+Capability = dict[
+    str, Callable[[Job], object]
+]  # conditions, by the end of the sentence about a job that lacks one
 FAST: Capability = {
-    NOT_ONE_PRODUCT: lambda job: job.model.score_form and all(one.requires_grad for one in job.model.parameters()),
+    NOT_ONE_PRODUCT: lambda job: (
+        job.model.score_form and all(one.requires_grad for one in job.model.parameters())
+    ),
     "is for OneVsAll, each triple against one whole answer; {job.loss.fast_step_obstacle} was set": (
         lambda job: not job.loss.fast_step_obstacle
     ),
 }
 BF16: Capability = {  # of the fast engine
     "is for models that score by products": lambda job: job.model.score_form == "products",
-    "is for training with Adagrad; optimizer.name is {job.optimizer}": lambda job: job.optimizer == "Adagrad",
+    "is for training with Adagrad; optimizer.name is {job.optimizer}": lambda job: (
+        job.optimizer == "Adagrad"
+    ),
     "is for Adagrad with sums of single elements; optimizer.sums is {job.sums}": (
         lambda job: job.sums == "elements" or samples_in_kernels(job)
     ),
     "is for tables of float32": lambda job: job.model.embedding.entities.dtype == torch.float32,
-    "is not supported by this processor, and would be slow": lambda job: job.on_gpu or has_bf16_products(),
+    "is not supported by this processor, and would be slow": lambda job: (
+        job.on_gpu or has_bf16_products()
+    ),
     "on a GPU {no_kernels}": lambda job: not (job.on_gpu and gpu_kernels_unavailable()),
     "is not supported by this GPU": lambda job: (
         not job.on_gpu or torch.cuda.get_device_capability(job.model.device) >= (8, 0)
@@ -142,7 +176,9 @@ def obstacle(capability: Capability, job: Job) -> str | None:
 
 
 def can_capture(job: Job) -> bool:
-    """Whether autograd can be captured as a CUDA graph: no size depends on the content of a batch."""
+    """Whether autograd can be captured as a CUDA graph: no size depends on the content of a
+    batch.
+    """
     return (
         job.on_gpu
         and job.optimizer == "Adam"
@@ -155,7 +191,9 @@ def can_capture(job: Job) -> bool:
 
 
 def reads_few_rows(job: Job, batch_size: int) -> bool:
-    """Whether a batch reads so few entity rows that Adagrad is faster, and exact, on these alone."""
+    """Whether a batch reads so few entity rows that Adagrad is faster, and exact, on these
+    alone.
+    """
     rows = job.loss.rows_per_batch(job.model, batch_size)
     return (
         job.optimizer == "Adagrad"
@@ -166,8 +204,12 @@ def reads_few_rows(job: Job, batch_size: int) -> bool:
 
 
 def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Engine:
-    """The engine that the recipe requests, or the fastest one that applies where it leaves that open."""
-    wanted, precision, choice = recipe.training.engine, recipe.training.precision, recipe.optimizer
+    """The engine that the recipe requests, or the fastest one that applies where it leaves that
+    open.
+    """
+    wanted = recipe.training.engine
+    precision = recipe.training.precision
+    choice = recipe.optimizer
     job = Job(model, recipe.loss, regularizer, choice.name, recipe.training.order, choice.sums)
     not_fast = obstacle(FAST, job)
     is_fast = wanted != "reference" and (not not_fast or (job.on_gpu and samples_in_kernels(job)))
@@ -179,7 +221,9 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     if not_fast and (wanted == "fast" or precision == "bf16"):
         raise RequestError(f"The fast engine {not_fast}. Use --engine reference and float32.")
     if wanted == "reference" and precision == "bf16":
-        raise RequestError("The reference engine trains in float32; bf16 was requested. Use --engine fast.")
+        raise RequestError(
+            "The reference engine trains in float32; bf16 was requested. Use --engine fast."
+        )
     exact: Literal["float32", "tf32"] = "tf32" if precision == "tf32" and job.on_gpu else "float32"
     step: StepName = "autograd" if not_fast or wanted == "reference" else "fused"
     if not_fast and wanted == "auto":
@@ -192,8 +236,9 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
 class ReferenceStep:
     """A gradient step on loss plus regularizer for one batch.
 
-    On a GPU it may be captured as a CUDA graph; the optimizer then reads the learning rate from a tensor there. With
-    `sparse`, gradients of the entity tables have only the rows of the batch, and the optimizer updates only these.
+    On a GPU it may be captured as a CUDA graph; the optimizer then reads the learning rate from a
+    tensor there. With `sparse`, gradients of the entity tables have only the rows of the batch, and
+    the optimizer updates only these.
     """
 
     model: Model
@@ -239,7 +284,8 @@ class ReferenceStep:
 
 
 class CudaGraphStep:
-    """Replays a captured step for batches of the largest size; others, such as a last short one, run eagerly.
+    """Replays a captured step for batches of the largest size; others, such as a last short one,
+    run eagerly.
 
     A step must not wait for the GPU, and reads its learning rate from a tensor there.
     """
@@ -252,15 +298,22 @@ class CudaGraphStep:
         self.graph: torch.cuda.CUDAGraph | None = None  # with its `batch` and `objective`
 
     def reserve(self, num_queries: int) -> None:
-        """Provide for batches of that many queries, and a few more; a graph with less capacity is discarded."""
+        """Provide for batches of that many queries, and a few more; a graph with less capacity is
+        discarded.
+        """
         if self.step.capacity is None or num_queries > self.step.capacity:
             self.step.capacity = -(-num_queries // CAPACITY_STEP) * CAPACITY_STEP
-            self.num_taken, self.graph = 0, None
+            self.num_taken = 0
+            self.graph = None
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it; the next step overwrites that."""
-        if len(batch) > self.largest:  # the buffers that a graph works on are about to be replaced by larger ones
-            self.largest, self.num_taken, self.graph = len(batch), 0, None
+        if (
+            len(batch) > self.largest
+        ):  # the buffers that a graph works on are about to be replaced by larger ones
+            self.largest = len(batch)
+            self.num_taken = 0
+            self.graph = None
         if self.graph is None and self.num_taken >= WARM_UP and len(batch) == self.largest:
             self._capture(batch)
         if self.graph is None or len(batch) != len(self.batch):
@@ -289,7 +342,9 @@ class CudaGraphStep:
 def build_step(
     engine: Engine, model: Model, loss: BoundLoss, regularizer: Regularizer, optimizer: AnyOptimizer
 ) -> Step:
-    """The step of an engine; the fast ones take a bound `OneVsAll`, the kernels also `SampledSoftmax`."""
+    """The step of an engine; the fast ones take a bound `OneVsAll`, the kernels also
+    `SampledSoftmax`.
+    """
     if engine.step in ("autograd", "sparse"):
         return ReferenceStep(model, loss, regularizer, optimizer, sparse=engine.step == "sparse")
     if engine.step == "captured":

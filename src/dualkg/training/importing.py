@@ -26,8 +26,22 @@ from dualkg.training.run import Run
 
 Array = npt.ArrayLike
 UNIT = 1e-3  # how far the modulus of a rotation may be from 1
-PYKEEN_MODELS = ("ComplEx", "CP", "DistMult", "QuatE", "RESCAL", "RotatE", "SE", "SimplE", "TransE", "TuckER")
-LIBKGE_MODELS = {name.lower(): name for name in ("ComplEx", "CP", "DistMult", "RESCAL", "RotatE", "SimplE", "TransE")}
+PYKEEN_MODELS = (
+    "ComplEx",
+    "CP",
+    "DistMult",
+    "QuatE",
+    "RESCAL",
+    "RotatE",
+    "SE",
+    "SimplE",
+    "TransE",
+    "TuckER",
+)
+LIBKGE_MODELS = {
+    name.lower(): name
+    for name in ("ComplEx", "CP", "DistMult", "RESCAL", "RotatE", "SimplE", "TransE")
+}
 LIBKGE_MODELS["relational_tucker3"] = "TuckER"
 
 
@@ -45,10 +59,11 @@ def from_arrays(
 ) -> Run:
     """Make a run from tables `(num_entities, width)` and `(num_relations or twice that, …)`.
 
-    Rows are in the order of `entity_names` and `relation_names`, or of the ids of `graph`. Complex arrays become all
-    real parts, then all imaginary parts. Twice as many relation rows as relations are those with reciprocals. CP needs
-    `tails`, its second entity table. `parameters` are the other arrays of a model by name, such as the `core` of
-    TuckER, and `options` are those of its class, such as `norm`. Angles are in radians.
+    Rows are in the order of `entity_names` and `relation_names`, or of the ids of `graph`. Complex
+    arrays become all real parts, then all imaginary parts. Twice as many relation rows as relations
+    are those with reciprocals. CP needs `tails`, its second entity table. `parameters` are the
+    other arrays of a model by name, such as the `core` of TuckER, and `options` are those of its
+    class, such as `norm`. Angles are in radians.
     """
     kind = find_class(model, MODELS, EmbeddingModel)
     given = {"entities": entities, "relations": relations, "tails": tails}
@@ -58,36 +73,49 @@ def from_arrays(
         tables.setdefault("half_turn", torch.tensor(math.pi))
     if graph is None:
         if entity_names is None or relation_names is None:
-            raise RequestError("from_arrays needs a graph, or entity_names and relation_names, to name the rows.")
+            raise RequestError(
+                "from_arrays needs a graph, or entity_names and relation_names, to name the rows."
+            )
         graph = _graph("imported", entity_names, relation_names, {})
-    num_rows, num_relations = len(tables["relations"]), graph.shape.num_relations
+    num_rows = len(tables["relations"])
+    num_relations = graph.shape.num_relations
     if num_rows not in (num_relations, 2 * num_relations):
         raise RequestError(
-            f"The relation table should have {num_relations:,} rows, or {2 * num_relations:,} with reciprocals; it has "
-            f"{num_rows:,}."
+            f"The relation table should have {num_relations:,} rows, or {2 * num_relations:,} "
+            f"with reciprocals; it has {num_rows:,}."
         )
     if entity_names is not None:
         own = {name: tables[name] for name in TABLES if name in tables}
-        tables |= {name: _in_graph_order(table, entity_names, graph.entities) for name, table in own.items()}
+        tables |= {
+            name: _in_graph_order(table, entity_names, graph.entities)
+            for name, table in own.items()
+        }
     if relation_names is not None:
         tables["relations"] = _in_graph_order(tables["relations"], relation_names, graph.relations)
     dim = (tables["entities"].shape[1] - kind.num_biases) // kind.numbers_per_coordinate
-    config = ModelConfig(name=model, dim=dim, reciprocal=num_rows == 2 * num_relations, options=dict(options or {}))
+    config = ModelConfig(
+        name=model, dim=dim, reciprocal=num_rows == 2 * num_relations, options=dict(options or {})
+    )
     with skip_initialization():
         built = config.build(graph.shape, seed=0)
     load_weights(built, tables, source="The set of arrays")
     return Run(built.eval(), graph, Recipe(data=Data(graph=graph.name), model=config))
 
 
-def _graph(name: str, entities: Sequence[str], relations: Sequence[str], splits: Mapping[Any, Triples]) -> Graph:
+def _graph(
+    name: str, entities: Sequence[str], relations: Sequence[str], splits: Mapping[Any, Triples]
+) -> Graph:
     """A graph whose ids are the positions of the names."""
     triples = {split: splits.get(split, np.zeros((0, 3), dtype=np.int32)) for split in SPLITS}
     vocabularies = Vocabulary(list(entities)), Vocabulary(list(relations), kind="relation")
     shape = GraphShape(len(entities), len(relations))
     for split, found in triples.items():
-        if len(found) and (found.min() < 0 or (found.max(axis=0) >= [shape[0], shape[1], shape[0]]).any()):
+        if len(found) and (
+            found.min() < 0 or (found.max(axis=0) >= [shape[0], shape[1], shape[0]]).any()
+        ):
             raise RequestError(
-                f"The {split} triples have ids that are not among the {shape[0]:,} entities and {shape[1]:,} relations."
+                f"The {split} triples have ids that are not among the {shape[0]:,} entities and "
+                f"{shape[1]:,} relations."
             )
     graph = Graph(name, *vocabularies, **triples, notes=count_repeats(triples, shape))  # type: ignore[arg-type]
     return graph.with_fingerprint()
@@ -104,71 +132,106 @@ def _tensor(values: Array) -> Tensor:
 def _real(table: Array, name: str, kind: type[EmbeddingModel]) -> Tensor:
     values = _numpy(table)
     if values.ndim < 2:
-        raise RequestError(f"{name} should be a table with a row for each name; its shape is {values.shape}.")
+        raise RequestError(
+            f"{name} should be a table with a row for each name; its shape is {values.shape}."
+        )
     values = values.reshape(len(values), -1)
     if np.iscomplexobj(values) and kind is RotatE and name == "relations":
         if (error := np.abs(np.abs(values) - 1).max(initial=0)) > UNIT:
             raise RequestError(
-                f"The relations of RotatE are complex numbers of modulus 1, or angles in radians; there is a modulus "
-                f"that differs from 1 by {error:.2g}."
+                "The relations of RotatE are complex numbers of modulus 1, or angles in radians; "
+                f"there is a modulus that differs from 1 by {error:.2g}."
             )
         values = np.angle(values)
     elif np.iscomplexobj(values):
-        if kind.numbers_per_coordinate != 2 or kind is SimplE:  # one of its two numbers is for heads, one for tails
+        if (
+            kind.numbers_per_coordinate != 2 or kind is SimplE
+        ):  # one of its two numbers is for heads, one for tails
             raise RequestError(f"{name} are complex numbers; {kind.__name__} has real ones.")
         values = np.concatenate([values.real, values.imag], axis=1)
     return _tensor(values)
 
 
 def _in_graph_order(table: Tensor, names: Sequence[str], vocabulary: Vocabulary) -> Tensor:
-    row_of, wanted = {name: row for row, name in enumerate(names)}, vocabulary.names.to_pylist()
+    row_of = {name: row for row, name in enumerate(names)}
+    wanted = vocabulary.names.to_pylist()
     if len(row_of) < len(names):
-        raise RequestError(f"{len(names) - len(row_of):,} of the {len(names):,} names of rows are repeated.")
-    if len(table) not in (len(names), 2 * len(names) if vocabulary.kind == "relation" else len(names)):
+        raise RequestError(
+            f"{len(names) - len(row_of):,} of the {len(names):,} names of rows are repeated."
+        )
+    if len(table) not in (
+        len(names),
+        2 * len(names) if vocabulary.kind == "relation" else len(names),
+    ):
         raise RequestError(f"There are {len(names):,} names for {len(table):,} rows.")
     if missing := [name for name in wanted if name not in row_of]:
-        raise RequestError(f"The arrays have no row for {len(missing):,} names of the graph, such as '{missing[0]}'.")
+        raise RequestError(
+            f"The arrays have no row for {len(missing):,} names of the graph, such as "
+            f"'{missing[0]}'."
+        )
     order = torch.tensor([row_of[name] for name in wanted], dtype=torch.long)
     return torch.cat([rows[order] for rows in table.split(len(names))])  # type: ignore[no-untyped-call]
 
 
-def from_pykeen(model: Any, factory: Any, *, valid: Any = None, test: Any = None, graph: Graph | None = None) -> Run:
-    """Make a run from a model of PyKEEN and the triples factory, or the dataset, that it was trained with.
+def from_pykeen(
+    model: Any, factory: Any, *, valid: Any = None, test: Any = None, graph: Graph | None = None
+) -> Run:
+    """Make a run from a model of PyKEEN and the triples factory, or the dataset, that it was
+    trained with.
 
-    `valid` and `test` are the factories of the other splits; a dataset has them. With `graph`, rows are put in the
-    order of its names. Representations are taken as the model uses them in evaluation, after normalization.
+    `valid` and `test` are the factories of the other splits; a dataset has them. With `graph`, rows
+    are put in the order of its names. Representations are taken as the model uses them in
+    evaluation, after normalization.
     """
-    if not all(hasattr(model, name) for name in ("interaction", "entity_representations", "relation_representations")):
-        raise RequestError(f"A model of PyKEEN was expected; it is {type(model).__name__}. {_supported(PYKEEN_MODELS)}")
+    if not all(
+        hasattr(model, name)
+        for name in ("interaction", "entity_representations", "relation_representations")
+    ):
+        raise RequestError(
+            f"A model of PyKEEN was expected; it is {type(model).__name__}. "
+            f"{_supported(PYKEEN_MODELS)}"
+        )
     if hasattr(factory, "training"):
-        dataset, factory = factory, factory.training
+        dataset = factory
+        factory = factory.training
         valid = dataset.validation if valid is None else valid
         test = dataset.testing if test is None else test
     if not hasattr(factory, "mapped_triples"):
-        raise RequestError(f"A triples factory or a dataset of PyKEEN was expected; it is {type(factory).__name__}.")
-    with torch.no_grad(), eval_mode(model):  # without dropout, and with the statistics of batch normalization
+        raise RequestError(
+            "A triples factory or a dataset of PyKEEN was expected; it is "
+            f"{type(factory).__name__}."
+        )
+    with (
+        torch.no_grad(),
+        eval_mode(model),
+    ):  # without dropout, and with the statistics of batch normalization
         entities = [part(indices=None).detach().cpu() for part in model.entity_representations]
         relations = [part(indices=None).detach().cpu() for part in model.relation_representations]
-        arrays = _pykeen_arrays(model, entities, _reciprocals_last(model, relations, factory.real_num_relations))
+        arrays = _pykeen_arrays(
+            model, entities, _reciprocals_last(model, relations, factory.real_num_relations)
+        )
     entity_names = _pykeen_names(factory, "entity", factory.num_entities)
     relation_names = _pykeen_names(factory, "relation", factory.real_num_relations)
     if len(arrays["entities"]) != factory.num_entities:
         raise RequestError(
-            f"The model has {len(arrays['entities']):,} entities and the factory {factory.num_entities:,}. Give the "
-            f"factory that the model was trained with."
+            f"The model has {len(arrays['entities']):,} entities and the factory "
+            f"{factory.num_entities:,}. Give the factory that the model was trained with."
         )
     splits = {}
     for name, one in {"train": factory, "valid": valid, "test": test}.items():
         for kind in ("entity_to_id", "relation_to_id"):
             if one is not None and getattr(one, kind, None) != getattr(factory, kind, None):
                 raise RequestError(
-                    f"The {name} factory has other ids than that of training: its {kind} differs. Create it with "
-                    f"entity_to_id=training.entity_to_id and relation_to_id=training.relation_to_id."
+                    f"The {name} factory has other ids than that of training: its {kind} differs. "
+                    "Create it with entity_to_id=training.entity_to_id and "
+                    "relation_to_id=training.relation_to_id."
                 )
         if one is not None:
             splits[name] = one.mapped_triples.cpu().numpy().astype(np.int32)
     graph = graph or _graph("pykeen", entity_names, relation_names, splits)
-    return from_arrays(**arrays, graph=graph, entity_names=entity_names, relation_names=relation_names)
+    return from_arrays(
+        **arrays, graph=graph, entity_names=entity_names, relation_names=relation_names
+    )
 
 
 def _supported(names: Sequence[str]) -> str:
@@ -185,13 +248,15 @@ def _reciprocals_last(model: Any, tables: Sequence[Tensor], num_relations: int) 
     expected = num_relations * (2 if model.use_inverse_triples else 1)
     if any(len(table) != expected for table in tables):
         raise RequestError(
-            f"The model has {len(tables[0]):,} relation rows and the factory needs {expected:,}. Give the factory that "
-            f"the model was trained with."
+            f"The model has {len(tables[0]):,} relation rows and the factory needs {expected:,}. "
+            "Give the factory that the model was trained with."
         )
     if not model.use_inverse_triples:
         return list(tables)
     triples = torch.arange(num_relations).repeat(3, 1).T
-    order = torch.cat([model.relation_inverter.map(triples, invert=inverse)[:, 1] for inverse in (False, True)])
+    order = torch.cat(
+        [model.relation_inverter.map(triples, invert=inverse)[:, 1] for inverse in (False, True)]
+    )
     return [table[order] for table in tables]
 
 
@@ -200,11 +265,16 @@ def _pykeen_arrays(model: Any, entities: list[Tensor], relations: list[Tensor]) 
     interaction = model.interaction
     if type(interaction).__name__ == "ClampedInteraction":
         if interaction.clamp_score is not None:
-            raise RequestError("Its scores are clamped, which makes ties; a model without clamp_score can be imported.")
+            raise RequestError(
+                "Its scores are clamped, which makes ties; a model without clamp_score can be "
+                "imported."
+            )
         interaction = interaction.base
     name = type(interaction).__name__.removesuffix("Interaction")
     if name not in PYKEEN_MODELS:
-        raise RequestError(f"{type(model).__name__} of PyKEEN scores by {name}. {_supported(PYKEEN_MODELS)}")
+        raise RequestError(
+            f"{type(model).__name__} of PyKEEN scores by {name}. {_supported(PYKEEN_MODELS)}"
+        )
     arrays: dict[str, Any] = {"model": name, "entities": entities[0], "relations": relations[0]}
     if name in ("TransE", "SE"):
         arrays["options"] = {"norm": _norm(interaction.p, squared=interaction.power_norm)}
@@ -215,38 +285,64 @@ def _pykeen_arrays(model: Any, entities: list[Tensor], relations: list[Tensor]) 
     elif name == "SimplE":
         arrays |= {"entities": torch.cat(entities, dim=1), "relations": torch.cat(relations, dim=1)}
         first = (torch.ones(1), torch.zeros(1))
-        if interaction(first, first, first):  # PyKEEN 1.11 takes the same half of both entities: two DistMult models
+        if interaction(
+            first, first, first
+        ):  # PyKEEN 1.11 takes the same half of both entities: two DistMult models
             arrays |= {"model": "DistMult", "relations": arrays["relations"] / 2}
     elif name == "SE":  # a matrix there is multiplied by a column
         arrays["relations"] = torch.stack([matrices.mT for matrices in relations], dim=1)
     elif name == "QuatE":  # (dim, 4) there, and the score is −⟨h ⊗ r, t⟩
         unit = bool((relations[0].norm(dim=-1) - 1).abs().max() < UNIT)
-        arrays |= {"entities": entities[0].mT, "relations": -relations[0].mT, "options": {"normalized": unit}}
+        arrays |= {
+            "entities": entities[0].mT,
+            "relations": -relations[0].mT,
+            "options": {"normalized": unit},
+        }
     elif name == "TuckER":
-        arrays |= _tucker(interaction, entities[0], relations[0], reciprocal=model.use_inverse_triples)
+        arrays |= _tucker(
+            interaction, entities[0], relations[0], reciprocal=model.use_inverse_triples
+        )
     return arrays
 
 
 def _norm(p: float, *, squared: bool = False) -> int | str:
     norms: dict[float, int | str] = {1: 1, 2: "squared" if squared else 2}
     if p not in norms:
-        raise RequestError(f"Its distance is the {p:g}-norm; distances of norm 1, norm 2 and its square are known.")
+        raise RequestError(
+            f"Its distance is the {p:g}-norm; distances of norm 1, norm 2 and its square are known."
+        )
     return norms[p]
 
 
-def _tucker(interaction: Any, entities: Tensor, relations: Tensor, *, reciprocal: bool) -> dict[str, Any]:
-    """Batch normalization as it is, or as part of the core where heads are predicted by the same relation.
+def _tucker(
+    interaction: Any, entities: Tensor, relations: Tensor, *, reciprocal: bool
+) -> dict[str, Any]:
+    """Batch normalization as it is, or as part of the core where heads are predicted by the same
+    relation.
 
-    In evaluation it is x∘a + b. One more coordinate, which is 1 for every entity and relation, makes that linear.
+    In evaluation it is x∘a + b. One more coordinate, which is 1 for every entity and relation,
+    makes that linear.
     """
     core = interaction.core_tensor.detach().cpu().transpose(0, 1)  # (head, relation, tail) there
     if interaction.head_batch_norm is None:
         return {"parameters": {"core": core}, "options": {"relation_dim": len(core)}}
     norms = {"before": interaction.head_batch_norm, "after": interaction.head_relation_batch_norm}
     if reciprocal:
-        names = {"scale": "weight", "shift": "bias", "mean": "running_mean", "variance": "running_var"}
-        found = {f"{name}.{own}": getattr(norm, its) for name, norm in norms.items() for own, its in names.items()}
-        return {"parameters": {"core": core, **found}, "options": {"relation_dim": len(core), "batch_norm": True}}
+        names = {
+            "scale": "weight",
+            "shift": "bias",
+            "mean": "running_mean",
+            "variance": "running_var",
+        }
+        found = {
+            f"{name}.{own}": getattr(norm, its)
+            for name, norm in norms.items()
+            for own, its in names.items()
+        }
+        return {
+            "parameters": {"core": core, **found},
+            "options": {"relation_dim": len(core), "batch_norm": True},
+        }
     affine = []  # the factor and the summand of each
     for norm in norms.values():
         parts = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
@@ -260,7 +356,9 @@ def _tucker(interaction: Any, entities: Tensor, relations: Tensor, *, reciprocal
     folded[:num, dim, :dim] = b @ core.double() * c
     folded[num, dim, :dim] = d
     tables = {"entities": entities, "relations": relations}
-    with_one = {name: torch.cat([table, torch.ones(len(table), 1)], dim=1) for name, table in tables.items()}
+    with_one = {
+        name: torch.cat([table, torch.ones(len(table), 1)], dim=1) for name, table in tables.items()
+    }
     return {**with_one, "parameters": {"core": folded}, "options": {"relation_dim": num + 1}}
 
 
@@ -270,54 +368,74 @@ class _Config:
     options: dict[str, Any]
 
 
-def from_libkge(path: str | Path, *, data: str | Path | None = None, graph: Graph | None = None) -> Run:
+def from_libkge(
+    path: str | Path, *, data: str | Path | None = None, graph: Graph | None = None
+) -> Run:
     """Make a run from a checkpoint or a packaged model of LibKGE, which need not be installed.
 
-    `data` is the folder of the dataset in LibKGE, with names and triples in `.del` files. Without it, names come from a
-    packaged model, and the run has the triples of `graph` or none.
+    `data` is the folder of the dataset in LibKGE, with names and triples in `.del` files. Without
+    it, names come from a packaged model, and the run has the triples of `graph` or none.
     """
     checkpoint = _load_checkpoint(Path(path))
     try:
-        state, config = checkpoint["model"][0], checkpoint["config"]
+        state = checkpoint["model"][0]
+        config = checkpoint["config"]
         options = config.options if isinstance(config, _Config) else config
         arrays = _libkge_arrays(state, options)
     except (KeyError, IndexError, TypeError) as error:
-        raise RequestError(f"{path} is not a checkpoint of LibKGE: {error} was not found in it.") from None
+        raise RequestError(
+            f"{path} is not a checkpoint of LibKGE: {error} was not found in it."
+        ) from None
     if data is not None:
         found = _read_dataset(Path(data))
-        entity_names, relation_names = found.entities.names.to_pylist(), found.relations.names.to_pylist()
+        entity_names = found.entities.names.to_pylist()
+        relation_names = found.relations.names.to_pylist()
         graph = graph or found
     else:
         try:
             meta = checkpoint["dataset"]["meta"]
-            entity_names, relation_names = [*map(str, meta["entity_ids"])], [*map(str, meta["relation_ids"])]
+            entity_names = [*map(str, meta["entity_ids"])]
+            relation_names = [*map(str, meta["relation_ids"])]
         except (KeyError, TypeError):
             raise RequestError(
-                f"{path} has no names of entities and relations. Name the folder of its dataset in LibKGE with data=, "
-                f"or package the model: kge package {path}"
+                f"{path} has no names of entities and relations. Name the folder of its dataset "
+                f"in LibKGE with data=, or package the model: kge package {path}"
             ) from None
-    return from_arrays(**arrays, graph=graph, entity_names=entity_names, relation_names=relation_names)
+    return from_arrays(
+        **arrays, graph=graph, entity_names=entity_names, relation_names=relation_names
+    )
 
 
 def _load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a file of `torch.save` without running code of it."""
     scalar = np._core.multiarray.scalar  # type: ignore[attr-defined]
     numbers = [type(np.dtype(kind)) for kind in ("f4", "f8", "i4", "i8", "?")]
-    allowed = [(_Config, "kge.config.Config"), (scalar, "numpy.core.multiarray.scalar"), scalar, np.dtype, *numbers]
+    allowed = [
+        (_Config, "kge.config.Config"),
+        (scalar, "numpy.core.multiarray.scalar"),
+        scalar,
+        np.dtype,
+        *numbers,
+    ]
     try:
         with torch.serialization.safe_globals(allowed):
             found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror or error}.") from None
     except Exception as error:  # a file of another kind may raise anything
-        refused = next((line for line in str(error).splitlines() if "Unsupported" in line or "GLOBAL" in line), "")
+        refused = next(
+            (line for line in str(error).splitlines() if "Unsupported" in line or "GLOBAL" in line),
+            "",
+        )
         reason = f": {refused.strip()}" if refused else ""
         raise RequestError(f"{path} cannot be read as a checkpoint of LibKGE{reason}.") from None
     return found
 
 
 def _libkge_arrays(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of `from_arrays` for the tables of a model; LibKGE's real and imaginary parts are halves of a row."""
+    """Keywords of `from_arrays` for the tables of a model; LibKGE's real and imaginary parts are
+    halves of a row.
+    """
     kind = options["model"]
     section = options.get(kind, {})
     if reciprocal := kind == "reciprocal_relations_model":
@@ -326,8 +444,14 @@ def _libkge_arrays(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> d
     if kind not in LIBKGE_MODELS:
         raise RequestError(f"It is a model of the type {kind}. {_supported(sorted(LIBKGE_MODELS))}")
     prefix = "_base_model." if reciprocal else ""
-    entities, relations = (_libkge_table(state, f"{prefix}_{part}_embedder.") for part in ("entity", "relation"))
-    arrays: dict[str, Any] = {"model": LIBKGE_MODELS[kind], "entities": entities, "relations": relations}
+    entities, relations = (
+        _libkge_table(state, f"{prefix}_{part}_embedder.") for part in ("entity", "relation")
+    )
+    arrays: dict[str, Any] = {
+        "model": LIBKGE_MODELS[kind],
+        "entities": entities,
+        "relations": relations,
+    }
     if kind in ("transe", "rotate"):
         norm = section.get("l_norm", options.get(kind, {}).get("l_norm", 1))
         arrays["options"] = {"norm": _norm(float(norm))}
@@ -335,7 +459,8 @@ def _libkge_arrays(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> d
         arrays["entities"], arrays["tails"] = entities.chunk(2, dim=1)
     elif kind == "relational_tucker3":
         inner = f"{prefix}_relation_embedder."
-        weight, dim = state[f"{inner}projection.weight"], entities.shape[1]
+        weight = state[f"{inner}projection.weight"]
+        dim = entities.shape[1]
         arrays |= {
             "relations": _libkge_table(state, f"{inner}base_embedder."),
             "parameters": {"core": weight.T.reshape(-1, dim, dim)},
@@ -353,21 +478,29 @@ def _libkge_table(state: Mapping[str, Tensor], prefix: str) -> Tensor:
 
 
 def _read_dataset(folder: Path) -> Graph:
-    """The names and triples of a dataset in LibKGE's format: tables of ids with the suffix `.del`."""
+    """The names and triples of a dataset in LibKGE's format: tables of ids with the suffix
+    `.del`.
+    """
     names: list[list[str]] = []
     try:
         for kind in ("entity", "relation"):
             lines = (folder / f"{kind}_ids.del").read_text(encoding="utf-8").split("\n")
-            rows = sorted((int(id), name) for id, name in (line.split("\t", 1) for line in lines if line))
+            rows = sorted(
+                (int(id), name) for id, name in (line.split("\t", 1) for line in lines if line)
+            )
             if [id for id, _ in rows] != list(range(len(rows))):
                 raise ValueError(f"the ids of {kind}_ids.del are not 0 to {len(rows) - 1:,}")
             names.append([name for _, name in rows])
         texts = {split: (folder / f"{split}.del").read_text(encoding="utf-8") for split in SPLITS}
-        splits = {split: np.loadtxt(StringIO(text), np.int32, ndmin=2)[:, :3] for split, text in texts.items() if text}
+        splits = {
+            split: np.loadtxt(StringIO(text), np.int32, ndmin=2)[:, :3]
+            for split, text in texts.items()
+            if text
+        }
     except OSError as error:
         raise RequestError(
-            f"{error.filename} cannot be read. A dataset of LibKGE has entity_ids.del, relation_ids.del, "
-            f"train.del, valid.del and test.del."
+            f"{error.filename} cannot be read. A dataset of LibKGE has entity_ids.del, "
+            "relation_ids.del, train.del, valid.del and test.del."
         ) from None
     except ValueError as error:
         raise RequestError(f"{folder} is not a dataset of LibKGE: {error}.") from None

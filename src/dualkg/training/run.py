@@ -35,8 +35,12 @@ if TYPE_CHECKING:
 PACKAGES = ("dualkg", "torch", "numpy", "pyarrow", "safetensors", "pydantic")
 
 
-def environment(device: torch.device, *, fingerprint: str, engine: str | None = None) -> dict[str, object]:
-    """What a run was made with: versions, commit, device, threads, engine, and the hash of the data."""
+def environment(
+    device: torch.device, *, fingerprint: str, engine: str | None = None
+) -> dict[str, object]:
+    """What a run was made with: versions, commit, device, threads, engine, and the hash of the
+    data.
+    """
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -59,7 +63,11 @@ def describe_device(device: torch.device) -> str:
 def processor() -> str:
     """The name of the processor from Linux, or else from Python."""
     info = Path("/proc/cpuinfo")
-    named = re.search(r"^model name.*?:(.*)", info.read_text() if info.is_file() else "", re.IGNORECASE | re.MULTILINE)
+    named = re.search(
+        r"^model name.*?:(.*)",
+        info.read_text() if info.is_file() else "",
+        re.IGNORECASE | re.MULTILINE,
+    )
     return named[1].strip() if named else platform.processor() or platform.machine()
 
 
@@ -71,7 +79,9 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of this tree, `-dirty` if files differ; None outside git. `DUALKG_COMMIT` names it for a copy."""
+    """The commit of this tree, `-dirty` if files differ; None outside git. `DUALKG_COMMIT` names it
+    for a copy.
+    """
     if given := os.environ.get("DUALKG_COMMIT"):
         return given
     here = Path(__file__).parent
@@ -79,7 +89,9 @@ def _commit() -> str | None:
         return None
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        found = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=5, check=False)
+        found = subprocess.run(
+            command, cwd=here, capture_output=True, text=True, timeout=5, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None
@@ -135,11 +147,15 @@ class Run:
 
     @property
     def is_current(self) -> bool:
-        """Whether the folder still holds this run: another one may have replaced it since it was loaded."""
+        """Whether the folder still holds this run: another one may have replaced it since it was
+        loaded.
+        """
         return self.folder is not None and self.opened in (None, RunFolder(self.folder).stamp())
 
     def predictor(self, **options: Any) -> dualkg.Predictor:
-        """A predictor of this run, with probabilities if its folder has a calibration; options of `Predictor.of`."""
+        """A predictor of this run, with probabilities if its folder has a calibration; options of
+        `Predictor.of`.
+        """
         import dualkg  # inference depends on this module
 
         return dualkg.Predictor.of(self, **options)
@@ -167,7 +183,9 @@ class RunFolder:
         self.checkpoint = self.path / "checkpoint.safetensors"
         self.weights = self.path / "weights.safetensors"
         self.sharded_checkpoint = self.path / "checkpoint"  # of several processes
-        self.weights_index = self.path / "weights.safetensors.index.json"  # of weights in several files
+        self.weights_index = (
+            self.path / "weights.safetensors.index.json"
+        )  # of weights in several files
         self.ensemble = self.path / "ensemble.json"  # in place of recipe and weights
         self.history = self.path / "history.json"
         self.costs = self.path / "costs.json"
@@ -192,14 +210,20 @@ class RunFolder:
         """The files that the index of the weights names."""
         if not self.weights_index.exists():
             return []
-        names = files.read_json(self.weights_index, dict[str, list[str]], checksum=True).get("files", [])
+        names = files.read_json(self.weights_index, dict[str, list[str]], checksum=True).get(
+            "files", []
+        )
         if not names or any(Path(name).name != name for name in names):
-            raise RequestError(f"{self.weights_index} is damaged: it names no files of this folder.")
+            raise RequestError(
+                f"{self.weights_index} is damaged: it names no files of this folder."
+            )
         return [self.path / name for name in names]
 
     @property
     def finished(self) -> bool:
-        return self.report.exists() and any(path.exists() for path in (self.weights, self.weights_index, self.ensemble))
+        return self.report.exists() and any(
+            path.exists() for path in (self.weights, self.weights_index, self.ensemble)
+        )
 
     def stamp(self) -> tuple[int, ...] | None:
         """What tells the report of this folder from another."""
@@ -218,39 +242,58 @@ class RunFolder:
             return
         if unknown := self._unknown_files():
             raise RequestError(
-                f"{self.path} exists and is not a run: it has {', '.join(unknown[:3])}. Name another folder with --out."
+                f"{self.path} exists and is not a run: it has {', '.join(unknown[:3])}. Name "
+                "another folder with --out."
             )
         if overwrite and not self.decisions.exists():
             return
         if overwrite:
             raise RequestError(
-                f"{self.path} has decisions on new facts ({self.decisions.name}), which would be lost. Move that file "
-                f"elsewhere first, or name another folder with --out."
+                f"{self.path} has decisions on new facts ({self.decisions.name}), which would be "
+                "lost. Move that file elsewhere first, or name another folder with --out."
             )
         if self.finished:
             self.remove_checkpoint()
-            raise RequestError(f"{self.path} is a finished run. Use --overwrite, or another folder with --out.")
+            raise RequestError(
+                f"{self.path} is a finished run. Use --overwrite, or another folder with --out."
+            )
         raise RequestError(
-            f"The run {self.path} is not finished. Resume it with: dualkg resume {self.path}, or replace it with "
-            f"--overwrite."
+            f"The run {self.path} is not finished. Resume it with: dualkg resume {self.path}, or "
+            "replace it with --overwrite."
         )
 
     def _unknown_files(self) -> list[str]:
-        """Files that are not a run's, or that a run needs: a folder with any of these is never removed."""
+        """Files that are not a run's, or that a run needs: a folder with any of these is never
+        removed.
+        """
         if not self.path.is_dir():
             return ["no folder"]
-        known = {path.name for path in vars(self).values()} | {self.ranks(split).name for split in SPLITS}
+        known = {path.name for path in vars(self).values()} | {
+            self.ranks(split).name for split in SPLITS
+        }
         known |= {path.name for path in self.path.glob("weights-?????-of-?????.safetensors")}
         unknown = [name for name in files.contents(self.path) if name not in known]
-        is_run = (self.recipe.exists() or self.ensemble.exists()) and (self.graph / "graph.json").exists()
+        is_run = (self.recipe.exists() or self.ensemble.exists()) and (
+            self.graph / "graph.json"
+        ).exists()
         return unknown if is_run else [*unknown, "no recipe.toml"]
 
     @contextmanager
     def create(
-        self, recipe: Recipe | None, graph: Graph, device: torch.device, *, engine: str = "", overwrite: bool = False
+        self,
+        recipe: Recipe | None,
+        graph: Graph,
+        device: torch.device,
+        *,
+        engine: str = "",
+        overwrite: bool = False,
     ) -> Iterator[RunFolder]:
-        """Write all that resuming needs atomically; a run is overwritten only when the new one can take its place."""
-        keep = [self.decisions.name]  # a decision that is made on the former run at this moment is not lost
+        """Write all that resuming needs atomically; a run is overwritten only when the new one can
+        take its place.
+        """
+        keep = [
+            self.decisions.name
+        ]  # a decision that is made on the former run at this moment is not lost
         existing: Literal["replace", "refuse"] = "replace" if overwrite else "refuse"
         last = (self.recipe if recipe else self.ensemble).name  # an ensemble has no recipe
         with files.atomic_folder(self.path, existing=existing, last=last, keep=keep) as path:
@@ -259,14 +302,18 @@ class RunFolder:
             fresh.save_settings(recipe, graph, device, engine=engine)
             yield fresh
 
-    def save_settings(self, recipe: Recipe | None, graph: Graph, device: torch.device, *, engine: str = "") -> None:
+    def save_settings(
+        self, recipe: Recipe | None, graph: Graph, device: torch.device, *, engine: str = ""
+    ) -> None:
         made_with = environment(device, fingerprint=graph.fingerprint, engine=engine or None)
         files.write_text(self.environment, json.dumps(made_with, indent=1))
         if recipe:
             files.write_text(self.recipe, recipe.as_toml())
 
     def finish(self, run: Run, *, trained: Path | None = None) -> None:
-        """Write the results, the report last, and remove the checkpoint; `trained` is a file that has the weights."""
+        """Write the results, the report last, and remove the checkpoint; `trained` is a file that
+        has the weights.
+        """
         if trained:
             files.link_or_copy(trained, self.weights)
         else:
@@ -280,21 +327,29 @@ class RunFolder:
         """Write the results of a run whose weights all processes have written."""
         names = [self.weight_shard(rank, world_size).name for rank in range(world_size)]
         for left in self.path.glob("weights-?????-of-?????.safetensors"):
-            if left.name not in names:  # by another number of processes, killed before they wrote the report
+            if (
+                left.name not in names
+            ):  # by another number of processes, killed before they wrote the report
                 left.unlink()
         files.write_json(self.weights_index, {"files": names})
         self._save_results(run)
         shutil.rmtree(self.sharded_checkpoint)
 
     def _save_results(self, run: Run) -> None:
-        contents = {self.sparsity: run.sparsity, self.extension: run.extension, self.history: run.history}
+        contents = {
+            self.sparsity: run.sparsity,
+            self.extension: run.extension,
+            self.history: run.history,
+        }
         for path, content in {**contents, self.costs: run.costs}.items():
             if content is not None:
                 files.write_text(path, json.dumps(content, indent=1, ensure_ascii=False))
         self.save_reports(run)
 
     def remove_checkpoint(self) -> None:
-        """Remove the checkpoint of a finished run that was killed just before it did; a damaged run keeps it."""
+        """Remove the checkpoint of a finished run that was killed just before it did; a damaged run
+        keeps it.
+        """
         if (self.checkpoint.exists() or self.sharded_checkpoint.exists()) and not self.damage():
             self.checkpoint.unlink(missing_ok=True)
             shutil.rmtree(self.sharded_checkpoint, ignore_errors=True)
@@ -310,7 +365,9 @@ class RunFolder:
     def join_weights(self, graph: Graph) -> None:
         """Write weights in several files into one, too, unless that was done before a kill."""
         if not self.weights.exists():
-            tables, about = checkpoint.read_weight_shards(self.weight_shards(), len(graph.entities), check=True)
+            tables, about = checkpoint.read_weight_shards(
+                self.weight_shards(), len(graph.entities), check=True
+            )
             checkpoint.save_tensors({"model": tables}, self.weights, about=about)
 
     def remove_weight_shards(self) -> None:
@@ -322,36 +379,58 @@ class RunFolder:
 
     def fixed_files(self) -> list[str]:
         """The files that do not change once a run is finished, by their paths in the folder."""
-        paths = [self.recipe, self.environment, self.tuning, self.weights, self.ensemble, self.history, self.costs]
+        paths = [
+            self.recipe,
+            self.environment,
+            self.tuning,
+            self.weights,
+            self.ensemble,
+            self.history,
+            self.costs,
+        ]
         paths += [self.sparsity, self.extension, *map(self.ranks, SPLITS), *self.graph.glob("*.*")]
         if not self.weights.exists():  # which `gather` has written
             paths += [self.weights_index, *self.weight_shards()]
         return sorted(path.relative_to(self.path).as_posix() for path in paths if path.is_file())
 
     def check_files(self, names: Iterable[str] | None = None) -> None:
-        """Refuse damaged files, by the checksums in the report: those that are named, or all that predictions need."""
+        """Refuse damaged files, by the checksums in the report: those that are named, or all that
+        predictions need.
+        """
         recorded = self.records()
         if names is None:
             needed = (self.recipe.name, self.graph.name, self.ensemble.name)
-            names = [name for name in recorded if name.partition("/")[0] in needed or name.startswith("weights")]
+            names = [
+                name
+                for name in recorded
+                if name.partition("/")[0] in needed or name.startswith("weights")
+            ]
         memory = cache_folder() / "verified"
         for name in names:
-            if name in recorded and (damage := files.file_damage(self.path / name, recorded[name], memory=memory)):
+            if name in recorded and (
+                damage := files.file_damage(self.path / name, recorded[name], memory=memory)
+            ):
                 raise RequestError(
-                    f"{self.path / name} is damaged: {damage}. To see what can be saved: dualkg check {self.path}"
+                    f"{self.path / name} is damaged: {damage}. To see what can be saved: dualkg "
+                    f"check {self.path}"
                 )
 
     def damage(self) -> dict[str, str]:
         """What is wrong with the files of a finished run, by name; every file is read."""
         try:
-            found = {name: files.file_damage(self.path / name, record) for name, record in self.records().items()}
+            found = {
+                name: files.file_damage(self.path / name, record)
+                for name, record in self.records().items()
+            }
         except RequestError as error:
             return {self.report.name: str(error)}
         return {name: damage for name, damage in found.items() if damage}
 
     def records(self) -> dict[str, Any]:
         """Sizes and checksums of the files of a finished run."""
-        return dict(files.read_json(self.report, dict[str, dict[str, Any]], checksum=True).get("files", {}))
+        return dict(
+            files.read_json(self.report, dict[str, dict[str, Any]], checksum=True).get("files", {})
+        )
 
     def check_is_run(self) -> None:
         """Refuse anything but the folder of a run."""
@@ -359,7 +438,11 @@ class RunFolder:
         if self.path.is_file():
             raise RequestError(f"{self.path} is a file; the folder of a run was expected.")
         if not (self.recipe.exists() or self.ensemble.exists()):
-            what = "does not exist" if not self.path.exists() else "is not a run (there is no recipe.toml)"
+            what = (
+                "does not exist"
+                if not self.path.exists()
+                else "is not a run (there is no recipe.toml)"
+            )
             raise RequestError(f"{self.path} {what}.{_runs_nearby(self.path)}")
 
     def saved_reports(self) -> dict[str, Any]:
@@ -384,7 +467,9 @@ class RunFolder:
         try:
             return load_saved_graph(self.graph)
         except (OSError, ValueError, KeyError) as error:
-            raise RequestError(f"The graph of the run {self.path} cannot be read: {error}.") from None
+            raise RequestError(
+                f"The graph of the run {self.path} cannot be read: {error}."
+            ) from None
 
     def read(self, path: Path, kind: Any = Any, *, default: Any = None) -> Any:
         """What a JSON file of the run holds as a type, or the default if there is no such file."""
@@ -397,11 +482,15 @@ class RunFolder:
 
 @files.locks("path")
 def gather(path: str | Path, *, trust_code: bool = False) -> Run:
-    """Write the weights of several processes into one file; after a kill, the index that is left says to go on."""
+    """Write the weights of several processes into one file; after a kill, the index that is left
+    says to go on.
+    """
     folder = RunFolder(path)
     folder.check_is_run()
     if not folder.weights_index.exists():
-        raise RequestError(f"The weights of {path} are in one file already, or the run is not finished.")
+        raise RequestError(
+            f"The weights of {path} are in one file already, or the run is not finished."
+        )
     run = load_run(path, trust_code=trust_code)
     folder.join_weights(run.graph)
     for split in SPLITS:
@@ -413,12 +502,15 @@ def gather(path: str | Path, *, trust_code: bool = False) -> Run:
 
 
 def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
-    """Load a finished run, an ensemble, or a folder of several seeds as an ensemble with equal weights.
+    """Load a finished run, an ensemble, or a folder of several seeds as an ensemble with equal
+    weights.
 
     A class that is not part of dualkg is imported only with `trust_code`.
     """
     if isinstance(path, Run):
-        raise RequestError("load_run takes the folder of a run, and a run was given. Use it as it is.")
+        raise RequestError(
+            "load_run takes the folder of a run, and a run was given. Use it as it is."
+        )
     folder = RunFolder(path)
     files.recover(folder.path)
     if folder.ensemble.exists() or folder.seeds():
@@ -430,18 +522,33 @@ def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
         raise RequestError(f"The run {folder.path} is not finished. {folder.resume_advice()}")
     opened = folder.stamp()
     folder.check_files()
-    recipe, graph = load_recipe(folder.recipe, trust_code=trust_code), folder.load_graph()
+    recipe = load_recipe(folder.recipe, trust_code=trust_code)
+    graph = folder.load_graph()
     with skip_initialization():
         model = recipe.model.build(graph.shape, seed=recipe.training.seed)
     shards = [] if folder.weights.name in folder.records() else folder.weight_shards()
     if shards:
-        weights, source = checkpoint.read_weight_shards(shards, len(graph.entities))[0], folder.weights_index
+        weights = checkpoint.read_weight_shards(shards, len(graph.entities))[0]
+        source = folder.weights_index
     else:
-        weights, source = checkpoint.read_weights(folder.weights), folder.weights
+        weights = checkpoint.read_weights(folder.weights)
+        source = folder.weights
     checkpoint.load_weights(model, weights, source=source)
-    history = checkpoint.check_history(folder.read(folder.history, default=[]), source=folder.history)
-    sparsity, costs = folder.read(folder.sparsity, dict[str, Any]), folder.read(folder.costs, dict[str, float | None])
-    return Run(model.eval(), graph, recipe, history, folder=folder.path, costs=costs, sparsity=sparsity, opened=opened)
+    history = checkpoint.check_history(
+        folder.read(folder.history, default=[]), source=folder.history
+    )
+    sparsity = folder.read(folder.sparsity, dict[str, Any])
+    costs = folder.read(folder.costs, dict[str, float | None])
+    return Run(
+        model.eval(),
+        graph,
+        recipe,
+        history,
+        folder=folder.path,
+        costs=costs,
+        sparsity=sparsity,
+        opened=opened,
+    )
 
 
 def _runs_nearby(path: Path) -> str:

@@ -32,16 +32,30 @@ from dualkg.losses.base import BoundLoss
 from dualkg.models.base import Model, only_rows
 from dualkg.regularizers import Regularizer
 from dualkg.training import batches, checkpoint
-from dualkg.training.batches import GroupedByQuery, MappedExamples, most_queries, one_of_each_query, queries_on_disk
+from dualkg.training.batches import (
+    GroupedByQuery,
+    MappedExamples,
+    most_queries,
+    one_of_each_query,
+    queries_on_disk,
+)
 from dualkg.training.callbacks import Callback, StopTraining
 from dualkg.training.checkpoint import Progress
 from dualkg.training.engines import CudaGraphStep, Step, build_step, choose_engine
 from dualkg.training.memory import check_memory, predict
-from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
+from dualkg.training.optimizers import (
+    build_optimizer,
+    learning_rate,
+    optimizer_tensors,
+    restore_optimizer,
+)
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import Run, RunFolder
 
-STEPS_OF_WARM_UP = {"cpu": 1, "cuda": 5}  # in which kernels are compiled, and on a GPU a CUDA graph is captured
+STEPS_OF_WARM_UP = {
+    "cpu": 1,
+    "cuda": 5,
+}  # in which kernels are compiled, and on a GPU a CUDA graph is captured
 STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 50}  # of the loss, for which the host waits for a GPU
 OnProgress = Callable[["ProgressEvent"], None]
 Groups = dict[str, dict[str, Tensor]]  # tensors of a checkpoint: model, optimizer, best and mean
@@ -74,8 +88,8 @@ class ProgressEvent:
 class Trainer:
     """Trains a model by a recipe, from the start or from a checkpoint.
 
-    Batches depend on seed and epoch alone, so a checkpoint needs no random state, and a run that was killed and
-    resumed ends with the same weights as one that was not.
+    Batches depend on seed and epoch alone, so a checkpoint needs no random state, and a run that
+    was killed and resumed ends with the same weights as one that was not.
     """
 
     def __init__(
@@ -90,7 +104,10 @@ class Trainer:
     ) -> None:
         model.check_shape(graph.shape)
         regularizer.check(model.embedding)
-        self.model, self.graph, self.recipe, self.regularizer = model, graph, recipe, regularizer
+        self.model = model
+        self.graph = graph
+        self.recipe = recipe
+        self.regularizer = regularizer
         self.checkpoint_path: Path | None = None
         self.on_progress = on_progress or (lambda event: None)
         self.callbacks = list(callbacks)
@@ -101,7 +118,9 @@ class Trainer:
         self.warm_up = WarmUp(model.device)
         examples = self._examples()
         mapped = isinstance(examples, MappedExamples)
-        self.need = predict(recipe, model, regularizer, self.engine, num_examples=len(examples), mapped=mapped)
+        self.need = predict(
+            recipe, model, regularizer, self.engine, num_examples=len(examples), mapped=mapped
+        )
         check_memory(self.need, model, min(recipe.training.batch_size, len(examples)))
         self.examples = examples.to(model.device) if isinstance(examples, Tensor) else examples
         self.grouped_by_query: GroupedByQuery | None = None
@@ -119,10 +138,13 @@ class Trainer:
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
         self.mean: dict[str, Tensor] = {}
-        self._saved_at, self.stop = time.monotonic(), GracefulShutdown()
+        self._saved_at = time.monotonic()
+        self.stop = GracefulShutdown()
 
     @classmethod
-    def of_recipe(cls, recipe: Recipe, graph: Graph, *, device: torch.device, **options: Any) -> Trainer:
+    def of_recipe(
+        cls, recipe: Recipe, graph: Graph, *, device: torch.device, **options: Any
+    ) -> Trainer:
         """A trainer of the model and the regularizer that a recipe names."""
         with only_rows(None, device=device) if device.type == "cuda" else nullcontext():
             model = recipe.model.build(graph.shape, seed=recipe.training.seed).to(device)
@@ -130,9 +152,12 @@ class Trainer:
 
     def _step(self) -> Step:
         """A step for the current weights: a fused one may hold copies of the tables."""
-        training, grouped = self.recipe.training, self.grouped_by_query is not None
+        training = self.recipe.training
+        grouped = self.grouped_by_query is not None
         options: dict[str, Any] = {"batch_size": training.batch_size, "seed": training.seed}
-        return self._build_step(self.recipe.loss.bind(self.model, self.graph, grouped_by_query=grouped, **options))
+        return self._build_step(
+            self.recipe.loss.bind(self.model, self.graph, grouped_by_query=grouped, **options)
+        )
 
     def _build_step(self, loss: BoundLoss) -> Step:
         return build_step(self.engine, self.model, loss, self.regularizer, self.optimizer)
@@ -142,18 +167,30 @@ class Trainer:
         if not len(triples):
             raise RequestError(f"{self.graph.name} has no training triples.")
         if self.recipe.validation.every and not len(self.graph.valid):
-            raise RequestError(f"{self.graph.name} has no valid triples, so validation.every should be 0.")
-        num_relations, reciprocal = self.graph.shape.num_relations, self.model.reciprocal
+            raise RequestError(
+                f"{self.graph.name} has no valid triples, so validation.every should be 0."
+            )
+        num_relations = self.graph.shape.num_relations
+        reciprocal = self.model.reciprocal
         if self.graph.is_mapped and self.recipe.training.order == "triples":
             if self.recipe.loss.examples == "queries":
-                triples, reciprocal = queries_on_disk(self.graph), False
-            return MappedExamples(triples, num_relations, reciprocal=reciprocal, device=self.model.device)
-        examples = (with_reciprocals(triples, num_relations) if reciprocal else triples).astype(np.int64)
-        return torch.from_numpy(one_of_each_query(examples) if self.recipe.loss.examples == "queries" else examples)
+                triples = queries_on_disk(self.graph)
+                reciprocal = False
+            return MappedExamples(
+                triples, num_relations, reciprocal=reciprocal, device=self.model.device
+            )
+        examples = (with_reciprocals(triples, num_relations) if reciprocal else triples).astype(
+            np.int64
+        )
+        return torch.from_numpy(
+            one_of_each_query(examples) if self.recipe.loss.examples == "queries" else examples
+        )
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """The batches of one epoch, `(batch, 3)` each."""
-        device, size, seed = self.examples.device, self.recipe.training.batch_size, self.recipe.training.seed
+        device = self.examples.device
+        size = self.recipe.training.batch_size
+        seed = self.recipe.training.seed
         if isinstance(self.examples, MappedExamples):
             yield from self.examples.batches(size, seed=seed, epoch=epoch)
             return
@@ -168,7 +205,8 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the end; the model then has the final weights."""
-        device, precision = self.model.device, matmul_precision(self.recipe.training.precision)
+        device = self.model.device
+        precision = matmul_precision(self.recipe.training.precision)
         on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with self.stop.listening(), flush_denormals(), on_device, precision:
             while self.progress.epoch < self.recipe.training.epochs and not self.progress.stopped:
@@ -180,7 +218,8 @@ class Trainer:
             self.save(self.checkpoint_path, when="end")
 
     def _run_epoch(self) -> None:
-        progress, epochs = self.progress, self.recipe.training.epochs
+        progress = self.progress
+        epochs = self.recipe.training.epochs
         started = self.warm_up.clock()
         total = torch.tensor(progress.loss_sum, dtype=torch.float64, device=self.model.device)
         check_every = STEPS_BETWEEN_CHECKS[self.model.device.type]
@@ -203,30 +242,47 @@ class Trainer:
         """Raise if a sum of losses is not finite, report progress otherwise, and return the sum."""
         if not math.isfinite(total):
             raise DivergedError(self._divergence(f"the loss is {total}"))
-        progress, step, epochs = self.progress, self.progress.step, self.recipe.training.epochs
+        progress = self.progress
+        step = self.progress.step
+        epochs = self.recipe.training.epochs
         mrr = progress.best_mrr if progress.best_mrr >= 0 else None
-        self.on_progress(ProgressEvent(progress.epoch + 1, epochs, step, self.num_steps, total / step, mrr))
+        self.on_progress(
+            ProgressEvent(progress.epoch + 1, epochs, step, self.num_steps, total / step, mrr)
+        )
         return total
 
     def _check_weights(self) -> None:
-        """Raise if a weight is not finite: the last step may have diverged after its loss was checked."""
-        finite = all(checkpoint.all_finite(parameter.detach()) for parameter in self.model.parameters())
+        """Raise if a weight is not finite: the last step may have diverged after its loss was
+        checked.
+        """
+        finite = all(
+            checkpoint.all_finite(parameter.detach()) for parameter in self.model.parameters()
+        )
         if self._anywhere(not finite):
             raise DivergedError(self._divergence("the weights hold NaN or infinity"))
 
     def _divergence(self, what: str) -> str:
-        path, rate = self.checkpoint_path, self.recipe.optimizer.learning_rate
+        path = self.checkpoint_path
+        rate = self.recipe.optimizer.learning_rate
         saved = f" The last good state is in {path}." if path and path.exists() else ""
         return (
-            f"Training diverged in epoch {self.progress.epoch + 1}, step {self.progress.step}: {what}. Lower the "
-            f"learning rate (now {rate:g}), for instance with --set optimizer.learning_rate={rate / 10:g}, or use a "
-            f"smaller init_scale.{saved}"
+            f"Training diverged in epoch {self.progress.epoch + 1}, step {self.progress.step}: "
+            f"{what}. Lower the learning rate (now {rate:g}), for instance with --set "
+            f"optimizer.learning_rate={rate / 10:g}, or use a smaller init_scale.{saved}"
         )
 
     def _end_epoch(self) -> None:
-        progress, every, epochs = self.progress, self.recipe.validation.every, self.recipe.training.epochs
-        metrics = {"loss": progress.loss_sum / self.num_steps, "seconds": round(progress.seconds, 4)}
-        progress.epoch, progress.step, progress.loss_sum, progress.seconds = progress.epoch + 1, 0, 0.0, 0.0
+        progress = self.progress
+        every = self.recipe.validation.every
+        epochs = self.recipe.training.epochs
+        metrics = {
+            "loss": progress.loss_sum / self.num_steps,
+            "seconds": round(progress.seconds, 4),
+        }
+        progress.epoch = progress.epoch + 1
+        progress.step = 0
+        progress.loss_sum = 0.0
+        progress.seconds = 0.0
         if progress.epoch > self.recipe.optimizer.average_from * epochs:
             self._average()
         if every and (progress.epoch % every == 0 or progress.epoch == epochs):
@@ -259,7 +315,8 @@ class Trainer:
             self.mean[name].lerp_(value, 1 / self.progress.averaged)
 
     def _validate(self) -> float:
-        progress, choice = self.progress, self.recipe.validation
+        progress = self.progress
+        choice = self.recipe.validation
         self._check_weights()
         weights = self._copy_of_weights() if self.mean else {}
         if self.mean:  # the final weights of the run
@@ -268,7 +325,8 @@ class Trainer:
         if weights:
             self.model.load_state_dict(weights)
         if report.mrr > progress.best_mrr:
-            progress.best_mrr, progress.since_best = report.mrr, 0
+            progress.best_mrr = report.mrr
+            progress.since_best = 0
             if choice.keep == "best":
                 self.best = self._copy_of_weights()
         else:
@@ -293,7 +351,8 @@ class Trainer:
         if self.checkpoint_path:
             self.save(self.checkpoint_path)
         if self._anywhere(self.stop.requested):
-            path, stopped = self.checkpoint_path, f"Stopped in epoch {self.progress.epoch + 1}"
+            path = self.checkpoint_path
+            stopped = f"Stopped in epoch {self.progress.epoch + 1}"
             saved = f", all work saved. Resume with: dualkg resume {path.parent}" if path else "."
             raise InterruptedRunError(f"{stopped} of {self.recipe.training.epochs}{saved}")
 
@@ -302,13 +361,23 @@ class Trainer:
 
     def about(self, when: When) -> dict[str, Any]:
         """What a checkpoint says beside its tensors."""
-        return {"when": when, "optimizer": self.recipe.optimizer.name, "progress": asdict(self.progress)}
+        return {
+            "when": when,
+            "optimizer": self.recipe.optimizer.name,
+            "progress": asdict(self.progress),
+        }
 
     def save(self, path: Path, *, when: When = "between", weights: bool = True) -> None:
-        """Write a checkpoint: the weights, unless a seed creates the same, and between start and end the optimizer."""
+        """Write a checkpoint: the weights, unless a seed creates the same, and between start and
+        end the optimizer.
+        """
         groups = {"model": self.model.state_dict()} if weights else {}
         if when == "between":
-            groups |= {"optimizer": optimizer_tensors(self.optimizer), "best": self.best, "mean": self.mean}
+            groups |= {
+                "optimizer": optimizer_tensors(self.optimizer),
+                "best": self.best,
+                "mean": self.mean,
+            }
         try:
             self._write(groups, path, self.about(when))
         except DivergedError:
@@ -330,28 +399,43 @@ class Trainer:
         groups, about = self._read(path)
         when = about.get("when", "between")
         if "progress" not in about:
-            raise RequestError(f"{path} holds weights alone, of a model that was not trained in this folder.")
+            raise RequestError(
+                f"{path} holds weights alone, of a model that was not trained in this folder."
+            )
         if groups or when != "start":
             checkpoint.load_weights(self.model, groups.get("model", {}), source=path)
         if about.get("optimizer") not in (None, self.recipe.optimizer.name):
             raise RequestError(
-                f"{path} was written with {about.get('optimizer')}; the recipe says {self.recipe.optimizer.name}. "
-                f"The optimizer cannot change during a run: start a new run."
+                f"{path} was written with {about.get('optimizer')}; the recipe says "
+                f"{self.recipe.optimizer.name}. The optimizer cannot change during a run: start a "
+                "new run."
             )
         progress: Progress = check_type(about["progress"], Progress, source=path)
         checkpoint.check_history(progress.history, source=path)
         least = min(progress.epoch, progress.step, progress.since_best, progress.averaged)
-        if least < 0 or progress.epoch > self.recipe.training.epochs or progress.step > self.num_steps:
-            raise RequestError(f"{path} is damaged: epoch {progress.epoch}, step {progress.step} is none of this run.")
+        if (
+            least < 0
+            or progress.epoch > self.recipe.training.epochs
+            or progress.step > self.num_steps
+        ):
+            raise RequestError(
+                f"{path} is damaged: epoch {progress.epoch}, step {progress.step} is none of this "
+                "run."
+            )
         shapes = {name: value.shape for name, value in self.model.state_dict().items()}
         for group in ("best", "mean"):
-            if groups.get(group) and {name: value.shape for name, value in groups[group].items()} != shapes:
+            if (
+                groups.get(group)
+                and {name: value.shape for name, value in groups[group].items()} != shapes
+            ):
                 raise RequestError(f"{path} is damaged: its {group} weights do not fit the model.")
         if when == "between":
             try:
                 restore_optimizer(self.optimizer, groups.get("optimizer", {}))
             except (ValueError, KeyError, RuntimeError) as error:
-                raise RequestError(f"{path} is damaged: its optimizer does not fit the model ({error}).") from None
+                raise RequestError(
+                    f"{path} is damaged: its optimizer does not fit the model ({error})."
+                ) from None
         self.progress = progress
         del self.step  # two might not fit in memory
         self.step = self._step()
@@ -365,10 +449,13 @@ class WarmUp:
     """Times the first steps, and the first step of any other batch size, separately."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.seconds = device, 0.0
+        self.device = device
+        self.seconds = 0.0
         self._taken: Counter[int] = Counter()
 
-    def take(self, step: Callable[[Tensor, float], Tensor], batch: Tensor, learning_rate: float) -> Tensor:
+    def take(
+        self, step: Callable[[Tensor, float], Tensor], batch: Tensor, learning_rate: float
+    ) -> Tensor:
         """Take one step. On a GPU the host waits only for steps of the warm-up."""
         is_usual = len(batch) == next(iter(self._taken), len(batch))
         if self._taken[len(batch)] >= (STEPS_OF_WARM_UP[self.device.type] if is_usual else 1):
@@ -391,7 +478,9 @@ class WarmUp:
 
 
 def peak_mib(device: torch.device) -> float:
-    """Peak memory: on a GPU allocated by PyTorch for this run, on a CPU of the process since its start."""
+    """Peak memory: on a GPU allocated by PyTorch for this run, on a CPU of the process since its
+    start.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -400,7 +489,9 @@ def peak_mib(device: torch.device) -> float:
 
 @contextmanager
 def flush_denormals() -> Iterator[None]:
-    """Treat numbers below 10⁻³⁸ as zero: they are slow on CPUs, and early in training there are many."""
+    """Treat numbers below 10⁻³⁸ as zero: they are slow on CPUs, and early in training there are
+    many.
+    """
     before = bool(torch.tensor([2.0**-126]).mul(0.5) == 0)
     torch.set_flush_denormal(True)
     try:
@@ -425,7 +516,9 @@ class GracefulShutdown:
 
 
 @contextmanager
-def signal_handler(handler: Callable[[int, Any], None] | signal.Handlers, *numbers: signal.Signals) -> Iterator[None]:
+def signal_handler(
+    handler: Callable[[int, Any], None] | signal.Handlers, *numbers: signal.Signals
+) -> Iterator[None]:
     """Replace the handler of signals for the duration of a block; only the main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,8 +1,26 @@
-"""Hyperparameter tuning: automatic tuning before a training, and searches of a given space with Optuna."""
+"""Hyperparameter tuning: automatic tuning before a training, and searches of a given space with
+Optuna.
+"""
 
 from dualkg.tuning.automatic import fit, resume
-from dualkg.tuning.space import SearchSpace, TrialResult, TuningProgress, TuningResult, load_space, space_from
+from dualkg.tuning.space import (
+    SearchSpace,
+    TrialResult,
+    TuningProgress,
+    TuningResult,
+    load_space,
+    space_from,
+)
 from dualkg.tuning.tune import search, tune
 
-__all__ = ["SearchSpace", "TrialResult", "TuningProgress", "TuningResult", "fit", "load_space", "resume", "search"]
+__all__ = [
+    "SearchSpace",
+    "TrialResult",
+    "TuningProgress",
+    "TuningResult",
+    "fit",
+    "load_space",
+    "resume",
+    "search",
+]
 __all__ += ["space_from", "tune"]

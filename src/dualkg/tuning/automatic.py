@@ -1,8 +1,10 @@
-"""Automatic tuning: `fit`, `dualkg train DATA`, from triples to an evaluated model with tuned hyperparameters.
+"""Automatic tuning: `fit`, `dualkg train DATA`, from triples to an evaluated model with tuned
+hyperparameters.
 
-A coordinate search with short trainings finds good hyperparameters, one after the other. The best of these trials are
-trained longer, and the best of those is chosen (successive halving). If there is time, the best are trained with other
-seeds too. Trials are compared by the MRR on the validation split. The test split is not used, not even as a filter.
+A coordinate search with short trainings finds good hyperparameters, one after the other. The best
+of these trials are trained longer, and the best of those is chosen (successive halving). If there
+is time, the best are trained with other seeds too. Trials are compared by the MRR on the validation
+split. The test split is not used, not even as a filter.
 """
 
 from __future__ import annotations
@@ -29,7 +31,13 @@ from dualkg.losses import KvsAll, OneVsAll, SampledSoftmax
 from dualkg.losses.negative_sampling import NegativeSampling
 from dualkg.models import MODELS
 from dualkg.training import api
-from dualkg.training.callbacks import Callbacks, check_folder, find_callbacks, save_trackers, saved_trackers
+from dualkg.training.callbacks import (
+    Callbacks,
+    check_folder,
+    find_callbacks,
+    save_trackers,
+    saved_trackers,
+)
 from dualkg.training.recipe import Data, Recipe, known_name, named_classes, recipe_from
 from dualkg.training.run import Run, RunFolder
 from dualkg.training.trainer import InterruptedRunError, OnProgress, ProgressEvent, Trainer
@@ -41,12 +49,17 @@ SHARE_OF_FIRST_RUNG = 0.55  # of the budget
 BUDGET = 3.0  # times the final training
 MIN_BUDGET_SECONDS = 120.0  # small graphs are trained in a few seconds
 MAX_PROMOTED = 4
-REPEATED, SEEDS = 3, 3  # how many of the best are trained with how many seeds
-SEED, LOSS = "training.seed", "loss.name"
+REPEATED = 3
+SEEDS = 3  # how many of the best are trained with how many seeds
+SEED = "training.seed"
+LOSS = "loss.name"
 HOPELESS = 0.8  # a trial stops half-way below this share of the best trial's MRR at that time
 MAX_VALIDATION_TRIPLES = 10_000
 
-CHEAP_PRODUCTS = {"cpu": 5e7, "cuda": 2e10}  # training triples × entities up to which large models are cheap
+CHEAP_PRODUCTS = {
+    "cpu": 5e7,
+    "cuda": 2e10,
+}  # training triples × entities up to which large models are cheap
 MATRIX_MODELS = ("RESCAL", "TuckER", "SE")  # a relation has dim² parameters
 DISTANCE_LOSS = {
     "regularizer.name": "none",
@@ -58,22 +71,33 @@ DISTANCE_LOSS = {
     "optimizer.learning_rate": 0.0005,
     "optimizer.decay_from": 0.0,
 }
-STARTS: dict[str, dict[str, Any]] = {  # where the search begins, if not at the values of `default_recipe`
+STARTS: dict[
+    str, dict[str, Any]
+] = {  # where the search begins, if not at the values of `default_recipe`
     "RESCAL": {"regularizer.plain": 1.0, "regularizer.mapped": 1.0, "optimizer.learning_rate": 0.1},
     "TuckER": {"regularizer.plain": 1.0, "regularizer.mapped": 1.0, "optimizer.learning_rate": 0.1},
-    "MuRP": {**DISTANCE_LOSS, "loss.margin": 0.0, "optimizer.learning_rate": 0.002, "optimizer.epsilon": 1e-4},
+    "MuRP": {
+        **DISTANCE_LOSS,
+        "loss.margin": 0.0,
+        "optimizer.learning_rate": 0.002,
+        "optimizer.epsilon": 1e-4,
+    },
     **dict.fromkeys(("TransE", "RotatE", "ModE", "HAKE"), DISTANCE_LOSS),
 }
 
 Value = bool | int | float | str
 Params = dict[str, Value]
-Dimensions = dict[str, tuple[Value, ...]]  # hyperparameters and their values; the search moves between neighbours
+Dimensions = dict[
+    str, tuple[Value, ...]
+]  # hyperparameters and their values; the search moves between neighbours
 OnTuning = Callable[["AutomaticProgress"], None]
 
 
 @dataclass(frozen=True)
 class AutomaticTrial:
-    """A short training; `mrr` is measured on the validation split at its end, `half_way` after half of its epochs."""
+    """A short training; `mrr` is measured on the validation split at its end, `half_way` after half
+    of its epochs.
+    """
 
     params: Params
     rung: int
@@ -103,7 +127,9 @@ class AutomaticProgress:
 
 
 def dimensions_of(recipe: Recipe, fixed: Collection[str] = ()) -> Dimensions:
-    """What matters for the model and the loss of a recipe, most important first; `fixed` keys are left alone."""
+    """What matters for the model and the loss of a recipe, most important first; `fixed` keys are
+    left alone.
+    """
     found: Dimensions = {}
     if recipe.regularizer.name != "none" and (weight := recipe.regularizer.weight):
         found["regularizer.weight"] = _around(weight, 10**0.5, below=4, above=2)
@@ -112,14 +138,21 @@ def dimensions_of(recipe: Recipe, fixed: Collection[str] = ()) -> Dimensions:
     elif isinstance(recipe.loss, KvsAll):
         found |= {"loss.label_smoothing": (0.0, 0.1, 0.3), "loss.dropout": (0.0, 0.2, 0.4)}
     elif isinstance(recipe.loss, NegativeSampling):
-        found |= {"loss.margin": (1.0, 3.0, 6.0, 9.0, 12.0, 18.0), "loss.adversarial_temperature": (0.5, 1.0)}
+        found |= {
+            "loss.margin": (1.0, 3.0, 6.0, 9.0, 12.0, 18.0),
+            "loss.adversarial_temperature": (0.5, 1.0),
+        }
     found["optimizer.learning_rate"] = _around(recipe.optimizer.learning_rate, 2, below=3, above=2)
-    found["training.batch_size"] = tuple(map(int, _around(recipe.training.batch_size, 2, below=2, above=2)))
+    found["training.batch_size"] = tuple(
+        map(int, _around(recipe.training.batch_size, 2, below=2, above=2))
+    )
     return {key: values for key, values in found.items() if key not in fixed}
 
 
 def init_scale_of_margin(margin: float, dim: int) -> float:
-    """The standard deviation of numbers that are uniform within (γ + 2) / dim (Sun et al., 2019)."""
+    """The standard deviation of numbers that are uniform within (γ + 2) / dim (Sun et al.,
+    2019).
+    """
     return round((margin + 2) / dim / 3**0.5, 5)
 
 
@@ -129,11 +162,12 @@ def _around(value: float, factor: float, *, below: int, above: int) -> tuple[flo
 
 @dataclass
 class AutomaticTuner:
-    """Searches for the hyperparameters of one training, but for the `fixed` ones, and saves its trials at `path`.
+    """Searches for the hyperparameters of one training, but for the `fixed` ones, and saves its
+    trials at `path`.
 
-    The search begins at `start`, or at the `other` with another loss if that is better in a short trial. The best with
-    each loss are compared in long trials. The `saved` trials of an interrupted search are not repeated; `command`
-    resumes it.
+    The search begins at `start`, or at the `other` with another loss if that is better in a short
+    trial. The best with each loss are compared in long trials. The `saved` trials of an interrupted
+    search are not repeated; `command` resumes it.
     """
 
     start: Recipe
@@ -166,17 +200,35 @@ class AutomaticTuner:
         try:
             trials = [AutomaticTrial(**trial) for trial in saved["trials"]]
             check_trusted(named_classes(saved["start"]), source=path)
-            start, fixed = recipe_from(saved["start"], source=str(path)), tuple(saved["fixed"])
-            return cls(start, graph, device=device, fixed=fixed, seconds=saved["seconds"], saved=trials, path=path)
+            start = recipe_from(saved["start"], source=str(path))
+            fixed = tuple(saved["fixed"])
+            return cls(
+                start,
+                graph,
+                device=device,
+                fixed=fixed,
+                seconds=saved["seconds"],
+                saved=trials,
+                path=path,
+            )
         except (KeyError, TypeError) as error:
             reason = f"{type(error).__name__} {error}"
-            raise RequestError(f"{path} is damaged: {reason}. Train again with --overwrite.") from None
+            raise RequestError(
+                f"{path} is damaged: {reason}. Train again with --overwrite."
+            ) from None
 
     def save(self, path: Path | None = None, *, summary: str = "") -> None:
         """Save what an interrupted search needs to resume."""
         if path := path or self.path:
-            start, trials = self.start.model_dump(exclude_none=True), [asdict(trial) for trial in self.trials]
-            saved = {"start": start, "fixed": self.fixed, "seconds": self.seconds, "trials": trials, "summary": summary}
+            start = self.start.model_dump(exclude_none=True)
+            trials = [asdict(trial) for trial in self.trials]
+            saved = {
+                "start": start,
+                "fixed": self.fixed,
+                "seconds": self.seconds,
+                "trials": trials,
+                "summary": summary,
+            }
             write_text(path, json.dumps(saved, indent=1))
 
     def run(self) -> Recipe:
@@ -197,13 +249,15 @@ class AutomaticTuner:
         if self.other is not None and self._has_time(rung=0):
             other = self._try({LOSS: type(self.other.loss).__name__}, rung=0)
             if _better(other, best):
-                best, self.dimensions = other, dimensions_of(self.other, self.fixed)
+                best = other
+                self.dimensions = dimensions_of(self.other, self.fixed)
         factor = 1.78
         while best.mrr is not None and self._has_time(rung=0):
             before = best
             for key, values in self.dimensions.items():
                 best = self._climb(best, key, values)
-            best, factor = self._refine_weight(best, factor), 1.33
+            best = self._refine_weight(best, factor)
+            factor = 1.33
             if best is before or self.seconds is None:
                 break
         for params in self._promoted():
@@ -213,9 +267,12 @@ class AutomaticTuner:
             self._polish()
             self._repeat()
 
-    def _climb(self, best: AutomaticTrial, key: str, values: tuple[Value, ...], *, rung: int = 0) -> AutomaticTrial:
+    def _climb(
+        self, best: AutomaticTrial, key: str, values: tuple[Value, ...], *, rung: int = 0
+    ) -> AutomaticTrial:
         """Move along one dimension while the MRR grows, upwards first."""
-        start, before = float(self._with(best.params).value_of(key)), best
+        start = float(self._with(best.params).value_of(key))
+        before = best
         position = min(range(len(values)), key=lambda i: abs(float(values[i]) - start))
         for direction in (values[position + 1 :], values[:position][::-1]):
             for value in direction if best is before else ():
@@ -229,8 +286,11 @@ class AutomaticTuner:
         return best
 
     def _refine_weight(self, best: AutomaticTrial, factor: float) -> AutomaticTrial:
-        """Try relation weights with a stronger regularizer, which the relation loss counts against; then near ones."""
-        key, relation_key = "regularizer.weight", "loss.relation_weight"
+        """Try relation weights with a stronger regularizer, which the relation loss counts against;
+        then near ones.
+        """
+        key = "regularizer.weight"
+        relation_key = "loss.relation_weight"
         if key not in self.dimensions:
             return best
         weight = float(f"{10**0.5 * self._with(best.params).value_of(key):.2g}")
@@ -242,10 +302,13 @@ class AutomaticTuner:
         return self._climb(best, key, _around(weight, factor, below=1, above=1))
 
     def _polish(self) -> None:
-        """Climb in long trials along what short trials misjudge: λ, the number of epochs, and the learning rate."""
+        """Climb in long trials along what short trials misjudge: λ, the number of epochs, and the
+        learning rate.
+        """
         best = self._ranked(rung=1)[0]
         start = self._start(best.params)
-        long, epochs = dimensions_of(start, self.fixed), start.training.epochs
+        long = dimensions_of(start, self.fixed)
+        epochs = start.training.epochs
         if self.is_small and "training.epochs" not in self.fixed:
             long["training.epochs"] = (5 * epochs // 2, epochs, epochs // 2)
         for key in ("regularizer.weight", "training.epochs", "optimizer.learning_rate"):
@@ -253,7 +316,9 @@ class AutomaticTuner:
                 best = self._climb(best, key, long[key], rung=1)
 
     def _repeat(self) -> None:
-        """Train the best with other seeds. Their mean counts, because MRRs of one seed differ by chance."""
+        """Train the best with other seeds. Their mean counts, because MRRs of one seed differ by
+        chance.
+        """
         best = [trial.params for trial in self._ranked(rung=1)[:REPEATED]]
         for seed in range(self.start.training.seed + 1, self.start.training.seed + SEEDS):
             if self._has_time(sum(self._epochs(1, params) for params in best), rung=1):
@@ -261,23 +326,32 @@ class AutomaticTuner:
                     self._try({**params, SEED: seed}, rung=1)
 
     def _promoted(self) -> list[Params]:
-        """The best of the first rung: those with each loss and each relation weight, which pays late, then by rank."""
+        """The best of the first rung: those with each loss and each relation weight, which pays
+        late, then by rank.
+        """
         ranked = [trial.params for trial in self._ranked(rung=0)]
         first: dict[object, Params] = {}
         for params in ranked:
             first.setdefault((params.get(LOSS), params.get("loss.relation_weight", 0.0)), params)
         chosen = [*first.values(), *(params for params in ranked if params not in first.values())]
         if self.is_small:
-            return chosen[: max(len(first), 3)]  # the rest of the time is for `_polish` and `_repeat`
+            return chosen[
+                : max(len(first), 3)
+            ]  # the rest of the time is for `_polish` and `_repeat`
         return chosen[: MAX_PROMOTED if self.seconds is None else 2 * MAX_PROMOTED]
 
     def _ranked(self, *, rung: int) -> list[AutomaticTrial]:
-        """The trials of a rung, best first, with the mean MRR of their seeds; those with most seeds come first."""
+        """The trials of a rung, best first, with the mean MRR of their seeds; those with most seeds
+        come first.
+        """
         seeds: dict[str, list[AutomaticTrial]] = {}
         for trial in self.trials:
             if trial.rung == rung and trial.mrr is not None:
                 seeds.setdefault(describe_params(_without_seed(trial.params)), []).append(trial)
-        means = [(len(same), float(np.mean([trial.mrr for trial in same])), same[0]) for same in seeds.values()]
+        means = [
+            (len(same), float(np.mean([trial.mrr for trial in same])), same[0])
+            for same in seeds.values()
+        ]
         means.sort(key=lambda mean: (-mean[0], -mean[1]))
         return [replace(first, mrr=mrr) for _, mrr, first in means]
 
@@ -296,23 +370,34 @@ class AutomaticTuner:
         return sum(trial.seconds for trial in self.trials)
 
     def _has_time(self, epochs: int = 0, *, rung: int) -> bool:
-        """Whether so many epochs, or else one trial of the rung, would end within the budget of the rung."""
+        """Whether so many epochs, or else one trial of the rung, would end within the budget of the
+        rung.
+        """
         budget = self.budget_seconds
         assert budget is not None  # since the first trial
-        spent, of_epoch = self.spent_seconds, self.trials[0].seconds_per_epoch
+        spent = self.spent_seconds
+        of_epoch = self.trials[0].seconds_per_epoch
         long_fits = spent + of_epoch * self._epochs(1, {}) <= budget
         share = SHARE_OF_FIRST_RUNG if rung == 0 and long_fits else 1.0
         return spent + of_epoch * (epochs or self._epochs(rung, {})) <= share * budget
 
     def _epochs(self, rung: int, params: Params) -> int:
         rungs = SMALL_RUNGS if self.is_small else RUNGS
-        return max(1, round(int(params.get("training.epochs", self._start(params).training.epochs)) * rungs[rung]))
+        return max(
+            1,
+            round(
+                int(params.get("training.epochs", self._start(params).training.epochs))
+                * rungs[rung]
+            ),
+        )
 
     def _try(self, params: Params, *, rung: int) -> AutomaticTrial:
         """Train with these hyperparameters, or look the trial up if it was made before."""
 
         def same(trials: Collection[AutomaticTrial]) -> AutomaticTrial | None:
-            return next((trial for trial in trials if trial.params == params and trial.rung == rung), None)
+            return next(
+                (trial for trial in trials if trial.params == params and trial.rung == rung), None
+            )
 
         done = same(self.trials)
         if done is None:
@@ -322,10 +407,16 @@ class AutomaticTuner:
         return done
 
     def _train(self, params: Params, rung: int) -> AutomaticTrial:
-        epochs, started = self._epochs(rung, params), time.perf_counter()
+        epochs = self._epochs(rung, params)
+        started = time.perf_counter()
         history: list[dict[str, Any]] = []
-        mrr, error = None, ""
-        changes = {"training.epochs": epochs, "validation.every": (epochs + 1) // 2, "validation.patience": 0}
+        mrr = None
+        error = ""
+        changes = {
+            "training.epochs": epochs,
+            "validation.every": (epochs + 1) // 2,
+            "validation.patience": 0,
+        }
         try:
             recipe = self._with(params).with_changes(changes)
             trainer = Trainer.of_recipe(recipe, self.trial_graph, device=self.device)
@@ -334,33 +425,49 @@ class AutomaticTuner:
             trainer.run()
             mrr = history[-1].get("valid_mrr")
         except _HopelessTrialError:
-            mrr, error = history[-1]["valid_mrr"], "stopped half-way"
+            mrr = history[-1]["valid_mrr"]
+            error = "stopped half-way"
         except (RequestError, DivergedError) as problem:
             if not params and isinstance(problem, RequestError):
                 raise  # a mistake in what was requested
             error = str(problem)
         except torch.OutOfMemoryError:
             error = f"{self.device} is out of memory"
-        seconds_per_epoch = float(np.median([entry["seconds"] for entry in history])) if history else 0.0
+        seconds_per_epoch = (
+            float(np.median([entry["seconds"] for entry in history])) if history else 0.0
+        )
         half_way = next((entry["valid_mrr"] for entry in history if "valid_mrr" in entry), None)
         seconds = round(time.perf_counter() - started, 3)
-        return AutomaticTrial(params, rung, epochs, mrr, half_way, seconds, seconds_per_epoch, error)
+        return AutomaticTrial(
+            params, rung, epochs, mrr, half_way, seconds, seconds_per_epoch, error
+        )
 
     def _with(self, params: Params) -> Recipe:
-        """The recipe with these hyperparameters; an `init_scale` that the starting margin gave follows the margin."""
+        """The recipe with these hyperparameters; an `init_scale` that the starting margin gave
+        follows the margin.
+        """
         start = self._start(params)
-        model, follows = start.model, "loss.margin" in params and "model.init_scale" not in self.fixed
-        if follows and model.init_scale == init_scale_of_margin(start.value_of("loss.margin"), model.dim):
-            params = {**params, "model.init_scale": init_scale_of_margin(float(params["loss.margin"]), model.dim)}
+        model = start.model
+        follows = "loss.margin" in params and "model.init_scale" not in self.fixed
+        if follows and model.init_scale == init_scale_of_margin(
+            start.value_of("loss.margin"), model.dim
+        ):
+            params = {
+                **params,
+                "model.init_scale": init_scale_of_margin(float(params["loss.margin"]), model.dim),
+            }
         return start.with_changes(params)
 
     def _start(self, params: Params) -> Recipe:
         """The recipe that these hyperparameters change."""
         return self.other if self.other is not None and LOSS in params else self.start
 
-    def _watch(self, history: list[Any], epochs: int, params: Params, rung: int) -> Callable[[ProgressEvent], None]:
+    def _watch(
+        self, history: list[Any], epochs: int, params: Params, rung: int
+    ) -> Callable[[ProgressEvent], None]:
         """Report the progress of a trial, and stop it half-way if it is far behind the best."""
-        ranked, text = self._ranked(rung=rung), describe_params(params)
+        ranked = self._ranked(rung=rung)
+        text = describe_params(params)
         best = next((trial for trial in ranked if (LOSS in trial.params) == (LOSS in params)), None)
         top = ranked[0].mrr if ranked else None
 
@@ -368,11 +475,16 @@ class AutomaticTuner:
             mrr = history[-1].get("valid_mrr", math.inf) if 0 < len(history) < epochs else math.inf
             if best and best.half_way and mrr < HOPELESS * best.half_way:
                 raise _HopelessTrialError
-            spent, budget = self.spent_seconds, self.budget_seconds
+            spent = self.spent_seconds
+            budget = self.budget_seconds
             progress = AutomaticProgress(text, len(self.trials), top, spent, budget, event)
             if self.on_progress:
                 self.on_progress(progress)
-            self.log(lambda: f"{progress.text}  epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}")
+            self.log(
+                lambda: (
+                    f"{progress.text}  epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}"
+                )
+            )
 
         return on_progress
 
@@ -383,10 +495,16 @@ class AutomaticTuner:
 
     def chosen_recipe(self) -> Recipe:
         if self.chosen is None:
-            reason = next((trial.error for trial in self.trials if trial.error), "no trial was made")
-            raise DualkgError(f"Tuning found no hyperparameters that train on {self.graph.name}: {reason}")
+            reason = next(
+                (trial.error for trial in self.trials if trial.error), "no trial was made"
+            )
+            raise DualkgError(
+                f"Tuning found no hyperparameters that train on {self.graph.name}: {reason}"
+            )
         chosen = self._with(_without_seed(self.chosen.params))
-        changes: dict[str, Any] = {"validation.every": chosen.validation.every or max(1, chosen.training.epochs // 10)}
+        changes: dict[str, Any] = {
+            "validation.every": chosen.validation.every or max(1, chosen.training.epochs // 10)
+        }
         if "validation.keep" not in self.fixed and chosen.optimizer.average_from == 1:
             changes["validation.keep"] = "best"
         return chosen.with_changes(changes)
@@ -396,15 +514,18 @@ class AutomaticTuner:
         chosen = self.chosen
         assert chosen is not None
         params = _without_seed(chosen.params)
-        rung = [trial for trial in self.trials if trial.rung == chosen.rung and trial.mrr is not None]
+        rung = [
+            trial for trial in self.trials if trial.rung == chosen.rung and trial.mrr is not None
+        ]
         first = next((trial.mrr for trial in rung if not trial.params), None)
         start = f" ({first:.4f} with the starting values)" if first and chosen.params else ""
         seeds = sum(_without_seed(trial.params) == params for trial in rung)
         mean = f" (mean of {seeds} seeds)" if seeds > 1 else ""
         count = f"{len(self.trials)} trials" if len(self.trials) > 1 else "1 trial"
         return (
-            f"Chose {describe_params(params)}: validation MRR {chosen.mrr:.4f} after {chosen.epochs} epochs{mean}"
-            f"{start}, filtered by train and valid, the best of {count} in {self.spent_seconds:.0f} s."
+            f"Chose {describe_params(params)}: validation MRR {chosen.mrr:.4f} after "
+            f"{chosen.epochs} epochs{mean}{start}, filtered by train and valid, the best of "
+            f"{count} in {self.spent_seconds:.0f} s."
         )
 
 
@@ -416,8 +537,12 @@ def describe_params(params: Params) -> str:
     """`weight 0.016, learning_rate 0.3`."""
     if not params:
         return "the starting values"
-    texts = {key: value if isinstance(value, str) else f"{value:g}" for key, value in params.items()}
-    return ", ".join(f"{'loss' if key == LOSS else key.rpartition('.')[2]} {text}" for key, text in texts.items())
+    texts = {
+        key: value if isinstance(value, str) else f"{value:g}" for key, value in params.items()
+    }
+    return ", ".join(
+        f"{'loss' if key == LOSS else key.rpartition('.')[2]} {text}" for key, text in texts.items()
+    )
 
 
 def _without_seed(params: Params) -> Params:
@@ -431,22 +556,33 @@ def _better(trial: AutomaticTrial, best: AutomaticTrial) -> bool:
 # -- where the search begins ---
 
 
-def _default_size(graph: Graph, device: torch.device, model: str, *, of_distance: bool) -> dict[str, int]:
-    """`model.dim` and `training.epochs` for a graph: larger where training is cheap, as on a GPU."""
-    num_entities, num_triples = len(graph.entities), len(graph.train)
-    cheap, small = num_entities * num_triples <= CHEAP_PRODUCTS[device.type], num_triples < SMALL_GRAPH
+def _default_size(
+    graph: Graph, device: torch.device, model: str, *, of_distance: bool
+) -> dict[str, int]:
+    """`model.dim` and `training.epochs` for a graph: larger where training is cheap, as on a
+    GPU.
+    """
+    num_entities = len(graph.entities)
+    num_triples = len(graph.train)
+    cheap = num_entities * num_triples <= CHEAP_PRODUCTS[device.type]
+    small = num_triples < SMALL_GRAPH
     if device.type == "cpu":
         dim, epochs = (200, 50) if cheap else (100, 20)
     elif small:
-        dim, epochs = 500, 50
+        dim = 500
+        epochs = 50
     else:
         limits = {50_000: 2000, 250_000: 1000, 10**6: 400}
-        dim, epochs = next((dim for limit, dim in limits.items() if num_entities <= limit), 200), 100 if cheap else 50
+        dim = next((dim for limit, dim in limits.items() if num_entities <= limit), 200)
+        epochs = 100 if cheap else 50
     if small and not of_distance:  # 1-vs-all overfits soon
         epochs = 20
     if model in STARTS:
         dim = min(dim, 500)
-    return {"model.dim": min(dim, 256) if model in MATRIX_MODELS else dim, "training.epochs": epochs}
+    return {
+        "model.dim": min(dim, 256) if model in MATRIX_MODELS else dim,
+        "training.epochs": epochs,
+    }
 
 
 def starting_recipe(
@@ -459,33 +595,44 @@ def starting_recipe(
     source: str = "--set",
 ) -> Recipe:
     """The recipe at which automatic tuning begins."""
-    model, small = str(known_name(changes.get("model.name", "ComplEx"), MODELS)), len(graph.train) < SMALL_GRAPH
+    model = str(known_name(changes.get("model.name", "ComplEx"), MODELS))
+    small = len(graph.train) < SMALL_GRAPH
     own = starts.get(model, {})
     start: dict[str, Any] = {"optimizer.decay_from": 0.5}
     start |= _default_size(graph, device, model, of_distance="loss.name" in own)
     if not small and "optimizer.name" not in changes:
         start["optimizer.learning_rate"] = 0.1
     # A loss or a regularizer of the user's comes without our settings.
-    start |= {key: value for key, value in own.items() if f"{key.partition('.')[0]}.name" not in changes}
+    start |= {
+        key: value for key, value in own.items() if f"{key.partition('.')[0]}.name" not in changes
+    }
     if small and start.get("optimizer.name") == "Adam":  # there are few steps
         start["optimizer.learning_rate"] = 0.01
     start |= changes
     if start.get("loss.sampler") == "shared":
         start.setdefault("loss.num_negatives", min(1024, len(graph.entities)))
     if model in MODELS and "loss.margin" in start and model != "MuRP":
-        start.setdefault("model.init_scale", init_scale_of_margin(start["loss.margin"], start["model.dim"]))
+        start.setdefault(
+            "model.init_scale", init_scale_of_margin(start["loss.margin"], start["model.dim"])
+        )
     return api.default_recipe(data, graph, start, source=source)
 
 
-def other_start(start: Recipe, graph: Graph, device: torch.device, fixed: Collection[str]) -> Recipe | None:
-    """Of a distance model on a small graph, where the search may also begin: 1-vs-all, as without tuning."""
+def other_start(
+    start: Recipe, graph: Graph, device: torch.device, fixed: Collection[str]
+) -> Recipe | None:
+    """Of a distance model on a small graph, where the search may also begin: 1-vs-all, as without
+    tuning.
+    """
     model = start.model.name
     if len(graph.train) >= SMALL_GRAPH or "loss.name" not in STARTS.get(model, {}):
         return None
     if any(key.startswith(("loss.", "regularizer.", "optimizer.")) for key in fixed):
         return None
     given = {key: start.value_of(key) for key in fixed}
-    if start != starting_recipe(start.data, graph, device, given):  # the search begins at a recipe of the user's
+    if start != starting_recipe(
+        start.data, graph, device, given
+    ):  # the search begins at a recipe of the user's
         return None
     return starting_recipe(start.data, graph, device, given, starts={})
 
@@ -517,29 +664,40 @@ def fit(
 ) -> Run:
     """Read triples, tune the hyperparameters on the validation split, train, and evaluate.
 
-    `tune` is a time such as "10m", or seconds; by default tuning takes at most three times the final training, or two
-    minutes. Keys in `changes`, named as in a recipe ("model.dim"), are not tuned. With `out`, an interrupted run can be
-    resumed. Notes of the reader, leakage and unseen entities are warnings of the logger `dualkg`.
+    `tune` is a time such as "10m", or seconds; by default tuning takes at most three times the
+    final training, or two minutes. Keys in `changes`, named as in a recipe ("model.dim"), are not
+    tuned. With `out`, an interrupted run can be resumed. Notes of the reader, leakage and unseen
+    entities are warnings of the logger `dualkg`.
     """
     if not isinstance(model, str):
         raise RequestError(
-            f"kg.fit takes a model by its name, such as 'ComplEx', and changes={{'model.dim': 200}}; "
-            f"{model!r} was given. kg.train(model, graph) trains an instance."
+            f"kg.fit takes a model by its name, such as 'ComplEx', and changes={{'model.dim': "
+            f"200}}; {model!r} was given. kg.train(model, graph) trains an instance."
         )
     if not isinstance(changes, Mapping | None):
-        raise RequestError(f"changes are a mapping such as {{'model.dim': 200}}; {changes!r} was given.")
+        raise RequestError(
+            f"changes are a mapping such as {{'model.dim': 200}}; {changes!r} was given."
+        )
     called = find_callbacks(callbacks)
     graph = data if isinstance(data, Graph) else load_graph(data)
     for sentence in (*graph.notes.sentences(), *graph.inspect().warnings()):
         logger.warning("%s: %s", graph.name, sentence)
-    chosen, seconds = api.choose_device(device), None if isinstance(tune, bool) else parse_budget(str(tune))
+    chosen = api.choose_device(device)
+    seconds = None if isinstance(tune, bool) else parse_budget(str(tune))
     given = {"model.name": model, "training.seed": seed, **(changes or {})}
-    options: dict[str, Any] = {"out": out, "overwrite": overwrite, "on_progress": on_progress, "callbacks": called}
+    options: dict[str, Any] = {
+        "out": out,
+        "overwrite": overwrite,
+        "on_progress": on_progress,
+        "callbacks": called,
+    }
     if not tune or not len(graph.valid):
         recipe = api.default_recipe(api.data_of(graph), graph, given, source="changes")
         return api.train_recipe(recipe, graph=graph, device=chosen, **options)
     start = starting_recipe(api.data_of(graph), graph, chosen, given, source="changes")
-    tuner = AutomaticTuner(start, graph, device=chosen, fixed=tuple(given), seconds=seconds, on_progress=on_tuning)
+    tuner = AutomaticTuner(
+        start, graph, device=chosen, fixed=tuple(given), seconds=seconds, on_progress=on_tuning
+    )
     return tune_and_train(tuner, **options)
 
 
@@ -577,18 +735,26 @@ def resume(
     callbacks: Callbacks = None,
     trust_code: bool = False,
 ) -> Run:
-    """Resume a run that was interrupted or killed: tuning from its last trial, training from its last checkpoint.
+    """Resume a run that was interrupted or killed: tuning from its last trial, training from its
+    last checkpoint.
 
-    Classes that its recipe names and that are not part of dualkg are imported only with `trust_code`.
+    Classes that its recipe names and that are not part of dualkg are imported only with
+    `trust_code`.
     """
     folder = RunFolder(path)
     folder.check_is_run()
-    if folder.sharded_checkpoint.exists() and not folder.finished:  # of several processes, resumed in this one
+    if (
+        folder.sharded_checkpoint.exists() and not folder.finished
+    ):  # of several processes, resumed in this one
         from dualkg.training.distributed import resume_in_processes
 
-        return resume_in_processes(folder.path, device=device, on_progress=on_progress, trust_code=trust_code)
+        return resume_in_processes(
+            folder.path, device=device, on_progress=on_progress, trust_code=trust_code
+        )
     if folder.weights.exists() or folder.checkpoint.exists() or not folder.tuning.exists():
-        return api.resume(path, device=device, on_progress=on_progress, callbacks=callbacks, trust_code=trust_code)
+        return api.resume(
+            path, device=device, on_progress=on_progress, callbacks=callbacks, trust_code=trust_code
+        )
     with trusted_code(trust_code):
         tuner = AutomaticTuner.load(folder.tuning, folder.load_graph(), api.choose_device(device))
     tuner.on_progress = on_tuning
@@ -598,5 +764,6 @@ def resume(
 
 def _tune_and_train(tuner: AutomaticTuner, folder: RunFolder | None, **options: Any) -> Run:
     if folder:
-        tuner.path, tuner.command = folder.tuning, f"dualkg resume {folder.path}"
+        tuner.path = folder.tuning
+        tuner.command = f"dualkg resume {folder.path}"
     return api.train_in_folder(tuner.run(), tuner.graph, tuner.device, folder, **options)

@@ -1,4 +1,6 @@
-"""Search spaces, as validated TOML: a base recipe, values to try for some of its keys, a method; and their results."""
+"""Search spaces, as validated TOML: a base recipe, values to try for some of its keys, a method;
+and their results.
+"""
 
 import csv
 import json
@@ -68,20 +70,30 @@ class SearchSpace:
 
     @property
     def num_trials(self) -> int:
-        numbers = [self.settings.trials, self.num_points if self.settings.method == "grid" else None]
+        numbers = [
+            self.settings.trials,
+            self.num_points if self.settings.method == "grid" else None,
+        ]
         return min(number for number in numbers if number is not None)
 
     @cached_property
     def _order(self) -> list[int]:
-        """A grid is searched in random order, so that its first trials are a fair baseline for pruning."""
+        """A grid is searched in random order, so that its first trials are a fair baseline for
+        pruning.
+        """
         assert self.num_points is not None
         return random.Random(self.settings.seed).sample(range(self.num_points), self.num_points)
 
     def point(self, number: int) -> dict[str, Value]:
         """The hyperparameters of a trial of a grid; every point belongs to one number."""
         choices = [values for values in self.dimensions.values() if isinstance(values, tuple)]
-        places = np.unravel_index(self._order[number], [len(values) for values in choices], order="F")
-        return {name: values[place] for name, values, place in zip(self.dimensions, choices, places, strict=True)}
+        places = np.unravel_index(
+            self._order[number], [len(values) for values in choices], order="F"
+        )
+        return {
+            name: values[place]
+            for name, values, place in zip(self.dimensions, choices, places, strict=True)
+        }
 
     def recipe(self, params: Mapping[str, Value]) -> Recipe:
         """The recipe with these hyperparameters, as it is written for the best trial."""
@@ -92,23 +104,35 @@ class SearchSpace:
     def trial_recipe(self, params: Mapping[str, Value]) -> Recipe:
         """The same, validated often enough for pruning, and at the end."""
         epochs = self.base.with_changes(params).training.epochs
-        every = self.base.validation.every or (max(1, epochs // 10) if self.settings.prune else epochs)
-        return self.base.with_changes({**params, "validation.every": self.settings.validate_every or every})
+        every = self.base.validation.every or (
+            max(1, epochs // 10) if self.settings.prune else epochs
+        )
+        return self.base.with_changes(
+            {**params, "validation.every": self.settings.validate_every or every}
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Everything that the result of a trial depends on; the number of trials may grow later."""
         dimensions = {
-            name: list(values) if isinstance(values, tuple) else values.model_dump(exclude_none=True)
+            name: list(values)
+            if isinstance(values, tuple)
+            else values.model_dump(exclude_none=True)
             for name, values in self.dimensions.items()
         }
         search = self.settings.model_dump(exclude={"trials", "name"})
-        tables = {"recipe": self.base.model_dump(exclude_none=True), "space": dimensions, "search": search}
+        tables = {
+            "recipe": self.base.model_dump(exclude_none=True),
+            "space": dimensions,
+            "search": search,
+        }
         return dict(json.loads(json.dumps(tables)))
 
 
 @dataclass(frozen=True)
 class TuningProgress:
-    """Progress of a search; `training` is the progress of the trial that runs in this process, if any."""
+    """Progress of a search; `training` is the progress of the trial that runs in this process, if
+    any.
+    """
 
     num_done: int
     num_trials: int
@@ -124,7 +148,9 @@ class TuningProgress:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """One trial; `mrr` is measured on the validation split, for a pruned trial at its last report."""
+    """One trial; `mrr` is measured on the validation split, for a pruned trial at its last
+    report.
+    """
 
     number: int
     state: str
@@ -151,7 +177,9 @@ class TuningResult:
     @property
     def ranked(self) -> list[TrialResult]:
         """Finished trials, best first."""
-        finished = [trial for trial in self.trials if trial.state == "finished" and trial.mrr is not None]
+        finished = [
+            trial for trial in self.trials if trial.state == "finished" and trial.mrr is not None
+        ]
         return sorted(finished, key=lambda trial: (-(trial.mrr or 0.0), trial.number))
 
     @property
@@ -165,7 +193,10 @@ class TuningResult:
 
     def as_dict(self) -> dict[str, Any]:
         states = [trial.state for trial in self.trials]
-        top = [{key: getattr(trial, key) for key in ("number", "mrr", "seconds", "params")} for trial in self.ranked]
+        top = [
+            {key: getattr(trial, key) for key in ("number", "mrr", "seconds", "params")}
+            for trial in self.ranked
+        ]
         return {
             "search": self.space.name,
             "graph": self.graph,
@@ -186,7 +217,10 @@ class TuningResult:
             title = f"# Trial {self.best.number} of the search {self.space.name}: validation MRR {self.best.mrr:.4f}.\n"
             write_text(out / "best.toml", title + self.recipe.as_toml())
         columns = ["number", "state", "mrr", "seconds", *self.space.dimensions, "error"]
-        with atomic_write(out / "trials.csv") as path, path.open("w", encoding="utf-8", newline="") as file:
+        with (
+            atomic_write(out / "trials.csv") as path,
+            path.open("w", encoding="utf-8", newline="") as file,
+        ):
             writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
             writer.writeheader()
             writer.writerows({**vars(trial), **trial.params} for trial in self.trials)
@@ -199,7 +233,9 @@ def load_space(path: str | Path) -> SearchSpace:
     return space_from(read_tables(path), source=str(path), name=path.stem, folder=path.parent)
 
 
-def space_from(tables: Mapping[str, Any], *, source: str, name: str = "search", folder: Path = Path()) -> SearchSpace:
+def space_from(
+    tables: Mapping[str, Any], *, source: str, name: str = "search", folder: Path = Path()
+) -> SearchSpace:
     """Validate tables as a search space; raise `RequestError` for the first mistake."""
     if unknown := [table for table in tables if table not in TABLES]:
         hint = did_you_mean(unknown[0], TABLES) or f" Known tables: {', '.join(TABLES)}."
@@ -208,8 +244,12 @@ def space_from(tables: Mapping[str, Any], *, source: str, name: str = "search", 
     settings = _validate(SearchSettings, tables.get("search", {}), name="search", source=source)
     space = tables.get("space", {})
     if not isinstance(space, dict) or not space:
-        raise RequestError(f'{source}: [space] is empty; it should list values to try, as "model.dim" = [100, 200].')
-    dimensions = {key: _dimension(base, key, value, source=source) for key, value in _flatten(space)}
+        raise RequestError(
+            f'{source}: [space] is empty; it should list values to try, as "model.dim" = [100, 200].'
+        )
+    dimensions = {
+        key: _dimension(base, key, value, source=source) for key, value in _flatten(space)
+    }
     ranges = [key for key, values in dimensions.items() if isinstance(values, Range)]
     if ranges and settings.method == "grid":
         raise RequestError(
@@ -218,7 +258,9 @@ def space_from(tables: Mapping[str, Any], *, source: str, name: str = "search", 
         )
     if settings.method != "grid" and settings.trials is None:
         method = f'method = "{settings.method}"'
-        raise RequestError(f"{source}: {method} needs a number of trials: set trials = 50 in [search].")
+        raise RequestError(
+            f"{source}: {method} needs a number of trials: set trials = 50 in [search]."
+        )
     return SearchSpace(settings.name or name, base, dimensions, settings)
 
 
@@ -229,8 +271,14 @@ def _base_recipe(tables: Mapping[str, Any], source: str, folder: Path) -> Recipe
     if path is None or not all(isinstance(section, dict) for section in inline.values()):
         return recipe_from(inline, source=source)
     if not isinstance(path, str):
-        raise RequestError(f'{source}: recipe should be a path, as recipe = "mine.toml"; got {path!r}.')
-    changes = {f"{table}.{key}": value for table, section in inline.items() for key, value in section.items()}
+        raise RequestError(
+            f'{source}: recipe should be a path, as recipe = "mine.toml"; got {path!r}.'
+        )
+    changes = {
+        f"{table}.{key}": value
+        for table, section in inline.items()
+        for key, value in section.items()
+    }
     return load_recipe(folder / path).with_changes(changes, source=source)
 
 
@@ -247,14 +295,19 @@ def _dimension(base: Recipe, name: str, value: Any, *, source: str) -> tuple[Val
     table = name.partition(".")[0]
     if table in ("data", "validation"):
         raise RequestError(
-            f"{source}: {name} cannot be searched, because trials are compared by the MRR of one validation split. "
-            f"Set it in [{table}] instead."
+            f"{source}: {name} cannot be searched, because trials are compared by the MRR of one "
+            f"validation split. Set it in [{table}] instead."
         )
     if isinstance(value, dict) and value:
         return _range(base, name, value, source=source)
-    if not isinstance(value, list) or not value or any(isinstance(one, (dict, list)) for one in value):
+    if (
+        not isinstance(value, list)
+        or not value
+        or any(isinstance(one, (dict, list)) for one in value)
+    ):
         raise RequestError(
-            f"{source}: {name} should be a list of values, [1, 2], or a range, {{ low = 1, high = 2 }}; got {value!r}."
+            f"{source}: {name} should be a list of values, [1, 2], or a range, {{ low = 1, high = "
+            f"2 }}; got {value!r}."
         )
     values = tuple(_convert(base, name, one, source=source) for one in value)
     if repeated := [one for one in values if values.count(one) > 1]:
@@ -264,14 +317,20 @@ def _dimension(base: Recipe, name: str, value: Any, *, source: str) -> tuple[Val
 
 def _range(base: Recipe, name: str, value: dict[str, Any], *, source: str) -> Range:
     if not {"low", "high"} <= value.keys():
-        raise RequestError(f"{source}: {name} should have both ends, {{ low = 1, high = 2 }}; got {value!r}.")
+        raise RequestError(
+            f"{source}: {name} should have both ends, {{ low = 1, high = 2 }}; got {value!r}."
+        )
     limits = _validate(Range, value, name=name, source=source)
-    low, high = (_convert(base, name, number, source=source) for number in (limits.low, limits.high))
+    low, high = (
+        _convert(base, name, number, source=source) for number in (limits.low, limits.high)
+    )
     if isinstance(low, (bool, str)) or isinstance(high, (bool, str)) or low >= high:
         raise RequestError(f"{source}: {name} should have low < high; got {low} and {high}.")
     if limits.log and (low <= 0 or limits.step):
         wrong = f"low = {low}" if low <= 0 else f"step = {limits.step}"
-        raise RequestError(f"{source}: {name} with log = true should have low > 0 and no step; got {wrong}.")
+        raise RequestError(
+            f"{source}: {name} with log = true should have low > 0 and no step; got {wrong}."
+        )
     return limits.model_copy(update={"low": low, "high": high})
 
 
@@ -284,4 +343,6 @@ def _validate(section: type[SectionT], value: Any, *, name: str, source: str) ->
     try:
         return section.model_validate(value)
     except ValidationError as error:
-        raise RequestError(f"{source}: {validation_sentence(error, section.model_fields, prefix=f'{name}.')}") from None
+        raise RequestError(
+            f"{source}: {validation_sentence(error, section.model_fields, prefix=f'{name}.')}"
+        ) from None

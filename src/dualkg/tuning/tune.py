@@ -45,11 +45,12 @@ def tune(
 ) -> TuningResult:
     """Search a space for the recipe with the best validation MRR; called again, it resumes.
 
-    `space` is a file, a `SearchSpace`, or the tables of a file as a mapping. `out` is runs/tune-NAME by default. The
-    study is stored in `out`/study.db, or in the database with the URL `storage`, which several machines may share, or
-    in a journal in a folder that they share, `journal:/shared/study.log`. `jobs` processes train in parallel. With a
-    `launcher`, such as `["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "dualkg"]`, it starts each
-    trial, and none is pruned. The test split is never used.
+    `space` is a file, a `SearchSpace`, or the tables of a file as a mapping. `out` is
+    runs/tune-NAME by default. The study is stored in `out`/study.db, or in the database with the
+    URL `storage`, which several machines may share, or in a journal in a folder that they share,
+    `journal:/shared/study.log`. `jobs` processes train in parallel. With a `launcher`, such as
+    `["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "dualkg"]`, it starts each trial,
+    and none is pruned. The test split is never used.
     """
     with optional_import("optuna", purpose="Tuning"):
         from optuna.exceptions import StorageInternalError
@@ -61,18 +62,30 @@ def tune(
         space = load_space(space)
     elif not isinstance(space, SearchSpace):
         kind = type(space).__name__
-        raise RequestError(f"A search space is a .toml file, a mapping of its tables, or a SearchSpace; got {kind}.")
+        raise RequestError(
+            "A search space is a .toml file, a mapping of its tables, or a SearchSpace; got "
+            f"{kind}."
+        )
     graph = load_graph(graph) if isinstance(graph, str) else graph or load_recipe_graph(space.base)
     if not len(graph.valid):
-        raise RequestError(f"{graph.name} has no validation triples, and tuning selects by their MRR.")
-    out, device = Path(out or space.folder), str(choose_device(device))
+        raise RequestError(
+            f"{graph.name} has no validation triples, and tuning selects by their MRR."
+        )
+    out = Path(out or space.folder)
+    device = str(choose_device(device))
     if RunFolder(out).recipe.exists():
         raise RequestError(f"{out} contains a run; tuning needs a folder of its own: use --out.")
     if launcher and shutil.which(launcher[0]) is None:
-        raise RequestError(f"--launcher should start with a program that is installed; there is no '{launcher[0]}'.")
+        raise RequestError(
+            "--launcher should start with a program that is installed; there is no "
+            f"'{launcher[0]}'."
+        )
     out.mkdir(parents=True, exist_ok=True)
-    graph = dataclasses.replace(graph, test=np.empty((0, 3), dtype=np.int32))  # not even to filter by
-    url, where = storage or sqlite_url(out / "study.db"), "The storage" if storage else str(out)
+    graph = dataclasses.replace(
+        graph, test=np.empty((0, 3), dtype=np.int32)
+    )  # not even to filter by
+    url = storage or sqlite_url(out / "study.db")
+    where = "The storage" if storage else str(out)
     log = ProgressLog(f"Tuning {space.base.model.name} on {graph.name}")
 
     def report(event: TuningProgress) -> None:
@@ -83,7 +96,8 @@ def tune(
     options: dict[str, Any] = {"space": space, "url": url, "device": device}
     options |= {"launcher": launcher, "folder": out.resolve()}
     worker = Worker(graph, **options, where=where, on_progress=report)
-    started, before = time.monotonic(), worker.result().num_done
+    started = time.monotonic()
+    before = worker.result().num_done
     interrupted = False
     try:
         if jobs == 1:
@@ -93,15 +107,21 @@ def tune(
     except (KeyboardInterrupt, InterruptedRunError):
         interrupted = True
     except (StorageInternalError, json.JSONDecodeError) as error:
-        raise DualkgError(f"{where} failed: {error.__cause__ or error}. Finished trials are saved in it.") from None
+        raise DualkgError(
+            f"{where} failed: {error.__cause__ or error}. Finished trials are saved in it."
+        ) from None
     result = worker.result()
     if result.num_done > before:
         minutes = (time.monotonic() - started) / 60
-        result = dataclasses.replace(result, per_minute=round((result.num_done - before) / minutes, 2))
+        result = dataclasses.replace(
+            result, per_minute=round((result.num_done - before) / minutes, 2)
+        )
     with locked(out, wait=True):  # processes that share the study end at the same time
         result.write(out)
     if interrupted:
-        raise InterruptedRunError(f"Stopped; {result.num_done} of {space.num_trials} trials are done and saved.")
+        raise InterruptedRunError(
+            f"Stopped; {result.num_done} of {space.num_trials} trials are done and saved."
+        )
     return result
 
 
@@ -109,14 +129,24 @@ search = tune  # `kg.search`
 
 
 def _run_processes(worker: Worker, num_jobs: int, options: dict[str, Any]) -> None:
-    """Run several worker processes, spawned because CUDA does not survive a fork, and wait for them."""
+    """Run several worker processes, spawned because CUDA does not survive a fork, and wait for
+    them.
+    """
     context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // num_jobs)
-    with tempfile.TemporaryDirectory() as folder, signal_handler(signal.default_int_handler, signal.SIGTERM):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        signal_handler(signal.default_int_handler, signal.SIGTERM),
+    ):
         path = Path(folder) / "graph"
         save_graph(worker.graph, path)
-        processes = [context.Process(target=_run_worker, args=(path, threads, options)) for _ in range(num_jobs)]
-        with signal_handler(signal.SIG_IGN, signal.SIGINT):  # Ctrl-C reaches them through this process
+        processes = [
+            context.Process(target=_run_worker, args=(path, threads, options))
+            for _ in range(num_jobs)
+        ]
+        with signal_handler(
+            signal.SIG_IGN, signal.SIGINT
+        ):  # Ctrl-C reaches them through this process
             for process in processes:
                 process.start()
         try:
@@ -130,7 +160,9 @@ def _run_processes(worker: Worker, num_jobs: int, options: dict[str, Any]) -> No
     worker.report_progress()
     num_failed = sum(process.exitcode != 0 for process in processes)
     if num_failed and worker.progress.num_done < worker.space.num_trials:
-        raise DualkgError(f"{num_failed} of {num_jobs} processes ended early; finished trials are saved.")
+        raise DualkgError(
+            f"{num_failed} of {num_jobs} processes ended early; finished trials are saved."
+        )
 
 
 def _run_worker(path: Path, threads: int, options: dict[str, Any]) -> None:

@@ -21,7 +21,9 @@ Names = list[tuple[str, str, str]]
 def compressed(content: bytes, suffix: str) -> bytes:
     if suffix == ".zst":
         return bytes(pa.compress(content, codec="zstd", asbytes=True))
-    return {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[suffix](content)
+    return {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}[suffix](
+        content
+    )
 
 
 def tarred(members: dict[str, bytes], compression: str = "") -> bytes:
@@ -43,7 +45,8 @@ def zipped(members: dict[str, bytes]) -> bytes:
 
 
 def named(read: ReadTriples, split: str = "all") -> Names:
-    entities, relations = read.entities.to_pylist(), read.relations.to_pylist()
+    entities = read.entities.to_pylist()
+    relations = read.relations.to_pylist()
     return [(entities[h], relations[r], entities[t]) for h, r, t in read.triples[split].tolist()]
 
 

@@ -1,4 +1,6 @@
-"""Errors of files that are missing, unreadable, damaged, truncated or too large once they are decompressed."""
+"""Errors of files that are missing, unreadable, damaged, truncated or too large once they are
+decompressed.
+"""
 
 import hashlib
 import io
@@ -39,12 +41,17 @@ def test_a_missing_file_gets_a_suggestion(write: Write) -> None:
     for name in ("trian.tsv", "trian.tsv.gz"):
         with pytest.raises(DataError) as caught:
             one_source(path.with_name(name))
-        assert str(caught.value) == f"There is no file {path.with_name(name)}. Did you mean 'train.tsv'?"
+        assert (
+            str(caught.value)
+            == f"There is no file {path.with_name(name)}. Did you mean 'train.tsv'?"
+        )
     for name in ("zzz.zip", "zzz.tar.xz"):
         with pytest.raises(DataError) as caught:
             one_source(path.with_name(name))
         assert str(caught.value) == f"There is no file {path.with_name(name)}."
-    with pytest.raises(DataError, match=r"nowhere/train.tsv: the folder .*nowhere does not exist\."):
+    with pytest.raises(
+        DataError, match=r"nowhere/train.tsv: the folder .*nowhere does not exist\."
+    ):
         one_source(path.parent / "nowhere" / "train.tsv")
 
 
@@ -62,11 +69,14 @@ def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
             one_source(tmp_path / name)
         assert str(caught.value) == (
-            f"{tmp_path / name} is a folder where a file of triples was expected. Name a file inside it."
+            f"{tmp_path / name} is a folder where a file of triples was expected. Name a file "
+            "inside it."
         )
 
 
-def test_a_file_without_read_permission_is_an_error(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_read_permission_is_an_error(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write("train.tsv", TSV)
 
     def refuse(*_: object) -> None:
@@ -75,7 +85,10 @@ def test_a_file_without_read_permission_is_an_error(write: Write, monkeypatch: p
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(DataError) as caught:
         one_source(path)
-    assert str(caught.value) == f"{path} exists but may not be read. Change its permissions, or copy it."
+    assert (
+        str(caught.value)
+        == f"{path} exists but may not be read. Change its permissions, or copy it."
+    )
 
 
 def packed(kit, name: str) -> bytes:
@@ -160,7 +173,7 @@ def test_an_archive_of_several_files_is_not_one_source(kit, write: Write) -> Non
         read_triples({})
 
 
-# -- decompressed size ----------------------------------------------------------------------------------------
+# -- decompressed size -------------------------------------------------------
 
 LINES = b"a\tr\tb\n" * 200_000  # 1.2 MB, which compress to a few kB
 
@@ -171,9 +184,13 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", [f"mine.tsv{kind}" for kind in archives.COMPRESSIONS])
-def test_a_file_that_expands_too_much_is_refused(kit, write: Write, small_limits, name: str) -> None:
+def test_a_file_that_expands_too_much_is_refused(
+    kit, write: Write, small_limits, name: str
+) -> None:
     path = write(name, kit.compressed(LINES, name.removeprefix("mine.tsv")))
-    with pytest.raises(DataError, match=rf"{name} expands to more than 1 MiB, .* allow more with max_size='1G'\."):
+    with pytest.raises(
+        DataError, match=rf"{name} expands to more than 1 MiB, .* allow more with max_size='1G'\."
+    ):
         kit.read(path)
     assert one_source(path, max_size="1.2M").checksum() == hashlib.sha256(LINES).hexdigest()
 
@@ -190,8 +207,12 @@ def test_archives_that_expand_too_much_are_refused(kit, write: Write, small_limi
         kg.load_graph(inner)
 
 
-def test_a_parquet_file_of_few_bytes_and_many_rows_is_refused(kit, write: Write, small_limits) -> None:
-    column = pa.DictionaryArray.from_arrays(pa.array(bytes(200_000), pa.uint8()).cast(pa.int32()), pa.array(["a"]))
+def test_a_parquet_file_of_few_bytes_and_many_rows_is_refused(
+    kit, write: Write, small_limits
+) -> None:
+    column = pa.DictionaryArray.from_arrays(
+        pa.array(bytes(200_000), pa.uint8()).cast(pa.int32()), pa.array(["a"])
+    )
     sink = io.BytesIO()
     pq.write_table(pa.table(dict.fromkeys("hrt", column)), sink)
     with pytest.raises(DataError, match="expands to more than 1 MiB"):
@@ -199,24 +220,35 @@ def test_a_parquet_file_of_few_bytes_and_many_rows_is_refused(kit, write: Write,
 
 
 def test_an_ordinary_file_of_any_size_is_read(kit, write: Write, small_limits) -> None:
-    assert one_source(write("mine.tsv", LINES), max_size=1).checksum() == hashlib.sha256(LINES).hexdigest()
+    assert (
+        one_source(write("mine.tsv", LINES), max_size=1).checksum()
+        == hashlib.sha256(LINES).hexdigest()
+    )
 
 
 @pytest.mark.parametrize("in_memory", [archives.IN_MEMORY, 1000])
 @pytest.mark.parametrize("compression", ["", *archives.COMPRESSIONS])
 def test_members_of_a_tar(kit, write: Write, monkeypatch, compression: str, in_memory: int) -> None:
     monkeypatch.setattr(archives, "IN_MEMORY", in_memory)
-    members = {"train.tsv": TSV, "empty.txt": b"", "more/valid.tsv.gz": kit.compressed(TSV[:60], ".gz")}
+    members = {
+        "train.tsv": TSV,
+        "empty.txt": b"",
+        "more/valid.tsv.gz": kit.compressed(TSV[:60], ".gz"),
+    }
     path = write(f"mine.tar{compression}", kit.tarred(members, compression))
     found = {source.name: source.checksum() for source in find_sources(path)}
     contents = {"train.tsv": TSV, "empty.txt": b"", "more/valid.tsv.gz": TSV[:60]}
-    assert found == {f"{path}:{name}": hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    assert found == {
+        f"{path}:{name}": hashlib.sha256(content).hexdigest() for name, content in contents.items()
+    }
     cut = path.read_bytes()[: -len(path.read_bytes()) // 2]
     with pytest.raises(DataError, match=DAMAGED):
         [source.checksum() for source in find_sources(write(f"cut.tar{compression}", cut))]
 
 
-@pytest.mark.parametrize(("text", "size"), [("1", 1), ("1.5k", 1536), ("2 MiB", 2 << 20), ("16GB", 16 << 30), (7, 7)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", 1), ("1.5k", 1536), ("2 MiB", 2 << 20), ("16GB", 16 << 30), (7, 7)]
+)
 def test_sizes(text: str, size: int) -> None:
     assert archives.parse_size(text) == size
 
@@ -231,7 +263,11 @@ def test_a_tar_with_a_bad_sparse_map_is_an_error(write: Write) -> None:
     sink = io.BytesIO()
     with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as archive:
         member = tarfile.TarInfo("x.tsv")
-        member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}
+        member.pax_headers = {
+            "GNU.sparse.major": "1",
+            "GNU.sparse.minor": "0",
+            "GNU.sparse.realsize": "9",
+        }
         member.size = 512
         archive.addfile(member, io.BytesIO(b"one\n" + bytes(508)))
     with pytest.raises(DataError, match=DAMAGED):

@@ -48,7 +48,9 @@ def as_rdf(triples: list[tuple[str, str, str]]) -> bytes:
 
 
 def as_json(triples: list[tuple[str, str, str]]) -> bytes:
-    return "".join(json.dumps(dict(zip(("s", "p", "o"), triple, strict=True))) + "\n" for triple in triples).encode()
+    return "".join(
+        json.dumps(dict(zip(("s", "p", "o"), triple, strict=True))) + "\n" for triple in triples
+    ).encode()
 
 
 FORMATS = {
@@ -70,15 +72,21 @@ FORMATS = {
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("compression", ["", ".gz", ".xz", ".bz2", ".zst"])
 def test_compressed_files_read_as_written(kit, write: Write, suffix: str, compression: str) -> None:
-    path = write(f"mine{suffix}{compression}", kit.compressed(FORMATS[suffix](TRIPLES), compression))
+    path = write(
+        f"mine{suffix}{compression}", kit.compressed(FORMATS[suffix](TRIPLES), compression)
+    )
     read = kit.read(path)
     assert kit.named(read) == TRIPLES
     assert read.remarks == []
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("archive", [".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar.zst"])
-def test_an_archive_of_one_file_reads_as_that_file(kit, write: Write, suffix: str, archive: str) -> None:
+@pytest.mark.parametrize(
+    "archive", [".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".tar.zst"]
+)
+def test_an_archive_of_one_file_reads_as_that_file(
+    kit, write: Write, suffix: str, archive: str
+) -> None:
     members = {f"folder/train{suffix}": FORMATS[suffix](TRIPLES)}
     if archive == ".zip":
         content = kit.zipped(members)
@@ -112,7 +120,9 @@ def test_files_of_different_formats_share_one_vocabulary(write: Write) -> None:
     }
 
 
-def test_ids_do_not_depend_on_how_a_file_is_cut_into_blocks(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_do_not_depend_on_how_a_file_is_cut_into_blocks(
+    kit, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(0)
     triples = [(f"e{h}", f"r{r}", f"e{t}") for h, r, t in rng.integers(0, 500, (5000, 3)).tolist()]
     path = write("mine.tsv", as_tsv(triples))
@@ -134,13 +144,21 @@ def test_a_fingerprint_is_of_the_bytes_as_stored(kit, write: Write) -> None:
     expected = "b664af6cca16a3aa9a1e51c01d8c710759a7b326a534b5d92ab4eff03affe72a"
     content = b"a\tr\tb\n"
     assert one_source(write("mine.tsv", content)).checksum(stored=True) == expected
-    assert one_source(write("mine.zip", kit.zipped({"x/mine.tsv": content}))).checksum(stored=True) == expected
+    assert (
+        one_source(write("mine.zip", kit.zipped({"x/mine.tsv": content}))).checksum(stored=True)
+        == expected
+    )
     archive = write("mine.tar.xz", kit.tarred({"mine.tsv": content}, ".xz"))
     assert one_source(archive).checksum(stored=True) == expected
-    assert one_source(write("mine.tsv.gz", kit.compressed(content, ".gz"))).checksum(stored=True) != expected
+    assert (
+        one_source(write("mine.tsv.gz", kit.compressed(content, ".gz"))).checksum(stored=True)
+        != expected
+    )
 
 
-LINE_NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\t\r\n")).filter(str.strip)
+LINE_NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\t\r\n")).filter(
+    str.strip
+)
 ANY_NAMES = st.text(st.characters(exclude_categories=["Cs"])).filter(str.strip)
 
 
@@ -150,7 +168,8 @@ def tables(names: st.SearchStrategy[str]) -> st.SearchStrategy[list[tuple[str, s
 
 
 @pytest.mark.parametrize(
-    ("suffix", "names"), [(".tsv", LINE_NAMES), (".csv", ANY_NAMES), (".parquet", ANY_NAMES), (".jsonl", ANY_NAMES)]
+    ("suffix", "names"),
+    [(".tsv", LINE_NAMES), (".csv", ANY_NAMES), (".parquet", ANY_NAMES), (".jsonl", ANY_NAMES)],
 )
 def test_any_names_are_read_as_written(kit, suffix: str, names: st.SearchStrategy[str]) -> None:
     @given(tables(names))
@@ -158,7 +177,9 @@ def test_any_names_are_read_as_written(kit, suffix: str, names: st.SearchStrateg
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"mine{suffix}"
             path.write_bytes(FORMATS[suffix](triples))
-            assert kit.named(kit.read(path)) == [tuple(name.strip() for name in row) for row in triples]
+            assert kit.named(kit.read(path)) == [
+                tuple(name.strip() for name in row) for row in triples
+            ]
 
     check()
 
@@ -171,7 +192,10 @@ def test_the_members_of_an_archive_are_sources_with_names(kit, write: Write) -> 
         "__MACOSX/WN/._train.txt": b"\0",
         "WN/more.txt.gz": kit.compressed(b"e\tr\tf\n", ".gz"),
     }
-    for name, content in {"WN.tar.xz": kit.tarred(members, ".xz"), "WN.zip": kit.zipped(members)}.items():
+    for name, content in {
+        "WN.tar.xz": kit.tarred(members, ".xz"),
+        "WN.zip": kit.zipped(members),
+    }.items():
         path = write(name, content)
         found = {source.name.removeprefix(f"{path}:"): source for source in find_sources(path)}
         assert list(found) == ["WN/train.txt", "WN/labels.tsv", "../../evil?.txt", "WN/more.txt.gz"]

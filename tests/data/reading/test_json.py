@@ -15,7 +15,10 @@ ABC = [("a", "r", "b"), ("c", "7", "d")]
 @pytest.mark.parametrize(
     ("content", "columns"),
     [
-        (b'{"id": 1, "head": "a", "relation": "r", "tail": "b"}\n\n{"tail": "d", "relation": 7, "head": "c"}', None),
+        (
+            b'{"id": 1, "head": "a", "relation": "r", "tail": "b"}\n\n{"tail": "d", "relation": 7, "head": "c"}',
+            None,
+        ),
         (
             b'\xef\xbb\xbf{"x": "a", "y": "r", "z": "b", "w": null}\r\n{"x": "c", "y": 7, "z": " d"}\r\n',
             ("x", "y", "z"),
@@ -32,7 +35,10 @@ def test_keys_and_positions(
 
 
 def test_three_unknown_keys_are_taken_in_order_and_reported(kit, write: Write) -> None:
-    path = write("mine.jsonl", b'{"von": "a", "kante": "r", "nach": "b"}\n{"nach": "d", "kante": "7", "von": "c"}\n')
+    path = write(
+        "mine.jsonl",
+        b'{"von": "a", "kante": "r", "nach": "b"}\n{"nach": "d", "kante": "7", "von": "c"}\n',
+    )
     read = kit.read(path)
     assert kit.named(read) == ABC
     assert read.remarks == [f"Head, relation and tail of {path} are its keys von, kante, nach."]
@@ -66,14 +72,26 @@ def test_a_json_array_of_objects(kit, write: Write) -> None:
             None,
             ", line 1: the relation should be text or a whole number, and it is True.",
         ),
-        (b'{"h": "a", "r": "r", "t": "\xff"}\n', None, ", line 1: this is not valid UTF-8. Save the file as UTF-8."),
-        (b'{"h": "", "r": "r", "t": "b"}\n', None, ", line 1: the head is empty. Give it a name, or remove the row."),
+        (
+            b'{"h": "a", "r": "r", "t": "\xff"}\n',
+            None,
+            ", line 1: this is not valid UTF-8. Save the file as UTF-8.",
+        ),
+        (
+            b'{"h": "", "r": "r", "t": "b"}\n',
+            None,
+            ", line 1: the head is empty. Give it a name, or remove the row.",
+        ),
         (
             b'{"x": 1, "y": 2, "z": 3, "w": 4}\n',
             None,
             " should have three keys, or some named head, relation and tail; its keys",
         ),
-        (b'{"x": 1, "y": 2, "z": 3}\n', ("x", "y", "zz"), " has no column named 'zz'. Its columns are 'x', 'y', 'z'."),
+        (
+            b'{"x": 1, "y": 2, "z": 3}\n',
+            ("x", "y", "zz"),
+            " has no column named 'zz'. Its columns are 'x', 'y', 'z'.",
+        ),
         (
             b'{"x": 1, "y": 2, "z": 3}\n',
             (1, 2, 3),
@@ -82,13 +100,16 @@ def test_a_json_array_of_objects(kit, write: Write) -> None:
         (
             b'["a", "r"]\n',
             None,
-            ", line 1: expected head, relation and tail, found ['a', 'r']. Correct the row, or remove it.",
+            ", line 1: expected head, relation and tail, found ['a', 'r']. Correct the row, or "
+            "remove it.",
         ),
         (b'"a"\n', None, ", line 1: expected head, relation and tail, found 'a'."),
         (b"\n", None, " holds no triples; at least one is expected."),
     ],
 )
-def test_bad_lines_are_errors(kit, write: Write, content: bytes, columns: object, sentence: str) -> None:
+def test_bad_lines_are_errors(
+    kit, write: Write, content: bytes, columns: object, sentence: str
+) -> None:
     path = write("m.jsonl", content)
     with pytest.raises(RequestError) as caught:
         kit.read(path, columns)

@@ -51,7 +51,9 @@ def test_columns_by_name_and_number(kit, table: Table, columns: tuple[str | int,
     ],
 )
 def test_columns_of_every_text_and_integer_type(kit, table: Table, kind: pa.DataType) -> None:
-    heads = pa.array(["7", "7", "12"]).cast(kind.value_type if pa.types.is_dictionary(kind) else kind)
+    heads = pa.array(["7", "7", "12"]).cast(
+        kind.value_type if pa.types.is_dictionary(kind) else kind
+    )
     if pa.types.is_dictionary(kind):
         heads = heads.dictionary_encode().cast(kind)
     path = table({"head": heads, "relation": ["r", "r", "r"], "tail": ["12", "x", "7"]})
@@ -92,7 +94,9 @@ def test_ambiguous_or_unusable_columns_are_refused(kit, table: Table) -> None:
         f"{path} should have three columns, or some named head, relation and tail; its columns are "
         "'a', 'b', 'c', 'd'. Choose three, such as columns=('a', 'b', 'c')."
     )
-    with pytest.raises(DataError, match=r"mine.parquet has no column named 'e'\. Its columns are 'a', 'b'"):
+    with pytest.raises(
+        DataError, match=r"mine.parquet has no column named 'e'\. Its columns are 'a', 'b'"
+    ):
         kit.read(path, ("a", "b", "e"))
     path = table({"head": [1.5], "relation": ["r"], "tail": ["x"]})
     with pytest.raises(DataError) as caught:
@@ -105,5 +109,7 @@ def test_ambiguous_or_unusable_columns_are_refused(kit, table: Table) -> None:
 
 def test_a_table_without_rows_has_no_triples(kit, table: Table) -> None:
     nothing = pa.array([], pa.string())
-    with pytest.raises(DataError, match=r"mine.parquet holds no triples; at least one is expected\."):
+    with pytest.raises(
+        DataError, match=r"mine.parquet holds no triples; at least one is expected\."
+    ):
         kit.read(table({"head": nothing, "relation": nothing, "tail": nothing}))

@@ -13,7 +13,9 @@ Write = Callable[[str, bytes], Path]
 LABEL = "<http://www.w3.org/2000/01/rdf-schema#label>"
 
 
-def test_iris_are_names_and_the_rest_is_counted(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iris_are_names_and_the_rest_is_counted(
+    kit, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(readers, "NUM_ROWS", 1)
     path = write(
         "mine.nt",
@@ -27,7 +29,10 @@ _:n <http://x/r> <http://x/b> .
 """,
     )
     read = kit.read(path)
-    assert kit.named(read) == [("http://x/a", "http://x/r", "http://x/b"), ("http://x/b", "http://x/r", "http://x/a")]
+    assert kit.named(read) == [
+        ("http://x/a", "http://x/r", "http://x/b"),
+        ("http://x/b", "http://x/r", "http://x/a"),
+    ]
     assert read.remarks == [f"{path}: triples skipped: 2 with a literal, 1 with a blank node."]
     assert read.labels == {}
 
@@ -61,7 +66,9 @@ def test_labels_in_english_precede_untagged_ones(kit, write: Write) -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("mine.nt", "N-Triples"), ("mine.ttl", "Turtle")])
 def test_a_syntax_error_names_the_line(kit, write: Write, name: str, kind: str) -> None:
-    path = write(name, b"<http://x/a> <http://x/r> <http://x/b> .\n\n<http://x/a> <http://x/r> ??? .\n")
+    path = write(
+        name, b"<http://x/a> <http://x/r> <http://x/b> .\n\n<http://x/a> <http://x/r> ??? .\n"
+    )
     with pytest.raises(DataError) as caught:
         kit.read(path)
     assert str(caught.value).startswith(f"{path}, line 3: this is not valid {kind} (")
@@ -69,7 +76,9 @@ def test_a_syntax_error_names_the_line(kit, write: Write, name: str, kind: str) 
 
 
 def test_a_truncated_compressed_file_is_an_error(kit, write: Write) -> None:
-    content = b"".join(b"<http://x/%x> <http://x/r> <http://x/b> .\n" % (i * 2654435761) for i in range(5000))
+    content = b"".join(
+        b"<http://x/%x> <http://x/r> <http://x/b> .\n" % (i * 2654435761) for i in range(5000)
+    )
     with pytest.raises(DataError, match=r"mine.nt.xz is damaged, cut short"):
         kit.read(write("mine.nt.xz", kit.compressed(content, ".xz")[:-5000]))
 
@@ -79,11 +88,14 @@ def test_a_file_of_literals_holds_no_triples(kit, write: Write) -> None:
     with pytest.raises(DataError) as caught:
         kit.read(path)
     assert str(caught.value) == (
-        f"{path} holds no triples; at least one is expected. {path}: triples skipped: 1 with a literal."
+        f"{path} holds no triples; at least one is expected. {path}: triples skipped: 1 with a "
+        "literal."
     )
 
 
-def test_without_pyoxigraph_the_install_line_is_given(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyoxigraph_the_install_line_is_given(
+    kit, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyoxigraph", None)
     path = write("mine.nt", b"<http://x/a> <http://x/r> <http://x/b> .\n")
     with pytest.raises(RequestError) as caught:

@@ -16,9 +16,7 @@ from dualkg.errors import DataError, RequestError
 
 Write = Callable[[str, bytes], Path]
 ABC = [("a", "r", "b"), ("c", "r", "d")]
-NO_TRIPLES_AFTER_HEADER = (
-    "m.csv holds no triples; at least one is expected. The first line of m.csv was read as a header."
-)
+NO_TRIPLES_AFTER_HEADER = "m.csv holds no triples; at least one is expected. The first line of m.csv was read as a header."
 
 
 @pytest.mark.parametrize(
@@ -56,7 +54,10 @@ def test_csv_follows_quotes(kit, write: Write) -> None:
         ("NA", "null", "01"),
     ]
     content = b'6" nail,r,b\n"c"x,r,d'
-    assert kit.named(kit.read(write("odd.csv", content))) == [('6" nail', "r", "b"), ("cx", "r", "d")]
+    assert kit.named(kit.read(write("odd.csv", content))) == [
+        ('6" nail', "r", "b"),
+        ("cx", "r", "d"),
+    ]
     content = b'"a; b";r,s;c\n'
     assert kit.named(kit.read(write("semi.csv", content))) == [("a; b", "r,s", "c")]
 
@@ -87,10 +88,14 @@ def test_a_header_may_have_any_order_and_other_columns(kit, write: Write) -> Non
     assert kit.named(kit.read(path)) == ABC
 
 
-def test_lines_inside_quotes_may_cross_blocks(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_inside_quotes_may_cross_blocks(
+    kit, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text, "BLOCK_SIZE", 64)
     triples = [(f"{i}\n{i}", "r,\r\ns", f'{i}\n"') for i in range(100)]
-    rows = ['"' + '","'.join(name.replace('"', '""') for name in triple) + '"\n' for triple in triples]
+    rows = [
+        '"' + '","'.join(name.replace('"', '""') for name in triple) + '"\n' for triple in triples
+    ]
     assert kit.named(kit.read(write("mine.csv", "".join(rows).encode()))) == triples
 
 
@@ -106,7 +111,9 @@ def test_two_of_three_header_names_are_a_triple(kit, write: Write) -> None:
     assert read.remarks == []
 
 
-@pytest.mark.parametrize("columns", [("von", "kante", "zu"), ("VON", "kante", "zu "), (4, 2, 1), ("von", 2, "zu")])
+@pytest.mark.parametrize(
+    "columns", [("von", "kante", "zu"), ("VON", "kante", "zu "), (4, 2, 1), ("von", 2, "zu")]
+)
 def test_columns_by_name_and_number(kit, write: Write, columns: tuple[str | int, ...]) -> None:
     content = b"zu\tkante\tjahr\tvon\nb\tr\t1\ta\nd\tr\t\tc\n"
     expected = [("von", "kante", "zu"), *ABC] if columns == (4, 2, 1) else ABC
@@ -127,7 +134,9 @@ def test_an_unknown_column_lists_the_columns(kit, write: Write) -> None:
         f"{path} has no column named 'subjekt'. Its columns are 'subject', 'predicate', 'object'. "
         "Did you mean 'subject' or 'object'?"
     )
-    with pytest.raises(DataError, match=r"has 3 columns, and column 5 was given\. Choose .* 1 to 3"):
+    with pytest.raises(
+        DataError, match=r"has 3 columns, and column 5 was given\. Choose .* 1 to 3"
+    ):
         kit.read(path, (1, 2, 5))
     twice = write("twice.csv", b"a,b,b,c\n1,2,3,4\n")
     with pytest.raises(DataError, match=r"has 2 columns named 'b'\. Choose by number"):
@@ -138,7 +147,9 @@ def test_an_unknown_column_lists_the_columns(kit, write: Write) -> None:
 
 @pytest.mark.parametrize("columns", [(1, 2), "abc", (1, 1, 2), (True, 2, 3), (1.5, 2, 3)])
 def test_columns_that_are_not_three_are_refused(kit, write: Write, columns: object) -> None:
-    with pytest.raises(RequestError, match="Columns are three different names or numbers, of head, relation"):
+    with pytest.raises(
+        RequestError, match="Columns are three different names or numbers, of head, relation"
+    ):
         kit.read(write("mine.tsv", b"a\tr\tb\n"), columns)
     with pytest.raises(RequestError, match="Columns are counted from 1; 0 was given"):
         kit.read(write("mine.tsv", b"a\tr\tb\n"), (0, 1, 2))
@@ -156,7 +167,8 @@ def sentence(kit, path: Path, columns: object = None) -> str:
         (
             "m.tsv",
             b"a\tr\tb\n\na\tr\n",
-            "m.tsv, line 3: expected 3 columns separated by tabs, found 2: 'a', 'r'. Correct the line, or remove it.",
+            "m.tsv, line 3: expected 3 columns separated by tabs, found 2: 'a', 'r'. Correct the "
+            "line, or remove it.",
         ),
         (
             "m.tsv",
@@ -205,8 +217,16 @@ def sentence(kit, path: Path, columns: object = None) -> str:
             b"head\trelation\ttail\r\na\tr\tb\r\na\t\tb\r\n",
             "m.tsv, line 3: the relation is empty. Give it a name, or remove the line.",
         ),
-        ("m.tsv", b"\ta\tb\n", "m.tsv, line 1: the head is empty. Give it a name, or remove the line."),
-        ("m.csv", b'a,r,"x\ny"\na,r,""\n', "m.csv, line 3: the tail is empty. Give it a name, or remove the line."),
+        (
+            "m.tsv",
+            b"\ta\tb\n",
+            "m.tsv, line 1: the head is empty. Give it a name, or remove the line.",
+        ),
+        (
+            "m.csv",
+            b'a,r,"x\ny"\na,r,""\n',
+            "m.csv, line 3: the tail is empty. Give it a name, or remove the line.",
+        ),
         (
             "m.tsv",
             b"a\tr\tb\ncaf\xe9\tr\tb\na\tr\n",
@@ -226,37 +246,44 @@ def sentence(kit, path: Path, columns: object = None) -> str:
         (
             "m.csv",
             b'a,r,b\na,"r,b\nc,d,e\n' + b"f,g,h\n" * 50_000,
-            "m.csv, line 2: a quote is opened and not closed. Close it, or double each quote that belongs to a name.",
+            "m.csv, line 2: a quote is opened and not closed. Close it, or double each quote "
+            "that belongs to a name.",
         ),
         (
             "m.csv",
             b'"' + b"f,g,h\n" * 50_000,
-            "m.csv, line 1: a quote is opened and not closed. Close it, or double each quote that belongs to a name.",
+            "m.csv, line 1: a quote is opened and not closed. Close it, or double each quote "
+            "that belongs to a name.",
         ),
         (
             "m.csv",
             b'a,r,b\n\na,r,"b\nc,d,e\n',
-            "m.csv, line 3: a quote is opened and not closed. Close it, or double each quote that belongs to a name.",
+            "m.csv, line 3: a quote is opened and not closed. Close it, or double each quote "
+            "that belongs to a name.",
         ),
         (
             "m.csv",
             b'a,r,"b\n',
-            "m.csv, line 1: a quote is opened and not closed. Close it, or double each quote that belongs to a name.",
+            "m.csv, line 1: a quote is opened and not closed. Close it, or double each quote "
+            "that belongs to a name.",
         ),
         (
             "m.csv",
             b'a,r,6"\n\na,r,"b\nc,d,e',
-            "m.csv, line 3: a quote is opened and not closed. Close it, or double each quote that belongs to a name.",
+            "m.csv, line 3: a quote is opened and not closed. Close it, or double each quote "
+            "that belongs to a name.",
         ),
         (
             "m.csv",
             b'a,r,b\n"',
-            "m.csv, line 2: a quote is opened and not closed. Close it, or double each quote that belongs to a name.",
+            "m.csv, line 2: a quote is opened and not closed. Close it, or double each quote "
+            "that belongs to a name.",
         ),
         (
             "m.csv",
             b'head,relation,tail,more\na,r,b,"x\nc,d,e,f',
-            "m.csv, line 2: a quote is opened and not closed. Close it, or double each quote that belongs to a name.",
+            "m.csv, line 2: a quote is opened and not closed. Close it, or double each quote "
+            "that belongs to a name.",
         ),
         (
             "m.tsv",
@@ -269,11 +296,15 @@ def sentence(kit, path: Path, columns: object = None) -> str:
         ("m.csv", codecs.BOM_UTF8 + b"head,relation,tail\r\n\r\n", NO_TRIPLES_AFTER_HEADER),
     ],
 )
-def test_the_first_bad_line_is_named(kit, write: Write, name: str, content: bytes, expected: str) -> None:
+def test_the_first_bad_line_is_named(
+    kit, write: Write, name: str, content: bytes, expected: str
+) -> None:
     assert sentence(kit, write(name, content)) == expected
 
 
-def test_a_bad_line_far_down_is_counted_exactly(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_line_far_down_is_counted_exactly(
+    kit, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text, "BLOCK_SIZE", 4096)
     good = b"".join(b"e%d\tr\te%d\n" % (i, i + 1) for i in range(2_344))
     for bad in (b"x\tr\n", b"x\t\ty\n", b"x\tr\t\xc3\n", b"x\tr\ty\tz\n"):
@@ -285,7 +316,9 @@ def test_invalid_text_in_an_unused_column_is_ignored(kit, write: Write) -> None:
     assert kit.named(kit.read(path, (1, 2, 3))) == ABC
 
 
-def test_a_line_longer_than_a_block_is_an_error(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_longer_than_a_block_is_an_error(
+    kit, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text, "BLOCK_SIZE", 1 << 20)
     path = write("mine.tsv", b"a\tr\tb\nc\tr\t" + b"x" * (3 << 20) + b"\nc\tr\td\n")
     assert sentence(kit, path).startswith("mine.tsv has a line longer than 1 MiB")
@@ -295,7 +328,10 @@ def test_labels(kit, write: Write) -> None:
     content = '\ufeffa\tAnna\r\nb\tBéla "B"\r\n\r\nc\t\r\na\tsecond\r\n'.encode()
     assert read_labels(one_source(write("labels.tsv", content))) == {"a": "Anna", "b": 'Béla "B"'}
     assert read_labels(one_source(write("labels.csv", b'a,"x, y"\n'))) == {"a": "x, y"}
-    assert read_labels(one_source(write("labels.tsv.gz", kit.compressed(content, ".gz"))))["a"] == "Anna"
+    assert (
+        read_labels(one_source(write("labels.tsv.gz", kit.compressed(content, ".gz"))))["a"]
+        == "Anna"
+    )
     assert read_labels(one_source(write("labels.tsv", b""))) == {}
 
 
@@ -304,7 +340,8 @@ def test_labels(kit, write: Write) -> None:
     [
         (
             b"a\tA\nb\n",
-            "labels.tsv, line 2: expected 2 columns separated by tabs, found 1: 'b'. Correct the line, or remove it.",
+            "labels.tsv, line 2: expected 2 columns separated by tabs, found 1: 'b'. Correct the "
+            "line, or remove it.",
         ),
         (
             b"a\tA\nb\tB\tC\n",
@@ -313,10 +350,17 @@ def test_labels(kit, write: Write) -> None:
         ),
         (
             b"a\t\nb\n",
-            "labels.tsv, line 2: expected 2 columns separated by tabs, found 1: 'b'. Correct the line, or remove it.",
+            "labels.tsv, line 2: expected 2 columns separated by tabs, found 1: 'b'. Correct the "
+            "line, or remove it.",
         ),
-        (b"a\tA\n\n\tB\n", "labels.tsv, line 3: the name is empty. Give it a name, or remove the line."),
-        (b"a\t\xff\n", "labels.tsv, line 1: the label is not valid UTF-8 ('\\xff'). Save the file as UTF-8."),
+        (
+            b"a\tA\n\n\tB\n",
+            "labels.tsv, line 3: the name is empty. Give it a name, or remove the line.",
+        ),
+        (
+            b"a\t\xff\n",
+            "labels.tsv, line 1: the label is not valid UTF-8 ('\\xff'). Save the file as UTF-8.",
+        ),
     ],
 )
 def test_bad_labels_are_named_by_line(write: Write, content: bytes, expected: str) -> None:
@@ -328,7 +372,9 @@ def test_bad_labels_are_named_by_line(write: Write, content: bytes, expected: st
 
 @pytest.mark.parametrize("size", [0, 7, 8, 9, 30])
 def test_a_file_is_read_into_memory_of_arrow(size, monkeypatch):
-    """After an error, a thread of Arrow that holds an object of Python would abort a process that ends."""
+    """After an error, a thread of Arrow that holds an object of Python would abort a process that
+    ends.
+    """
     monkeypatch.setattr(text, "BLOCK_SIZE", 8)
     content = bytes(range(size))
     parts = text._Parts(io.BytesIO(content), "\t")
@@ -337,7 +383,9 @@ def test_a_file_is_read_into_memory_of_arrow(size, monkeypatch):
     assert all(buffer.is_mutable for buffer in found)  # of Python's bytes it is not
 
 
-def test_arrow_drops_a_file_with_an_error(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrow_drops_a_file_with_an_error(
+    kit, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[weakref.ref[text._Parts]] = []
     parts_of = text._Parts
 
@@ -349,5 +397,7 @@ def test_arrow_drops_a_file_with_an_error(kit, write: Write, monkeypatch: pytest
     monkeypatch.setattr(text, "_Parts", make)
     monkeypatch.setattr(text, "BLOCK_SIZE", 4096)
     for number in (1, 1000):
-        assert "found 2" in sentence(kit, write("mine.tsv", b"a\tr\tb\n" * number + b"a\tb\n" + b"a\tr\tb\n" * 1000))
+        assert "found 2" in sentence(
+            kit, write("mine.tsv", b"a\tr\tb\n" * number + b"a\tb\n" + b"a\tr\tb\n" * 1000)
+        )
     assert [used() for used in made] == [None, None]

@@ -13,18 +13,26 @@ from tests.conftest import graph_of
 MODELS = {
     "CP": lambda shape: kg.CP(shape, dim=3, init_scale=1.5, seed=1),
     "ComplEx": lambda shape: kg.ComplEx(shape, dim=3, init_scale=1.0, seed=2),
-    "ComplEx, one way": lambda shape: kg.ComplEx(shape, dim=3, init_scale=1.0, seed=2, reciprocal=False),
+    "ComplEx, one way": lambda shape: kg.ComplEx(
+        shape, dim=3, init_scale=1.0, seed=2, reciprocal=False
+    ),
     "RESCAL": lambda shape: kg.RESCAL(shape, dim=3, init_scale=1.0, seed=3),
-    "RESCAL, one way": lambda shape: kg.RESCAL(shape, dim=3, init_scale=1.0, seed=3, reciprocal=False),
+    "RESCAL, one way": lambda shape: kg.RESCAL(
+        shape, dim=3, init_scale=1.0, seed=3, reciprocal=False
+    ),
     "TransE": lambda shape: kg.TransE(shape, dim=3, init_scale=1.0, seed=4),
-    "TransE, one way": lambda shape: kg.TransE(shape, dim=3, init_scale=1.0, seed=4, reciprocal=False),
+    "TransE, one way": lambda shape: kg.TransE(
+        shape, dim=3, init_scale=1.0, seed=4, reciprocal=False
+    ),
     "SE, one way": lambda shape: kg.SE(shape, dim=3, init_scale=1.0, seed=5, reciprocal=False),
     "TuckER": lambda shape: kg.TuckER(shape, dim=3, init_scale=1.0, seed=6),
     "dual of CP": lambda shape: kg.Dual(kg.CP(shape, dim=3, init_scale=1.0, seed=7)),
 }
 
 
-def random_graph(seed: int, *, num_entities: int = 9, num_relations: int = 3, num_triples: int = 40) -> kg.Graph:
+def random_graph(
+    seed: int, *, num_entities: int = 9, num_relations: int = 3, num_triples: int = 40
+) -> kg.Graph:
     random = np.random.default_rng(seed)
     sizes = (num_entities, num_relations, num_entities)
     triples = np.stack([random.integers(0, size, num_triples) for size in sizes], axis=1)
@@ -39,7 +47,9 @@ def random_calibration(seed: int, num_relations: int = 3) -> Calibration:
     return Calibration(slopes, offsets, torch.ones(num_relations).bool(), max_probability=0.8)
 
 
-def every_new_triple(graph, *, relations=None, heads=None, types=False, loops=False, known=("train", "valid", "test")):
+def every_new_triple(
+    graph, *, relations=None, heads=None, types=False, loops=False, known=("train", "valid", "test")
+):
     """Ids of all triples that may be new, `(n, 3)`, in the order of head, relation, tail."""
     taken = {tuple(triple) for split in known for triple in graph.split(split).tolist()}
     train = graph.train.tolist()
@@ -61,17 +71,29 @@ def every_new_triple(graph, *, relations=None, heads=None, types=False, loops=Fa
     return np.array(found, dtype=np.int64).reshape(-1, 3)
 
 
-def complete_brute_force(model, graph, *, top, calibration=None, min_probability=0.0, **candidate_filter):
+def complete_brute_force(
+    model, graph, *, top, calibration=None, min_probability=0.0, **candidate_filter
+):
     """Triples, log_probability and probability of the best, best first."""
     triples = every_new_triple(graph, **candidate_filter)
     log_probability = triple_log_probabilities(model, triples).double()
-    judged = (log_probability, torch.from_numpy(triples[:, 1]), torch.from_numpy(DomainRange.of(graph)(triples)))
-    rank_score, probability = log_probability, None
+    judged = (
+        log_probability,
+        torch.from_numpy(triples[:, 1]),
+        torch.from_numpy(DomainRange.of(graph)(triples)),
+    )
+    rank_score = log_probability
+    probability = None
     if calibration is not None:
         prior_correction = PriorCorrection.of(calibration, graph)
-        rank_score, probability = prior_correction.log_odds(*judged), prior_correction.probability(*judged).numpy()
+        rank_score = prior_correction.log_odds(*judged)
+        probability = prior_correction.probability(*judged).numpy()
     order = np.lexsort((-log_probability.numpy(), -rank_score.numpy()))
     if probability is not None:
         order = order[probability[order] >= min_probability]
     order = order[:top]
-    return triples[order], log_probability.numpy()[order], None if probability is None else probability[order]
+    return (
+        triples[order],
+        log_probability.numpy()[order],
+        None if probability is None else probability[order],
+    )

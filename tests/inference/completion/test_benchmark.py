@@ -11,7 +11,8 @@ from tests.processes import run_python
 
 
 def test_a_list_is_measured(tmp_path):
-    job, arrays = asdict(completion.Job("world", 4, types=True, top=50)), str(tmp_path / "weights.npz")
+    job = asdict(completion.Job("world", 4, types=True, top=50))
+    arrays = str(tmp_path / "weights.npz")
     completion.make_weights(job, device="cpu", arrays=arrays, steps=4)
     found = completion.measure(job, device="cpu", arrays=arrays, quick=True)
     assert found["num_found"] == 50

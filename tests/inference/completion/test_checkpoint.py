@@ -33,24 +33,44 @@ def stopping_after(number, error):
 
 
 def assert_same(one, other):
-    for name in ("heads", "relations", "tails", "probability", "answer_probability", "score", "log_probability"):
+    for name in (
+        "heads",
+        "relations",
+        "tails",
+        "probability",
+        "answer_probability",
+        "score",
+        "log_probability",
+    ):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
 @pytest.mark.parametrize("name", ["ComplEx", "TransE, one way"])
 @pytest.mark.parametrize("blocks", [1, 2, 4, 8])
 def test_an_interrupted_search_resumes(tmp_path, options, name, blocks):
-    graph, checkpoint = random_graph(0), tmp_path / "new.tsv.checkpoint"
+    graph = random_graph(0)
+    checkpoint = tmp_path / "new.tsv.checkpoint"
     model = MODELS[name](graph.shape)
-    uninterrupted, resumed = [], []
-    whole = complete(model, graph, **options, on_progress=lambda done, whole: uninterrupted.append(done))
+    uninterrupted = []
+    resumed = []
+    whole = complete(
+        model, graph, **options, on_progress=lambda done, whole: uninterrupted.append(done)
+    )
     with pytest.raises(KeyboardInterrupt):
         complete(
-            model, graph, **options, checkpoint=checkpoint, on_progress=stopping_after(blocks, KeyboardInterrupt())
+            model,
+            graph,
+            **options,
+            checkpoint=checkpoint,
+            on_progress=stopping_after(blocks, KeyboardInterrupt()),
         )
     assert checkpoint.exists()
     again = complete(
-        model, graph, **options, checkpoint=checkpoint, on_progress=lambda done, whole: resumed.append(done)
+        model,
+        graph,
+        **options,
+        checkpoint=checkpoint,
+        on_progress=lambda done, whole: resumed.append(done),
     )
     assert_same(again, whole)
     assert resumed == uninterrupted[blocks:]
@@ -60,13 +80,18 @@ def test_an_interrupted_search_resumes(tmp_path, options, name, blocks):
 def test_a_search_resumes_from_its_last_checkpoint(tmp_path, options, monkeypatch):
     """A kill gives no chance to save; each search here dies after two blocks more."""
     monkeypatch.setattr(completion, "SAVE_INTERVAL", 0)
-    graph, checkpoint = random_graph(1), tmp_path / "new.tsv.checkpoint"
+    graph = random_graph(1)
+    checkpoint = tmp_path / "new.tsv.checkpoint"
     model = MODELS["CP"](graph.shape)
     num_deaths = 0
     while True:
         try:
             found = complete(
-                model, graph, **options, checkpoint=checkpoint, on_progress=stopping_after(2, SystemError("dead"))
+                model,
+                graph,
+                **options,
+                checkpoint=checkpoint,
+                on_progress=stopping_after(2, SystemError("dead")),
             )
             break
         except SystemError:
@@ -78,15 +103,24 @@ def test_a_search_resumes_from_its_last_checkpoint(tmp_path, options, monkeypatc
 def test_a_short_search_leaves_nothing_behind(tmp_path, options):
     graph = random_graph(0)
     (tmp_path / ".new.tsv.checkpoint.a_1b2c3d.tmp").write_text("killed while it was written")
-    complete(MODELS["CP"](graph.shape), graph, **options, checkpoint=tmp_path / "new.tsv.checkpoint")
+    complete(
+        MODELS["CP"](graph.shape), graph, **options, checkpoint=tmp_path / "new.tsv.checkpoint"
+    )
     assert not list(tmp_path.iterdir())
 
 
 def test_other_options_are_refused(tmp_path, options):
-    graph, checkpoint = random_graph(0), tmp_path / "new.tsv.checkpoint"
+    graph = random_graph(0)
+    checkpoint = tmp_path / "new.tsv.checkpoint"
     model = MODELS["CP"](graph.shape)
     with pytest.raises(KeyboardInterrupt):
-        complete(model, graph, **options, checkpoint=checkpoint, on_progress=stopping_after(3, KeyboardInterrupt()))
+        complete(
+            model,
+            graph,
+            **options,
+            checkpoint=checkpoint,
+            on_progress=stopping_after(3, KeyboardInterrupt()),
+        )
     other_graph = dataclasses.replace(graph, test=graph.test[:3])
     for changed, sentence in (
         (
@@ -94,7 +128,10 @@ def test_other_options_are_refused(tmp_path, options):
             "new.tsv.checkpoint is of a search with other options: top was 30 and is now 1000. Use",
         ),
         ({"types": True}, "types was False and is now True"),
-        ({"heads": ["e1"], "loops": True}, "loops was False and is now True; heads was None and is now .'e1'."),
+        (
+            {"heads": ["e1"], "loops": True},
+            "loops was False and is now True; heads was None and is now .'e1'.",
+        ),
         ({"relations": ["r0", "r2"]}, "relations was .'r0', 'r1', 'r2'. and is now .'r0', 'r2'."),
         ({"min_probability": 0.25}, "min_probability was 0.0 and is now 0.25"),
         ({"calibration": random_calibration(9)}, "checksum of the calibration was"),
@@ -109,12 +146,17 @@ def test_other_options_are_refused(tmp_path, options):
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, options):
-    graph, checkpoint = random_graph(0), tmp_path / "new.tsv.checkpoint"
+    graph = random_graph(0)
+    checkpoint = tmp_path / "new.tsv.checkpoint"
     checkpoint.write_text("not ours")
-    with pytest.raises(kg.RequestError, match="new.tsv.checkpoint cannot be read .*Remove it to start again"):
+    with pytest.raises(
+        kg.RequestError, match="new.tsv.checkpoint cannot be read .*Remove it to start again"
+    ):
         complete(MODELS["CP"](graph.shape), graph, **options, checkpoint=checkpoint)
     save_file({"x": torch.zeros(1)}, checkpoint)
-    with pytest.raises(kg.RequestError, match="new.tsv.checkpoint cannot be read .*Remove it to start again"):
+    with pytest.raises(
+        kg.RequestError, match="new.tsv.checkpoint cannot be read .*Remove it to start again"
+    ):
         complete(MODELS["CP"](graph.shape), graph, **options, checkpoint=checkpoint)
 
 
@@ -149,4 +191,6 @@ def test_a_killed_search_resumes(tmp_path, options):
     assert checkpoint.exists()
     graph = random_graph(0)
     model = MODELS["ComplEx"](graph.shape)
-    assert_same(complete(model, graph, **options, checkpoint=checkpoint), complete(model, graph, **options))
+    assert_same(
+        complete(model, graph, **options, checkpoint=checkpoint), complete(model, graph, **options)
+    )

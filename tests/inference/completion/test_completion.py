@@ -46,27 +46,34 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize(("name", "filters"), every_nth(3, MODELS, FILTERS))
 def test_the_triples_are_those_of_a_brute_force_search(name, filters):
-    graph, calibration = random_graph(0), random_calibration(0)
+    graph = random_graph(0)
+    calibration = random_calibration(0)
     model = MODELS[name](graph.shape)
     for top in (1, 7, 10_000):
         choices = {"top": top, "calibration": calibration, **FILTERS[filters]}
-        assert_same(complete(model, graph, **choices), complete_brute_force(model, graph, **choices))
+        assert_same(
+            complete(model, graph, **choices), complete_brute_force(model, graph, **choices)
+        )
 
 
 @pytest.mark.usefixtures("block_size")
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ["CP", "RESCAL, one way", "SE, one way"])
 def test_the_size_of_blocks_does_not_matter(name, seed):
-    graph, calibration = random_graph(seed), random_calibration(seed)
+    graph = random_graph(seed)
+    calibration = random_calibration(seed)
     model = MODELS[name](graph.shape)
     for filters in (FILTERS["whole"], FILTERS["all of them"]):
         choices = {"top": 15, "calibration": calibration, **filters}
-        assert_same(complete(model, graph, **choices), complete_brute_force(model, graph, **choices))
+        assert_same(
+            complete(model, graph, **choices), complete_brute_force(model, graph, **choices)
+        )
 
 
 @pytest.mark.parametrize("minimum", [0.0, 0.3, 0.9, 1.0])
 def test_no_triple_is_less_probable_than_the_minimum(minimum):
-    graph, calibration = random_graph(1), random_calibration(1)
+    graph = random_graph(1)
+    calibration = random_calibration(1)
     model = MODELS["ComplEx"](graph.shape)
     choices = {"top": 50, "calibration": calibration, "min_probability": minimum}
     found = complete(model, graph, **choices)
@@ -96,7 +103,11 @@ def test_no_known_triple_is_returned():
         graph = random_graph(seed)
         found = complete(MODELS["CP"](graph.shape), graph, top=10_000)
         listed = {tuple(triple) for triple in found.triples.tolist()}
-        known = {tuple(triple) for split in kg.data.graph.SPLITS for triple in graph.split(split).tolist()}
+        known = {
+            tuple(triple)
+            for split in kg.data.graph.SPLITS
+            for triple in graph.split(split).tolist()
+        }
         assert not listed & known
         assert len(listed) == len(found) == len(every_new_triple(graph))
 
@@ -116,7 +127,10 @@ def test_ties_are_in_the_order_of_ids():
     for filters in FILTERS.values():
         expected = every_new_triple(graph, **filters)
         for top in (3, 20):
-            assert complete(model, graph, top=top, **filters).triples.tolist() == expected[:top].tolist()
+            assert (
+                complete(model, graph, top=top, **filters).triples.tolist()
+                == expected[:top].tolist()
+            )
 
 
 def test_triples_of_equal_probability_are_ordered_by_log_probability():
@@ -128,14 +142,20 @@ def test_triples_of_equal_probability_are_ordered_by_log_probability():
     found = complete(model, graph, **choices)
     assert (found.answer_probability == 1).all()
     assert len(set(found.probability.tolist())) == 1
-    assert found.triples.tolist() == complete(model, graph, **(choices | {"calibration": None})).triples.tolist()
+    assert (
+        found.triples.tolist()
+        == complete(model, graph, **(choices | {"calibration": None})).triples.tolist()
+    )
 
 
 def test_filters_do_not_change_a_probability():
-    graph, calibration = random_graph(7), random_calibration(7)
+    graph = random_graph(7)
+    calibration = random_calibration(7)
     model = MODELS["ComplEx"](graph.shape)
     whole = complete(model, graph, calibration=calibration, loops=True)
-    by_triple = dict(zip(map(tuple, whole.triples.tolist()), whole.probability.tolist(), strict=True))
+    by_triple = dict(
+        zip(map(tuple, whole.triples.tolist()), whole.probability.tolist(), strict=True)
+    )
     for filters in FILTERS.values():
         found = complete(model, graph, calibration=calibration, **filters)
         expected = [by_triple[tuple(triple)] for triple in found.triples.tolist()]
@@ -185,7 +205,10 @@ def test_memory_is_bounded_by_a_block(monkeypatch):
 def test_a_relation_without_candidates_has_no_triples():
     graph = random_graph(0)
     unused = kg.Graph(
-        "made", graph.entities, kg.Vocabulary([*"abcd"], kind="relation"), *(graph.train, graph.valid, graph.test)
+        "made",
+        graph.entities,
+        kg.Vocabulary([*"abcd"], kind="relation"),
+        *(graph.train, graph.valid, graph.test),
     )
     found = complete(MODELS["CP"](unused.shape), unused, relations=["d"], types=True)
     assert len(found) == 0
@@ -193,8 +216,14 @@ def test_a_relation_without_candidates_has_no_triples():
 
 
 def test_progress_ends_at_the_total():
-    graph, calls = random_graph(0), []
-    complete(MODELS["CP"](graph.shape), graph, types=True, on_progress=lambda done, total: calls.append((done, total)))
+    graph = random_graph(0)
+    calls = []
+    complete(
+        MODELS["CP"](graph.shape),
+        graph,
+        types=True,
+        on_progress=lambda done, total: calls.append((done, total)),
+    )
     assert calls[-1][0] == calls[-1][1]
     assert [done for done, _ in calls] == sorted(done for done, _ in calls)
 
@@ -207,7 +236,10 @@ def test_progress_ends_at_the_total():
         ({"heads": ["e77"]}, "No entity is named 'e77' among the 9 known. Did you mean 'e7'"),
         ({"min_probability": 1.5}, "A probability is between 0 and 1; min_probability is 1.5"),
         ({"min_probability": 0.5}, "min_probability needs a calibration"),
-        ({"calibration": random_calibration(0, 5)}, "The calibration is of 5 relations; the graph has 3"),
+        (
+            {"calibration": random_calibration(0, 5)},
+            "The calibration is of 5 relations; the graph has 3",
+        ),
     ],
 )
 def test_refusals(choices, sentence):

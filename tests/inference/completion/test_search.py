@@ -19,8 +19,12 @@ from tests.inference.completion.brute_force import random_calibration, random_gr
 
 @pytest.mark.parametrize(("others", "has_self_loops"), [(0, True), (99, True), (100, False)])
 def test_one_self_loop_by_mistake_makes_no_others_candidates(others, has_self_loops):
-    """One self-loop in a hundred triples makes those of the relation's entities candidates, one in 101 does not."""
-    graph = graph_of([(0, 0, 0), *((0, 0, tail) for tail in range(1, others + 1)), (1, 1, 2)], num_entities=102)
+    """One self-loop in a hundred triples makes those of the relation's entities candidates, one in
+    101 does not.
+    """
+    graph = graph_of(
+        [(0, 0, 0), *((0, 0, tail) for tail in range(1, others + 1)), (1, 1, 2)], num_entities=102
+    )
     assert relations_with_self_loops(graph) == ({0} if has_self_loops else frozenset())
     excluded = {tuple(pair) for pair in CandidateFilter(graph).excluded_pairs(0).tolist()}
     # Entities without a triple of the relation have none.
@@ -39,13 +43,19 @@ def test_every_pair_is_in_one_part(seed, types, some, calibrated):
         assert (np.diff(given_ids) > 0).all()
         pairs = product(given_ids.tolist(), answers.tolist())
         found += [(part.relation, *(pair[::-1] if part.given else pair)) for pair in pairs]
-    expected = [(r, *pair) for r in candidates.relations.tolist() for pair in product(*candidates.heads_and_tails(r))]
+    expected = [
+        (r, *pair)
+        for r in candidates.relations.tolist()
+        for pair in product(*candidates.heads_and_tails(r))
+    ]
     assert sorted(found) == sorted(expected)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_entities_in_the_domain_and_range_are_searched_first(reverse):
-    """Two heads and three tails of forty entities: five queries find all but pairs that are new on both sides."""
+    """Two heads and three tails of forty entities: five queries find all but pairs that are new on
+    both sides.
+    """
     train = [(0, 0, 10), (0, 0, 11), (1, 0, 12)]
     valid = [(0, 0, 12), (1, 0, 20), (30, 0, 10)]
     if reverse:
@@ -53,7 +63,9 @@ def test_entities_in_the_domain_and_range_are_searched_first(reverse):
     graph = graph_of(train, valid, num_entities=40, num_relations=1)
     parts = plan_search(CandidateFilter(graph), PriorCorrection.of(random_calibration(0, 1), graph))
     given = [1, 0, 1] if reverse else [0, 1, 0]
-    assert [(part.num_queries, part.given) for part in parts] == list(zip([2, 3, 38], given, strict=True))
+    assert [(part.num_queries, part.given) for part in parts] == list(
+        zip([2, 3, 38], given, strict=True)
+    )
     assert [part.new_given for part in parts] == [(0,), (0,), (1,)]
 
 
@@ -62,7 +74,9 @@ def test_entities_in_the_domain_and_range_are_searched_first(reverse):
 def test_the_kernel_is_log_sum_exp(monkeypatch, shape, scale):
     monkeypatch.setattr(completion, "MIN_SCORES_FOR_NUMBA", 0)
     scores = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * scale
-    torch.testing.assert_close(completion.logsumexp(scores), scores.logsumexp(-1), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        completion.logsumexp(scores), scores.logsumexp(-1), rtol=1e-6, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

@@ -22,7 +22,9 @@ def graph() -> kg.Graph:
 
 @pytest.fixture
 def made(graph):
-    return complete(MODELS["ComplEx"](graph.shape), graph, top=40, calibration=random_calibration(0))
+    return complete(
+        MODELS["ComplEx"](graph.shape), graph, top=40, calibration=random_calibration(0)
+    )
 
 
 def test_the_table_has_names_and_ranks(made, graph):
@@ -39,7 +41,11 @@ def test_the_table_has_names_and_ranks(made, graph):
     ]
     assert table["rank"].to_pylist() == list(range(1, 41))
     first = table.slice(0, 1).to_pylist()[0]
-    names = graph.entities[made.heads[0]], graph.relations[made.relations[0]], graph.entities[made.tails[0]]
+    names = (
+        graph.entities[made.heads[0]],
+        graph.relations[made.relations[0]],
+        graph.entities[made.tails[0]],
+    )
     assert (first["head"], first["relation"], first["tail"]) == names
     assert first["probability"] == made.probability[0]
 
@@ -49,7 +55,14 @@ def test_labels_have_their_own_columns(graph):
     labelled = dataclasses.replace(graph, entities=entities)
     found = complete(MODELS["CP"](graph.shape), labelled, top=1000)
     table = found.table()
-    assert table.column_names[:6] == ["rank", "head", "relation", "tail", "head_label", "tail_label"]
+    assert table.column_names[:6] == [
+        "rank",
+        "head",
+        "relation",
+        "tail",
+        "head_label",
+        "tail_label",
+    ]
     pairs = set(zip(table["head"].to_pylist(), table["head_label"].to_pylist(), strict=True))
     assert {("é", "an accent"), ("名", "name"), ("a,b", "a,b")} <= pairs
 
@@ -72,31 +85,49 @@ def test_numbers_come_back_as_they_were(made, tmp_path):
     unquoted = pa.csv.ParseOptions(delimiter="\t", quote_char=False)
     of_text = pa.csv.read_csv(made.save(tmp_path / "new.tsv"), parse_options=unquoted)
     for name in ("probability", "answer_probability", "score", "log_probability"):
-        np.testing.assert_array_equal(of_text[name].to_numpy().astype(np.float32), made.table()[name].to_numpy())
+        np.testing.assert_array_equal(
+            of_text[name].to_numpy().astype(np.float32), made.table()[name].to_numpy()
+        )
 
 
 def test_an_empty_list_is_a_file_too(graph, tmp_path):
-    found = complete(MODELS["CP"](graph.shape), graph, calibration=random_calibration(0), min_probability=1.0)
+    found = complete(
+        MODELS["CP"](graph.shape), graph, calibration=random_calibration(0), min_probability=1.0
+    )
     assert len(found) == 0
     text = found.save(tmp_path / "new.tsv").read_text()
-    assert text == "rank\thead\trelation\ttail\tprobability\tanswer_probability\tscore\tlog_probability\n"
+    assert (
+        text
+        == "rank\thead\trelation\ttail\tprobability\tanswer_probability\tscore\tlog_probability\n"
+    )
 
 
 def test_files_that_cannot_be_written_are_refused_before_the_search(graph, tmp_path):
-    with pytest.raises(kg.RequestError, match="that ends with .tsv or .parquet; 'new.xlsx' does not"):
+    with pytest.raises(
+        kg.RequestError, match="that ends with .tsv or .parquet; 'new.xlsx' does not"
+    ):
         check_file(tmp_path / "new.xlsx", graph)
     (tmp_path / "old.tsv").write_text("mine")
     with pytest.raises(kg.RequestError, match="old.tsv exists already. Name another file"):
         check_file(tmp_path / "old.tsv", graph)
-    with pytest.raises(kg.RequestError, match="new.tsv cannot be written: (Not a directory|File exists)"):
+    with pytest.raises(
+        kg.RequestError, match="new.tsv cannot be written: (Not a directory|File exists)"
+    ):
         check_file(tmp_path / "old.tsv" / "new.tsv", graph)
     assert check_file(tmp_path / "new.tsv", graph) == tmp_path / "new.tsv"
     assert [path.name for path in tmp_path.iterdir()] == ["old.tsv"]
 
 
 def test_a_name_that_tsv_cannot_hold_is_for_parquet(graph, tmp_path):
-    broken = dataclasses.replace(graph, relations=kg.Vocabulary(["a", "b\tc", "d"], kind="relation"))
-    with pytest.raises(kg.RequestError, match=r"The relation 'b\\tc' has a tab or a line end in its name.*new.parquet"):
+    broken = dataclasses.replace(
+        graph, relations=kg.Vocabulary(["a", "b\tc", "d"], kind="relation")
+    )
+    with pytest.raises(
+        kg.RequestError,
+        match=r"The relation 'b\\tc' has a tab or a line end in its name.*new.parquet",
+    ):
         check_file(tmp_path / "new.tsv", broken)
     found = complete(MODELS["CP"](graph.shape), broken, relations=["b\tc"])
-    assert pa.parquet.read_table(found.save(tmp_path / "new.parquet"))["relation"][0].as_py() == "b\tc"
+    assert (
+        pa.parquet.read_table(found.save(tmp_path / "new.parquet"))["relation"][0].as_py() == "b\tc"
+    )

@@ -17,7 +17,11 @@ def test_a_made_table_has_types_and_skewed_lengths():
     assert (table.shape, queries.shape, table.dtype) == ((3000, 40), (50, 40), np.float32)
     np.testing.assert_array_equal(table, again)
     lengths = np.linalg.norm(table, axis=1)
-    assert np.quantile(lengths, 0.99) / np.median(lengths) > 1.8 > np.median(lengths) / np.quantile(lengths, 0.01) * 0.9
+    assert (
+        np.quantile(lengths, 0.99) / np.median(lengths)
+        > 1.8
+        > np.median(lengths) / np.quantile(lengths, 0.01) * 0.9
+    )
     alike = (table / lengths[:, None]) @ (table / lengths[:, None])[:100].T
     assert np.sort(alike, axis=0)[-10:-1].mean() > np.abs(alike).mean() + 0.3
 
@@ -42,7 +46,9 @@ def test_a_verdict_is_of_the_point_that_was_tuned(stats, reached):
 def test_the_section_of_a_page():
     measured = {"points": [point()], "build_seconds": 12.0}
     measured["verdict"] = search.verdict(measured)
-    page = search.lines({"one": {"measured": measured}, "two": {"measured": {"failed": "no faiss"}}})
+    page = search.lines(
+        {"one": {"measured": measured}, "two": {"measured": {"failed": "no faiss"}}}
+    )
     assert "| one | 0.960 | 0.970 | 500 | 20 | 25.0 × | 12.0 |" in page
     assert "| two | no faiss | – | – | – | – | – |" in page
 

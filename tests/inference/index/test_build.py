@@ -9,7 +9,13 @@ import torch
 import dualkg as kg
 from dualkg.files import write_json
 from dualkg.inference.index import ExactIndex, tables_of
-from dualkg.inference.index_build import build_index, load_index, recalls, save_index, tuning_queries
+from dualkg.inference.index_build import (
+    build_index,
+    load_index,
+    recalls,
+    save_index,
+    tuning_queries,
+)
 
 FAISS_KINDS = ["exact", *(["ivf", "hnsw", "sq8"] if find_spec("faiss") else [])]
 
@@ -23,16 +29,25 @@ def model(small_graph) -> kg.ComplEx:
 def test_saved_recall_is_reproducible(model, small_graph, tmp_path, kind):
     built = save_index(build_index(model, small_graph, kind=kind, recall=0.8), tmp_path / "index")
     again = load_index(tmp_path / "index")
-    assert (again.kind, again.metric, again.fingerprints) == (kind, "inner product", built.fingerprints)
+    assert (again.kind, again.metric, again.fingerprints) == (
+        kind,
+        "inner product",
+        built.fingerprints,
+    )
     assert again.stats == built.stats
     exact = ExactIndex.build(tables_of(model)["tail"])
     _, held_out = tuning_queries(model, small_graph, "tail", exact, seed=0)
     assert again.stats["tail"].num_queries == len(held_out)
-    assert recalls(again.for_side("head"), held_out, exact.search(held_out, 100).ids) == again.stats["tail"].recall
+    assert (
+        recalls(again.for_side("head"), held_out, exact.search(held_out, 100).ids)
+        == again.stats["tail"].recall
+    )
 
 
 def test_stats_of_an_index(model, small_graph, tmp_path):
-    built = save_index(build_index(model, small_graph, kind="exact", storage="int8"), tmp_path / "index")
+    built = save_index(
+        build_index(model, small_graph, kind="exact", storage="int8"), tmp_path / "index"
+    )
     stats = json.loads((tmp_path / "index" / "index.json").read_text())["tables"]["tail"]["stats"]
     assert stats["bytes"] == (tmp_path / "index" / "tail" / "table.safetensors").stat().st_size
     assert stats["bytes"] >= 30 * 12 + 30 * 4
@@ -61,7 +76,8 @@ def test_a_folder_that_is_not_empty_is_refused(model, small_graph, tmp_path):
 
 
 def damage(folder, what):
-    about, table = folder / "index.json", next((folder / "tail").iterdir())
+    about = folder / "index.json"
+    table = next((folder / "tail").iterdir())
     saved = json.loads(about.read_text())
     saved.pop("sha256")
     if what == "not JSON":
@@ -79,7 +95,9 @@ def damage(folder, what):
             "effort": lambda: table["config"].update(effort="16"),
             "storage": lambda: table["config"].update(storage={}),
             "norm": lambda: table["config"].update(max_norm=[1]),
-            "other kind": lambda: table["config"].update(kind="ivf" if saved["kind"] == "hnsw" else "hnsw"),
+            "other kind": lambda: table["config"].update(
+                kind="ivf" if saved["kind"] == "hnsw" else "hnsw"
+            ),
         }
         changes[what]()
         write_json(about, saved)
@@ -95,10 +113,19 @@ def damage(folder, what):
         ("no tables", "The index .* is damaged: 'tables' is missing"),
         ("kind", "The index .* is damaged: its kind is 'tree'"),
         ("shape", "The index .* is damaged: its .*31 × 12"),
-        ("effort", "is damaged: (its effort 16 or its max_norm .* is no number above 0|.*'effort')"),
-        ("norm", r"is damaged: (its effort .* or its max_norm \[1\] is no number above 0|.*'max_norm')"),
+        (
+            "effort",
+            "is damaged: (its effort 16 or its max_norm .* is no number above 0|.*'effort')",
+        ),
+        (
+            "norm",
+            r"is damaged: (its effort .* or its max_norm \[1\] is no number above 0|.*'max_norm')",
+        ),
         ("storage", "is damaged: (its storage format is '{}'|.*'storage')"),
-        ("other kind", "is damaged: (its file is not of the kind '(ivf|hnsw)'|.*'kind')"),  # an exact one has none
+        (
+            "other kind",
+            "is damaged: (its file is not of the kind '(ivf|hnsw)'|.*'kind')",
+        ),  # an exact one has none
     ],
 )
 def test_a_damaged_index_is_refused(model, small_graph, tmp_path, kind, what, told):
@@ -111,7 +138,10 @@ def test_a_damaged_index_is_refused(model, small_graph, tmp_path, kind, what, to
 def test_refusals(model, small_graph):
     with pytest.raises(kg.RequestError, match="one of exact, ivf, hnsw, sq8; got 'tree'"):
         build_index(model, small_graph, kind="tree")
-    with pytest.raises(kg.RequestError, match="Only the exact index can use the storage format int8; got the kind ivf"):
+    with pytest.raises(
+        kg.RequestError,
+        match="Only the exact index can use the storage format int8; got the kind ivf",
+    ):
         build_index(model, small_graph, kind="ivf", storage="int8")
     with pytest.raises(kg.RequestError, match="The model was made for 3 entities"):
         build_index(kg.ComplEx(kg.GraphShape(3, 1), dim=2), small_graph)

@@ -1,4 +1,6 @@
-"""The exact index compared with a sort of all scores, for all storage formats, block sizes and metrics."""
+"""The exact index compared with a sort of all scores, for all storage formats, block sizes and
+metrics.
+"""
 
 import json
 import sys
@@ -19,8 +21,12 @@ METRICS = get_args(Metric)
 
 
 def drawn(seed: int, rows: int, width: int, *, most: int = 3) -> Tensor:
-    """Whole numbers, so that products are exact in every order and in every storage, and ties are many."""
-    return torch.randint(-most, most + 1, (rows, width), generator=torch.Generator().manual_seed(seed)).float()
+    """Whole numbers, so that products are exact in every order and in every storage, and ties are
+    many.
+    """
+    return torch.randint(
+        -most, most + 1, (rows, width), generator=torch.Generator().manual_seed(seed)
+    ).float()
 
 
 def plainly(table: Tensor, queries: Tensor, metric: str, k: int) -> tuple[Tensor, Tensor]:
@@ -43,8 +49,11 @@ def plainly(table: Tensor, queries: Tensor, metric: str, k: int) -> tuple[Tensor
     storage=st.sampled_from(["float32", "float16", "bf16", "sparse"]),
     metric=st.sampled_from(METRICS),
 )
-def test_blocks_agree_with_a_sort_of_all_scores(seed, rows, width, num_queries, k, block, storage, metric):
-    table, queries = drawn(seed, rows, width), drawn(seed + 1, num_queries, width)
+def test_blocks_agree_with_a_sort_of_all_scores(
+    seed, rows, width, num_queries, k, block, storage, metric
+):
+    table = drawn(seed, rows, width)
+    queries = drawn(seed + 1, num_queries, width)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact, "BLOCK_ELEMENTS", block)
         found = ExactIndex.build(table, metric, storage=storage).search(queries, k)
@@ -61,17 +70,27 @@ def test_blocks_agree_with_a_sort_of_all_scores(seed, rows, width, num_queries, 
 )
 def test_int8_search_agrees_with_the_decoded_table(seed, rows, k, metric):
     random = torch.Generator().manual_seed(seed)
-    table, queries = torch.randn(rows, 7, generator=random), torch.randn(3, 7, generator=random)
+    table = torch.randn(rows, 7, generator=random)
+    queries = torch.randn(3, 7, generator=random)
     index = ExactIndex.build(table, metric, storage="int8")
     kept = index.parts["codes"].float() * index.parts["scales"][:, None]
     scores, ids = plainly(kept, queries, metric, k)
     found = index.search(queries, k)
     torch.testing.assert_close(found.scores, scores, rtol=1e-4, atol=1e-4)
-    same = plainly(kept, queries, metric, rows)[0].diff(dim=1).abs().amin() < 1e-4 if rows > 1 else False
+    same = (
+        plainly(kept, queries, metric, rows)[0].diff(dim=1).abs().amin() < 1e-4
+        if rows > 1
+        else False
+    )
     assert same or torch.equal(found.ids, ids)
 
 
-@given(seed=st.integers(0, 10**6), rows=st.integers(1, 12), columns=st.integers(1, 30), k=st.integers(1, 35))
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.integers(1, 12),
+    columns=st.integers(1, 30),
+    k=st.integers(1, 35),
+)
 def test_ties_are_in_the_order_of_rows(seed, rows, columns, k):
     scores = drawn(seed, rows, columns, most=1)
     ids = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
@@ -84,10 +103,18 @@ def test_error_of_storage_formats(storage):
     table[table.abs() < 1] = 0
     table[3] = 0  # a row of zeros has no scale
     stored = ExactIndex.build(table, storage=storage)
-    step = {"int8": float(table.abs().max()) / 254 + 1e-6, "bf16": 0.01, "float16": 0.002}.get(storage, 0.0)
+    step = {"int8": float(table.abs().max()) / 254 + 1e-6, "bf16": 0.01, "float16": 0.002}.get(
+        storage, 0.0
+    )
     assert (stored.rows() - table).abs().max() <= step
     nonzero = int(table.count_nonzero())
-    expected = {"float32": 1600, "float16": 800, "bf16": 800, "int8": 400 + 160, "sparse": nonzero * 5 + 41}
+    expected = {
+        "float32": 1600,
+        "float16": 800,
+        "bf16": 800,
+        "int8": 400 + 160,
+        "sparse": nonzero * 5 + 41,
+    }
     assert stored.num_bytes == expected[storage]
     torch.testing.assert_close(stored.rows(7, 23), stored.rows()[7:23], rtol=0, atol=0)
 
@@ -95,7 +122,8 @@ def test_error_of_storage_formats(storage):
 @pytest.mark.parametrize("storage", STORAGE_FORMATS)
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_round_trip(tmp_path, storage, in_memory):
-    table, queries = torch.randn(50, 6), torch.randn(4, 6)
+    table = torch.randn(50, 6)
+    queries = torch.randn(4, 6)
     index = ExactIndex.build(table, "euclidean", storage=storage)
     index.save(tmp_path)
     again = ExactIndex.load(tmp_path, "euclidean", (50, 6), in_memory=in_memory, **index.config)
@@ -121,7 +149,9 @@ print(json.dumps([held() - before, found.ids[0].tolist()]))
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells which memory is a file's")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="only Linux tells which memory is a file's"
+)
 def test_a_memory_mapped_file_is_not_loaded(tmp_path):
     table = torch.zeros(100_000, 200)  # 80 MB
     table[[99_999, 5, 50_000]] = torch.tensor([[3.0], [2.0], [1.0]])

@@ -9,7 +9,15 @@ import torch
 
 import dualkg as kg
 from dualkg.inference.index import ExactIndex, Metric
-from dualkg.inference.index_build import FAISS_KINDS, FaissIndex, least_effort, num_lists, recalls, threads, tuned
+from dualkg.inference.index_build import (
+    FAISS_KINDS,
+    FaissIndex,
+    least_effort,
+    num_lists,
+    recalls,
+    threads,
+    tuned,
+)
 
 needs_faiss = pytest.mark.skipif(find_spec("faiss") is None, reason="faiss is not installed")
 
@@ -34,7 +42,8 @@ def test_inner_products_by_distance(clusters):
     table, queries = clusters
     index = FaissIndex.build(table, kind="ivf", by_distance=True)
     index.effort = index.max_effort
-    best, found = ExactIndex.build(table).search(queries, 10), index.search(queries, 10)
+    best = ExactIndex.build(table).search(queries, 10)
+    found = index.search(queries, 10)
     assert torch.equal(found.ids, best.ids)
     torch.testing.assert_close(found.scores, best.scores, rtol=1e-3, atol=1e-3)
 
@@ -54,7 +63,9 @@ def test_round_trip(clusters, tmp_path, kind, reduced):
 
 @needs_faiss
 def test_effort_grows_with_k(clusters):
-    """Whatever is asked for beside the usual ten, such as known answers, does not crowd them out."""
+    """Whatever is asked for beside the usual ten, such as known answers, does not crowd them
+    out.
+    """
     table, queries = clusters
     index = FaissIndex.build(table, "euclidean", kind="ivf")
     best = ExactIndex.build(table, "euclidean").search(queries, 500).ids
@@ -99,7 +110,9 @@ def test_least_effort(clusters):
 def test_unreachable_recall_is_refused(clusters, monkeypatch):
     table, queries = clusters
     best = torch.zeros(40, 100, dtype=torch.int64) - 5  # which no row is
-    with pytest.raises(kg.RequestError, match="The index hnsw reaches a recall of 0.000 .* too little for 0.9"):
+    with pytest.raises(
+        kg.RequestError, match="The index hnsw reaches a recall of 0.000 .* too little for 0.9"
+    ):
         tuned(table, "euclidean", kind="hnsw", queries=queries, best=best, recall=0.9)
     with pytest.raises(kg.RequestError, match="above 0 and below 1, such as 0.95; got 95"):
         tuned(table, "euclidean", kind="hnsw", queries=queries, best=best, recall=95)
@@ -125,7 +138,9 @@ def test_refusals(clusters, tmp_path):
 
 def test_a_missing_faiss_is_refused_with_the_install_line(clusters, monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(kg.RequestError, match=r"needs faiss. Install it: pip install 'dualkg\[index\]'"):
+    with pytest.raises(
+        kg.RequestError, match=r"needs faiss. Install it: pip install 'dualkg\[index\]'"
+    ):
         FaissIndex.build(clusters[0])
     with threads(1):  # speeds of the exact index are measured without it
         assert torch.get_num_threads() == 1

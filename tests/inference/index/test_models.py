@@ -36,14 +36,17 @@ SEARCHABLE: list[tuple[str, dict[str, Any]]] = [
 @torch.no_grad()
 def test_an_index_finds_what_the_model_scores_best(kind, config):
     model = made(kind, **config)
-    given, relations = torch.arange(12), torch.arange(12) % 3
+    given = torch.arange(12)
+    relations = torch.arange(12) % 3
     tables = tables_of(model)
     for side, scores in (
         ("tail", model.predict_tails(given, relations)),
         ("head", model.predict_heads(relations, given)),
     ):
         vectors = query_vectors(model, given, relations, side)
-        found = ExactIndex.build(tables.get(side, tables["tail"]), metric_of(model)).search(vectors, 12)
+        found = ExactIndex.build(tables.get(side, tables["tail"]), metric_of(model)).search(
+            vectors, 12
+        )
         assert torch.equal(found.ids, scores.argsort(dim=1, descending=True))
         rescored = model.predict_candidates(given, relations, found.ids, side)
         torch.testing.assert_close(rescored, scores.gather(1, found.ids), rtol=1e-3, atol=1e-3)
@@ -58,13 +61,21 @@ def test_an_index_finds_what_the_model_scores_best(kind, config):
         ("SE", {"norm": 2}, "SE scores in another way"),
         ("HAKE", {}, "HAKE scores in another way"),
         ("MuRP", {}, "MuRP scores in another way"),
-        ("ModE", {"norm": 2, "reciprocal": False}, "ModE without reciprocal relations compares with heads"),
+        (
+            "ModE",
+            {"norm": 2, "reciprocal": False},
+            "ModE without reciprocal relations compares with heads",
+        ),
         (
             "CP",
             {"dual": "tail", "reciprocal": False},
             "the dual of CP without reciprocal relations compares with heads",
         ),
-        ("CP", {"dual": "head"}, "the dual of CP on the side of the head compares with tails that each relation maps"),
+        (
+            "CP",
+            {"dual": "head"},
+            "the dual of CP on the side of the head compares with tails that each relation maps",
+        ),
     ],
 )
 def test_models_without_a_metric_are_refused(kind, config, why):
@@ -82,8 +93,12 @@ class Shifted(kg.DistMult):
 def test_a_model_that_does_not_score_by_its_maps_is_refused():
     model = Shifted(SHAPE, dim=4, init_scale=1.0)
     assert metric_of(model) == "inner product"
-    with pytest.raises(kg.RequestError, match="The entities that Shifted scores best are not the best by its maps"):
-        check_agreement(model, torch.tensor([0]), torch.tensor([0]), side="tail", best=torch.tensor([[3]]))
+    with pytest.raises(
+        kg.RequestError, match="The entities that Shifted scores best are not the best by its maps"
+    ):
+        check_agreement(
+            model, torch.tensor([0]), torch.tensor([0]), side="tail", best=torch.tensor([[3]])
+        )
 
 
 def test_only_cp_without_reciprocal_relations_has_two_tables():

@@ -15,7 +15,9 @@ from tests.conftest import graph_of
 MODELS = {
     "ComplEx": lambda shape: kg.ComplEx(shape, dim=4, init_scale=1.0),
     "CP without inverses": lambda shape: kg.CP(shape, dim=4, init_scale=1.0, reciprocal=False),
-    "RESCAL without inverses": lambda shape: kg.RESCAL(shape, dim=4, init_scale=1.0, reciprocal=False),
+    "RESCAL without inverses": lambda shape: kg.RESCAL(
+        shape, dim=4, init_scale=1.0, reciprocal=False
+    ),
     "dual": lambda shape: kg.Dual(kg.DistMult(shape, dim=4, init_scale=1.0)),
     "TransE": lambda shape: kg.TransE(shape, dim=4, init_scale=1.0, norm=2, reciprocal=False),
 }
@@ -38,10 +40,12 @@ def test_predictions_are_those_without_an_index(small_graph, name, known):
     plain, indexed = pair(small_graph, name)
     for given_id, relation, k in ((0, 0, 1), (5, 1, 7), (12, 3, 29), (29, 2, 100)):
         assert_same(
-            indexed.tails(given_id, relation, k=k, known=known), plain.tails(given_id, relation, k=k, known=known)
+            indexed.tails(given_id, relation, k=k, known=known),
+            plain.tails(given_id, relation, k=k, known=known),
         )
         assert_same(
-            indexed.heads(relation, given_id, k=k, known=known), plain.heads(relation, given_id, k=k, known=known)
+            indexed.heads(relation, given_id, k=k, known=known),
+            plain.heads(relation, given_id, k=k, known=known),
         )
 
 
@@ -62,7 +66,9 @@ def test_any_number_of_known_answers_can_be_omitted(num_known, k, seed):
 @pytest.mark.skipif(find_spec("faiss") is None, reason="faiss is not installed")
 @pytest.mark.parametrize("num_known", [1, 60, 290])
 def test_known_answers_do_not_displace_results_of_an_approximate_index(num_known):
-    graph = graph_of([*((0, 0, tail) for tail in range(num_known)), *((n, 0, 1) for n in range(1, 300))])
+    graph = graph_of(
+        [*((0, 0, tail) for tail in range(num_known)), *((n, 0, 1) for n in range(1, 300))]
+    )
     model = MODELS["ComplEx"](graph.shape)
     plain = kg.Predictor(model, graph)
     indexed = kg.Predictor(model, graph, index=build_index(model, graph, kind="ivf", recall=0.9))
@@ -83,7 +89,9 @@ def test_all_entities_are_scored_if_an_index_finds_too_few(small_graph, monkeypa
 def test_results_of_a_quantized_index_are_rescored(small_graph):
     model = MODELS["ComplEx"](small_graph.shape)
     plain = kg.Predictor(model, small_graph)
-    indexed = kg.Predictor(model, small_graph, index=build_index(model, small_graph, kind="exact", storage="int8"))
+    indexed = kg.Predictor(
+        model, small_graph, index=build_index(model, small_graph, kind="exact", storage="int8")
+    )
     assert_same(indexed.tails(3, 1, k=30), plain.tails(3, 1, k=30))
 
 
@@ -96,7 +104,9 @@ def test_refusals(small_graph):
     with pytest.raises(kg.RequestError, match="No entity is named 'e99'"):
         indexed.tails("e99", 0)
     other = kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0, seed=9)
-    with pytest.raises(kg.RequestError, match="made of another model, ComplEx by inner product: .* Build it again"):
+    with pytest.raises(
+        kg.RequestError, match="made of another model, ComplEx by inner product: .* Build it again"
+    ):
         kg.Predictor(other, small_graph, index=indexed.index)
     with pytest.raises(kg.RequestError, match="made of another model"):
         kg.Predictor(kg.Dual(plain.model), small_graph, index=indexed.index)

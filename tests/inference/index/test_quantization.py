@@ -15,9 +15,21 @@ def model(small_graph) -> kg.ComplEx:
 
 def test_bytes_and_metrics_of_storage_formats(model, small_graph):
     points = measure_storage_formats(model, small_graph, shares=[0.5, 0.9])
-    assert [point.name for point in points] == ["float32", "bf16", "int8", "sparse 50%", "sparse 90%"]
+    assert [point.name for point in points] == [
+        "float32",
+        "bf16",
+        "int8",
+        "sparse 50%",
+        "sparse 90%",
+    ]
     # 30 × 20 numbers; a scale a row; values of 4 bytes, columns of 1, and 31 starts of 2 or of 1.
-    assert [point.bytes for point in points] == [2400, 1200, 600 + 120, 300 * 5 + 31 * 2, 60 * 5 + 31]
+    assert [point.bytes for point in points] == [
+        2400,
+        1200,
+        600 + 120,
+        300 * 5 + 31 * 2,
+        60 * 5 + 31,
+    ]
     whole = kg.evaluate(model, small_graph).mrr
     assert points[0].metrics.mrr == whole
     assert points[1].metrics.mrr == pytest.approx(whole, abs=0.05)
@@ -31,9 +43,12 @@ def test_the_quantized_model_scores_as_the_index(model, storage):
     kept, num_bytes = quantized(model, storage)
     index = ExactIndex.build(model.entities, storage=storage)
     assert index.num_bytes == num_bytes
-    heads, relations = torch.arange(30), torch.arange(30) % 4
+    heads = torch.arange(30)
+    relations = torch.arange(30) % 4
     found = index.search(query_vectors(kept, heads, relations, "tail"), 30)
-    torch.testing.assert_close(found.scores, kept.score_tails(heads, relations).gather(1, found.ids))
+    torch.testing.assert_close(
+        found.scores, kept.score_tails(heads, relations).gather(1, found.ids)
+    )
 
 
 def test_refusals(model):
@@ -42,5 +57,7 @@ def test_refusals(model):
         measure_storage_formats(model, empty)
     with pytest.raises(kg.RequestError, match="at least 0 and below 1; it is 70"):
         measure_storage_formats(
-            model, graph_of([(0, 0, 1)], [], [(0, 0, 2)], num_entities=30, num_relations=4), shares=[70]
+            model,
+            graph_of([(0, 0, 1)], [], [(0, 0, 2)], num_entities=30, num_relations=4),
+            shares=[70],
         )

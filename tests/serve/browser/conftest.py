@@ -10,7 +10,8 @@ import pytest
 from tests.processes import LIMIT
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+WIDE = {"width": 1280, "height": 900}
+PHONE = {"width": 390, "height": 844}
 
 
 def chromium_path() -> str | None:
@@ -20,13 +21,18 @@ def chromium_path() -> str | None:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """One for all tests of this folder. It ends with them: while it runs, no other test could run an event loop."""
-    driver = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
+    """One for all tests of this folder. It ends with them: while it runs, no other test could run
+    an event loop.
+    """
+    driver = pytest.importorskip(
+        "playwright.sync_api", reason="needs Playwright: pip install playwright"
+    )
     path = chromium_path()
     if path is None:
         pytest.skip("needs chromium: apt-get install chromium, or its path in DUALKG_CHROMIUM")
     with driver.sync_playwright() as started:
-        # Tests open their own server's pages alone, so that a container's root may do without the sandbox.
+        # Tests open their own server's pages alone, so that a container's root may do without the
+        # sandbox.
         found = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield found
         found.close()
@@ -42,9 +48,12 @@ def reused() -> dict[str, Any]:
 def opened(browser, address, reused) -> Iterator[Callable[..., Any]]:
     """Opens a page: `opened("/entity/Twenty", viewport=PHONE, color_scheme="dark")`.
 
-    The test fails if a script fails, the policy stops something, a name opens a dialog, or a request leaves this host.
+    The test fails if a script fails, the policy stops something, a name opens a dialog, or a
+    request leaves this host.
     """
-    pages, wrong, allowed = [], [], []
+    pages = []
+    wrong = []
+    allowed = []
 
     def heard(message: Any) -> None:
         if message.type == "error" and not any(part in message.text for part in allowed):
@@ -57,7 +66,9 @@ def opened(browser, address, reused) -> Iterator[Callable[..., Any]]:
     listeners: dict[str, Callable[[Any], None]] = {
         "pageerror": lambda error: wrong.append(f"script: {error}"),
         "dialog": dismissed,
-        "request": lambda request: request.url.startswith(address) or wrong.append(f"requested: {request.url}"),
+        "request": lambda request: (
+            request.url.startswith(address) or wrong.append(f"requested: {request.url}")
+        ),
         "console": heard,
     }
 
@@ -92,11 +103,15 @@ def opened(browser, address, reused) -> Iterator[Callable[..., Any]]:
 
 def overflow(page: Any) -> int:
     """By how many pixels a page is wider than the window."""
-    return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+    return int(
+        page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    )
 
 
 def wait_for_heading(page: Any, text: str) -> None:
-    """Until the page is the one that is headed so. Conditions in JavaScript would be stopped by the pages' policy."""
+    """Until the page is the one that is headed so. Conditions in JavaScript would be stopped by the
+    pages' policy.
+    """
     from playwright.sync_api import expect
 
     expect(page.locator("h1")).to_have_text(text, timeout=1000 * LIMIT)

@@ -6,9 +6,7 @@ from dualkg.serve.templating import visible
 from tests.serve.browser.conftest import PHONE, overflow, wait_for_heading
 from tests.serve.conftest import HOSTILE
 
-ADDRESS = (
-    "name => import('/static/common.js').then(({entityAddress}) => new URL(entityAddress(name), location.href).href)"
-)
+ADDRESS = "name => import('/static/common.js').then(({entityAddress}) => new URL(entityAddress(name), location.href).href)"
 
 
 def test_links_of_the_drawing(opened):
@@ -17,7 +15,9 @@ def test_links_of_the_drawing(opened):
     for kind in ("known", "predicted"):
         assert drawing.locator(f".edge.{kind}").count() > 0
     dashes = [
-        drawing.locator(f".edge.{kind} >> nth=0").evaluate("edge => getComputedStyle(edge).strokeDasharray")
+        drawing.locator(f".edge.{kind} >> nth=0").evaluate(
+            "edge => getComputedStyle(edge).strokeDasharray"
+        )
         for kind in ("known", "predicted")
     ]
     assert dashes[0] == "none" != dashes[1]

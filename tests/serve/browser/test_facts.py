@@ -20,7 +20,10 @@ def listed(page):
 
 
 def parts(row) -> list[str]:
-    return [row.locator(part).inner_text() for part in (".what a >> nth=0", ".what .relation", ".what a >> nth=1")]
+    return [
+        row.locator(part).inner_text()
+        for part in (".what a >> nth=0", ".what .relation", ".what a >> nth=1")
+    ]
 
 
 def rows_of(page) -> list[list[str]]:
@@ -54,7 +57,9 @@ def test_decisions_by_keyboard(opened):
     page.keyboard.press("r")
     page.keyboard.press("a")
     page.wait_for_selector("[data-count=accepted]:has-text('2')")
-    verdicts = page.eval_on_selector_all(".fact", "rows => rows.slice(0, 4).map((row) => row.dataset.verdict ?? '')")
+    verdicts = page.eval_on_selector_all(
+        ".fact", "rows => rows.slice(0, 4).map((row) => row.dataset.verdict ?? '')"
+    )
     assert verdicts == ["accepted", "rejected", "accepted", ""]
     assert page.evaluate("document.activeElement.querySelector('.rank').textContent") == "4"
     page.keyboard.press("u")
@@ -73,7 +78,9 @@ def test_a_list_waits_for_another_completion(opened):
 
     def answer(route):
         if next(busy, False):
-            route.fulfill(status=503, json={"error": "Another completion is running.", "suggestions": []})
+            route.fulfill(
+                status=503, json={"error": "Another completion is running.", "suggestions": []}
+            )
         else:
             route.continue_()
 
@@ -87,7 +94,9 @@ def test_a_refused_decision_is_undone(opened):
     page = listed(opened("/facts?top=50", allow="status of 503"))
     page.route(
         "**/api/decisions",
-        lambda route: route.fulfill(status=503, json={"error": "There is no room.", "suggestions": []}),
+        lambda route: route.fulfill(
+            status=503, json={"error": "There is no room.", "suggestions": []}
+        ),
     )
     page.locator(".fact").first.get_by_role("button", name="Reject").click()
     page.wait_for_selector("text=There is no room.")

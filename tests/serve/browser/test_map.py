@@ -83,7 +83,9 @@ def test_keys_move_the_map(opened):
     seen = [page.evaluate(picture)]
     for key in ("+", "ArrowLeft", "ArrowUp", "-", "0"):
         page.keyboard.press(key)
-        page.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+        page.evaluate(
+            "new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))"
+        )
         seen.append(page.evaluate(picture))
     assert seen[-1] == seen[0]
     assert len(set(seen)) == len(seen) - 1
@@ -95,7 +97,9 @@ def test_the_page_polls_while_the_map_is_computed(opened, browser, address):
 
     def answer(route):
         if next(waits, False):
-            route.fulfill(status=202, json={"run": "calibrated", "message": "The map is being made."})
+            route.fulfill(
+                status=202, json={"run": "calibrated", "message": "The map is being made."}
+            )
         else:
             route.continue_()
 

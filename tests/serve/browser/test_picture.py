@@ -17,7 +17,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     """A run that has learned something, with its probabilities."""
-    folder, graph = tmp_path_factory.mktemp("picture") / "world", kg.load_graph("world")
+    folder = tmp_path_factory.mktemp("picture") / "world"
+    graph = kg.load_graph("world")
     model = kg.ComplEx(graph.shape, dim=100)
     regularizer = kg.DURA(0.05, plain=0.5, mapped=1.5)
     kg.train(model, graph, regularizer=regularizer, batch_size=100, epochs=30).save(folder)

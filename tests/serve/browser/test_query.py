@@ -109,7 +109,9 @@ def test_an_error_message_is_shown(opened):
     page = opened(QUERY, allow="503")
     page.route(
         "**/explain?**",
-        lambda route: route.fulfill(status=503, json={"error": "It took <b>too</b> long.", "suggestions": []}),
+        lambda route: route.fulfill(
+            status=503, json={"error": "It took <b>too</b> long.", "suggestions": []}
+        ),
     )
     page.click("button:has-text('Why?') >> nth=0")
     assert page.inner_text(".opened [role=alert]") == "It took <b>too</b> long."

@@ -1,8 +1,10 @@
 """The two passes of a training step over the vectors of a batch, for diagonal models.
 
-The first gathers and maps. The second gathers again, adds the regularizer's gradient to that of the loss, propagates
-both through the maps, and adds the results to the rows of the tables. The gradients of ⟨x·r, g⟩ are g·r̄ and x̄·g; those
-of ⟨h̄·t, g⟩, in relation prediction, are t·ḡ and h·g."""
+The first gathers and maps. The second gathers again, adds the regularizer's gradient to that of the
+loss, propagates both through the maps, and adds the results to the rows of the tables. The
+gradients of ⟨x·r, g⟩ are g·r̄ and x̄·g; those of ⟨h̄·t, g⟩, in relation prediction, are t·ḡ and
+h·g.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Algebra = tuple[int, Any, Any]
 
 
 @cache
-def compile_algebra(num_numbers: int, times: Callable[..., Any], conjugate: Callable[..., Any]) -> Algebra:
+def compile_algebra(
+    num_numbers: int, times: Callable[..., Any], conjugate: Callable[..., Any]
+) -> Algebra:
     """The numbers of a diagonal model's coordinate, and their product and conjugate, compiled."""
     return num_numbers, triton.jit(times), triton.jit(conjugate)
 
@@ -107,7 +111,9 @@ def _map(
     mapped = TIMES(x, r)
     start = output + triple.to(tl.int64) * stride + coordinate
     for part in tl.static_range(NUM):
-        tl.store(start + part * dim, mapped[part].to(output.dtype.element_ty), mask=coordinate < dim)
+        tl.store(
+            start + part * dim, mapped[part].to(output.dtype.element_ty), mask=coordinate < dim
+        )
 
 
 @triton.jit
@@ -150,36 +156,50 @@ def _gradients(
     triple = tl.program_id(0)
     coordinate = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = coordinate < dim
-    head, relation, tail = tl.load(batch + triple * 3), tl.load(batch + triple * 3 + 1), tl.load(batch + triple * 3 + 2)
+    head = tl.load(batch + triple * 3)
+    relation = tl.load(batch + triple * 3 + 1)
+    tail = tl.load(batch + triple * 3 + 2)
     h = _load(head_table, head, coordinate, dim, dim * NUM, NUM)
     r = _load(relations, relation, coordinate, dim, dim * NUM, NUM)
     t = _load(tail_table, tail, coordinate, dim, dim * NUM, NUM)
     rotated = CONJUGATE(r)
-    mapped_head, mapped_tail = TIMES(h, r), TIMES(t, rotated)
+    mapped_head = TIMES(h, r)
+    mapped_tail = TIMES(t, rotated)
 
     value = tl.zeros([BLOCK], tl.float32)
     nothing = (value,)
     for _ in tl.static_range(1, NUM):
         nothing = nothing + (value,)
-    to_mapped_head, to_mapped_tail = nothing, nothing
+    to_mapped_head = nothing
+    to_mapped_tail = nothing
     value, to_mapped_head = _penalty(value, to_mapped_head, mapped_head, of_mapped_head, POWER, NUM)
     value, to_mapped_tail = _penalty(value, to_mapped_tail, mapped_tail, of_mapped_tail, POWER, NUM)
     value, to_head = _penalty(value, nothing, h, of_head, POWER, NUM)
     value, to_relation = _penalty(value, nothing, r, of_relation, POWER, NUM)
     value, to_tail = _penalty(value, nothing, t, of_tail, POWER, NUM)
     if RESIDUALS:
-        value, pull = _penalty(value, nothing, _plus(mapped_head, t, -1.0, NUM), of_tail_residual, POWER, NUM)
-        to_mapped_head, to_tail = _plus(to_mapped_head, pull, 1.0, NUM), _plus(to_tail, pull, -1.0, NUM)
-        value, pull = _penalty(value, nothing, _plus(mapped_tail, h, -1.0, NUM), of_head_residual, POWER, NUM)
-        to_mapped_tail, to_head = _plus(to_mapped_tail, pull, 1.0, NUM), _plus(to_head, pull, -1.0, NUM)
+        value, pull = _penalty(
+            value, nothing, _plus(mapped_head, t, -1.0, NUM), of_tail_residual, POWER, NUM
+        )
+        to_mapped_head = _plus(to_mapped_head, pull, 1.0, NUM)
+        to_tail = _plus(to_tail, pull, -1.0, NUM)
+        value, pull = _penalty(
+            value, nothing, _plus(mapped_tail, h, -1.0, NUM), of_head_residual, POWER, NUM
+        )
+        to_mapped_tail = _plus(to_mapped_tail, pull, 1.0, NUM)
+        to_head = _plus(to_head, pull, -1.0, NUM)
     if BY_QUERY:  # the gradient of a query goes to the first of its triples
         query_row = tl.load(query_rows + triple)
         found = _load(from_tails, tl.maximum(query_row, 0), coordinate, dim, stride, NUM)
         to_mapped_head = _plus(to_mapped_head, found, tl.where(query_row < 0, 0.0, 1.0), NUM)
     else:
-        to_mapped_head = _plus(to_mapped_head, _load(from_tails, triple, coordinate, dim, stride, NUM), 1.0, NUM)
+        to_mapped_head = _plus(
+            to_mapped_head, _load(from_tails, triple, coordinate, dim, stride, NUM), 1.0, NUM
+        )
     if BOTH_SIDES:
-        to_mapped_tail = _plus(to_mapped_tail, _load(from_heads, triple, coordinate, dim, stride, NUM), 1.0, NUM)
+        to_mapped_tail = _plus(
+            to_mapped_tail, _load(from_heads, triple, coordinate, dim, stride, NUM), 1.0, NUM
+        )
 
     to_head = _plus(to_head, TIMES(to_mapped_head, rotated), 1.0, NUM)
     to_tail = _plus(to_tail, TIMES(to_mapped_tail, r), 1.0, NUM)
@@ -203,9 +223,16 @@ def num_blocks(dim: int) -> int:
 
 
 def map_rows_(
-    output: Tensor, batch: Tensor, left: Tensor, right: Tensor, *, algebra: Algebra, columns: tuple[int, int]
+    output: Tensor,
+    batch: Tensor,
+    left: Tensor,
+    right: Tensor,
+    *,
+    algebra: Algebra,
+    columns: tuple[int, int],
 ) -> None:
-    """Write products of the rows of two columns of a contiguous batch of triples into rows of `output`.
+    """Write products of the rows of two columns of a contiguous batch of triples into rows of
+    `output`.
 
     Columns (0, 1) are h R, (2, 1) are t Rᵀ, and (0, 2) are h̄·t: ⟨h r, t⟩ is ⟨r, h̄·t⟩.
     """
@@ -232,15 +259,24 @@ def add_gradients_(
 ) -> None:
     """Add the gradients of loss and regularizer to the rows of all tables.
 
-    `upstream` has the loss gradients of h R and, if heads were scored too, of t Rᵀ; `pairs` has those of h̄·t. `weights`
-    are the regularizer's, by attributes of `Factors`, and `penalties` `(batch · num_blocks,)` receives its terms.
-    `query_rows` has the row of `upstream` for each triple, or −1 for a triple that was not scored.
+    `upstream` has the loss gradients of h R and, if heads were scored too, of t Rᵀ; `pairs` has
+    those of h̄·t. `weights` are the regularizer's, by attributes of `Factors`, and `penalties`
+    `(batch · num_blocks,)` receives its terms. `query_rows` has the row of `upstream` for each
+    triple, or −1 for a triple that was not scored.
     """
     dim = heads.table.shape[1] // algebra[0]
     tables, rows, stamps = zip(heads, tails, relations, strict=True)
     inputs = (batch, *tables, upstream[0], upstream[-1], upstream[0] if pairs is None else pairs)
     outputs = (*rows, *stamps, now, penalties, batch if query_rows is None else query_rows)
-    names = ("head", "relation", "tail", "mapped_head", "mapped_tail", "tail_residual", "head_residual")
+    names = (
+        "head",
+        "relation",
+        "tail",
+        "mapped_head",
+        "mapped_tail",
+        "tail_residual",
+        "head_residual",
+    )
     terms = (float(weights.get(name, 0.0)) for name in names)
     residuals = bool({"tail_residual", "head_residual"} & weights.keys())
     flags = (power, residuals, len(upstream) == 2, query_rows is not None, pairs is not None)

@@ -80,19 +80,29 @@ def adagrad_(
     product: Tensor | None = None,
     copy: Tensor | None = None,
 ) -> None:
-    """Step a float32 table `(num_rows, width)` by `product` plus the rows of `gradients`, and write its `copy`.
+    """Step a float32 table `(num_rows, width)` by `product` plus the rows of `gradients`, and write
+    its `copy`.
 
-    `product` and `copy` may be padded below and to the right. A row of gradients counts if its stamp is `now`, and is
-    then set to 0; without a product, rows that do not count are passed over. Learning rate and `now` are read on the
-    device, so that a captured step can change them.
+    `product` and `copy` may be padded below and to the right. A row of gradients counts if its
+    stamp is `now`, and is then set to 0; without a product, rows that do not count are passed over.
+    Learning rate and `now` are read on the device, so that a captured step can change them.
     """
     table, rows, stamps = gradients
     num_rows, width = table.shape
     columns = min(triton.next_power_of_2(width), WIDEST)
     block_rows = max(1, 1024 // columns)
     padded = next((other for other in (product, copy) if other is not None), table)
-    arrays = (table, sums, table if product is None else product, rows, stamps, now, table if copy is None else copy)
-    sizes, warps = (num_rows, width, padded.stride(0)), max(2, columns * block_rows // 512)
+    arrays = (
+        table,
+        sums,
+        table if product is None else product,
+        rows,
+        stamps,
+        now,
+        table if copy is None else copy,
+    )
+    sizes = (num_rows, width, padded.stride(0))
+    warps = max(2, columns * block_rows // 512)
     tile = (product is not None, copy is not None, block_rows, columns)
     _update[(triton.cdiv(num_rows, block_rows), triton.cdiv(width, columns))](
         *arrays, rate, eps, *sizes, *tile, num_warps=warps
@@ -115,7 +125,8 @@ def _update_rows(
     BY_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program per position of the sorted ids: the first of a row sums the gradients of all, and updates it.
+    """One program per position of the sorted ids: the first of a row sums the gradients of all, and
+    updates it.
 
     The ids have a −1 before the first and after the last; `order` has not.
     """
@@ -149,20 +160,38 @@ def _update_rows(
 
 
 def adagrad_rows_(
-    table: Tensor, sums: Tensor, ids: Tensor, gradients: Tensor, products: Tensor, *, rate: Tensor, eps: float
+    table: Tensor,
+    sums: Tensor,
+    ids: Tensor,
+    gradients: Tensor,
+    products: Tensor,
+    *,
+    rate: Tensor,
+    eps: float,
 ) -> None:
     """Step the rows `ids` of a float32 table `(num_rows, width)`, each by the sum of its gradients.
 
-    The first of the `ids` have rows of `gradients`, the others of `products`, which may be padded to the right; an id
-    of −1 has none. `sums` has a number for each of the table, or for each row: of the means of its squared gradients.
+    The first of the `ids` have rows of `gradients`, the others of `products`, which may be padded
+    to the right; an id of −1 has none. `sums` has a number for each of the table, or for each row:
+    of the means of its squared gradients.
     """
     width = table.shape[1]
     ids, order = ids.sort(stable=True)
     block = triton.next_power_of_2(width)
-    arrays = (table, sums, nn.functional.pad(ids, (1, 1), value=-1), order, gradients, products, rate)
+    arrays = (
+        table,
+        sums,
+        nn.functional.pad(ids, (1, 1), value=-1),
+        order,
+        gradients,
+        products,
+        rate,
+    )
     sizes = (len(gradients), width, products.stride(0))
     by_row = sums.shape != table.shape
-    _update_rows[(len(ids),)](*arrays, eps, *sizes, BY_ROW=by_row, BLOCK=block, num_warps=4 if block <= 2048 else 8)
+    _update_rows[(len(ids),)](
+        *arrays, eps, *sizes, BY_ROW=by_row, BLOCK=block, num_warps=4 if block <= 2048 else 8
+    )
 
 
 HASH_BLOCK = 1024  # numbers per program

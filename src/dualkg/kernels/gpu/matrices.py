@@ -15,12 +15,16 @@ from torch import Tensor
 from dualkg.kernels.gpu.diagonal import power_and_slope
 from dualkg.kernels.gpu.elementwise import RowGradients, adagrad
 
-ROWS, INNER, TILE = 16, 64, 64  # triples, summed numbers and columns of a tile
+ROWS = 16
+INNER = 64
+TILE = 64  # triples, summed numbers and columns of a tile
 PROGRAMS_PER_RELATION = 4  # programs that share the triples of one relation
 
 
 class TriplesByRelation(NamedTuple):
-    """The triples of a batch sorted by relation, and the start of each relation, `(relations + 1,)`."""
+    """The triples of a batch sorted by relation, and the start of each relation, `(relations +
+    1,)`.
+    """
 
     order: Tensor
     starts: Tensor
@@ -31,7 +35,10 @@ class TriplesByRelation(NamedTuple):
         narrow = torch.int16 if num_relations < 2**15 else torch.int32  # fewer digits to sort by
         sorted_ids, order = torch.sort(relations.to(narrow))
         return TriplesByRelation(
-            order, torch.searchsorted(sorted_ids, torch.arange(num_relations + 1, dtype=narrow, device=order.device))
+            order,
+            torch.searchsorted(
+                sorted_ids, torch.arange(num_relations + 1, dtype=narrow, device=order.device)
+            ),
         )
 
 
@@ -59,7 +66,8 @@ def _map(
     """Rows of vectors times a tile of columns of their relation's matrix."""
     relation = tl.program_id(2)
     column = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    begin, end = tl.load(starts + relation), tl.load(starts + relation + 1)
+    begin = tl.load(starts + relation)
+    end = tl.load(starts + relation + 1)
     matrix = matrices + relation.to(tl.int64) * dim * dim
     for first in range(begin + tl.program_id(1) * ROWS, end, ROWS * PROGRAMS_PER_RELATION):
         position = first + tl.arange(0, ROWS)
@@ -84,7 +92,9 @@ def _map(
             summed = tl.dot(x, m, summed)
         inside = there[:, None] & (column < dim)[None, :]
         if GATHER:
-            tl.store(output + triple[:, None].to(tl.int64) * dim + column[None, :], summed, mask=inside)
+            tl.store(
+                output + triple[:, None].to(tl.int64) * dim + column[None, :], summed, mask=inside
+            )
         else:
             target = tl.load(ids + triple * id_stride, mask=there, other=0)
             at = rows + target[:, None].to(tl.int64) * dim + column[None, :]
@@ -107,15 +117,24 @@ def map_rows_(
 ) -> None:
     """Multiply each triple's vector by the matrix of its relation, or by the transpose.
 
-    With `output` `(batch, dim)`, vectors are the rows `ids` of a table and the products are written there, and rounded
-    to `bf16_output`. With `rows`, vectors are one a triple and the products are added to the rows `ids`.
+    With `output` `(batch, dim)`, vectors are the rows `ids` of a table and the products are written
+    there, and rounded to `bf16_output`. With `rows`, vectors are one a triple and the products are
+    added to the rows `ids`.
     """
     dim = vectors.shape[1]
     inputs = (vectors, ids, ids.stride(0), matrices, *groups, vectors if output is None else output)
     rounded = (vectors, 0) if bf16_output is None else (bf16_output, bf16_output.stride(0))
     flags = (transposed, rows is None, bf16_output is not None)
     _map[(triton.cdiv(dim, TILE), PROGRAMS_PER_RELATION, len(groups.starts) - 1)](
-        *inputs, *rounded, vectors if rows is None else rows, dim, *flags, ROWS, INNER, TILE, PROGRAMS_PER_RELATION
+        *inputs,
+        *rounded,
+        vectors if rows is None else rows,
+        dim,
+        *flags,
+        ROWS,
+        INNER,
+        TILE,
+        PROGRAMS_PER_RELATION,
     )
 
 
@@ -154,11 +173,14 @@ def _mapped_gradients(
     BY_QUERY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Gradients of loss and regularizer: those of h R and t Rᵀ are stored, those of h and t added to rows."""
+    """Gradients of loss and regularizer: those of h R and t Rᵀ are stored, those of h and t added
+    to rows.
+    """
     triple = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < dim
-    head, tail = tl.load(batch + triple * 3), tl.load(batch + triple * 3 + 2)
+    head = tl.load(batch + triple * 3)
+    tail = tl.load(batch + triple * 3 + 2)
     here = triple.to(tl.int64) * dim + column
     h = tl.load(head_table + head * dim + column, mask=inside, other=0.0)
     t = tl.load(tail_table + tail * dim + column, mask=inside, other=0.0)
@@ -184,7 +206,9 @@ def _mapped_gradients(
     padded = triple.to(tl.int64) * stride + column
     if BY_QUERY:  # the gradient of a query goes to the first of its triples
         query_row = tl.load(query_rows + triple)
-        to_mapped_head += tl.load(from_tails + query_row * stride + column, mask=inside & (query_row >= 0), other=0.0)
+        to_mapped_head += tl.load(
+            from_tails + query_row * stride + column, mask=inside & (query_row >= 0), other=0.0
+        )
     else:
         to_mapped_head += tl.load(from_tails + padded, mask=inside, other=0.0)
     if BOTH_SIDES:
@@ -228,12 +252,14 @@ def _update(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """A tile of hᵀ ∂(h R) + ∂(t Rᵀ)ᵀ t summed over a relation's triples, and the step of the matrix.
+    """A tile of hᵀ ∂(h R) + ∂(t Rᵀ)ᵀ t summed over a relation's triples, and the step of the
+    matrix.
 
     Without STEP the sum is written to `sums`, and the matrix is not changed.
     """
     relation = tl.program_id(2)
-    begin, end = tl.load(starts + relation), tl.load(starts + relation + 1)
+    begin = tl.load(starts + relation)
+    end = tl.load(starts + relation + 1)
     if begin < end:
         row = tl.program_id(1) * TILE + tl.arange(0, TILE)
         column = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -248,21 +274,26 @@ def _update(
             position = first + tl.arange(0, ROWS)
             there = position < end
             triple = tl.load(order + position, mask=there, other=0)
-            in_rows, in_columns = there[:, None] & (row < dim)[None, :], there[:, None] & (column < dim)[None, :]
+            in_rows = there[:, None] & (row < dim)[None, :]
+            in_columns = there[:, None] & (column < dim)[None, :]
             here = triple[:, None].to(tl.int64) * dim
             head = tl.load(batch + triple * 3, mask=there, other=0)[:, None].to(tl.int64) * dim
             left = tl.load(head_table + head + row[None, :], mask=in_rows, other=0.0)
             right = tl.load(to_mapped_heads + here + column[None, :], mask=in_columns, other=0.0)
             slope = tl.dot(tl.trans(left), right, slope)
             if TAILS:
-                tail = tl.load(batch + triple * 3 + 2, mask=there, other=0)[:, None].to(tl.int64) * dim
+                tail = (
+                    tl.load(batch + triple * 3 + 2, mask=there, other=0)[:, None].to(tl.int64) * dim
+                )
                 left = tl.load(to_mapped_tails + here + row[None, :], mask=in_rows, other=0.0)
                 right = tl.load(tail_table + tail + column[None, :], mask=in_columns, other=0.0)
                 slope = tl.dot(tl.trans(left), right, slope)
         if NORM:
             weight = of_relation * (end - begin).to(tl.float32)
             slope += 2.0 * weight * value
-            tl.atomic_add(norms, weight * tl.sum(tl.sum(value * value, axis=1), axis=0), sem="relaxed")
+            tl.atomic_add(
+                norms, weight * tl.sum(tl.sum(value * value, axis=1), axis=0), sem="relaxed"
+            )
         if STEP:
             value, seen = adagrad(value, seen, slope, tl.load(rate), eps)
             tl.store(sums + at, seen, mask=inside)
@@ -291,11 +322,20 @@ def add_mapped_gradients_(
     penalties: Tensor,
     query_rows: Tensor | None = None,
 ) -> None:
-    """Write the gradients of mapped heads and tails, and add those of heads and tails to their rows."""
+    """Write the gradients of mapped heads and tails, and add those of heads and tails to their
+    rows.
+    """
     dim = heads.table.shape[1]
     tables, rows, stamps = zip(heads, tails, strict=True)
     inputs = (batch, *tables, *mapped, upstream[0], upstream[-1])
-    outputs = (*to_mapped, *rows, *stamps, now, penalties, batch if query_rows is None else query_rows)
+    outputs = (
+        *to_mapped,
+        *rows,
+        *stamps,
+        now,
+        penalties,
+        batch if query_rows is None else query_rows,
+    )
     names = ("head", "tail", "mapped_head", "mapped_tail", "tail_residual", "head_residual")
     terms = (float(weights.get(name, 0.0)) for name in names)
     flags = (power, with_tails, len(upstream) == 2, query_rows is not None)
@@ -320,13 +360,27 @@ def update_matrices_(
     eps: float,
     step: bool = True,
 ) -> None:
-    """Step the matrices of the batch's relations; with `of_relation`, also by that much of their squared norm.
+    """Step the matrices of the batch's relations; with `of_relation`, also by that much of their
+    squared norm.
 
-    Without `step` their gradients are written to `sums` instead; those of other relations stay as they are.
+    Without `step` their gradients are written to `sums` instead; those of other relations stay as
+    they are.
     """
     dim = tables[0].shape[1]
     tiles = triton.cdiv(dim, TILE)
-    arguments = (matrices, sums, *groups, batch, *tables, *to_mapped, of_relation, norms, rate, eps, dim)
+    arguments = (
+        matrices,
+        sums,
+        *groups,
+        batch,
+        *tables,
+        *to_mapped,
+        of_relation,
+        norms,
+        rate,
+        eps,
+        dim,
+    )
     _update[(tiles, tiles, len(groups.starts) - 1)](
         *arguments, NORM=bool(of_relation), TAILS=with_tails, STEP=step, ROWS=ROWS, TILE=TILE
     )

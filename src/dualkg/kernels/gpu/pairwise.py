@@ -1,6 +1,9 @@
-"""Sums over coordinates of |d| or |sin d| of the differences d of all pairs of rows, which stay in registers.
+"""Sums over coordinates of |d| or |sin d| of the differences d of all pairs of rows, which stay in
+registers.
 
-Sines and cosines of angles are given: sin(a − b) = sin a cos b − cos a sin b takes two products per pair."""
+Sines and cosines of angles are given: sin(a − b) = sin a cos b − cos a sin b takes two products per
+pair.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS, COLUMNS, COORDINATES = 16, 16, 16  # of a tile, whose differences are in the registers of one program
+ROWS = 16
+COLUMNS = 16
+COORDINATES = 16  # of a tile, whose differences are in the registers of one program
 
 
 @triton.jit
@@ -50,13 +55,19 @@ def _sums(
             x_second = _part(one, rows, positions, num_one, num_coordinates, one_stride, 1)
             y_second = _part(other, columns, positions, num_other, num_coordinates, other_stride, 1)
             if SINE:
-                total += tl.abs(x[:, None, :] * y_second[None, :, :] - x_second[:, None, :] * y[None, :, :])
+                total += tl.abs(
+                    x[:, None, :] * y_second[None, :, :] - x_second[:, None, :] * y[None, :, :]
+                )
             else:
                 difference = x[:, None, :] - y[None, :, :]
                 difference_second = x_second[:, None, :] - y_second[None, :, :]
                 total += tl.sqrt(difference * difference + difference_second * difference_second)
     inside = (rows < num_one)[:, None] & (columns < num_other)[None, :]
-    tl.store(found + rows.to(tl.int64)[:, None] * num_other + columns[None, :], tl.sum(total, axis=2), mask=inside)
+    tl.store(
+        found + rows.to(tl.int64)[:, None] * num_other + columns[None, :],
+        tl.sum(total, axis=2),
+        mask=inside,
+    )
 
 
 @triton.jit
@@ -78,7 +89,9 @@ def _gradients(
     COLUMNS: tl.constexpr,
     COORDINATES: tl.constexpr,
 ):
-    """One program per tile of one side: Σ upstream · slope over the other side; 0 where coordinates are equal."""
+    """One program per tile of one side: Σ upstream · slope over the other side; 0 where coordinates
+    are equal.
+    """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     positions = tl.program_id(1) * COORDINATES + tl.arange(0, COORDINATES)
     x = _part(one, rows, positions, num_one, num_coordinates, one_stride, 0)
@@ -90,7 +103,9 @@ def _gradients(
         columns = first + tl.arange(0, COLUMNS)
         inside_pairs = (rows < num_one)[:, None] & (columns < num_other)[None, :]
         weights = tl.load(
-            upstream + rows.to(tl.int64)[:, None] * row_stride + columns.to(tl.int64)[None, :] * column_stride,
+            upstream
+            + rows.to(tl.int64)[:, None] * row_stride
+            + columns.to(tl.int64)[None, :] * column_stride,
             mask=inside_pairs,
             other=0.0,
         )[:, :, None]
@@ -100,7 +115,9 @@ def _gradients(
             total += weights * tl.where(difference > 0, 1.0, tl.where(difference < 0, -1.0, 0.0))
         else:
             y_second = _part(other, columns, positions, num_other, num_coordinates, other_stride, 1)
-            if SINE:  # whose slope is ±cos(a − b) = ±(cos a cos b + sin a sin b): a comes in at the end
+            if (
+                SINE
+            ):  # whose slope is ±cos(a − b) = ±(cos a cos b + sin a sin b): a comes in at the end
                 left = x[:, None, :] * y_second[None, :, :]
                 right = x_second[:, None, :] * y[None, :, :]
                 signed = tl.where(left > right, weights, tl.where(left < right, -weights, 0.0))
@@ -116,7 +133,11 @@ def _gradients(
     inside = (rows < num_one)[:, None] & (positions < num_coordinates)[None, :]
     if SINE:
         slopes = x * tl.sum(total, axis=1) + x_second * tl.sum(total_second, axis=1)
-        tl.store(found + rows.to(tl.int64)[:, None] * num_coordinates + positions[None, :], slopes, mask=inside)
+        tl.store(
+            found + rows.to(tl.int64)[:, None] * num_coordinates + positions[None, :],
+            slopes,
+            mask=inside,
+        )
     else:
         start = found + rows.to(tl.int64)[:, None] * (PARTS * num_coordinates) + positions[None, :]
         tl.store(start, tl.sum(total, axis=1), mask=inside)
@@ -134,13 +155,20 @@ def pairwise_sums(one: Tensor, other: Tensor, *, parts: int, sine: bool) -> Tens
     """
     found = torch.empty(len(one), len(other), device=one.device)
     if found.numel():
-        grid = (triton.cdiv(len(other), COLUMNS), triton.cdiv(len(one), ROWS))  # the second is at most 65,535
+        grid = (
+            triton.cdiv(len(other), COLUMNS),
+            triton.cdiv(len(one), ROWS),
+        )  # the second is at most 65,535
         _sums[grid](one, other, found, *_sizes(one, other, parts), parts, sine, *_TILE)
     return found
 
 
-def pairwise_gradient(one: Tensor, other: Tensor, upstream: Tensor, *, parts: int, sine: bool) -> Tensor:
-    """The gradient of Σ upstream · sums with respect to `one`, or to its angles; 0 where coordinates are equal."""
+def pairwise_gradient(
+    one: Tensor, other: Tensor, upstream: Tensor, *, parts: int, sine: bool
+) -> Tensor:
+    """The gradient of Σ upstream · sums with respect to `one`, or to its angles; 0 where
+    coordinates are equal.
+    """
     found = one.new_zeros(len(one), one.shape[1] // 2 if sine else one.shape[1])
     if one.numel() and len(other):
         grid = (triton.cdiv(len(one), ROWS), triton.cdiv(one.shape[1] // parts, COORDINATES))

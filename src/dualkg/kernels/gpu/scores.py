@@ -1,4 +1,6 @@
-"""Rows of scores: the gradient of softmax cross entropy, and counts of the candidates that score higher."""
+"""Rows of scores: the gradient of softmax cross entropy, and counts of the candidates that score
+higher.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,26 @@ def _softmax_gradient(
     stride: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program per row: find maximum and sum, then write Σ weight · (softmax − one-hot); padding becomes 0."""
+    """One program per row: find maximum and sum, then write Σ weight · (softmax − one-hot); padding
+    becomes 0.
+    """
     row = tl.program_id(0)
     start = scores + row.to(tl.int64) * stride
     columns = tl.arange(0, BLOCK)
-    begin, end = tl.load(starts + row), tl.load(starts + row + 1)
-    weight, of_targets = 0.0, 0.0
+    begin = tl.load(starts + row)
+    end = tl.load(starts + row + 1)
+    weight = 0.0
+    of_targets = 0.0
     for index in range(begin, end):
         target_weight = tl.load(weights + index)
         weight += target_weight
-        of_targets += target_weight * tl.load(start + tl.load(targets + index * target_stride)).to(tl.float32)
+        of_targets += target_weight * tl.load(start + tl.load(targets + index * target_stride)).to(
+            tl.float32
+        )
     if stride <= BLOCK:
-        values = tl.load(start + columns, mask=columns < num_columns, other=float("-inf")).to(tl.float32)
+        values = tl.load(start + columns, mask=columns < num_columns, other=float("-inf")).to(
+            tl.float32
+        )
         top = tl.max(values, axis=0)
         powers = tl.exp(values - top)
         summed = tl.sum(powers, axis=0)
@@ -49,16 +59,26 @@ def _softmax_gradient(
         total = tl.zeros([BLOCK], tl.float32)
         for first in range(0, num_columns, BLOCK):
             inside = first + columns < num_columns
-            values = tl.load(start + first + columns, mask=inside, other=float("-inf")).to(tl.float32)
+            values = tl.load(start + first + columns, mask=inside, other=float("-inf")).to(
+                tl.float32
+            )
             higher = tl.maximum(highest, values, propagate_nan=tl.PropagateNan.ALL)
             # A lane without a column yet holds −inf, and −inf − −inf is NaN.
-            total = tl.where(higher == float("-inf"), 0.0, total * tl.exp(highest - higher) + tl.exp(values - higher))
+            total = tl.where(
+                higher == float("-inf"),
+                0.0,
+                total * tl.exp(highest - higher) + tl.exp(values - higher),
+            )
             highest = higher
         top = tl.max(highest, axis=0)
-        summed = tl.sum(tl.where(highest == float("-inf"), 0.0, total * tl.exp(highest - top)), axis=0)
+        summed = tl.sum(
+            tl.where(highest == float("-inf"), 0.0, total * tl.exp(highest - top)), axis=0
+        )
         for first in range(0, stride, BLOCK):
             here = first + columns
-            values = tl.load(start + here, mask=here < num_columns, other=float("-inf")).to(tl.float32)
+            values = tl.load(start + here, mask=here < num_columns, other=float("-inf")).to(
+                tl.float32
+            )
             gradient = weight * tl.exp(values - top) / summed
             for index in range(begin, end):
                 is_target = here == tl.load(targets + index * target_stride)
@@ -68,25 +88,40 @@ def _softmax_gradient(
 
 
 def softmax_gradient_(scores: Tensor, targets: Targets, num_columns: int, losses: Tensor) -> None:
-    """Overwrite scores `(queries, padded columns)` by the gradient of Σ weight · −log softmax(scores)[target].
+    """Overwrite scores `(queries, padded columns)` by the gradient of Σ weight · −log
+    softmax(scores)[target].
 
-    Only the first `num_columns` are scores; the rest become 0. `losses` `(queries,)` receives the loss of each.
+    Only the first `num_columns` are scores; the rest become 0. `losses` `(queries,)` receives the
+    loss of each.
     """
     if len(scores):
         stride = scores.stride(0)
         block = triton.next_power_of_2(stride) if stride <= SOFTMAX_BLOCK else SOFTMAX_BLOCK // 4
-        arrays = (scores, targets.entities, targets.entities.stride(0), targets.weights, targets.starts, losses)
+        arrays = (
+            scores,
+            targets.entities,
+            targets.entities.stride(0),
+            targets.weights,
+            targets.starts,
+            losses,
+        )
         warps = 8 if block >= 4096 else 4
-        _softmax_gradient[(len(scores),)](*arrays, num_columns, stride, BLOCK=block, num_warps=warps)
+        _softmax_gradient[(len(scores),)](
+            *arrays, num_columns, stride, BLOCK=block, num_warps=warps
+        )
 
 
 @triton.jit
 def _corrected(start, entities, log_counts, at, num_columns, answer):
-    """Some scores of a row, corrected by the counts; −∞ for padding and where the sample has the answer."""
+    """Some scores of a row, corrected by the counts; −∞ for padding and where the sample has the
+    answer.
+    """
     inside = at < num_columns
     negative = inside & (tl.load(entities + at, mask=inside, other=0) != answer)
     values = tl.load(start + at, mask=inside, other=0.0).to(tl.float32)
-    return tl.where(negative, values - tl.load(log_counts + at, mask=inside, other=0.0), float("-inf"))
+    return tl.where(
+        negative, values - tl.load(log_counts + at, mask=inside, other=0.0), float("-inf")
+    )
 
 
 @triton.jit
@@ -104,11 +139,14 @@ def _sampled_softmax_gradient(
     stride,
     BLOCK: tl.constexpr,
 ):
-    """One program per row: find maximum and sum, of which the answer is a part, then write the gradient."""
+    """One program per row: find maximum and sum, of which the answer is a part, then write the
+    gradient.
+    """
     row = tl.program_id(0)
     start = scores + row.to(tl.int64) * stride
     columns = tl.arange(0, BLOCK)
-    answer, weight = tl.load(answers + row * answer_stride), tl.load(weights + row)
+    answer = tl.load(answers + row * answer_stride)
+    weight = tl.load(weights + row)
     of_answer = tl.load(of_answers + row)
     highest = tl.zeros([BLOCK], tl.float32) + of_answer
     total = tl.zeros([BLOCK], tl.float32)
@@ -123,26 +161,34 @@ def _sampled_softmax_gradient(
     normalizer = top + tl.log(summed)
     for first in range(0, stride, BLOCK):
         at = first + columns
-        gradient = weight * tl.exp(_corrected(start, entities, log_counts, at, num_columns, answer) - normalizer)
+        gradient = weight * tl.exp(
+            _corrected(start, entities, log_counts, at, num_columns, answer) - normalizer
+        )
         tl.store(start + at, gradient.to(scores.dtype.element_ty), mask=at < stride)
     tl.store(losses + row, weight * (normalizer - of_answer))
     tl.store(to_answers + row, weight * (tl.exp(of_answer - normalizer) - 1.0))
 
 
 def sampled_softmax_gradient_(
-    scores: Tensor, of_answers: Tensor, sample: tuple[Tensor, Tensor, Tensor], weights: Tensor, losses: Tensor
+    scores: Tensor,
+    of_answers: Tensor,
+    sample: tuple[Tensor, Tensor, Tensor],
+    weights: Tensor,
+    losses: Tensor,
 ) -> Tensor:
-    """Overwrite scores of a sample `(batch, padded num)` by the gradient of Σ weight · −log softmax of the answer.
+    """Overwrite scores of a sample `(batch, padded num)` by the gradient of Σ weight · −log softmax
+    of the answer.
 
-    The sample is negatives and the logarithms of their expected counts, by which scores are corrected, `(num,)` each,
-    and the answers `(batch,)`, which do not count as negatives. `losses` `(batch,)` receives the loss of each. Returns
-    the gradient of the scores of the answers.
+    The sample is negatives and the logarithms of their expected counts, by which scores are
+    corrected, `(num,)` each, and the answers `(batch,)`, which do not count as negatives. `losses`
+    `(batch,)` receives the loss of each. Returns the gradient of the scores of the answers.
     """
     to_answers = torch.empty_like(of_answers)
     if len(scores):
         block = min(triton.next_power_of_2(scores.stride(0)), SOFTMAX_BLOCK // 4)
         arrays = (scores, of_answers, *sample, sample[2].stride(0), weights, losses, to_answers)
-        sizes, warps = (len(sample[0]), scores.stride(0)), 8 if block >= 4096 else 4
+        sizes = (len(sample[0]), scores.stride(0))
+        warps = 8 if block >= 4096 else 4
         _sampled_softmax_gradient[(len(scores),)](*arrays, *sizes, BLOCK=block, num_warps=warps)
     return to_answers
 
@@ -207,9 +253,21 @@ def count_better_and_tied(scores: Tensor, known: Tensor, targets: RankTargets) -
         scores = scores.contiguous()
     rows, answers, first, last = (values.contiguous() for values in targets)
     counts = torch.empty(len(rows), 2, dtype=torch.int32, device=scores.device)
-    arguments = (scores, known, rows, answers, first, last, counts, scores.stride(0), scores.shape[1])
+    arguments = (
+        scores,
+        known,
+        rows,
+        answers,
+        first,
+        last,
+        counts,
+        scores.stride(0),
+        scores.shape[1],
+    )
     kind = tl.float64 if scores.dtype == torch.float64 else tl.float32
     if len(rows):
         with torch.cuda.device_of(scores):  # type: ignore[no-untyped-call]
-            _count_better_and_tied[(len(rows),)](*arguments, KIND=kind, BLOCK=COUNT_BLOCK, KNOWN_BLOCK=KNOWN_BLOCK)
+            _count_better_and_tied[(len(rows),)](
+                *arguments, KIND=kind, BLOCK=COUNT_BLOCK, KNOWN_BLOCK=KNOWN_BLOCK
+            )
     return counts
