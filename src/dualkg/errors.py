@@ -2,10 +2,15 @@
 messages: similar ones, and characters that would change what is displayed.
 """
 
+from __future__ import annotations
+
 import difflib
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -69,23 +74,221 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most * 3 // 4]}…{text[-most // 4 + 1 :]}"
 
 
-class DualkgError(Exception):
-    """The run failed. The command line prints the sentence and exits with `exit_code`.
+class Words(ABC):
+    """How one kind of reader spells options, recipe keys and calls in a message.
 
-    Long words and long sentences are cut in their middle: they quote what somebody wrote.
+    The library words messages for Python. The command line and the server have their own `Words`,
+    and ask an error for its message in them, so that no sentence is ever rewritten.
+    """
+
+    @abstractmethod
+    def option(self, name: str, value: object = None) -> str:
+        """A keyword argument or option, such as `overwrite=True` or `--overwrite`."""
+
+    @abstractmethod
+    def key(self, key: str, value: object = None) -> str:
+        """A key of a recipe, such as `training.epochs = 5` or `--epochs 5`."""
+
+    @abstractmethod
+    def call(self, name: str, *arguments: object, **options: object) -> str:
+        """A call, such as `kg.resume('runs/a')` or `dualkg resume runs/a`."""
+
+
+class PythonWords(Words):
+    """Options are keyword arguments, and calls are functions of `dualkg`."""
+
+    # The functions whose names differ from those of the commands.
+    functions: ClassVar[Mapping[str, str]] = {"train": "train_recipe", "tune": "search"}
+
+    def option(self, name: str, value: object = None) -> str:
+        return name if value is None else f"{name}={value!r}"
+
+    def key(self, key: str, value: object = None) -> str:
+        return key if value is None else f"{key} = {value}"
+
+    def call(self, name: str, *arguments: object, **options: object) -> str:
+        function = self.functions.get(name, name)
+        given = [repr(str(argument)) for argument in arguments]
+        given += [self.option(option, value) for option, value in options.items()]
+        return f"kg.{function}({', '.join(given)})"
+
+
+PYTHON = PythonWords()
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A message whose options each kind of reader spells differently.
+
+    `template` has a placeholder for every option, as in `"Use {overwrite}."`, and `options` has
+    their values. It is plain data, so that notes can be saved with a graph.
+    """
+
+    template: str
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def in_words(self, words: Words = PYTHON) -> str:
+        spelled = {name: words.option(name, value) for name, value in self.options.items()}
+        return self.template.format(**spelled) if spelled else self.template
+
+    def __str__(self) -> str:
+        return self.in_words()
+
+
+class DualkgError(Exception):
+    """The run failed. The command line prints the message and exits with `exit_code`.
+
+    A subclass takes what went wrong as parameters, keeps them as attributes, and words them in
+    `message`. Long words and long sentences are cut in their middle: they quote what somebody
+    wrote.
     """
 
     exit_code = 1
-    silent = False  # whether another process has said it
+    silent = False  # whether another process has reported it
 
     def __init__(self, sentence: object = "") -> None:
-        super().__init__(shortened(str(sentence)))
+        super().__init__(sentence)
+        self.sentence = sentence
+
+    def message(self, words: Words = PYTHON) -> str:
+        """The sentence for one kind of reader."""
+        if isinstance(self.sentence, Sentence):
+            return self.sentence.in_words(words)
+        return str(self.sentence)
+
+    def in_words(self, words: Words = PYTHON) -> str:
+        """The message, with what is too long for a reader cut."""
+        return shortened(self.message(words))
+
+    def __str__(self) -> str:
+        return self.in_words()
 
 
 class RequestError(DualkgError):
     """The request was wrong: a name or a value that cannot be used."""
 
     exit_code = 2
+
+
+class InvalidValue(RequestError):
+    """A setting has a value that it cannot have.
+
+    `setting` is the name of an argument (`k`) or, with a dot, a key of a recipe (`model.dim`).
+    `expected` completes "should be", and `advice` is a sentence of its own.
+    """
+
+    def __init__(
+        self, setting: str, *, expected: str, found: object, advice: str | Sentence = ""
+    ) -> None:
+        super().__init__()
+        self.setting = setting
+        self.expected = expected
+        self.found = found
+        self.advice = advice
+
+    def message(self, words: Words = PYTHON) -> str:
+        spell = words.key if "." in self.setting else words.option
+        found = f"'{self.found}'" if isinstance(self.found, str) else f"{self.found}"
+        advice = self.advice.in_words(words) if isinstance(self.advice, Sentence) else self.advice
+        sentence = f"{spell(self.setting)} should be {self.expected}; {found} was given."
+        return f"{sentence} {advice}".rstrip()
+
+
+class UnknownName(RequestError):
+    """Nothing of a kind has the name; `suggestions` are similar names, best first.
+
+    Without similar names, `known` is listed, if it is short enough to be read.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        *,
+        suggestions: Sequence[str] = (),
+        known: Sequence[str] = (),
+        advice: str | Sentence = "",
+    ) -> None:
+        super().__init__()
+        self.kind = kind
+        self.name = name
+        self.suggestions = list(suggestions)
+        self.known = list(known)
+        self.advice = advice
+
+    def message(self, words: Words = PYTHON) -> str:
+        sentence = f"No {self.kind} is named '{self.name}'."
+        if self.suggestions:
+            sentence += one_of(self.suggestions)
+        elif self.known:
+            sentence += f" There are: {', '.join(self.known)}."
+        advice = self.advice.in_words(words) if isinstance(self.advice, Sentence) else self.advice
+        return f"{sentence} {advice}".rstrip()
+
+
+class PathExists(RequestError):
+    """A file or folder that would be written exists already."""
+
+    def __init__(self, path: object, *, what: str = "", overwritable: bool = True) -> None:
+        super().__init__()
+        self.path = path
+        self.what = what
+        self.overwritable = overwritable
+
+    def message(self, words: Words = PYTHON) -> str:
+        is_what = f"is {self.what}" if self.what else "exists already"
+        if not self.overwritable:
+            return f"{self.path} {is_what}. Name another with {words.option('out')}."
+        overwrite = words.option("overwrite", True)
+        return (
+            f"{self.path} {is_what}. Use {overwrite}, or name another with {words.option('out')}."
+        )
+
+
+class DamagedFile(RequestError):
+    """A file of a run, a graph or a cache cannot be used as it is."""
+
+    def __init__(self, path: object, reason: str, *, advice: str | Sentence = "") -> None:
+        super().__init__()
+        self.path = path
+        self.reason = reason
+        self.advice = advice
+
+    def message(self, words: Words = PYTHON) -> str:
+        advice = self.advice.in_words(words) if isinstance(self.advice, Sentence) else self.advice
+        return f"{self.path} is damaged: {self.reason}. {advice}".rstrip()
+
+
+class Unsupported(RequestError):
+    """Something that exists cannot be combined with something else.
+
+    `what` is the subject ("DURA"), `reason` the rest of the sentence without its full stop
+    ("needs the mapped tail, and TransE defines none"), and `advice` says what to do.
+    """
+
+    def __init__(self, what: str, reason: str, *, advice: str | Sentence = "") -> None:
+        super().__init__()
+        self.what = what
+        self.reason = reason
+        self.advice = advice
+
+    def message(self, words: Words = PYTHON) -> str:
+        advice = self.advice.in_words(words) if isinstance(self.advice, Sentence) else self.advice
+        return f"{self.what} {self.reason}. {advice}".rstrip()
+
+
+class MissingExtra(RequestError):
+    """An optional package is not installed."""
+
+    def __init__(self, package: str, extra: str, *, purpose: str) -> None:
+        super().__init__()
+        self.package = package
+        self.extra = extra
+        self.purpose = purpose
+
+    def message(self, words: Words = PYTHON) -> str:
+        line = f"pip install 'dualkg[{self.extra}]'"
+        return f"{self.purpose} needs {self.package}. Install it: {line}"
 
 
 class LockedError(RequestError):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from dualkg.errors import RequestError
+from dualkg.errors import MissingExtra, RequestError
 
 EXTRAS = {"pyoxigraph": "rdf", "optuna": "search", "faiss": "index"}
 EXTRAS |= dict.fromkeys(("matplotlib", "scikit-learn", "scipy", "openTSNE"), "analysis")
@@ -22,8 +22,7 @@ def optional_import(package: str, *, purpose: str) -> Iterator[None]:
     try:
         yield
     except ImportError:
-        line = f"pip install 'dualkg[{EXTRAS[package]}]'"
-        raise RequestError(f"{purpose} needs {package}. Install it: {line}") from None
+        raise MissingExtra(package, EXTRAS[package], purpose=purpose) from None
 
 
 @contextmanager
