@@ -6,23 +6,29 @@ from typing import TypeGuard
 
 from torch import Tensor
 
-from dualkg.errors import RequestError
+from dualkg.errors import InvalidValue, Unsupported
 from dualkg.models import MODELS
 from dualkg.models.base import EmbeddingModel, Factors, overridden
 from dualkg.models.bilinear import BilinearModel
+from dualkg.registry import Registry
+
+__all__ = ["DURA", "N3", "BasicDURA", "Frobenius", "NoRegularizer", "RegP1", "Regularizer"]
+__all__ += ["UnweightedDURA"]
+
+REGULARIZERS: Registry[type["Regularizer"]] = Registry("regularizer", group="dualkg.regularizers")
 
 
 class Regularizer(ABC):
     """`weight` (the paper's λ) times the mean of `per_triple` over a batch."""
 
-    reads_whole_tables = False  # rather than the vectors of a batch; for the prediction of memory
-    sums_over_rows = (
-        False  # of whole tables, so that each process can sum over the rows that it has
-    )
+    # Whether it reads whole tables rather than the vectors of a batch, which needs more memory.
+    reads_whole_tables = False
+    # Whether it is a sum over the rows of whole tables, so that each process can sum over its own.
+    sums_over_rows = False
 
     def __init__(self, weight: float) -> None:
         if not weight >= 0:
-            raise RequestError(f"The weight of a regularizer is at least 0; it is {weight}.")
+            raise InvalidValue("regularizer.weight", expected="at least 0", found=weight)
         self.weight = weight
 
     def __call__(self, factors: Factors) -> Tensor:
@@ -49,9 +55,7 @@ MAPPED = {"mapped_head", "mapped_tail", *RESIDUALS}
 
 
 class PowerSum(Regularizer):
-    """Σ weight · Σ|x|^power over some vectors x of the triple, of the modulus where numbers are
-    complex.
-    """
+    """Σ weight · Σ|x|^power over some vectors x of the triple; |x| is the complex modulus."""
 
     power = 2
 
@@ -64,14 +68,18 @@ class PowerSum(Regularizer):
         name = type(self).__name__
         kind = type(model).__name__
         if self.term_weights and not model.euclidean:
-            raise RequestError(
-                f"{name} adds up powers of coordinates, and the numbers of {kind} are not "
-                f"coordinates of a vector space. Train {kind} without a regularizer."
+            raise Unsupported(
+                name,
+                f"adds up powers of coordinates, and the numbers of {kind} are not coordinates of "
+                "a vector space",
+                advice=f"Train {kind} without a regularizer.",
             )
         if MAPPED & set(self.term_weights) and not model.has_adjoint:
-            raise RequestError(
-                f"{name} needs the head and the tail mapped by the relation, and {kind} does not "
-                "define both. Use Frobenius, or no regularizer."
+            raise Unsupported(
+                name,
+                f"needs the head and the tail mapped by the relation, and {kind} does not define "
+                "both",
+                advice="Use Frobenius, or no regularizer.",
             )
 
     def per_triple(self, f: Factors) -> Tensor:
@@ -79,41 +87,45 @@ class PowerSum(Regularizer):
         return sum(terms[1:], start=terms[0]) if terms else f.head.new_zeros(len(f.head))
 
     def gradients(self, f: Factors) -> dict[str, Tensor]:
-        """Gradients of `weight` times the mean in h, r, t, hR and tRᵀ as if independent, for
-        diagonal models alone.
+        """Gradients of `weight` times the mean in h, r, t, hR and tRᵀ, as if independent.
+
+        They are for diagonal models alone.
         """
-        found: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
         for name, term_weight in self.term_weights.items():
             vectors = getattr(f, name)
             slope = self._slope(f.model, vectors).mul_(term_weight * self.weight / len(vectors))
             for target, sign in zip(RESIDUALS.get(name, (name,)), (1, -1), strict=False):
-                found[target] = (
-                    found[target].add(slope, alpha=sign) if target in found else slope * sign
-                )
-        return found
+                if target in gradients:
+                    gradients[target] = gradients[target].add(slope, alpha=sign)
+                else:
+                    gradients[target] = slope * sign
+        return gradients
 
     def _slope(self, model: EmbeddingModel, vectors: Tensor) -> Tensor:
         """∂|x|^power of every coordinate, as a new array."""
         if self.power == 2:
             return 2 * vectors
         modulus = model.modulus(vectors).unsqueeze(1)
-        numbers = vectors.view(
-            len(vectors), -1, modulus.shape[-1]
-        )  # the numbers of one modulus in one column
+        # The numbers of one modulus are in one column.
+        numbers = vectors.view(len(vectors), -1, modulus.shape[-1])
         if self.power == 1:
             return (numbers / modulus.masked_fill(modulus == 0, 1.0)).view_as(vectors)
         return (self.power * modulus.pow(self.power - 2) * numbers).view_as(vectors)
 
     def _size(self, f: Factors, name: str) -> Tensor:
-        if (
-            self.power == 2
-        ):  # without a modulus, and without the matrix of a relation for each triple
-            return f.relation_norm if name == "relation" else getattr(f, name).square().sum(-1)
+        if self.power == 2 and name == "relation":
+            # Without the matrix of a relation for each triple.
+            return f.relation_norm
+        vectors: Tensor = getattr(f, name)
+        if self.power == 2:
+            return vectors.square().sum(-1)
         if self.power == 1:
-            return f.model.modulus(getattr(f, name)).sum(-1)
-        return f.model.squared_modulus(getattr(f, name)).pow(self.power / 2).sum(-1)
+            return f.model.modulus(vectors).sum(-1)
+        return f.model.squared_modulus(vectors).pow(self.power / 2).sum(-1)
 
 
+@REGULARIZERS.named("none")
 class NoRegularizer(PowerSum):
     """No regularization."""
 
@@ -123,12 +135,14 @@ class NoRegularizer(PowerSum):
         super().__init__(0.0)
 
 
+@REGULARIZERS.register
 class Frobenius(PowerSum):
     """‖h‖² + ‖R‖² + ‖t‖²."""
 
     term_weights: Mapping[str, float] = {"head": 1.0, "relation": 1.0, "tail": 1.0}
 
 
+@REGULARIZERS.register
 class N3(PowerSum):
     """Σ|h|³ + Σ|r|³ + Σ|t|³ (Lacroix et al., 2018)."""
 
@@ -138,13 +152,16 @@ class N3(PowerSum):
     def check(self, model: EmbeddingModel) -> None:
         super().check(model)
         if not model.diagonal:
-            raise RequestError(
-                "N3 bounds a norm of CP decompositions, so it needs a model whose relations are "
+            raise Unsupported(
+                "N3",
+                "bounds a norm of CP decompositions, so it needs a model whose relations are "
                 "diagonal (CP, DistMult, ComplEx, SimplE, QuatE); those of "
-                f"{type(model).__name__} are not. Use DURA or Frobenius."
+                f"{type(model).__name__} are not",
+                advice="Use DURA or Frobenius.",
             )
 
 
+@REGULARIZERS.register
 class BasicDURA(PowerSum):
     """‖hR‖² + ‖t‖², from the dual on the tail's side (Section 4.1 of the paper)."""
 
@@ -156,11 +173,9 @@ class PlainAndMapped(Regularizer):
 
     def __init__(self, weight: float, *, plain: float = 1.0, mapped: float = 1.0) -> None:
         super().__init__(weight)
-        if not (plain >= 0 and mapped >= 0):
-            name = type(self).__name__
-            raise RequestError(
-                f"{name}'s plain and mapped are at least 0; they are {plain} and {mapped}."
-            )
+        for name, value in (("plain", plain), ("mapped", mapped)):
+            if not value >= 0:
+                raise InvalidValue(f"regularizer.{name}", expected="at least 0", found=value)
         self.plain = plain
         self.mapped = mapped
 
@@ -169,9 +184,11 @@ class PlainAndMapped(Regularizer):
         return {"weight": self.weight, "plain": self.plain, "mapped": self.mapped}
 
 
+@REGULARIZERS.register
 class DURA(PlainAndMapped, PowerSum):
-    """λ1 (‖h‖² + ‖t‖²) + λ2 (‖hR‖² + ‖tRᵀ‖²), from the duals on both sides; `plain` is λ1, `mapped`
-    λ2.
+    """λ1 (‖h‖² + ‖t‖²) + λ2 (‖hR‖² + ‖tRᵀ‖²), from the duals on both sides.
+
+    `plain` is λ1, and `mapped` is λ2.
     """
 
     @property
@@ -184,9 +201,11 @@ class DURA(PlainAndMapped, PowerSum):
         }
 
 
+@REGULARIZERS.register
 class UnweightedDURA(PlainAndMapped):
-    """The mean of DURA over all heads, relation ids and tails: equation (9) of the paper over its
-    |E|² |R| terms.
+    """The mean of DURA over all heads, relation ids and tails.
+
+    It is equation (9) of the paper, divided by its |E|² |R| terms.
     """
 
     reads_whole_tables = True
@@ -194,26 +213,30 @@ class UnweightedDURA(PlainAndMapped):
 
     def per_triple(self, f: Factors) -> Tensor:
         assert isinstance(f.model, BilinearModel)
-        return dura_of_all_triples(f.model, plain=self.plain, mapped=self.mapped).expand(
-            len(f.heads)
-        )
+        mean = dura_of_all_triples(f.model, plain=self.plain, mapped=self.mapped)
+        return mean.expand(len(f.heads))
 
     def check(self, model: EmbeddingModel) -> None:
         kind = type(model)
         if not (isinstance(model, BilinearModel) and model.has_adjoint):
-            raise RequestError(
-                "UnweightedDURA sums over all triples in a closed form that bilinear models "
-                f"have, and {kind.__name__} has none. Use DURA."
+            raise Unsupported(
+                "UnweightedDURA",
+                "sums over all triples in a closed form that bilinear models have, and "
+                f"{kind.__name__} has none",
+                advice="Use DURA.",
             )
-        if kind not in MODELS.values() and isinstance(model, tuple(MODELS.values())):
-            parent = next(base.__name__ for base in kind.__mro__ if base in MODELS.values())
-            raise RequestError(
-                f"UnweightedDURA sums over all triples in a closed form that is {parent}'s, and "
-                f"{kind.__name__}, which is derived from {parent}, may map differently. Derive it "
-                "from BilinearModel, or use DURA."
+        registered = set(MODELS.values())
+        parents = [base.__name__ for base in kind.__mro__[1:] if base in registered]
+        if kind not in registered and parents:
+            raise Unsupported(
+                "UnweightedDURA",
+                f"sums over all triples in a closed form that is {parents[0]}'s, and "
+                f"{kind.__name__}, which is derived from {parents[0]}, may map differently",
+                advice="Derive it from BilinearModel, or use DURA.",
             )
 
 
+@REGULARIZERS.register
 class RegP1(PowerSum):
     """‖hR − t‖₁ + ‖tRᵀ − h‖₁ (Reg_p1, Appendix B)."""
 
@@ -222,9 +245,7 @@ class RegP1(PowerSum):
 
 
 def dura_of_all_triples(model: BilinearModel, *, plain: float, mapped: float) -> Tensor:
-    """The mean of DURA over all heads, relation ids and tails, a scalar, from sums over the
-    tables.
-    """
+    """The mean of DURA over all heads, relation ids and tails, from sums over the tables."""
     num_entities = model.shape.num_entities
     num_relations = model.num_relation_ids
     heads, mapped_heads = model.total_squared_norms(transposed=False)
@@ -234,19 +255,14 @@ def dura_of_all_triples(model: BilinearModel, *, plain: float, mapped: float) ->
     return plain * of_plain + mapped * of_mapped
 
 
-REGULARIZERS: dict[str, type[Regularizer]] = {"none": NoRegularizer}
-REGULARIZERS |= {
-    kind.__name__: kind for kind in (Frobenius, N3, BasicDURA, DURA, UnweightedDURA, RegP1)
-}
-
-
 def is_power_sum(regularizer: Regularizer) -> TypeGuard[PowerSum]:
-    """Whether kernels can compute it: the formula of `PowerSum`, with vectors and a power that they
-    know.
+    """Whether kernels can compute it.
+
+    That needs the formula of `PowerSum`, with vectors and a power that kernels know.
     """
-    return (
-        isinstance(regularizer, PowerSum)
-        and overridden(regularizer) <= {"term_weights", "power", "check", "config"}
-        and regularizer.power in (1, 2, 3)
-        and regularizer.term_weights.keys() <= {"head", "relation", "tail", *MAPPED}
-    )
+    if not isinstance(regularizer, PowerSum):
+        return False
+    has_own_formula = not overridden(regularizer) <= {"term_weights", "power", "check", "config"}
+    known_terms = {"head", "relation", "tail", *MAPPED}
+    is_known = regularizer.power in (1, 2, 3) and regularizer.term_weights.keys() <= known_terms
+    return is_known and not has_own_formula

@@ -378,5 +378,5 @@ def test_other_files_are_refused_with_a_sentence(graph, tmp_path):
     with pytest.raises(kg.RequestError, match="not both"):
         kg.evaluate(kg.DistMult(graph.shape, dim=1), graph, candidates=OGB, type_constrained=True)
     lists = kg.evaluation.CandidateLists(np.zeros(2, np.int32), np.arange(3))
-    with pytest.raises(kg.RequestError, match="listed for 1 triples; the split has 2"):
+    with pytest.raises(kg.RequestError, match="'lists for 1 triples' was given"):
         kg.evaluate(kg.DistMult(graph.shape, dim=1), graph, candidates=lists)

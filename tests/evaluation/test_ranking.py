@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.evaluation import ranking
 from dualkg.kernels import cpu
-from dualkg.models import BILINEAR, MODELS
+from dualkg.models import MODELS
 from tests.conftest import graph_of
+from tests.families import BILINEAR
 from tests.pairwise import pairwise
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.evaluation import ranking
-from dualkg.models import BILINEAR
 from tests.evaluation.test_ranking import graphs, score_of_every_triple
+from tests.families import BILINEAR
 
 
 def brute_force(model: kg.Model, graph: kg.Graph) -> list[float]:

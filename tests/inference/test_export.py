@@ -10,8 +10,9 @@ from safetensors.numpy import load_file
 
 import dualkg as kg
 from dualkg.inference.export import export
-from dualkg.models import BILINEAR, DISTANCE, MODELS
+from dualkg.models import MODELS
 from dualkg.training.recipe import ModelConfig
+from tests.families import BILINEAR, DISTANCE
 
 
 @pytest.fixture

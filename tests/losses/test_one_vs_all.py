@@ -5,7 +5,8 @@ import torch
 
 import dualkg as kg
 from dualkg.data.graph import GraphShape
-from dualkg.losses.softmax import BoundOneVsAll, Dropout, Dropouts, cross_entropy, frequency_weights
+from dualkg.losses.softmax import BoundOneVsAll, Dropout, Dropouts, frequency_weights
+from dualkg.tables.local import cross_entropy
 from tests.conftest import graph_of
 
 

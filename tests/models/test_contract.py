@@ -7,8 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dualkg as kg
-from dualkg.models import BILINEAR, MODELS
+from dualkg.errors import InvalidValue
+from dualkg.models import MODELS
 from tests.conftest import graph_of
+from tests.families import BILINEAR
 from tests.models.patterns import StopWhenFound
 
 SHAPE = kg.GraphShape(7, 3)
@@ -119,10 +121,12 @@ def test_an_empty_batch_has_empty_scores(name):
 
 
 def test_a_dim_of_zero_is_refused():
-    with pytest.raises(kg.RequestError, match="dim must be at least 1; it is 0"):
+    with pytest.raises(InvalidValue) as refused:
         kg.ComplEx(SHAPE, dim=0)
-    with pytest.raises(kg.RequestError, match="dim must be a whole number; it is '8'"):
+    assert str(refused.value) == "dim should be at least 1; 0 was given."
+    with pytest.raises(InvalidValue) as refused:
         kg.ComplEx(SHAPE, dim="8")
+    assert (refused.value.setting, refused.value.expected) == ("dim", "a whole number")
     assert repr(kg.ComplEx(SHAPE, dim=8)) == "ComplEx(dim=8, 7 entities, 3 relations)"
 
 

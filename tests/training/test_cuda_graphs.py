@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dualkg.training import engines
-from dualkg.training.engines import CAPACITY_STEP, WARM_UP, CudaGraphStep
+from dualkg.training import steps
+from dualkg.training.steps import CAPACITY_STEP, WARM_UP, CudaGraphStep
 
 
 class FakeStep:
@@ -44,7 +44,7 @@ def done(monkeypatch):
         "graph": lambda graph, stream, capture_error_mode: nullcontext(),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(engines, "stream", lambda device, purpose: stream)
+    monkeypatch.setattr(steps, "stream", lambda device, purpose: stream)
     return found
 
 

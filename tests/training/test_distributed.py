@@ -22,28 +22,25 @@ import torch.distributed as dist
 
 import dualkg as kg
 from dualkg.data.graph import Graph
-from dualkg.errors import DualkgError
+from dualkg.errors import DamagedFile, DualkgError, Unsupported
 from dualkg.evaluation import ranking
 from dualkg.inference.integrity import check_run
-from dualkg.models import MODELS, base
-from dualkg.models.base import Model, only_rows
+from dualkg.losses.base import BoundLoss
+from dualkg.models import MODELS
+from dualkg.models.base import EmbeddingModel, Factors, Model
 from dualkg.models.bilinear import Dual
-from dualkg.models.sharded import TABLES, Shard, ShardedModel
+from dualkg.models.partial import PartialModel
 from dualkg.regularizers import REGULARIZERS, Regularizer
+from dualkg.tables import EntityTables, LocalTables, Processes, Shard, ShardedTables
+from dualkg.tables.base import TABLE_NAMES
 from dualkg.training import distributed, run
 from dualkg.training.batches import one_of_each_query
-from dualkg.training.distributed import (
-    DistributedTrainer,
-    Processes,
-    ShardedReferenceStep,
-    num_processes,
-    sharded_loss,
-)
-from dualkg.training.engines import ReferenceStep
-from dualkg.training.fused import FusedStep, ShardedTables
+from dualkg.training.distributed import build_trainer, expectation, group_shard, num_processes
+from dualkg.training.fused import FusedStep
 from dualkg.training.optimizers import Adagrad, optimizer_tensors
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
+from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import Trainer
 from tests.processes import FORKS, until
 
@@ -133,26 +130,25 @@ def test_neighbours_are_in_different_shards() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("scale", [0.5, "xavier"])
-def test_a_shard_has_the_initial_weights_of_the_whole(
-    name: str, scale: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_has_the_initial_weights_of_the_whole(name: str, scale: Any) -> None:
     if scale == "xavier" and name in ("RotatE", "HAKE"):
         pytest.skip("stores angles in units of init_scale")
-    build = partial(MODELS[name], kg.GraphShape(331, 5), dim=6, seed=3, init_scale=scale)
-    whole = build().state_dict()
-    monkeypatch.setattr(base, "BLOCK_ROWS", 16)
+
+    def build(tables: EntityTables) -> EmbeddingModel:
+        options: dict[str, Any] = {"dim": 6, "seed": 3, "init_scale": scale}
+        return MODELS[name].with_tables(tables, kg.GraphShape(331, 5), **options)
+
+    whole = build(LocalTables(331)).state_dict()
     shard = Shard(331, 1, 4)
-    with only_rows(shard):
-        part = build().state_dict()
+    part = build(ShardedTables(shard, block_rows=16)).state_dict()
     for key, table in whole.items():
-        assert torch.equal(part[key], table[shard.ids] if key in TABLES else table)
-    with only_rows(None, device=torch.device("cpu")):
-        again = build().state_dict()
+        assert torch.equal(part[key], table[shard.ids] if key in TABLE_NAMES else table)
+    by_blocks = LocalTables(331, device=torch.device("cpu"), block_rows=16)
+    again = build(by_blocks).state_dict()
     assert all(torch.equal(again[key], table) for key, table in whole.items())
-    with only_rows(
-        None, device=torch.device("meta")
-    ):  # an operation with a tensor of the host would fail
-        assert build().entities.device.type == "meta"
+    # An operation with a tensor of the host would fail.
+    elsewhere = build(LocalTables(331, device=torch.device("meta")))
+    assert elsewhere.entities.device.type == "meta"
 
 
 # -- gradients ---------------------------------------------------------------
@@ -189,16 +185,13 @@ def compare_gradients(group: Processes, num_entities: int, all_of_them: bool) ->
             continue
         batch = batch_of(graph, reciprocal, LOSSES[loss_name])
         expected = _whole_gradients(build(), graph, batch, LOSSES[loss_name], regularizer)
-        shard = group.shard(graph)
-        with only_rows(shard):
-            part = ShardedModel(build(), shard)
-        loss = sharded_loss(
-            LOSSES[loss_name].bind(part, graph, batch_size=len(batch), seed=0), shard
-        )
+        shard = group_shard(group, graph)
+        part = PartialModel(build(tables=ShardedTables(shard)))
+        loss = LOSSES[loss_name].bind(part, graph, batch_size=len(batch), seed=0)
         sampled = LOSSES[loss_name].rows_per_batch(part, len(batch)) is not None
         for sparse in (False, True) if sampled and not regularizer.reads_whole_tables else (False,):
             part.zero_grad(set_to_none=True)
-            step = ShardedReferenceStep(part, loss, regularizer, None, sparse)  # type: ignore[arg-type]
+            step = ReferenceStep(part, loss, regularizer, None, sparse)  # type: ignore[arg-type]
             objective = step.gradients(batch)
             found = {key: table.grad for key, table in part.embedding.named_parameters()}
             assert (
@@ -232,14 +225,10 @@ def compare_fused_gradients(group: Processes, num_entities: int, all_of_them: bo
             regularizer = kg.DURA(0.3) if build().embedding.has_adjoint else kg.NoRegularizer()
             batch = batch_of(graph, reciprocal, loss)
             expected = _whole_gradients(build(), graph, batch, loss, regularizer, grouped=grouped)
-            shard = group.shard(graph)
-            with only_rows(shard):
-                part = ShardedModel(build(), shard)
+            shard = group_shard(group, graph)
+            part = PartialModel(build(tables=ShardedTables(shard)))
             bound = loss.bind(part, graph, batch_size=len(batch), seed=0, grouped_by_query=grouped)
-            tables = partial(ShardedTables, shard=shard)
-            step = FusedStep(
-                part, bound, regularizer, Adagrad(part.parameters(), 0.1), tables=tables
-            )
+            step = FusedStep(part, bound, regularizer, Adagrad(part.parameters(), 0.1))
             objective = step.gradients(batch)
             found = {key: table.grad for key, table in part.embedding.named_parameters()}
             found |= {
@@ -249,11 +238,21 @@ def compare_fused_gradients(group: Processes, num_entities: int, all_of_them: bo
             _assert_same(expected, objective, found, shard, (name, reciprocal, dual, grouped))
 
 
-def _model(graph: Graph, name: str, reciprocal: bool, side: str, *, squared: bool = False) -> Model:
+def _model(
+    graph: Graph,
+    name: str,
+    reciprocal: bool,
+    side: str,
+    *,
+    squared: bool = False,
+    tables: EntityTables | None = None,
+) -> Model:
     norm: dict[str, Any] = (
         {"norm": "squared"} if squared and name in ("TransE", "RotatE", "ModE") else {}
     )
-    made = MODELS[name](graph, dim=4, reciprocal=reciprocal, seed=1, init_scale=0.5, **norm)
+    tables = tables or LocalTables(len(graph.entities))
+    options: dict[str, Any] = {"dim": 4, "reciprocal": reciprocal, "seed": 1, "init_scale": 0.5}
+    made = MODELS[name].with_tables(tables, graph, **options, **norm)
     return (made if side == "none" else Dual(made, side)).double()  # type: ignore[arg-type]
 
 
@@ -309,7 +308,7 @@ def _assert_same(
     assert abs(float(expected["objective"] - objective)) < 1e-12, case
     for key, table in expected.items():
         if key != "objective":
-            rows = table[shard.ids] if key in TABLES else table
+            rows = table[shard.ids] if key in TABLE_NAMES else table
             gradient = (
                 found[key].to_dense()
                 if found[key] is not None and found[key].is_sparse
@@ -318,12 +317,91 @@ def _assert_same(
             assert torch.allclose(gradient, rows, rtol=0, atol=1e-12), (case, key)
 
 
+# -- classes of one's own, which know nothing of processes -------------------
+
+
+class SquaredError(kg.Loss):
+    """The squared distance of all scores, of both sides, to those that answers should have."""
+
+    scale: float = 0.1
+
+    def bind(self, model: Model, graph: Graph, **options: Any) -> BoundLoss:
+        def loss(model: Model, f: Factors) -> torch.Tensor:
+            scores = model.tail_scores(f)
+            wanted = torch.nn.functional.one_hot(f.tails, scores.shape[1]).to(scores.dtype)
+            best = scores.max(dim=1).values.square().sum()
+            return ((scores - wanted).square().sum() + self.scale * best) / len(f.heads)
+
+        return loss
+
+
+class Shifted(kg.BilinearModel):
+    """⟨h∘r, t⟩ + Σ r · tanh(t): scores of all entities read the relations directly."""
+
+    def map_head(self, head: torch.Tensor, relations: torch.Tensor) -> torch.Tensor:
+        return head * self.relations[relations]
+
+    def map_tail(self, tail: torch.Tensor, relations: torch.Tensor) -> torch.Tensor:
+        return self.map_head(tail, relations)
+
+    def triple_scores(self, f: Factors) -> torch.Tensor:
+        return super().triple_scores(f) + (f.relation * f.tail.tanh()).sum(-1)
+
+    def tail_scores(self, f: Factors) -> torch.Tensor:
+        return super().tail_scores(f) + f.relation @ self.tail_table.tanh().T
+
+
+class FourthPowers(Regularizer):
+    """Σ h⁴ + Σ (hR)⁴."""
+
+    def per_triple(self, f: Factors) -> torch.Tensor:
+        return f.head.pow(4).sum(-1) + f.mapped_head.pow(4).sum(-1)
+
+
+def compare_own_classes(group: Processes, num_entities: int) -> None:
+    graph = graph_of(num_entities)
+    shard = group_shard(group, graph)
+    options: dict[str, Any] = {"dim": 4, "seed": 1, "init_scale": 0.5}
+    for loss in (SquaredError(), kg.OneVsAll(), kg.SampledSoftmax(num_negatives=5)):
+        regularizer = FourthPowers(0.3)
+        batch = batch_of(graph, True, loss)
+        whole = Shifted(graph, **options).double()
+        expected = _whole_gradients(whole, graph, batch, loss, regularizer)
+        built = Shifted.with_tables(ShardedTables(shard), graph, **options).double()
+        part = PartialModel(built)
+        bound = loss.bind(part, graph, batch_size=len(batch), seed=0)
+        step = ReferenceStep(part, bound, regularizer, None)  # type: ignore[arg-type]
+        objective = step.gradients(batch)
+        gradients = {key: table.grad for key, table in part.embedding.named_parameters()}
+        _assert_same(expected, objective, gradients, shard, type(loss).__name__)
+
+
+def train_own_classes(group: Processes, expected: float | None) -> float:
+    """Train by a trainer of several processes, which gets the classes of the test."""
+    graph = kg.load_graph("world")
+    recipe = Recipe().with_changes({"training.epochs": 1, "training.batch_size": 500})
+    recipe = recipe.model_copy(update={"loss": SquaredError()})
+    shard = group_shard(group, graph)
+    tables = LocalTables(len(graph.entities)) if expected is None else ShardedTables(shard)
+    model: Model = Shifted.with_tables(tables, graph, dim=4, seed=1, init_scale=0.5).double()
+    if expected is not None:
+        model = PartialModel(model)
+    trainer = Trainer(model, graph, recipe, FourthPowers(0.1), group=group)
+    trainer.run()
+    loss: float = trainer.progress.history[-1]["loss"]
+    mrr = float((1 / ranking.rank(model.eval(), graph, split="valid").mean).mean())
+    assert expected is None or abs(loss + mrr - expected) < 1e-9
+    return loss + mrr
+
+
 def compare_both(group: Processes, all_of_them: bool) -> None:
     """Seven entities are split unevenly; of a single one, all but one process have none."""
     for compare, num_entities in itertools.product(
         (compare_gradients, compare_fused_gradients), (7, 1)
     ):
         compare(group, num_entities, all_of_them)
+    for num_entities in (7, 1):
+        compare_own_classes(group, num_entities)
 
 
 @pytest.mark.slow
@@ -368,29 +446,26 @@ def steps_of_one_process(graph: Graph, which: slice) -> dict[Case, dict[str, tor
 def compare_steps(group: Processes, path: Path) -> None:
     graph = graph_of(7)
     differences = {}
-    shard = group.shard(graph)
+    shard = group_shard(group, graph)
     for case, expected in torch.load(path).items():
         name, reciprocal, loss_name, side, regularizer_name = case
         loss = LOSSES[loss_name]
         regularizer = _regularizer(regularizer_name)
         fused = loss_name == "1-vs-all" and regularizer_name in ("DURA", "none")
         for is_fused in (False, True) if fused else (False,):
-            with only_rows(shard):
-                part = ShardedModel(_model(graph, name, reciprocal, side), shard)
+            tables = ShardedTables(shard)
+            part = PartialModel(_model(graph, name, reciprocal, side, tables=tables))
             bound = loss.bind(part, graph, batch_size=8, seed=0)
             optimizer = adagrad(part)
-            step: Any = ShardedReferenceStep(
-                part, sharded_loss(bound, shard), regularizer, optimizer
-            )
+            step: Any = ReferenceStep(part, bound, regularizer, optimizer)
             if is_fused:
                 if part.score_form is None:
                     continue
-                step = FusedStep(
-                    part, bound, regularizer, optimizer, tables=partial(ShardedTables, shard=shard)
-                )
+                step = FusedStep(part, bound, regularizer, optimizer)
             found = take_steps(step, batch_of(graph, reciprocal, loss))
             rows = {
-                key: table[shard.ids] if key in TABLES else table for key, table in expected.items()
+                key: table[shard.ids] if key in TABLE_NAMES else table
+                for key, table in expected.items()
             }
             apart = [
                 float((found[key] - table).abs().max()) for key, table in rows.items() if len(table)
@@ -425,13 +500,11 @@ def count_numbers(group: Processes) -> None:
 
     Shard.all_reduce = counted  # type: ignore[method-assign]
     for reciprocal in (True, False):
-        shard = group.shard(graph)
+        tables = ShardedTables(group_shard(group, graph))
         batch = batch_of(graph, reciprocal, kg.OneVsAll())
-        with only_rows(shard):
-            part = ShardedModel(_model(graph, "ComplEx", reciprocal, "none"), shard)
+        part = PartialModel(_model(graph, "ComplEx", reciprocal, "none", tables=tables))
         loss = kg.OneVsAll().bind(part, graph, batch_size=len(batch), seed=0)
-        tables = partial(ShardedTables, shard=shard)
-        step = FusedStep(part, loss, kg.DURA(0.1), Adagrad(part.parameters(), 0.1), tables=tables)
+        step = FusedStep(part, loss, kg.DURA(0.1), Adagrad(part.parameters(), 0.1))
         sent = 0
         step(batch, 0.1)
         size = len(batch)
@@ -445,20 +518,20 @@ def count_numbers(group: Processes) -> None:
 def compare_ranks(group: Processes) -> None:
     graph = kg.load_graph("world")
     for name, ties in (("ComplEx", True), ("ComplEx", False), ("RotatE", False)):
-        build = partial(MODELS[name], graph, dim=8, seed=1, init_scale=0.5, reciprocal=not ties)
+        options = {"dim": 8, "seed": 1, "init_scale": 0.5, "reciprocal": not ties}
+        build = partial(MODELS[name].with_tables, **options)
 
-        def made(build: Any = build, ties: bool = ties) -> Model:
-            model: Model = build()
+        def made(tables: EntityTables, build: Any = build, ties: bool = ties) -> Model:
+            model: Model = build(tables, graph)
             with torch.no_grad():
                 for table in model.parameters():
                     table.copy_((table * 2).round() if ties else table)
             return model
 
-        shard = group.shard(graph)
-        with only_rows(shard):
-            part = ShardedModel(made(), shard)
-        expected = ranking.rank(made(), graph, split="valid")
-        for ranking.MAX_COLUMNS in (2**20, 300):
+        shard = group_shard(group, graph)
+        expected = ranking.rank(made(LocalTables(len(graph.entities))), graph, split="valid")
+        for max_columns in (2**20, 300):
+            part = PartialModel(made(ShardedTables(shard, max_columns=max_columns)))
             found = ranking.rank(part, graph, split="valid")
             assert np.array_equal(found.optimistic, expected.optimistic)
             assert np.array_equal(found.pessimistic, expected.pessimistic)
@@ -484,10 +557,12 @@ CHANGES = {
 }
 
 
-def _trainer(group: Processes, recipe: Recipe, graph: Graph) -> DistributedTrainer:
-    made = DistributedTrainer.build(recipe, graph, group)
-    made.model.double()
-    return type(made)(made.model, graph, recipe, recipe.regularizer.build(), group)
+def _trainer(group: Processes, recipe: Recipe, graph: Graph) -> Trainer:
+    """A trainer in float64."""
+    made = build_trainer(recipe, graph, group)
+    model = made.model.double()
+    regularizer = recipe.regularizer.build()
+    return Trainer(model, graph, recipe, regularizer, group=group, store=made.store)
 
 
 def train_some_steps(
@@ -504,7 +579,7 @@ def train_some_steps(
     recipe = Recipe().with_changes(changes)
     graph = kg.load_graph("world")
     trainer = _trainer(group, recipe, graph)
-    shard = trainer.model.shard
+    shard = group_shard(group, graph)
     if first:
         trainer.restore(path)
         saved = [torch.load(file) for file in sorted(path.parent.glob("state-*.pt"))]
@@ -515,7 +590,7 @@ def train_some_steps(
             assert torch.equal(value, whole), key
     assert trainer.progress.step == first
     sentence = r"Each process has [\d,]+ of 1,945 entities, .* A step takes about [\d.e-]+ s"
-    assert re.match(sentence, trainer.expectation())
+    assert re.match(sentence, expectation(trainer))
     for number, batch in enumerate(trainer.batches(0)):
         if first <= number < last:
             trainer.step(batch, 0.1)
@@ -526,14 +601,14 @@ def train_some_steps(
             for file in path.parent.glob("state-*.pt"):
                 file.unlink()
         group.on_first(lambda: None)
-        torch.save({"ids": shard.ids, **_state(trainer)}, path.parent / f"state-{group.rank}.pt")
+        torch.save({"ids": shard.ids, **_state(trainer)}, path.parent / f"state-{group.index}.pt")
         return
     for key, table in torch.load(compare[0]).items():
         rows = table[shard.ids] if key == "entities" else table
         assert float((trainer.model.embedding.state_dict()[key] - rows).abs().max()) < compare[1]
 
 
-def _state(trainer: DistributedTrainer) -> dict[str, torch.Tensor]:
+def _state(trainer: Trainer) -> dict[str, torch.Tensor]:
     """The weights of this process and the state of its optimizer."""
     groups = {
         "model": trainer.model.embedding.state_dict(),
@@ -624,8 +699,9 @@ def test_two_checkpoints_are_kept_and_an_incomplete_one_is_not_used(tmp_path: Pa
     assert sorted(found.name for found in path.iterdir()) == ["000003", "000005", "latest.json"]
     for file in (path / "000005").iterdir():
         file.write_bytes(b"damaged")
-    with pytest.raises(kg.RequestError, match=r"The checkpoint .*000005 cannot be read"):
+    with pytest.raises(DamagedFile) as damaged:
         train_some_steps(group, CHANGES, path, 4, 5, None)
+    assert damaged.value.path == path / "000005"
 
 
 def test_best_weights_of_batch_normalization_are_restored(tmp_path: Path) -> None:
@@ -634,11 +710,10 @@ def test_best_weights_of_batch_normalization_are_restored(tmp_path: Path) -> Non
     recipe = Recipe().with_changes({**CHANGES, **own})
     graph = kg.load_graph("world")
     before, after = (
-        DistributedTrainer.build(recipe, graph, Processes(0, 1, torch.device("cpu")))
-        for _ in range(2)
+        build_trainer(recipe, graph, Processes(0, 1, torch.device("cpu"))) for _ in range(2)
     )
     before.best = {
-        name: torch.rand_like(value) for name, value in before.model.state_dict().items()
+        name: torch.rand_like(value) for name, value in before.weights.state_dict().items()
     }
     before.save(tmp_path / "checkpoint")
     after.restore(tmp_path / "checkpoint")
@@ -658,11 +733,12 @@ def train_a_run(group: Processes, path: Path) -> None:
     distributed.train_in_processes(recipe, graph_of(50), group, out=path)
 
 
-def compare_all_and_train(group: Processes, path: Path) -> None:
+def compare_all_and_train(group: Processes, path: Path, expected: float) -> None:
     """Gradients and ranks are those of one process, and messages those of the documentation."""
     compare_both(group, all_of_them=False)
     compare_ranks(group)
     count_numbers(group)
+    train_own_classes(group, expected)
     train_a_run(group, path)
 
 
@@ -670,7 +746,8 @@ def test_two_processes_and_gather_that_is_killed_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one test, because processes take seconds to start."""
-    in_processes(2, compare_all_and_train, tmp_path / "shards", folder=tmp_path)
+    own = train_own_classes(Processes(0, 1, torch.device("cpu")), None)
+    in_processes(2, compare_all_and_train, tmp_path / "shards", own, folder=tmp_path)
     expected = kg.load_run(tmp_path / "shards").model.state_dict()
     calls = 0
     last = -1
@@ -763,11 +840,11 @@ def test_weights_of_another_number_of_processes_are_removed(tmp_path: Path) -> N
     train_a_run(group, path)
     folder = RunFolder(path)
     shutil.copy(
-        folder.weight_shard(0, 1), folder.weight_shard(1, 2)
+        folder.weights_of_process(0, 1), folder.weights_of_process(1, 2)
     )  # of two processes that were killed at the end
-    folder.sharded_checkpoint.mkdir()
-    folder.finish_sharded(kg.load_run(path), 1)
-    assert not folder.weight_shard(1, 2).exists()
+    folder.checkpoint_folder.mkdir()
+    folder.finish_in_parts(kg.load_run(path), 1)
+    assert not folder.weights_of_process(1, 2).exists()
     assert check_run(path)[0].ok
 
 
@@ -783,7 +860,7 @@ def test_the_checkpoint_of_a_finished_run_is_removed(tmp_path: Path) -> None:
     group = Processes(0, 1, torch.device("cpu"))
     path = tmp_path / "run"
     train_a_run(group, path)
-    left = RunFolder(path).sharded_checkpoint / "000001"
+    left = RunFolder(path).checkpoint_folder / "000001"
     left.mkdir(parents=True)  # as a kill leaves it while it is removed
     with pytest.raises(kg.RequestError, match="is finished"):
         distributed.resume_in_processes(path)
@@ -796,14 +873,15 @@ def test_a_signal_that_arrives_while_processes_agree_is_not_lost(
     group = Processes(0, 1, torch.device("cpu"))
     trainer = _trainer(group, Recipe().with_changes(CHANGES), kg.load_graph("world"))
     trainer.checkpoint_path = tmp_path / "checkpoint"
-    largest = Processes.largest
+    agreed = Processes.any
 
-    def interrupted(self: Processes, *values: float) -> list[float]:
-        found = largest(self, *values)
-        trainer.stop.requested = True  # as by a signal in an all-reduce, after the value was taken
-        return found
+    def interrupted(self: Processes, flag: bool) -> bool:
+        answer = agreed(self, flag)
+        # As by a signal in an all-reduce, after the flag was read.
+        trainer.stop.requested = True
+        return answer
 
-    monkeypatch.setattr(Processes, "largest", interrupted)
+    monkeypatch.setattr(Processes, "any", interrupted)
     assert not trainer._checkpoint_due()  # the others do not stop either
     assert trainer._checkpoint_due()
     with pytest.raises(kg.DualkgError, match="Stopped in epoch 1 of 1, all work saved"):
@@ -854,10 +932,11 @@ class WholeTables(kg.DURA):
 def test_what_cannot_be_split_is_refused() -> None:
     graph = graph_of(7)
     group = Processes(0, 1, torch.device("cpu"))
-    model = ShardedModel(kg.CP(graph, dim=4), group.shard(graph))
-    recipe = Recipe()
-    with pytest.raises(kg.RequestError, match="WholeTables reads whole tables"):
-        DistributedTrainer(model, graph, recipe, WholeTables(0.1), group)
+    tables = ShardedTables(group_shard(group, graph))
+    model = PartialModel(kg.CP.with_tables(tables, graph, dim=4))
+    with pytest.raises(Unsupported) as refused:
+        Trainer(model, graph, Recipe(), WholeTables(0.1), group=group)
+    assert refused.value.what == "WholeTables"
 
 
 # -- the command line --------------------------------------------------------
@@ -919,7 +998,7 @@ def test_five_killed_processes_are_restarted_and_the_end_is_the_same(tmp_path: P
     running = subprocess.Popen(
         command, **options, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    pointer = RunFolder(tmp_path / "killed").sharded_checkpoint / "latest.json"
+    pointer = RunFolder(tmp_path / "killed").checkpoint_folder / "latest.json"
     random = Random(0)
     killed = set[str]()
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
@@ -944,4 +1023,4 @@ def test_five_killed_processes_are_restarted_and_the_end_is_the_same(tmp_path: P
         kg.load_run(tmp_path / name).model.state_dict() for name in ("whole", "killed")
     )
     assert all(torch.equal(whole[key], restarted[key]) for key in whole)
-    assert not RunFolder(tmp_path / "killed").sharded_checkpoint.exists()
+    assert not RunFolder(tmp_path / "killed").checkpoint_folder.exists()

@@ -7,24 +7,24 @@ import torch
 
 import dualkg as kg
 from dualkg.losses.softmax import BoundOneVsAll
-from dualkg.models import BILINEAR
 from dualkg.regularizers import PowerSum
-from dualkg.training import engines
-from dualkg.training.engines import ReferenceStep
+from dualkg.training import engines, steps
 from dualkg.training.fused import FusedStep
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Optimizer
+from dualkg.training.steps import ReferenceStep
+from tests.families import BILINEAR
 from tests.models import odd_models as odd
 from tests.training.test_fused import batches
 
 
-def engine_step(recipe: kg.Recipe, model: kg.Model, regularizer: kg.Regularizer) -> engines.Step:
+def engine_step(recipe: kg.Recipe, model: kg.Model, regularizer: kg.Regularizer) -> steps.Step:
     engine = engines.choose_engine(recipe, model, regularizer)
     optimizer = build_optimizer(recipe.optimizer, model.parameters(), one_pass=engine.fast)
-    return engines.build_step(engine, model, BoundOneVsAll(), regularizer, optimizer)
+    return steps.build_step(engine, model, BoundOneVsAll(), regularizer, optimizer)
 
 
-def chosen(model: kg.Model, *, optimizer: str = "Adagrad", **training: str) -> engines.Step:
+def chosen(model: kg.Model, *, optimizer: str = "Adagrad", **training: str) -> steps.Step:
     recipe = kg.Recipe().with_changes({f"training.{key}": value for key, value in training.items()})
     recipe = recipe.with_changes({"optimizer.name": optimizer})
     return engine_step(recipe, model, kg.NoRegularizer())
@@ -85,28 +85,25 @@ def test_regularizers_of_whole_tables_are_not_trained_by_gpu_kernels(
     assert engines.choose_engine(kg.Recipe(), model, regularizer).step == engine
     if engine == "fused":
         requested = kg.Recipe().with_changes({"training.precision": "bf16"})
-        with pytest.raises(
-            kg.RequestError,
-            match=f"bf16 on a GPU .*{name} with {type(regularizer).__name__} is not.*precision=float32",
-        ):
+        with pytest.raises(engines.EngineUnavailable) as refused:
             engines.choose_engine(requested, model, regularizer)
+        assert refused.value.what == "bf16"
+        assert f"{name} with {type(regularizer).__name__} is not" in refused.value.reason
+        assert refused.value.settings == {"training.precision": "float32"}
 
 
 def test_engines_that_do_not_apply_are_refused(small_graph):
     model = kg.RESCAL(small_graph.shape, dim=2)
-    with pytest.raises(kg.RequestError, match="this Dual is none. Use --engine reference"):
-        chosen(kg.Dual(model, "head"), engine="fast")
-    with pytest.raises(kg.RequestError, match="this Dual is none. Use --engine reference"):
-        chosen(kg.Dual(kg.RESCAL(small_graph.shape, dim=2, reciprocal=False)), engine="fast")
-    with pytest.raises(kg.RequestError, match="bf16 is for models that score by products"):
+    not_reciprocal = kg.RESCAL(small_graph.shape, dim=2, reciprocal=False)
+    for dual in (kg.Dual(model, "head"), kg.Dual(not_reciprocal)):
+        with pytest.raises(engines.EngineUnavailable, match="this Dual is none") as refused:
+            chosen(dual, engine="fast")
+        assert refused.value.settings["training.engine"] == "reference"
+    with pytest.raises(engines.EngineUnavailable, match="for models that score by products"):
         chosen(kg.Dual(model), precision="bf16")
-    with pytest.raises(
-        kg.RequestError, match="The reference engine trains in float32; bf16 was requested"
-    ):
+    with pytest.raises(engines.EngineUnavailable, match="trains in float32; bf16 was requested"):
         chosen(model, engine="reference", precision="bf16")
-    with pytest.raises(
-        kg.RequestError, match="bf16 is for training with Adagrad; optimizer.name is Adam"
-    ):
+    with pytest.raises(engines.EngineUnavailable, match="optimizer.name is Adam"):
         chosen(model, optimizer="Adam", precision="bf16")
 
 
@@ -179,7 +176,7 @@ def test_kernels_train_your_own_classes_unless_they_override_what_kernels_replac
         steps.append(step(model, BoundOneVsAll(), regularizer, optimizer))
         for batch in batches(small_graph, True, 5):
             steps[-1](batch, 0.1)
-    assert steps[1].direct == known
+    assert steps[1].without_autograd == known
     for one, other in zip(*(step.model.parameters() for step in steps), strict=True):
         assert (one - other).abs().max() <= 1e-9 * one.abs().max()
     monkeypatch.setattr(engines, "gpu_kernels_unavailable", lambda: None)
@@ -194,7 +191,7 @@ def test_an_engine_is_described_in_one_phrase(small_graph, monkeypatch):
     reference = kg.Recipe().with_changes({"training.engine": "reference"})
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     engine = engines.choose_engine(reference, model, kg.NoRegularizer())
-    assert str(engine) == "autograd, float32, 2 CPU threads"
+    assert str(engine) == "reference step, float32, 2 CPU threads"
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     on_gpu = engines.Engine("kernels", "bf16", torch.device("cuda"))
-    assert str(on_gpu) == "fused kernels, bfloat16 products, one NVIDIA H200"
+    assert str(on_gpu) == "fast step, bfloat16 products, one NVIDIA H200"

@@ -12,13 +12,15 @@ import torch
 import dualkg as kg
 from dualkg.kernels.scores import Targets
 from dualkg.losses.softmax import BoundOneVsAll, Dropouts, frequency_weights
-from dualkg.models import BILINEAR, MODELS
+from dualkg.models import MODELS
 from dualkg.regularizers import REGULARIZERS, PlainAndMapped
-from dualkg.training.engines import ReferenceStep
-from dualkg.training.fused import FusedStep, Tables
+from dualkg.tables.gradients import LocalGradientTables
+from dualkg.training.fused import FusedStep
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Optimizer
+from dualkg.training.steps import ReferenceStep
 from tests.conftest import graph_of
+from tests.families import BILINEAR
 from tests.pairwise import every_nth, pairwise
 
 LOSSES = {
@@ -130,13 +132,13 @@ def test_grouping_by_query_does_not_change_the_weights(small_graph, name, loss):
 def test_each_query_is_scored_once(small_graph, monkeypatch):
     """A row of scores for each query if triples are grouped, otherwise for each triple."""
     rows = []
-    scored = Tables.cross_entropy
+    scored = LocalGradientTables.cross_entropy
 
     def counted(self, side, images, targets, **keywords):
         rows.append(len(images))
         return scored(self, side, images, targets, **keywords)
 
-    monkeypatch.setattr(Tables, "cross_entropy", counted)
+    monkeypatch.setattr(LocalGradientTables, "cross_entropy", counted)
     batch = torch.tensor([[0, 1, 2], [0, 1, 3], [0, 2, 3], [4, 2, 3], [4, 2, 5], [0, 1, 4]])
     for loss in ("plain by query", "plain"):
         build(FusedStep, "ComplEx", "DURA", loss, True, small_graph)(batch, 0.1)
@@ -185,7 +187,7 @@ def test_squared_distances_end_at_the_same_weights(
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("name", ["CP", "ComplEx"])
 def test_blocks_of_a_batch_do_not_change_the_weights(small_graph, monkeypatch, name, reciprocal):
-    monkeypatch.setattr("dualkg.training.fused.rows_at_once", lambda model, size: 3)
+    monkeypatch.setattr("dualkg.tables.gradients.rows_at_once", lambda *_: 3)
     test_ten_steps_end_at_the_same_weights(small_graph, name, "DURA", "weighted", reciprocal)
     if reciprocal:
         test_grouping_by_query_does_not_change_the_weights(small_graph, name, "weighted by query")
@@ -222,7 +224,7 @@ def tables_of(images, table):
     """The tables of a model whose head table is given, with a poisoned gradient."""
     model = kg.DistMult(kg.GraphShape(len(table), 1), dim=1)
     model.entities.data = table
-    tables = Tables(model, torch.optim.SGD(model.parameters()))
+    tables = LocalGradientTables({"head": model.entities}, squared=False, bf16=False)
     tables.gradient("tail").fill_(torch.nan)
     return tables
 
@@ -239,7 +241,7 @@ def test_cross_entropy_by_hand():
     )
     assert found.loss.item() == pytest.approx(np.log(4))
     torch.testing.assert_close(tables.gradient("tail"), torch.tensor([[-0.75], [0.75]]))
-    torch.testing.assert_close(found.images, torch.tensor([[0.75 * float(np.log(3))]]))
+    torch.testing.assert_close(found.mapped, torch.tensor([[0.75 * float(np.log(3))]]))
 
 
 def test_the_loss_of_huge_scores_is_finite():

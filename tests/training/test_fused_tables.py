@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.kernels.scores import Targets
-from dualkg.training import fused
-from dualkg.training.fused import LossAndGradient, Tables, rows_at_once
+from dualkg.tables import gradients
+from dualkg.tables.gradients import LocalGradientTables, LossAndGradient, rows_at_once
 from tests.training.test_fused import test_ten_steps_end_at_the_same_weights as ten_steps
 
 WIDTH = 6
@@ -32,7 +32,8 @@ def found_by(
     """
     random = torch.Generator().manual_seed(seed)
     model = kg.CP(kg.GraphShape(entities, 1), dim=WIDTH, init_scale=1.0, seed=seed).to(dtype)
-    found = Tables(model, torch.optim.SGD(model.parameters()), bf16=bf16)
+    parameters = {"head": model.entities, "tail": model.tails}
+    found = LocalGradientTables(parameters, squared=False, bf16=bf16)
     found.gradient(side).fill_(torch.nan if before is None else before)
     images = torch.randn(batch, WIDTH, generator=random).to(dtype)
     targets = torch.randint(
@@ -40,7 +41,7 @@ def found_by(
     )  # so that they are repeated
     share = torch.rand(batch, generator=random).to(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "rows_at_once", lambda model, size: rows)
+        patch.setattr(gradients, "rows_at_once", lambda *_: rows)
         loss = found.cross_entropy(
             side, images, Targets.one_each(targets, share), accumulate=before is not None
         )
@@ -72,7 +73,7 @@ def test_blocks_equal_the_whole(precision, rows, case):
 @pytest.mark.parametrize("name", ["CP", "ComplEx"])
 @pytest.mark.parametrize("reciprocal", [True, False])
 def test_steps_in_blocks_equal_the_reference_steps(small_graph, monkeypatch, name, reciprocal):
-    monkeypatch.setattr(fused, "rows_at_once", lambda model, size: 3)
+    monkeypatch.setattr(gradients, "rows_at_once", lambda *_: 3)
     ten_steps(small_graph, name, "DURA", "both", reciprocal)
 
 
@@ -81,7 +82,7 @@ def test_steps_in_blocks_equal_the_reference_steps(small_graph, monkeypatch, nam
 def test_a_table_with_nan_or_infinity_makes_the_loss_not_finite(bf16, poison):
     model = kg.DistMult(kg.GraphShape(9, 1), dim=2)
     model.entities.data[4] = poison
-    found = Tables(model, torch.optim.SGD(model.parameters()), bf16=bf16)
+    found = LocalGradientTables({"head": model.entities}, squared=False, bf16=bf16)
     targets = Targets.one_each(torch.tensor([0, 4, 8]), torch.ones(3))
     loss, _ = found.cross_entropy("tail", torch.ones(3, 2), targets, accumulate=False)
     assert not torch.isfinite(loss)
@@ -90,6 +91,6 @@ def test_a_table_with_nan_or_infinity_makes_the_loss_not_finite(bf16, poison):
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_memory_for_scores_is_bounded_for_any_number_of_entities(size):
     for num_entities in (1, 10**3, 10**6):
-        rows = rows_at_once(kg.DistMult(kg.GraphShape(num_entities, 1), dim=1), size)
+        rows = rows_at_once(num_entities, size, torch.device("cpu"))
         assert rows >= 500
         assert rows == 500 or rows * num_entities * size <= 32_000_000

@@ -9,20 +9,21 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.models import BILINEAR
-from dualkg.models.base import only_rows
 from dualkg.regularizers import REGULARIZERS
-from dualkg.training.distributed import Processes
-from dualkg.training.engines import CudaGraphStep, Job, ReferenceStep, kernels_know_relations
+from dualkg.tables import Processes, ShardedTables
+from dualkg.training.distributed import group_shard
+from dualkg.training.engines import Job, kernels_know_relations
 from dualkg.training.optimizers import Adagrad
+from dualkg.training.steps import CudaGraphStep, ReferenceStep
 from dualkg.training.trainer import Trainer
+from tests.families import BILINEAR
 from tests.training.test_distributed import batch_of, graph_of, in_processes
 from tests.training.test_fused import ALL_CASES, BY_QUERY, batches, build, grouped_by_query
 
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device here", allow_module_level=True)
 
-from dualkg.training.gpu_step import Bf16Step, SampledBf16Step, ShardedBf16Step
+from dualkg.training.gpu_step import OneVsAllBf16Step, SampledBf16Step
 
 pytestmark = pytest.mark.gpu
 
@@ -40,12 +41,12 @@ KERNEL_CASES = [
 ]
 
 
-def bf16_step(*case: object) -> Bf16Step:
-    return build(Bf16Step, *case, dtype=torch.float32, device="cuda")
+def bf16_step(*case: object) -> OneVsAllBf16Step:
+    return build(OneVsAllBf16Step, *case, dtype=torch.float32, device="cuda")
 
 
 def gradients_of(
-    step: Bf16Step, batch: torch.Tensor
+    step: OneVsAllBf16Step, batch: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The objective, and what a step subtracts where the sums of squares are 10¹² and the rate is
     their root.
@@ -138,12 +139,11 @@ def compare_shards(group: Processes, num_entities: int) -> None:
             whole, loss.bind(whole, graph, **binding), kg.DURA(0.1), None
         ).objective(batch)  # type: ignore[arg-type]
         objective.backward()
-        shard = group.shard(graph)
-        with only_rows(shard):
-            part = BILINEAR[name](graph, **options).cuda()
+        shard = group_shard(group, graph)
+        part = BILINEAR[name].with_tables(ShardedTables(shard), graph, **options).cuda()
         bound = loss.bind(part, graph, **binding)
         optimizer = Adagrad(part.parameters(), 0.1)
-        step = ShardedBf16Step(part, bound, kg.DURA(0.1), optimizer, shard=shard)
+        step = OneVsAllBf16Step(part, bound, kg.DURA(0.1), optimizer)
         found, gradients = gradients_of(step, batch)
         torch.testing.assert_close(found, objective.detach(), rtol=0.01, atol=0.01)
         for key, table in whole.named_parameters():

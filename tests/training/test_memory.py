@@ -139,7 +139,7 @@ def test_the_time_of_a_step_by_hand():
 
 
 def test_rates_are_measured_for_products_of_any_shape(monkeypatch):
-    monkeypatch.setitem(memory.PROBES, "cpu", (2**14, 1, 4))
+    monkeypatch.setitem(memory.PROBES, "cpu", memory.Probe(2**14, 1, 4))
     for batch_size, width in ((1, 1), (100_000, 3), (7, 50_000)):
         assert all(
             0 < rate < math.inf
@@ -154,8 +154,8 @@ def test_the_number_of_devices_that_would_hold_a_run():
     model = kg.ComplEx(GraphShape(50, 3), dim=4)
     need = memory.Need(fixed=1000.0, per_example=1.0, scores=10.0, at_once=100)
     assert need.of(10) == 1110
-    assert memory._processes_that_fit(need, model, 10, 400.0) == 4  # 992.9 / (400 − 117.1) = 3.5
-    assert memory._processes_that_fit(need, model, 10, 120.0) is None
+    assert memory._devices_that_fit(need, model, 10, 400.0) == 4  # 992.9 / (400 − 117.1) = 3.5
+    assert memory._devices_that_fit(need, model, 10, 120.0) is None
 
 
 def test_a_run_that_does_not_fit_names_the_largest_batch_that_does(monkeypatch):
@@ -167,13 +167,15 @@ def test_a_run_that_does_not_fit_names_the_largest_batch_that_does(monkeypatch):
     need = predict(recipe, model, kg.DURA(0.1), engine, num_examples=examples)
     monkeypatch.setattr(memory, "available_memory", lambda device: need.of(777) + 1)
     assert trained(graph, 777).num_steps == math.ceil(examples / 777)
-    with pytest.raises(
-        kg.RequestError, match=r"A batch of up to 777 fits: use --set training.batch_size=777\."
-    ):
+    with pytest.raises(memory.NotEnoughMemory) as refused:
         trained(graph, 778)
+    assert (refused.value.batch_size, refused.value.largest_batch) == (778, 777)
+    assert "A batch of up to 777 fits: use training.batch_size = 777." in str(refused.value)
     monkeypatch.setattr(memory, "available_memory", lambda device: need.of(0))
-    with pytest.raises(kg.RequestError, match="Not even a batch of 1 fits: choose a smaller dim"):
+    with pytest.raises(memory.NotEnoughMemory) as refused:
         trained(graph, 1)
+    assert refused.value.largest_batch < 1
+    assert "Not even a batch of 1 fits: choose a smaller dim" in str(refused.value)
 
 
 def test_a_batch_larger_than_the_graph_needs_no_more_than_the_graph(monkeypatch):

@@ -8,12 +8,13 @@ import torch
 
 import dualkg as kg
 from dualkg.losses.softmax import BoundOneVsAll
-from dualkg.models import BILINEAR, DISTANCE, MODELS
+from dualkg.models import MODELS
 from dualkg.regularizers import REGULARIZERS
-from dualkg.training.engines import ReferenceStep
 from dualkg.training.fused import FusedStep
+from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import InterruptedRunError, Trainer
 from tests.evaluation.test_ranking import FORMS, whole_numbers
+from tests.families import BILINEAR, DISTANCE
 from tests.training.test_fused import ALL_CASES, batches, build, gradient_of
 from tests.training.test_trainer import stop_after
 

@@ -6,8 +6,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import dualkg as kg
-from dualkg.models import BILINEAR, MODELS
-from dualkg.training.engines import ReferenceStep, choose_engine
+from dualkg.models import MODELS
+from dualkg.training.engines import choose_engine
 from dualkg.training.optimizers import (
     Adagrad,
     build_optimizer,
@@ -16,8 +16,10 @@ from dualkg.training.optimizers import (
     sum_rows,
 )
 from dualkg.training.recipe import Optimizer
+from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import InterruptedRunError, Trainer
 from tests.conftest import graph_of
+from tests.families import BILINEAR
 
 NUM_ENTITIES = 40
 READ = 25  # of which batches read the first ones

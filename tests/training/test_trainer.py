@@ -14,7 +14,6 @@ import dualkg as kg
 from dualkg.data import spill
 from dualkg.data.graph import SPLITS, load_saved_graph, save_graph
 from dualkg.losses.queries import TrainingAnswers
-from dualkg.models import BILINEAR
 from dualkg.training import trainer
 from dualkg.training.recipe import Optimizer, Recipe, Training, Validation
 from dualkg.training.run import RunFolder
@@ -26,6 +25,7 @@ from dualkg.training.trainer import (
     WarmUp,
     flush_denormals,
 )
+from tests.families import BILINEAR
 
 
 def weights(run: kg.Run) -> dict[str, torch.Tensor]:

@@ -163,7 +163,7 @@ def _train_in_processes(options: dict[str, Any], given: dict[str, Any]) -> cli.O
             cli.silence()
         recipe, graph, name = group.first_then_all(load)
         folder = options["out"] or Path("runs") / name
-        cli.note(f"{describe(recipe, graph)} Processes: {group.world_size}.")
+        cli.note(f"{describe(recipe, graph)} Processes: {group.count}.")
         callbacks = kg.training.callbacks.find_callbacks(options["track"]) if group.first else []
         with cli.training_progress(f"{graph.name} {recipe.model.name}", folder) as on_progress:
             more: dict[str, Any] = {

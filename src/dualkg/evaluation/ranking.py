@@ -1,5 +1,6 @@
-"""Filtered ranks: the rank of each true answer among all entities, or given ones, but the other
-known answers.
+"""Filtered ranks: the rank of each true answer among the candidates of its query.
+
+Candidates are all entities, or given ones, but the other known answers.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,23 +19,32 @@ from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import SPLITS, Graph, Split, Triples, distinct_triples
-from dualkg.errors import DivergedError, RequestError
+from dualkg.errors import DivergedError, InvalidValue, Unsupported
 from dualkg.evaluation.candidates import CandidateLists, TypeConstraint
 from dualkg.kernels.hardware import gpu_kernels_unavailable
-from dualkg.kernels.scores import RankTargets, count_in_columns, count_with_torch
+from dualkg.kernels.scores import RankTargets, count_with_torch
 from dualkg.models.base import SIDES, Model
-from dualkg.models.sharded import ShardedModel
+from dualkg.tables.base import Side
 
 Counts = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
 
 BLOCK_ELEMENTS = 16_000_000  # scores in memory at a time: 64 MB in float32
-MAX_COLUMNS = 2**20  # entities of a shard that are scored at a time
 RELATION_BLOCK = 1024  # queries per block of relation prediction
 CPU_BLOCK = 512  # queries per block on a CPU: more take more memory and are no faster
-MIN_COMPARISONS_FOR_NUMBA = (
-    50_000_000  # importing numba takes longer than fewer comparisons by PyTorch
-)
+# Importing numba takes longer than fewer comparisons by PyTorch.
+MIN_COMPARISONS_FOR_NUMBA = 50_000_000
+
+
+class ScoresNotFinite(DivergedError):
+    """A model scores NaN or infinity for a query, so that its answers cannot be ranked."""
+
+    def __init__(self, query: str) -> None:
+        super().__init__(
+            f"The model scores NaN or infinity for the query {query}, so it cannot be ranked. Its "
+            "training has diverged: lower the learning rate or raise the regularizer's weight."
+        )
+        self.query = query
 
 
 @dataclass(frozen=True)
@@ -77,44 +88,45 @@ def rank(
     triples = graph.split(split)
     device = model.device
     known = known or KnownAnswers.of(graph, queries=triples)
-    shard = model.shard if isinstance(model, ShardedModel) else None
-    if shard and (candidates is not None or type_constrained):
-        raise RequestError(
-            "Processes that share a model rank among all entities. Evaluate the finished run."
+    tables = model.tables
+    if not tables.has_all_entities and (candidates is not None or type_constrained):
+        raise Unsupported(
+            "A model that several processes share",
+            "is ranked among all entities",
+            advice="Evaluate the finished run.",
         )
     if candidates is not None:
         if type_constrained:
-            raise RequestError(
-                "Candidates are given in lists or by type constraints, not both. Leave out one."
+            raise Unsupported(
+                "Candidates",
+                "are given in lists or by type constraints, not both",
+                advice="Leave out one.",
             )
         return _rank_lists(model, triples, known, candidates, progress)
     types = TypeConstraint.of(graph, device) if type_constrained else None
-    count = (
-        count_with_torch
-        if shard
-        else choose_counter(device.type, 2 * len(triples) * graph.shape.num_entities)
-    )
-    num_columns = min(shard.part, MAX_COLUMNS) if shard else graph.shape.num_entities
+    num_entities = graph.shape.num_entities
+    count = choose_counter(device.type, 2 * len(triples) * num_entities)
     answers = known.on(device).answers
     counts = torch.empty(2 * len(triples), 2, dtype=torch.int32, device=device)
     num_candidates = torch.empty(len(counts), dtype=torch.int32, device=device)
     with full_precision(), eval_mode(model):
-        for block in _blocks(triples, known, device, num_columns=num_columns, progress=progress):
-            if isinstance(model, ShardedModel):
-                counts[block.positions] = _count_on_shards(model, block, answers)
+        for block in _blocks(
+            triples, known, device, num_columns=tables.columns_at_once, progress=progress
+        ):
+            if types is None:
+                counts[block.positions] = tables.count_better(
+                    partial(block.scores, model), answers, block.targets, count=count
+                )
                 continue
+            allowed = types.allowed(block.relations, backward=block.backward)
+            allowed[block.targets.rows, block.targets.answers] = True
             scores = block.scores(model)
-            if types:
-                allowed = types.allowed(block.relations, backward=block.backward)
-                allowed[block.targets.rows, block.targets.answers] = True
-                # Candidates that are neither known nor the answer are all tied with it in a table
-                # of ones.
-                num_candidates[block.positions] = (
-                    count(allowed.to(scores.dtype), answers, block.targets)[:, 1] + 1
-                )
-                scores = torch.where(
-                    allowed | ~scores.isfinite(), scores, torch.finfo(scores.dtype).min
-                )
+            # Candidates that are neither known nor the answer are all tied with it in a table of
+            # ones.
+            tied = count(allowed.to(scores.dtype), answers, block.targets)[:, 1]
+            num_candidates[block.positions] = tied + 1
+            least = torch.finfo(scores.dtype).min
+            scores = torch.where(allowed | ~scores.isfinite(), scores, least)
             counts[block.positions] = count(scores, answers, block.targets)
     return _ranks(triples, counts, num_candidates if types else None)
 
@@ -127,37 +139,38 @@ def _ranks(triples: Triples, counts: Tensor, num_candidates: Tensor | None) -> R
         head, relation, tail = triples[row].tolist()
         return f"(?, {relation}, {tail})" if backward else f"({head}, {relation}, ?)"
 
-    found = counts.cpu().numpy().astype(np.int64)
-    check_finite(found, query)
-    better, tied = np.moveaxis(found.reshape(2, -1, 2), -1, 0)
-    numbers = (
-        None
-        if num_candidates is None
-        else num_candidates.cpu().numpy().astype(np.int64).reshape(2, -1)
-    )
-    return Ranks(triples, better + 1, better + tied + 1, numbers)
+    numbers = _as_counts(counts)
+    check_finite(numbers, query)
+    better, tied = np.moveaxis(numbers.reshape(2, -1, 2), -1, 0)
+    of_queries = None if num_candidates is None else _as_counts(num_candidates).reshape(2, -1)
+    return Ranks(triples, better + 1, better + tied + 1, of_queries)
+
+
+def _as_counts(values: Tensor) -> Counts:
+    return values.cpu().numpy().astype(np.int64)
 
 
 @torch.no_grad()
 def rank_relations(
     model: Model, graph: Graph, triples: Triples
 ) -> tuple[npt.NDArray[np.float64], Counts]:
-    """Filtered realistic ranks of the relations of triples, and the number of candidates of each,
-    `(num_triples,)`.
+    """Filtered realistic ranks of the relations of triples, `(num_triples,)`.
+
+    The second array has the number of candidates of each.
     """
     model.check_shape(graph.shape)
     num_relations = graph.shape.num_relations
     device = model.device
     heads, relations, tails = torch.tensor(triples, device=device).long().unbind(1)
     known = distinct_triples(np.concatenate([graph.split(name) for name in SPLITS]), graph.shape)
-    pairs, wanted = (
-        ids[:, 0].astype(np.int64) * graph.shape.num_entities + ids[:, 2]
-        for ids in (known, triples)
-    )
-    order = np.argsort(pairs, kind="stable")
-    first, last = (np.searchsorted(pairs[order], wanted, side=side) for side in ("left", "right"))
-    arrays = (known[order, 1], first, last)
-    known_relations, starts, ends = (torch.from_numpy(array).to(device) for array in arrays)
+    known_pairs = _pair_keys(known, graph.shape.num_entities)
+    wanted = _pair_keys(triples, graph.shape.num_entities)
+    order = np.argsort(known_pairs, kind="stable")
+    first = np.searchsorted(known_pairs[order], wanted, side="left")
+    last = np.searchsorted(known_pairs[order], wanted, side="right")
+    known_relations = torch.from_numpy(known[order, 1]).to(device)
+    starts = torch.from_numpy(first).to(device)
+    ends = torch.from_numpy(last).to(device)
     count = choose_counter(device.type, len(triples) * num_relations)
     counts = torch.empty(len(triples), 2, dtype=torch.int32, device=device)
     with full_precision(), eval_mode(model):
@@ -171,53 +184,28 @@ def rank_relations(
                 ends[block],
             )
             counts[block] = count(scores, known_relations, targets)
-    found = counts.cpu().numpy().astype(np.int64)
-    check_finite(found, lambda row: f"({triples[row, 0]}, ?, {triples[row, 2]})")
-    better, tied = found.T
+    numbers = _as_counts(counts)
+    check_finite(numbers, lambda row: f"({triples[row, 0]}, ?, {triples[row, 2]})")
+    better, tied = numbers.T
     return better + 1 + tied / 2, num_relations - (last - first - 1)
 
 
+def _pair_keys(triples: Triples, num_entities: int) -> npt.NDArray[np.int64]:
+    """A number for the pair of head and tail of each triple."""
+    return triples[:, 0].astype(np.int64) * num_entities + triples[:, 2]
+
+
 def count_candidates(triples: Triples, known: KnownAnswers) -> Counts:
-    """The number of candidates of each query, `(2, num_triples)`: all entities but the other known
-    answers.
+    """The number of candidates of each query, `(2, num_triples)`.
+
+    These are all entities but the other known answers.
     """
     given, relations, answers = _both_directions(triples, known, torch.device("cpu"))
     tensors = known.on(given.device)
     first, last = tensors.ranges(known.keys(given, relations))
     others = last - first - tensors.contains(first, last, answers[:, None])[:, 0].long()
-    found: Counts = (known.shape.num_entities - others).numpy().reshape(2, -1)
-    return found
-
-
-def _count_on_shards(model: ShardedModel, block: _Block, answers: Tensor) -> Tensor:
-    """Count on the entities of each process, in blocks of entities, and add the counts of all."""
-    shard = model.shard
-    rows = block.targets.rows
-    wanted = model.shard.positions(block.targets.answers)
-    parts = list(model.column_blocks(MAX_COLUMNS))
-    values = torch.zeros(len(rows), dtype=next(model.parameters()).dtype, device=rows.device)
-    for start, stop in parts:  # of which one has the answer
-        with model.columns(start, stop):
-            scores = block.scores(model)
-        if stop > start:
-            here = (wanted >= start) & (wanted < stop)
-            columns = (wanted - start).clamp(0, stop - start - 1)
-            values = torch.where(here, scores[rows, columns], values)
-    shard.all_reduce(values)
-    counts = torch.zeros(len(rows), 3, dtype=torch.int64, device=rows.device)
-    for start, stop in parts:
-        if len(parts) > 1:
-            with model.columns(start, stop):
-                scores = block.scores(model)
-
-        def columns_of(ids: Tensor, start: int = start, stop: int = stop) -> Tensor:
-            at = shard.positions(ids)
-            return torch.where((at >= start) & (at < stop), at - start, -1)
-
-        counts += count_in_columns(scores, values, answers, block.targets, columns_of)
-    shard.all_reduce(counts)
-    finite = (counts[:, 2] == 0) & values.isfinite()
-    return counts[:, :2].masked_fill(~finite[:, None], -1).int()
+    numbers: Counts = (known.shape.num_entities - others).numpy()
+    return numbers.reshape(2, -1)
 
 
 def _rank_lists(
@@ -229,10 +217,9 @@ def _rank_lists(
 ) -> Ranks:
     """Rank each answer among the candidates of its own list that are no other known answers."""
     if lists.num_queries != 2 * len(triples):
-        raise RequestError(
-            f"Candidates are listed for {lists.num_queries // 2:,} triples; the split has "
-            f"{len(triples):,}."
-        )
+        expected = f"lists for the {len(triples):,} triples of the split"
+        number = f"lists for {lists.num_queries // 2:,} triples"
+        raise InvalidValue("candidates", expected=expected, found=number)
     device = model.device
     tensors = known.on(model.device)
     given, relations, answers = _both_directions(triples, known, device)
@@ -271,8 +258,9 @@ def _rank_lists(
 
 
 class _Block(NamedTuple):
-    """Distinct queries of one direction, the answers to rank, and their positions among all tails,
-    then all heads.
+    """Distinct queries of one direction and the answers to rank.
+
+    `positions` are those of the answers among all tails, then all heads.
     """
 
     given: Tensor
@@ -281,18 +269,16 @@ class _Block(NamedTuple):
     backward: bool
     positions: Tensor
 
-    def scores(self, model: Model) -> Tensor:
-        if self.backward:
-            return model.predict_heads(self.relations, self.given)
-        return model.predict_tails(self.given, self.relations)
+    def scores(self, model: Model, rows: slice | None = None) -> Tensor:
+        """Scores of the entities that this process has, or of some rows of its tables."""
+        side: Side = "head" if self.backward else "tail"
+        return model.own_predictions(self.given, self.relations, side, rows)
 
 
 def _both_directions(
     triples: Triples, known: KnownAnswers, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The given entity, the relation id and the answer of all tail queries, then of all head
-    queries.
-    """
+    """The given entity, the relation id and the answer of all queries: of tails, then of heads."""
     heads, relations, tails = torch.tensor(triples, device=device).long().unbind(1)
     both = torch.cat([relations, relations + known.shape.num_relations])
     return torch.cat([heads, tails]), both, torch.cat([tails, heads])
@@ -366,9 +352,7 @@ def eval_mode(model: Model) -> Iterator[None]:
 def choose_counter(
     kind: str, num_comparisons: int
 ) -> Callable[[Tensor, Tensor, RankTargets], Tensor]:
-    """The Triton or numba form of `count_with_torch` for a device type, if available and
-    worthwhile.
-    """
+    """The Triton or numba form of `count_with_torch`, if available and worthwhile."""
     if kind == "cuda" and gpu_kernels_unavailable() is None:
         from dualkg.kernels.gpu.scores import count_better_and_tied
 
@@ -384,8 +368,4 @@ def check_finite(counts: Counts, query: Callable[[int], str]) -> None:
     """Raise for rows with counts −1: NaN compares as false with everything and would rank first."""
     bad = np.flatnonzero(counts[:, 0] < 0)
     if len(bad):
-        raise DivergedError(
-            f"The model scores NaN or infinity for the query {query(int(bad[0]))}, so it cannot "
-            "be ranked. Its training has diverged: lower the learning rate or raise the "
-            "regularizer's weight."
-        )
+        raise ScoresNotFinite(query(int(bad[0])))

@@ -18,14 +18,14 @@ from dualkg.errors import RequestError
 from dualkg.files import atomic_folder, check_new_folder, file_record, locks, writing
 from dualkg.models import MODELS
 from dualkg.models.base import Model
-from dualkg.models.sharded import TABLES
+from dualkg.tables.base import TABLE_NAMES
 from dualkg.training.recipe import ModelConfig, name_of
 from dualkg.training.run import Run, RunFolder, environment
 
 FORMATS = ("numpy", "tsv", "safetensors")
 MANIFEST_FORMAT = 1  # increased when a reader of earlier manifests would misread this one
 ROWS = {
-    **dict.fromkeys(TABLES, "entities"),
+    **dict.fromkeys(TABLE_NAMES, "entities"),
     "relations": "relations",
 }  # whose names the rows of a table have
 

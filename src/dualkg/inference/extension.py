@@ -23,8 +23,8 @@ from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError, did_you_mean
 from dualkg.files import check_new_folder, locks, read_json
 from dualkg.inference.inductive import FrozenContext, embed_entities, with_adjoint
-from dualkg.models.base import skip_initialization
 from dualkg.models.bilinear import BilinearModel
+from dualkg.tables import LocalTables
 from dualkg.training.api import choose_device, evaluate_held_out
 from dualkg.training.run import Run, RunFolder, load_run
 
@@ -121,8 +121,8 @@ def extend_by_ids(
 def with_rows(model: BilinearModel, rows: Tensor) -> BilinearModel:
     """A copy of the model with rows `(num_new, num_rows, width)` appended to its entity tables."""
     shape = GraphShape(model.shape.num_entities + len(rows), model.shape.num_relations)
-    with skip_initialization():
-        larger = type(model)(shape, **model.config)  # type: ignore[arg-type]
+    zeros = LocalTables(shape.num_entities, initialize=False)
+    larger = type(model).with_tables(zeros, shape, **model.config)
     larger = larger.to(model.device, model.head_table.dtype)
     tables = dict(model.state_dict())
     tables["entities"] = torch.cat([tables["entities"], rows[:, 0]])

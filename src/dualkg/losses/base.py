@@ -13,6 +13,9 @@ from torch import Tensor
 from dualkg.data.graph import Graph
 from dualkg.errors import RequestError, close_settings, one_of
 from dualkg.models.base import Factors, Model
+from dualkg.registry import Registry
+
+__all__ = ["Loss"]
 
 BoundLoss = Callable[[Model, Factors], Tensor]
 
@@ -25,9 +28,8 @@ class Loss(BaseModel, ABC):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    examples: ClassVar[Literal["triples", "queries"]] = (
-        "triples"  # of a batch; a query has one of its tails
-    )
+    # What a batch holds: training triples, or queries with one of their tails.
+    examples: ClassVar[Literal["triples", "queries"]] = "triples"
 
     def __init__(self, **settings: Any) -> None:
         try:
@@ -58,33 +60,38 @@ class Loss(BaseModel, ABC):
 
     @property
     def fast_step_obstacle(self) -> str | None:
-        """The setting that the fast step does not support, or None. A loss of your own is trained
-        by autograd.
+        """The setting that the fast step does not support, or None.
+
+        A loss of your own is trained by autograd.
         """
         return f"loss.name = '{type(self).__name__}'"
 
     def has_fixed_shapes(self, *, reciprocal: bool) -> bool:
-        """Whether tensors have the same shapes for all batches of one size, as a CUDA graph
-        needs.
-        """
+        """Whether all batches of one size have tensors of the same shapes, as CUDA graphs need."""
         return False
 
     def numbers_per_example(self, model: Model, batch_size: int) -> int:
-        """An upper bound of the numbers that autograd stores for an example, to predict memory: all
-        scores.
+        """An upper bound of the numbers that autograd stores for an example: all scores.
+
+        It predicts the memory of a run.
         """
-        return (1 if model.reciprocal else 2) * model.score_arrays * len(model.embedding.entities)
+        num_sides = 1 if model.reciprocal else 2
+        return num_sides * model.score_arrays * model.tables.num_rows
 
     def rows_per_batch(self, model: Model, batch_size: int) -> int | None:
         """The most rows of an entity table that a batch reads, or None: all of them."""
         return None
 
 
+LOSSES: Registry[type[Loss]] = Registry("loss", group="dualkg.losses")
+
+
 def validation_sentence(
     error: ValidationError, known: Iterable[str], *, prefix: str = "", elsewhere: Iterable[str] = ()
 ) -> str:
-    """The first problem of a validation; `known` are the keys to choose from, `elsewhere` those of
-    other tables.
+    """The first problem of a validation, as a sentence.
+
+    `known` are the keys to choose from, `elsewhere` those of other tables.
     """
     first = error.errors()[0]
     name = (prefix + ".".join(str(part) for part in first["loc"])).removesuffix(".")

@@ -13,9 +13,12 @@ from torch.nn import functional as F
 
 from dualkg.data.graph import Graph
 from dualkg.kernels.hashing import STEP, hash_columns, shift_right, splitmix64
-from dualkg.losses.base import Loss
+from dualkg.losses.base import LOSSES, Loss
 from dualkg.losses.queries import TrainingAnswers
-from dualkg.models.base import SIDES, Factors, Model, Side
+from dualkg.models.base import SIDES, Factors, Model
+from dualkg.tables.base import Side
+
+__all__ = ["MarginRanking", "NegativeSampling"]
 
 NUM_NEGATIVES = 64
 REDRAWS = 2  # how often a known answer is drawn again before it gets no weight
@@ -50,8 +53,10 @@ class SampledLoss(Loss):
 
     @abstractmethod
     def per_triple(self, positive: Tensor, negative: Tensor, allowed: Tensor) -> Tensor:
-        """Scores of triples `(batch,)`, of negatives `(batch, n)`, and which are allowed `(batch,
-        n)` → `(batch,)`.
+        """The loss of each triple, `(batch,)`.
+
+        `positive` has the scores of the triples, `(batch,)`. `negative` has those of their
+        negatives and `allowed` says which of these count, `(batch, n)` each.
         """
 
     def bind(self, model: Model, graph: Graph, *, seed: int, **_: Any) -> BoundSampledLoss:
@@ -80,9 +85,8 @@ class SampledLoss(Loss):
     def rows_per_batch(self, model: Model, batch_size: int) -> int:
         """Heads and tails, which a corrupted part reads again, and negatives."""
         num = batch_size if self.sampler == "in-batch" else self.num_negatives
-        return 4 * batch_size + rows_of_negatives(
-            model, batch_size, num, shared=self.sampler != "uniform"
-        )
+        is_shared = self.sampler != "uniform"
+        return 4 * batch_size + rows_of_negatives(model, batch_size, num, shared=is_shared)
 
 
 def check_batch_size(batch_size: int) -> None:
@@ -97,18 +101,18 @@ def numbers_per_negative(model: Model, *, shared: bool, integers: int) -> int:
     """Its score, integers to draw it by, and copies of its vector unless a batch shares it."""
     if shared and model.shares_candidates:
         return integers + 2 * model.score_arrays
-    return 14 + (3 if model.score_form == "products" else 8) * model.embedding.entities.shape[1]
+    copies = 3 if model.score_form == "products" else 8
+    return 14 + copies * model.embedding.entities.shape[1]
 
 
 def rows_of_negatives(model: Model, batch_size: int, num: int, *, shared: bool) -> int:
     """Models that do not share candidates read the given entity with each of them."""
-    return (
-        num
-        * (1 if model.reciprocal else 2)
-        * (1 if shared and model.shares_candidates else 2 * batch_size)
-    )
+    num_sides = 1 if model.reciprocal else 2
+    rows_per_negative = 1 if shared and model.shares_candidates else 2 * batch_size
+    return num * num_sides * rows_per_negative
 
 
+@LOSSES.register
 class NegativeSampling(SampledLoss):
     """[−log σ(γ + s⁺) − Σ p_i log σ(−γ − s⁻_i)] / 2, with p the softmax of temperature · s⁻ (Sun et
     al., 2019).
@@ -133,6 +137,7 @@ class NegativeSampling(SampledLoss):
         return logits.softmax(-1).masked_fill(~allowed, 0.0)  # a row of −inf alone has become NaN
 
 
+@LOSSES.register
 class MarginRanking(SampledLoss):
     """max(0, γ − s⁺ + s⁻), the mean over the allowed negatives (Bordes et al., 2013); 0 where there
     is none.
@@ -188,8 +193,9 @@ class Draws(NamedTuple):
 
 
 class CorruptedSide(NamedTuple):
-    """Triples of a batch and the side to replace; `batch_answers` are the answers of the whole
-    batch, `(batch,)`.
+    """Triples of a batch and the side to replace.
+
+    `batch_answers` are the answers of the whole batch, `(batch,)`.
     """
 
     factors: Factors
@@ -200,21 +206,25 @@ class CorruptedSide(NamedTuple):
 
 @dataclass
 class BoundSampledLoss:
-    """The mean of a sampled loss over the triples of a batch; weighted by query frequency with
-    `subsampling`.
+    """The mean of a sampled loss over the triples of a batch.
+
+    With `subsampling`, it is weighted by the frequency of queries. `answers` are those in train,
+    if they are needed. `head_probabilities` are those of replacing the head, `(num_relations,)`;
+    None is 0.5.
     """
 
     loss: SampledLoss
     num_entities: int
-    answers: TrainingAnswers | None = None  # in train, if they are needed
-    head_probabilities: Tensor | None = None  # of replacing the head, `(num_relations,)`, or 0.5
+    answers: TrainingAnswers | None = None
+    head_probabilities: Tensor | None = None
     seed: int = 0
 
     def __call__(self, model: Model, batch: Factors) -> Tensor:
         losses = []
         weights = []
         for part in self.corrupt(model, batch):
-            f, (candidates, allowed) = part.factors, self.negatives(part)
+            f = part.factors
+            candidates, allowed = self.negatives(part)
             negative = model.candidate_scores(f, candidates, side=part.side)
             losses.append(self.loss.per_triple(model.triple_scores(f), negative, allowed))
             if self.loss.subsampling and self.answers is not None:
@@ -226,7 +236,8 @@ class BoundSampledLoss:
     def corrupt(self, model: Model, f: Factors) -> list[CorruptedSide]:
         """The batch, or its two parts, each with one side to replace; empty parts are left out."""
         draws = Draws.of(f, seed=self.seed)
-        if model.reciprocal:  # a batch holds both directions of every triple
+        if model.reciprocal:
+            # The examples have both directions of every triple.
             return [CorruptedSide(f, "tail", draws, f.tails)]
         if self.loss.corruption == "both":
             return [
@@ -246,8 +257,9 @@ class BoundSampledLoss:
         return parts
 
     def negatives(self, part: CorruptedSide) -> tuple[Tensor, Tensor]:
-        """Entities in place of the answers, `(batch, n)` or `(n,)` for all; which of them are
-        allowed, `(batch, n)`.
+        """Entities in place of the answers, and which of them are allowed, `(batch, n)`.
+
+        The entities are `(batch, n)`, or `(n,)` where a batch shares them.
         """
         kind = self.loss.sampler
         num = self.loss.num_negatives

@@ -1,6 +1,4 @@
-"""Softmax losses: over all entities, with one answer at a time (1-vs-all) or all (K-vs-all), and
-over a sample.
-"""
+"""Softmax losses: 1-vs-all and K-vs-all over all entities, and sampled softmax."""
 
 from __future__ import annotations
 
@@ -12,12 +10,11 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from dualkg.data.graph import Graph, Triples
-from dualkg.errors import RequestError
+from dualkg.errors import Unsupported
 from dualkg.kernels.hashing import STEP, hash_columns, shift_right, splitmix64
-from dualkg.losses.base import Loss
+from dualkg.losses.base import LOSSES, Loss
 from dualkg.losses.negative_sampling import (
     Draws,
     check_batch_size,
@@ -25,12 +22,17 @@ from dualkg.losses.negative_sampling import (
     rows_of_negatives,
 )
 from dualkg.losses.queries import QueryGroups, TrainingAnswers
-from dualkg.models.base import Factors, Model, Side
-from dualkg.models.sharded import Shard
+from dualkg.models.base import Factors, Model
+from dualkg.tables.base import Side
+from dualkg.tables.local import cross_entropy, weighted_mean
+from dualkg.tables.order import RowOrder
+
+__all__ = ["KvsAll", "OneVsAll", "SampledSoftmax"]
 
 DIGITS = 24  # binary digits in which a random number is compared with a share
 
 
+@LOSSES.register
 class OneVsAll(Loss):
     """Softmax cross entropy of each triple's answer against all entities (1-vs-all).
 
@@ -61,21 +63,21 @@ class OneVsAll(Loss):
     def fast_step_obstacle(self) -> str | None:
         if type(self).bind is not OneVsAll.bind:
             return super().fast_step_obstacle
-        return next(
-            (f"loss.{key}" for key in ("label_smoothing", "head_dropout") if getattr(self, key)),
-            None,
-        )
+        for key in ("label_smoothing", "head_dropout"):
+            if getattr(self, key):
+                return f"loss.{key}"
+        return None
 
     def has_fixed_shapes(self, *, reciprocal: bool) -> bool:
         return reciprocal and not self.relation_weight
 
 
+@LOSSES.register
 class KvsAll(Loss):
-    """Softmax cross entropy of each query against all entities, its answers sharing the target
-    evenly (K-vs-all).
+    """Softmax cross entropy of each query against all entities (K-vs-all).
 
-    A query with n answers has the weight n to the power `count_exponent`. Other settings are those
-    of `OneVsAll`.
+    The answers of a query share the target evenly. A query with n answers has the weight n to the
+    power `count_exponent`. Other settings are those of `OneVsAll`.
     """
 
     examples: ClassVar[Literal["triples", "queries"]] = "queries"
@@ -100,21 +102,21 @@ class KvsAll(Loss):
         return reciprocal
 
     def numbers_per_example(self, model: Model, batch_size: int) -> int:
-        return super().numbers_per_example(model, batch_size) + 2 * len(
-            model.embedding.entities
-        )  # at answers
+        at_answers = 2 * model.tables.num_rows
+        return super().numbers_per_example(model, batch_size) + at_answers
 
 
+@LOSSES.register
 class SampledSoftmax(Loss):
-    """Softmax cross entropy of each triple's answer against sampled entities, corrected for how
-    they are sampled.
+    """Softmax cross entropy of each triple's answer against sampled entities.
 
-    A negative e with the expected count n·q(e) has the score s(e) − log(n·q(e)), so that the sum
-    over the sample is an unbiased estimate of the sum over all entities (Bengio and Senécal, 2008).
-    `distribution` q is `uniform`, or `log-uniform` in the frequency rank of an entity. With
-    `shared`, a batch has one sample, and its scores are one matrix product. Samples are stratified:
-    each negative is drawn from its own part of the entities, so that the processes of a distributed
-    training own equally many uniform negatives. Negatives equal to the answer are left out.
+    It is corrected for how they are sampled. A negative e with the expected count n·q(e) has the
+    score s(e) − log(n·q(e)), so that the sum over the sample is an unbiased estimate of the sum
+    over all entities (Bengio and Senécal, 2008). `distribution` q is `uniform`, or `log-uniform` in
+    the frequency rank of an entity. With `shared`, a batch has one sample, and its scores are one
+    matrix product. Samples are stratified: each negative is drawn from its own part of the
+    entities, so that the processes of a distributed training own equally many uniform negatives.
+    Negatives equal to the answer are left out.
     """
 
     num_negatives: int = Field(1000, ge=1)
@@ -145,15 +147,14 @@ class SampledSoftmax(Loss):
 
     def numbers_per_example(self, model: Model, batch_size: int) -> int:
         sides = 1 if model.reciprocal else 2
-        return (
-            sides * self.num_negatives * numbers_per_negative(model, shared=self.shared, integers=4)
-        )
+        per_negative = numbers_per_negative(model, shared=self.shared, integers=4)
+        return sides * self.num_negatives * per_negative
 
     def rows_per_batch(self, model: Model, batch_size: int) -> int:
         """Heads, tails and negatives."""
-        return 2 * batch_size + rows_of_negatives(
-            model, batch_size, self.num_negatives, shared=self.shared
-        )
+        num = self.num_negatives
+        negatives = rows_of_negatives(model, batch_size, num, shared=self.shared)
+        return 2 * batch_size + negatives
 
 
 @dataclass(frozen=True)
@@ -171,16 +172,18 @@ class Dropout:
     def mask(
         self, f: Factors, like: Tensor, *, backward: bool = False, groups: QueryGroups | None = None
     ) -> Tensor:
-        """Factors 0 or 1 / (1 − share) for vectors `like` these, or those of query `groups`;
-        `backward` for heads.
+        """Factors 0 or 1 / (1 − share) for vectors `like` these, or those of query `groups`.
+
+        With `backward`, they are those of head prediction.
         """
-        positions = (
-            torch.arange(len(f.heads), device=like.device) if groups is None else groups.first
-        )
-        start = hash_columns(
-            2 * self.seed + backward, positions, f.heads[positions], f.tails[positions]
-        )
-        drawn = splitmix64(start[:, None] + torch.arange(like.shape[1], device=like.device) * STEP)
+        if groups is None:
+            positions = torch.arange(len(f.heads), device=like.device)
+        else:
+            positions = groups.first
+        seed = 2 * self.seed + backward
+        start = hash_columns(seed, positions, f.heads[positions], f.tails[positions])
+        columns = torch.arange(like.shape[1], device=like.device)
+        drawn = splitmix64(start[:, None] + columns * STEP)
         remains: Tensor = shift_right(drawn, 64 - DIGITS) >= round(self.share * 2**DIGITS)
         return remains.to(like.dtype) / (1 - self.share)
 
@@ -197,30 +200,30 @@ class Dropouts:
 
     def __init__(self, *, mapped: float = 0.0, given: float = 0.0, seed: int = 0) -> None:
         self.mapped = Dropout(mapped, seed=seed) if mapped else None
-        self.given = (
-            Dropout(given, seed=-1 - seed) if given else None
-        )  # a seed that no mapped vector uses
+        # The seed is one that no mapped vector uses.
+        self.given = Dropout(given, seed=-1 - seed) if given else None
 
     @classmethod
     def of(cls, model: Model, loss: OneVsAll | KvsAll, *, seed: int) -> Dropouts:
         """The dropouts of a loss, refused for models whose parameters are not coordinates."""
         for key in ("dropout", "head_dropout"):
             if getattr(loss, key) and not model.embedding.euclidean:
-                raise RequestError(
-                    f"Dropout sets coordinates to zero, and the numbers of {type(model).__name__} "
-                    f"are not coordinates of a vector space. Set loss.{key} to 0."
+                name = type(model.whole).__name__
+                raise Unsupported(
+                    "Dropout",
+                    f"sets coordinates to zero, and the numbers of {name} are not coordinates of "
+                    "a vector space",
+                    advice=f"Set loss.{key} to 0.",
                 )
         return cls(mapped=loss.dropout, given=loss.head_dropout, seed=seed)
 
     def __call__(
         self, f: Factors, *, both: bool = False, grouped_by_query: bool = False
     ) -> Factors:
-        """The same factors with dropout for tail prediction; with `both`, for head prediction
-        too.
-        """
+        """The same factors with dropout for tail prediction; with `both`, also for heads."""
         if self.mapped is None and self.given is None:
             return f
-        found = f.fresh()
+        dropped = f.fresh()
         groups = QueryGroups.of(f.heads, f.relations) if grouped_by_query else None
         for name in ("head", "tail") if both else ("head",):
             options: dict[str, Any] = {
@@ -228,16 +231,13 @@ class Dropouts:
                 "groups": groups if name == "head" else None,
             }
             if self.given is not None:
-                setattr(found, name, self.given(getattr(f, name), f, **options))
-            mapped = getattr(
-                f if self.given is None else found, f"mapped_{name}"
-            )  # f's may have been computed already
-            setattr(
-                found,
-                f"mapped_{name}",
-                mapped if self.mapped is None else self.mapped(mapped, f, **options),
-            )
-        return found
+                setattr(dropped, name, self.given(getattr(f, name), f, **options))
+            # Those of the batch may have been mapped already.
+            mapped = getattr(f if self.given is None else dropped, f"mapped_{name}")
+            if self.mapped is not None:
+                mapped = self.mapped(mapped, f, **options)
+            setattr(dropped, f"mapped_{name}", mapped)
+        return dropped
 
 
 def target_weights(
@@ -245,60 +245,41 @@ def target_weights(
 ) -> Tensor:
     """The weight of each target in the mean, `(batch,)`, in total `scale`."""
     if entity_weights is None:
-        return torch.full(
-            entities.shape, scale / len(entities), dtype=dtype, device=entities.device
-        )
+        weight = scale / len(entities)
+        return torch.full(entities.shape, weight, dtype=dtype, device=entities.device)
     chosen = entity_weights[entities]
     return chosen / (chosen.sum() / scale)
 
 
 @dataclass(kw_only=True)
 class BoundOneVsAll:
-    """1-vs-all of a batch of triples; `entity_weights` is `(num_entities,)`.
-
-    With a `shard`, scores have the columns of the entities of this process.
-    """
+    """1-vs-all of a batch of triples; `entity_weights` is `(num_entities,)`."""
 
     entity_weights: Tensor | None = None
     relation_weight: float = 0.0
     dropouts: Dropouts = field(default_factory=Dropouts)
     label_smoothing: float = 0.0
     grouped_by_query: bool = False
-    shard: Shard | None = None
 
     def __call__(self, model: Model, f: Factors) -> Tensor:
-        dropped = self.dropouts(
-            f, both=not model.reciprocal, grouped_by_query=self.grouped_by_query
-        )
-        loss = self._of_entities(model.tail_scores(dropped), f.tails)
+        both = not model.reciprocal
+        dropped = self.dropouts(f, both=both, grouped_by_query=self.grouped_by_query)
+        loss = self._of_side(model, dropped, "tail")
         if not model.reciprocal:
-            loss = (loss + self._of_entities(model.head_scores(dropped), f.heads)) / 2
+            loss = (loss + self._of_side(model, dropped, "head")) / 2
         return with_relations(loss, self.relation_weight, model, f)
 
-    def _of_entities(self, scores: Tensor, answers: Tensor) -> Tensor:
-        if self.shard is None:
-            return cross_entropy(
-                scores, answers, self.entity_weights, smoothing=self.label_smoothing
-            )
-        losses = self.shard.log_normalizers(scores) - (1 - self.label_smoothing) * self.shard.at(
-            scores, answers
-        )
-        if self.label_smoothing:
-            losses = (
-                losses
-                - self.label_smoothing
-                * self.shard.sum_of_all(scores.sum(1))
-                / self.shard.num_entities
-            )
-        return weighted_mean(losses, self.entity_weights, answers)
+    def _of_side(self, model: Model, f: Factors, side: Side) -> Tensor:
+        scores = model.entity_scores(f, side)
+        answers = f.answers(side)
+        return scores.cross_entropy(answers, self.entity_weights, smoothing=self.label_smoothing)
 
 
 @dataclass
 class BoundKvsAll:
-    """K-vs-all of queries with at most `max_answers` answers in total; their tails only determine
-    dropout masks.
+    """K-vs-all of queries with at most `max_answers` answers in total.
 
-    With a `shard`, scores have the columns of the entities of this process.
+    The tail of a query only determines its dropout mask.
     """
 
     answers: TrainingAnswers
@@ -306,37 +287,26 @@ class BoundKvsAll:
     count_exponent: float = 0.0
     dropouts: Dropouts = field(default_factory=Dropouts)
     label_smoothing: float = 0.0
-    shard: Shard | None = None
 
     def __call__(self, model: Model, f: Factors) -> Tensor:
-        scores = model.tail_scores(self.dropouts(f))
-        shard = self.shard
-        found = self.answers.of(f.heads, f.relations, capacity=self.max_answers)
-        counts = found.counts.to(scores.dtype)
+        scores = model.entity_scores(self.dropouts(f), "tail")
+        answers = self.answers.of(f.heads, f.relations, capacity=self.max_answers)
+        counts = answers.counts.to(scores.values.dtype)
         weights = counts**self.count_exponent
-        normalizers = shard.log_normalizers(scores) if shard else scores.logsumexp(-1)
+        normalizers = scores.logsumexp()
         if self.label_smoothing:
-            mean = (
-                shard.sum_of_all(scores.sum(1)) / shard.num_entities if shard else scores.mean(-1)
-            )
-            normalizers = normalizers - self.label_smoothing * mean
-        shares = torch.where(found.valid, (weights / counts)[found.queries], 0)
-        if shard:
-            at_answers = shard.weighted_sum(scores, found.queries, found.entities, shares)
-        else:
-            at_answers = (
-                shares
-                * scores.flatten().gather(0, found.queries * scores.shape[1] + found.entities)
-            ).sum()
-        return (
-            (weights * normalizers).sum() - (1 - self.label_smoothing) * at_answers
-        ) / weights.sum()
+            normalizers = normalizers - self.label_smoothing * scores.mean()
+        shares = torch.where(answers.valid, (weights / counts)[answers.queries], 0)
+        at_answers = scores.weighted_sum(answers.queries, answers.entities, shares)
+        total = (weights * normalizers).sum() - (1 - self.label_smoothing) * at_answers
+        return total / weights.sum()
 
 
 @dataclass(frozen=True)
 class BoundSampledSoftmax:
-    """Sampled softmax of a batch of triples; `by_frequency` has the entities by decreasing
-    frequency.
+    """Sampled softmax of a batch of triples.
+
+    `by_frequency` has the entities by decreasing frequency.
     """
 
     loss: SampledSoftmax
@@ -361,34 +331,30 @@ class BoundSampledSoftmax:
         answers = f.answers(side)
         negatives, log_counts = self.sample(draws)
         scores = model.candidate_scores(f, negatives, side=side)
-        scores = (scores - log_counts.to(scores.dtype)).masked_fill(
-            negatives == answers[:, None], -torch.inf
-        )
+        corrected = scores - log_counts.to(scores.dtype)
+        scores = corrected.masked_fill(negatives == answers[:, None], -torch.inf)
         positive = model.triple_scores(f)
         losses = torch.cat([positive[:, None], scores], 1).logsumexp(1) - positive
         return weighted_mean(losses, self.entity_weights, answers)
 
     def sample(self, draws: Draws) -> tuple[Tensor, Tensor]:
-        """Negatives `(n,)`, or `(batch, n)` where they are not shared, and the logarithm of the
-        expected count of each.
+        """Negatives and the logarithm of the expected count of each.
 
-        The rank k of an entity has the probability log((k + 2) / (k + 1)) / log(num_entities + 1),
-        k from 0. Negative j of n is from the j-th of n equal parts: uniform of the rows in the
-        order of split tables, log-uniform of [0, 1).
+        Negatives are `(n,)`, or `(batch, n)` where they are not shared. Log-uniform, an entity of
+        frequency rank k = 0, 1, … has the probability log((k + 2) / (k + 1)) / log(num_entities +
+        1). Negative j of n is from the j-th of n equal parts: of the rows in `RowOrder` if uniform,
+        of the interval [0, 1) if log-uniform.
         """
         num = self.loss.num_negatives
         size = self.num_entities
         strata = torch.arange(num, device=draws.batch.device)
         if self.by_frequency is None:
             rows = (strata * size + draws.entities(num, size, shared=self.loss.shared)) // num
-            in_order = Shard(self.num_entities).entities(
-                rows
-            )  # of split tables, for any number of processes
-            return in_order, torch.full((), math.log(num / size), device=rows.device)
+            negatives = RowOrder(self.num_entities).entities(rows)
+            return negatives, torch.full((), math.log(num / size), device=rows.device)
         drawn = draws.entities(num, 2**63 - 1, shared=self.loss.shared)
-        uniform = (
-            strata + shift_right(drawn, 63 - 53).double() / 2**53
-        ) / num  # of 53 binary digits
+        fractions = shift_right(drawn, 63 - 53).double() / 2**53  # 53 binary digits
+        uniform = (strata + fractions) / num
         log_size = math.log(size + 1)
         ranks = ((uniform * log_size).exp().long() - 1).clamp(0, size - 1)
         log_probabilities = torch.log(torch.log1p(1 / (ranks + 1).double()) / log_size)
@@ -396,13 +362,13 @@ class BoundSampledSoftmax:
 
 
 def frequency_weights(train: Triples, num_entities: int, share: float) -> Tensor:
-    """w(t) = share·#t / max # + (1 − share), `(num_entities,)`: Appendix D.1, `share` being its
-    w0.
+    """w(t) = share·#t / max # + (1 − share), `(num_entities,)`.
+
+    It is the weight of Appendix D.1, where `share` is called w0.
     """
     counts = np.bincount(np.concatenate([train[:, 0], train[:, 2]]), minlength=num_entities)
-    relative = torch.from_numpy(counts / max(int(counts.max(initial=0)), 1)).to(
-        torch.get_default_dtype()
-    )
+    largest = max(int(counts.max(initial=0)), 1)
+    relative = torch.from_numpy(counts / largest).to(torch.get_default_dtype())
     return share * relative + (1 - share)
 
 
@@ -414,31 +380,8 @@ def entity_weights(share: float, model: Model, graph: Graph) -> Tensor | None:
     return weights.to(model.device, next(model.parameters()).dtype)
 
 
-def cross_entropy(
-    scores: Tensor, targets: Tensor, weights: Tensor | None = None, *, smoothing: float = 0.0
-) -> Tensor:
-    """Mean of −log softmax(scores)[target], weighted by w(target) and divided by the batch's summed
-    weights.
-
-    With `smoothing`, the weight is the target's too, where PyTorch would weight every candidate by
-    its own.
-    """
-    if not smoothing:
-        return F.cross_entropy(scores, targets, weight=weights)
-    losses = F.cross_entropy(scores, targets, reduction="none", label_smoothing=smoothing)
-    return weighted_mean(losses, weights, targets)
-
-
 def with_relations(loss: Tensor, weight: float, model: Model, f: Factors) -> Tensor:
     """A loss, and the weighted cross entropy of relation prediction."""
-    return loss + weight * cross_entropy(model.relation_scores(f), f.relations) if weight else loss
-
-
-def weighted_mean(losses: Tensor, weights: Tensor | None, targets: Tensor) -> Tensor:
-    """The mean of the losses of targets, `(batch,)` each, with the weights of all entities,
-    `(num_entities,)`.
-    """
-    if weights is None:
-        return losses.mean()
-    chosen = weights[targets]
-    return (chosen * losses).sum() / chosen.sum()
+    if not weight:
+        return loss
+    return loss + weight * cross_entropy(model.relation_scores(f), f.relations)

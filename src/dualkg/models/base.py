@@ -1,6 +1,4 @@
-"""The interface of all models: scores of triples and of queries, and the vectors of a batch as
-losses see them.
-"""
+"""The interface of all models: scores of triples and of queries, and the vectors of a batch."""
 
 from __future__ import annotations
 
@@ -8,98 +6,105 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dualkg.data.graph import Graph, GraphShape
-from dualkg.errors import RequestError
+from dualkg.errors import PYTHON, InvalidValue, RequestError, Words
+from dualkg.registry import Registry
+from dualkg.tables.base import EntityScores, EntityTables
+from dualkg.tables.base import Side as Side
+from dualkg.tables.base import lookup as lookup
+from dualkg.tables.local import LocalTables
+
+__all__ = ["EmbeddingModel", "Model"]
 
 InitScale = float | Literal["xavier"]
-Side = Literal["tail", "head"]
 SIDES: tuple[Side, ...] = ("tail", "head")
 ScoreForm = Literal["products", "squared distances"]
-BLOCK_ROWS = 2**14  # of a table that are drawn at a time where a process keeps a shard of it
-_skip_initialization: ContextVar[bool] = ContextVar("skip_initialization", default=False)
-
-# The `Shard` whose rows are made, or None: its module imports this one. And the device that they
-# are made on.
-_shard: ContextVar[tuple[Any, torch.device | None]] = ContextVar("shard", default=(None, None))
+MODELS: Registry[type[EmbeddingModel]] = Registry("model", group="dualkg.models")
 
 
-def lookup(table: Tensor, ids: Tensor, *, sparse: bool = False) -> Tensor:
-    """Rows of a table by id; an embedding look-up sums its gradient in a fixed order, which
-    indexing does not.
+class NotAGraph(RequestError):
+    """A model was built for something that is neither a graph nor the shape of one."""
 
-    With `sparse`, the gradient of a table that is a parameter has only the rows that were read.
-    """
-    return F.embedding(ids, table, sparse=sparse and table.is_leaf)
+    def __init__(self, given: object) -> None:
+        super().__init__()
+        self.given = given
 
-
-@contextmanager
-def _during(setting: ContextVar[Any], value: object) -> Iterator[None]:
-    token = setting.set(value)
-    try:
-        yield
-    finally:
-        setting.reset(token)
+    def message(self, words: Words = PYTHON) -> str:
+        given = f"{type(self.given)} was given"
+        if isinstance(self.given, (str, Path)):
+            given = f"'{self.given}' was given. Load it: kg.load_graph('{self.given}')"
+        return (
+            f"A model is built for a graph or its shape, as in kg.ComplEx(graph, dim=100); {given}."
+        )
 
 
-def only_rows(rows: Any, *, device: torch.device | None = None) -> AbstractContextManager[None]:
-    """Build models whose entity tables have some of the rows alone, with the numbers they have in
-    the whole tables.
+class WrongShape(RequestError):
+    """A graph has other numbers of entities or relations than the model was made for."""
 
-    They are made on the device, whole ones with None, by blocks: the memory of the host may be
-    smaller than they are.
-    """
-    return _during(_shard, (rows, device))
+    def __init__(self, model_shape: GraphShape, graph_shape: GraphShape) -> None:
+        super().__init__()
+        self.model_shape = model_shape
+        self.graph_shape = graph_shape
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"The model was made for {self.model_shape.num_entities:,} entities and "
+            f"{self.model_shape.num_relations:,} relations; the graph has "
+            f"{self.graph_shape.num_entities:,} and {self.graph_shape.num_relations:,}."
+        )
 
 
-def skip_initialization() -> AbstractContextManager[None]:
-    """Build models with zeros in place of random numbers, which take seconds to draw, before
-    loading saved weights.
-    """
-    return _during(_skip_initialization, True)
+class TablesTooLarge(RequestError):
+    """The tables of a model do not fit into the memory for them."""
+
+    def __init__(
+        self, model: str, dim: int, *, num_bytes: int, available: int, device: torch.device | None
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.dim = dim
+        self.num_bytes = num_bytes
+        self.available = available
+        self.device = device
+
+    def message(self, words: Words = PYTHON) -> str:
+        has = "this machine has" if self.device is None else f"free on {self.device} are"
+        num_processes = math.ceil(2 * self.num_bytes / self.available)
+        return (
+            f"{self.model} with dim {self.dim:,} needs {self.num_bytes / 2**30:,.1f} GiB for its "
+            f"tables; {has} {self.available / 2**30:,.1f}. Choose a smaller dim, or split the "
+            f"tables over several processes: torchrun --nproc-per-node {num_processes} -m dualkg …"
+        )
 
 
 def overridden(instance: object) -> set[str]:
-    """Names of the nearest class of dualkg that the class of an instance defines again; empty for
-    dualkg's own.
+    """Names of the nearest class of dualkg that the class of an instance defines again.
+
+    For a class of dualkg itself there are none.
     """
-    kinds = type(instance).__mro__
-    nearest = next(
-        index for index, kind in enumerate(kinds) if kind.__module__.startswith("dualkg.")
-    )
-    names = {
-        name for kind in kinds[:nearest] for name in vars(kind) if hasattr(kinds[nearest], name)
-    }
+    classes = type(instance).__mro__
+    is_own = [kind.__module__.startswith("dualkg.") for kind in classes]
+    nearest = is_own.index(True)
+    names = set()
+    for kind in classes[:nearest]:
+        names |= {name for name in vars(kind) if hasattr(classes[nearest], name)}
     return {name for name in names if not name.startswith(("__", "_abc_"))}
 
 
 def _shape_of(graph: Graph | GraphShape) -> GraphShape:
     shape = graph.shape if isinstance(graph, Graph) else graph
-    if not (
-        isinstance(shape, tuple)
-        and len(shape) == 2
-        and all(isinstance(size, int) for size in shape)
-    ):
-        name = isinstance(graph, (str, Path))
-        given = (
-            f"'{graph}' was given. Load it: kg.load_graph('{graph}')"
-            if name
-            else f"{type(graph)} was given"
-        )
-        raise RequestError(
-            f"A model is built for a graph or its shape, as in kg.ComplEx(graph, dim=100); {given}."
-        )
+    is_pair = isinstance(shape, tuple) and len(shape) == 2
+    if not is_pair or not all(isinstance(size, int) for size in shape):
+        raise NotAGraph(graph)
     return GraphShape(*shape)
 
 
@@ -110,7 +115,8 @@ class Model(nn.Module, ABC):
     as its tails.
     """
 
-    score_arrays = 3  # of batch × entities, which autograd keeps of all scores and their softmax
+    # Arrays of batch × entities that autograd keeps of all scores and their softmax.
+    score_arrays = 3
 
     def __init__(self, shape: Graph | GraphShape, *, reciprocal: bool = True) -> None:
         super().__init__()
@@ -118,15 +124,9 @@ class Model(nn.Module, ABC):
         self.reciprocal = reciprocal
 
     def check_shape(self, shape: GraphShape) -> None:
-        """Refuse a graph with another number of entities or relations than the model was built
-        for.
-        """
+        """Refuse a graph with another number of entities or relations than the model has."""
         if tuple(shape) != tuple(self.shape):
-            raise RequestError(
-                f"The model was made for {self.shape.num_entities:,} entities and "
-                f"{self.shape.num_relations:,} relations; the graph has {shape.num_entities:,} "
-                f"and {shape.num_relations:,}."
-            )
+            raise WrongShape(self.shape, shape)
 
     @property
     def num_relation_ids(self) -> int:
@@ -136,6 +136,8 @@ class Model(nn.Module, ABC):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    # -- scores by ids --------------------------------------------------------
 
     def score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """Ids `(batch,)` three times → scores `(batch,)`."""
@@ -158,8 +160,9 @@ class Model(nn.Module, ABC):
         return self.score_tails(heads, relations)
 
     def predict_heads(self, relations: Tensor, tails: Tensor) -> Tensor:
-        """Scores of all entities for the queries (?, relation, tail), by the inverse relation where
-        there is one.
+        """Scores of all entities for the queries (?, relation, tail), `(batch, num_entities)`.
+
+        The inverse relation is used where there is one.
         """
         if self.reciprocal:
             return self.score_tails(tails, relations + self.shape.num_relations)
@@ -168,13 +171,26 @@ class Model(nn.Module, ABC):
     def predict_candidates(
         self, given: Tensor, relations: Tensor, candidates: Tensor, side: Side
     ) -> Tensor:
-        """Scores of candidates `(batch, n)` for the queries whose `side` is missing, as above,
-        `(batch, n)`.
-        """
+        """Scores of candidates `(batch, n)` for the queries whose `side` is missing."""
         if side == "head" and self.reciprocal:
             side = "tail"
             relations = relations + self.shape.num_relations
         return self.candidate_scores(self.queries(given, relations, side), candidates, side)
+
+    def own_predictions(
+        self, given: Tensor, relations: Tensor, side: Side, rows: slice | None = None
+    ) -> Tensor:
+        """Scores of the entities that this process has, or of some rows of its tables.
+
+        The queries are those whose `side` is missing, as in `predict_tails` and `predict_heads`.
+        """
+        if side == "tail":
+            scores = self.predict_tails(given, relations)
+        else:
+            scores = self.predict_heads(relations, given)
+        return scores if rows is None else scores[:, rows]
+
+    # -- vectors of a batch ---------------------------------------------------
 
     def factors(
         self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None
@@ -184,26 +200,47 @@ class Model(nn.Module, ABC):
 
     def queries(self, given: Tensor, relations: Tensor, side: Side) -> Factors:
         """The vectors of queries whose `side` is missing."""
-        return (
-            self.factors(given, relations, None)
-            if side == "tail"
-            else self.factors(None, relations, given)
-        )
+        if side == "tail":
+            return self.factors(given, relations, None)
+        return self.factors(None, relations, given)
+
+    def forward(self, f: Factors, side: Side) -> Tensor:
+        """The scores of all entities on one side of a batch, `(batch, num_entities)`."""
+        return self.tail_scores(f) if side == "tail" else self.head_scores(f)
+
+    # -- entity tables --------------------------------------------------------
+
+    @property
+    def tables(self) -> EntityTables:
+        """Where the rows of the entities are."""
+        return self.embedding.tables
+
+    @property
+    def whole(self) -> Model:
+        """The model itself, or the one whose rows this is a part of."""
+        return self
+
+    def entity_scores(self, f: Factors, side: Side) -> EntityScores:
+        """Scores of all entities as tails, or as heads, for losses over all entities."""
+        return self.tables.scores(self(f, side))
+
+    def sum_over_rows(self, function: Callable[[Factors], Tensor], f: Factors) -> Tensor:
+        """A scalar that is a sum over the rows of the entity tables."""
+        return function(f)
 
     # -- to be implemented ----------------------------------------------------
 
     @property
     def score_form(self) -> ScoreForm | None:
-        """⟨x, t⟩ or −‖x − t‖² of a mapped vector x and rows t; None is anything else, which has no
-        fast step.
+        """⟨x, t⟩ or −‖x − t‖² of a mapped vector x and rows t.
+
+        None is anything else, for which there is no fast step.
         """
         return None
 
     @property
     def shares_candidates(self) -> bool:
-        """Whether candidates of a whole batch have one vector each in `candidate_scores`, not one
-        for every triple.
-        """
+        """Whether `candidate_scores` reads each candidate of a batch once, not once a triple."""
         return False
 
     @property
@@ -237,33 +274,44 @@ class Model(nn.Module, ABC):
         """One row per entity, `(num_entities, …)`, by which entities are compared."""
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
-        """Scores of candidate tails, or heads, `(batch, n)`; ids `(n,)` shared by the batch, or
-        `(batch, n)`.
+        """Scores of candidate tails, or heads, `(batch, n)`.
+
+        Candidates are ids `(n,)` that the batch shares, or `(batch, n)`.
         """
-        batch = len(f.relations)
-        num = candidates.shape[-1]
-        given, relations = (ids.repeat_interleave(num) for ids in (f.given(side), f.relations))
-        predicted = candidates.expand(batch, num).reshape(-1)
-        ids = (given, relations, predicted) if side == "tail" else (predicted, relations, given)
-        return self.score(*ids).view(batch, num)
+        batch_size = len(f.relations)
+        num_candidates = candidates.shape[-1]
+        given = f.given(side).repeat_interleave(num_candidates)
+        relations = f.relations.repeat_interleave(num_candidates)
+        predicted = candidates.expand(batch_size, num_candidates).reshape(-1)
+        if side == "tail":
+            scores = self.score(given, relations, predicted)
+        else:
+            scores = self.score(predicted, relations, given)
+        return scores.view(batch_size, num_candidates)
 
 
 class EmbeddingModel(Model):
     """A model with a row for every entity and every relation."""
 
-    diagonal = False  # whether a relation acts on each coordinate separately, as N3 requires
-    has_adjoint = False  # whether both map_head and map_tail give mapped vectors, as DURA requires
+    # Whether a relation acts on each coordinate separately, as N3 requires.
+    diagonal = False
+    # Whether both map_head and map_tail give mapped vectors, as DURA requires.
+    has_adjoint = False
     # Whether the numbers of an entity are coordinates, so that sums of their powers are norms.
     euclidean = True
-    numbers_per_coordinate = 1  # real numbers of one coordinate: 2 if complex
-    num_biases = 0  # real numbers of an entity after those of its coordinates
-    two_entity_tables = False  # whether an entity has one vector as head and another as tail
-    capturable = (
-        False  # whether no operation waits for a size that the GPU computed, as a CUDA graph needs
-    )
+    # Real numbers of one coordinate: 2 if it is complex.
+    numbers_per_coordinate = 1
+    # Real numbers of an entity after those of its coordinates.
+    num_biases = 0
+    # Whether an entity has one vector as head and another as tail.
+    two_entity_tables = False
+    # Whether no operation waits for a size that the GPU computed, as a CUDA graph needs.
+    capturable = False
     default_init_scale: InitScale = 1e-3
-    options: tuple[str, ...] = ()  # keyword arguments of a subclass, which are attributes too
-    sparse_gradients = False  # whether gradients of entity tables have only the rows of a batch
+    # Keyword arguments of a subclass, which are attributes too.
+    options: ClassVar[tuple[str, ...]] = ()
+
+    _tables: EntityTables | None = None
 
     def __init__(
         self,
@@ -276,13 +324,15 @@ class EmbeddingModel(Model):
     ) -> None:
         super().__init__(shape, reciprocal=reciprocal)
         if not isinstance(dim, int | np.integer):
-            raise RequestError(f"dim must be a whole number; it is {dim!r}.")
+            raise InvalidValue("dim", expected="a whole number", found=repr(dim))
         if dim < 1:
-            raise RequestError(f"dim must be at least 1; it is {dim}.")
+            raise InvalidValue("dim", expected="at least 1", found=dim)
         self.dim = dim
         self.init_scale = self.default_init_scale if init_scale is None else init_scale
+        if self._tables is None:
+            self._tables = LocalTables(self.shape.num_entities)
         self._random = torch.Generator().manual_seed(seed)
-        self._makes_entities = False  # while the tables of entities are made
+        self._draws_entities = False
         width = self.entity_width(dim)
         self._check_size(width)
         self.entities = self._entity_table(width)
@@ -290,38 +340,51 @@ class EmbeddingModel(Model):
         if self.two_entity_tables:
             self.tails = self._entity_table(width)
 
+    @classmethod
+    def with_tables(cls, tables: EntityTables, shape: Graph | GraphShape, /, **config: Any) -> Self:
+        """Build a model whose entity rows are kept by `tables`.
+
+        The tables are set before the constructor runs, so that a subclass need not pass them on.
+        """
+        model = cls.__new__(cls)
+        object.__setattr__(model, "_tables", tables)
+        model.__init__(shape, **config)  # type: ignore[misc]
+        return model
+
+    @property
+    def tables(self) -> EntityTables:
+        assert self._tables is not None
+        return self._tables
+
     def _check_size(self, width: int) -> None:
         """Refuse tables larger than the memory for them before allocating them."""
-        shard, device = _shard.get()
-        numbers = (
-            (shard.size if shard else self.shape.num_entities)
-            * width
-            * (2 if self.two_entity_tables else 1)
-        )
-        numbers += self.num_relation_ids * self.relation_width(
-            self.dim
-        ) + self.num_shared_parameters(self.dim)
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        where = "this machine has"
+        num_entity_tables = 2 if self.two_entity_tables else 1
+        numbers = self.tables.num_rows * width * num_entity_tables
+        numbers += self.num_relation_ids * self.relation_width(self.dim)
+        numbers += self.num_shared_parameters(self.dim)
+        device = self.tables.device
         if device is not None and device.type == "cuda":
-            memory = torch.cuda.mem_get_info(device)[0]
-            where = f"free on {device} are"
-        if 4 * numbers > memory:
-            raise RequestError(
-                f"{type(self).__name__} with dim {self.dim:,} needs {4 * numbers / 2**30:,.1f} "
-                f"GiB for its tables; {where} {memory / 2**30:,.1f}. Choose a smaller dim, or "
-                "split the tables over several processes: torchrun --nproc-per-node "
-                f"{math.ceil(8 * numbers / memory)} -m dualkg …"
+            available = torch.cuda.mem_get_info(device)[0]
+        else:
+            device = None
+            available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if 4 * numbers > available:
+            raise TablesTooLarge(
+                type(self).__name__,
+                self.dim,
+                num_bytes=4 * numbers,
+                available=available,
+                device=device,
             )
 
     @property
     def config(self) -> dict[str, object]:
-        return {
-            name: getattr(self, name) for name in ("dim", "reciprocal", "init_scale", *self.options)
-        }
+        names = ("dim", "reciprocal", "init_scale", *self.options)
+        return {name: getattr(self, name) for name in names}
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, {self.shape.num_entities:,} entities, {self.shape.num_relations:,} relations"
+        num_entities, num_relations = self.shape
+        return f"dim={self.dim}, {num_entities:,} entities, {num_relations:,} relations"
 
     def scores_as(self, kind: type, *more: str) -> bool:
         """Whether all entities are scored by the methods of a base class."""
@@ -332,14 +395,16 @@ class EmbeddingModel(Model):
 
     @abstractmethod
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        """Vectors `(batch, width)` and relation ids `(batch,)` → the mapped heads, h R in bilinear
-        models.
+        """The mapped heads of vectors `(batch, width)`, h R in bilinear models.
+
+        Relation ids are `(batch,)`.
         """
 
     @abstractmethod
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        """Vectors `(batch, width)` and relation ids `(batch,)` → the mapped tails, t Rᵀ in bilinear
-        models.
+        """The mapped tails of vectors `(batch, width)`, t Rᵀ in bilinear models.
+
+        Relation ids are `(batch,)`.
         """
 
     def entity_width(self, dim: int) -> int:
@@ -359,6 +424,8 @@ class EmbeddingModel(Model):
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
         """New relations, drawn as entities are unless a model overrides it."""
         return self.table(rows, width)
+
+    # -- tables ---------------------------------------------------------------
 
     @property
     def embedding(self) -> EmbeddingModel:
@@ -380,16 +447,14 @@ class EmbeddingModel(Model):
         return [self.entities, self.tails] if self.two_entity_tables else [self.entities]
 
     def _entity_table(self, width: int) -> nn.Parameter:
-        """The rows of all entities, or of the shard that is being built."""
-        self._makes_entities = True
-        shard = _shard.get()[0]
+        """The rows of all entities, or those that this process has."""
+        self._draws_entities = True
         table = self.table(self.shape.num_entities, width)
-        self._makes_entities = False
-        if shard is None or len(table) == shard.size:
+        self._draws_entities = False
+        if len(table) == self.tables.num_rows:
             return table
-        return nn.Parameter(
-            table.detach()[shard.ids]
-        )  # of a class of one's own that draws whole tables
+        # A class of one's own may draw whole tables.
+        return nn.Parameter(self.tables.take(table.detach()))
 
     def table(self, rows: int, width: int) -> nn.Parameter:
         return nn.Parameter(self.init_noise(rows, width))
@@ -398,70 +463,55 @@ class EmbeddingModel(Model):
         """Numbers drawn from N(0, 1) · `init_scale`, or uniformly within Xavier's bound."""
         if self.init_scale == "xavier":
             bound = math.sqrt(6 / (rows + width))
-            return self.drawn(
-                rows, width, lambda block: block.uniform_(-bound, bound, generator=self._random)
-            )
-        return self.drawn(rows, width, lambda block: block.normal_(generator=self._random)).mul_(
-            self.init_scale
-        )
+            return self.drawn(rows, width, lambda block: self._uniform_(block, bound))
+        noise = self.drawn(rows, width, lambda block: block.normal_(generator=self._random))
+        return noise.mul_(self.init_scale)
 
     def drawn(self, rows: int, width: int, draw: Callable[[Tensor], Tensor]) -> Tensor:
-        """Random numbers `(rows, width)`; of a shard, its rows of the same table, which is drawn
-        block by block.
-        """
-        shard, device = _shard.get() if self._makes_entities else (None, None)
-        found = torch.zeros(shard.size if shard else rows, width, device=device)
-        if _skip_initialization.get():
-            return found
-        if shard is None and device is None:
-            return draw(found)
-        for start in range(0, max(rows - BLOCK_ROWS, 0) + 1, BLOCK_ROWS):
-            # The last block has the rest: PyTorch draws normal numbers by sixteen, and the end of a
-            # table again.
-            ids = torch.arange(start, rows if rows - start < 2 * BLOCK_ROWS else start + BLOCK_ROWS)
-            positions = shard.positions(ids) if shard else ids
-            here = positions >= 0
-            found[positions[here].to(found.device)] = draw(torch.empty(len(ids), width))[here].to(
-                found.device
-            )
-        return found
+        """Random numbers `(rows, width)`; of entity tables, the rows that this process has."""
+        if self._draws_entities:
+            return self.tables.draw(width, draw)
+        numbers = torch.zeros(rows, width)
+        return draw(numbers) if self.tables.initialize else numbers
 
-    def rows(self, table: Tensor, entities: Tensor) -> Tensor:
-        """Rows of a table of entities by id, with `sparse_gradients` or dense ones."""
-        return lookup(table, entities, sparse=self.sparse_gradients)
+    def _uniform_(self, block: Tensor, bound: float) -> Tensor:
+        return block.uniform_(-bound, bound, generator=self._random)
+
+    # -- vectors --------------------------------------------------------------
 
     def relation_norms(self, relations: Tensor) -> Tensor:
         """Squared Frobenius norms of the relations, `(batch,)`, without a matrix per triple."""
-        return lookup(self.relations.square().sum(-1, keepdim=True), relations).squeeze(-1)
+        norms = self.relations.square().sum(-1, keepdim=True)
+        return lookup(norms, relations).squeeze(-1)
 
     def modulus(self, vectors: Tensor) -> Tensor:
         """|x| of every coordinate, with gradient 0 where x is 0."""
         squared = self.squared_modulus(vectors)
-        zero = squared == 0
-        return squared.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
+        is_zero = squared == 0
+        return squared.masked_fill(is_zero, 1.0).sqrt().masked_fill(is_zero, 0.0)
 
     def map_by_all_relations(
         self, vectors: Tensor, *, transposed: bool = False
     ) -> Iterator[Tensor]:
-        """Heads, or tails, mapped by each relation in turn: batch × relations × width never exists
-        at once.
+        """Heads, or tails, mapped by each relation in turn.
+
+        An array of batch × relations × width never exists.
         """
         apply = self.map_tail if transposed else self.map_head
         for relation in range(self.num_relation_ids):
             yield apply(vectors, torch.full((len(vectors),), relation, device=vectors.device))
 
     def entity_vectors(self) -> Tensor:
-        return (
-            torch.cat([self.head_table, self.tail_table], dim=-1)
-            if self.two_entity_tables
-            else self.entities
-        )
+        if self.two_entity_tables:
+            return torch.cat([self.head_table, self.tail_table], dim=-1)
+        return self.entities
 
 
 @dataclass
 class Factors:
-    """The vectors of a batch, `(batch, width)` each, gathered or mapped on first use and then
-    cached.
+    """The vectors of a batch, `(batch, width)` each.
+
+    They are gathered or mapped on first use, and then cached.
     """
 
     model: EmbeddingModel
@@ -470,8 +520,13 @@ class Factors:
     given_tails: Tensor | None
 
     def fresh(self) -> Factors:
-        """The same ids, with nothing mapped yet."""
-        return Factors(self.model, self.given_heads, self.given_relations, self.given_tails)
+        """The same ids, with nothing mapped yet; rows that other processes sent are kept."""
+        copy = Factors(self.model, self.given_heads, self.given_relations, self.given_tails)
+        if self.model.tables.fetches_rows:
+            for name in ("head", "tail"):
+                if name in vars(self):
+                    setattr(copy, name, vars(self)[name])
+        return copy
 
     @property
     def heads(self) -> Tensor:
@@ -487,11 +542,11 @@ class Factors:
 
     @cached_property
     def head(self) -> Tensor:
-        return self.model.rows(self.model.head_table, self.heads)
+        return self.model.tables.rows(self.model.head_table, self.heads)
 
     @cached_property
     def tail(self) -> Tensor:
-        return self.model.rows(self.model.tail_table, self.tails)
+        return self.model.tables.rows(self.model.tail_table, self.tails)
 
     def candidates(self, ids: Tensor, *, side: Side) -> Tensor:
         """Rows of candidate tails, or heads, `(…, width)`.
@@ -500,23 +555,21 @@ class Factors:
         pass of each look-up makes a gradient as large as the table.
         """
         model = self.model
-        gathered = not {"head", "tail"}.isdisjoint(vars(self))
-        if (
-            gathered
-            or model.two_entity_tables
-            or self.given_heads is None
-            or self.given_tails is None
-        ):
-            return model.rows(model.tail_table if side == "tail" else model.head_table, ids)
-        parts = (self.given_heads, self.given_tails, ids.flatten())
-        found = model.rows(model.head_table, torch.cat(parts))
-        self.head, self.tail, chosen = torch.split(found, [len(part) for part in parts])
+        is_triple = self.given_heads is not None and self.given_tails is not None
+        is_gathered = "head" in vars(self) or "tail" in vars(self)
+        if is_gathered or not is_triple or model.two_entity_tables or model.tables.fetches_rows:
+            table = model.tail_table if side == "tail" else model.head_table
+            return model.tables.rows(table, ids)
+        parts = (self.heads, self.tails, ids.flatten())
+        rows = model.tables.rows(model.head_table, torch.cat(parts))
+        self.head, self.tail, chosen = torch.split(rows, [len(part) for part in parts])
         return chosen.view(*ids.shape, -1)
 
     @cached_property
     def relation(self) -> Tensor:
-        """The rows of the relations. Only for diagonal models: a matrix per triple must never be
-        gathered.
+        """The rows of the relations, for diagonal models alone.
+
+        A matrix per triple must never be gathered.
         """
         return lookup(self.model.relations, self.relations)
 
@@ -538,6 +591,7 @@ class Factors:
         return self.heads if side == "tail" else self.tails
 
     def answers(self, side: Side) -> Tensor:
+        """The ids of the entities that are to be predicted."""
         return self.tails if side == "tail" else self.heads
 
     def query(self, side: Side) -> Tensor:

@@ -1,8 +1,8 @@
-"""Bilinear models and their duals: a score ⟨h R, t⟩, written once in terms of the relation's map
-and its transpose.
+"""Bilinear models and their duals.
 
-A model implements `map_head` and `map_tail` with ⟨map_head(h, r), t⟩ = ⟨h, map_tail(t, r)⟩. Scores
-of triples, tails, heads and relations, the dual models and the regularizers follow from the two.
+A bilinear model scores by ⟨h R, t⟩. It implements `map_head` and `map_tail` with
+⟨map_head(h, r), t⟩ = ⟨h, map_tail(t, r)⟩. Scores of triples, tails, heads and relations, the dual
+models and the regularizers follow from the two.
 """
 
 from typing import Literal
@@ -10,8 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dualkg.errors import RequestError
-from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm, Side, lookup
+from dualkg.errors import InvalidValue, Unsupported
+from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm
+from dualkg.tables.base import Side, lookup
+
+__all__ = ["BilinearModel", "Dual"]
 
 
 class BilinearModel(EmbeddingModel):
@@ -37,56 +40,58 @@ class BilinearModel(EmbeddingModel):
         return f.mapped_tail @ self.head_table.T
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
-        chosen = f.candidates(candidates, side=side)
+        vectors = f.candidates(candidates, side=side)
         query = f.query(side)
-        return (
-            query @ chosen.T
-            if candidates.dim() == 1
-            else (chosen @ query.unsqueeze(-1)).squeeze(-1)
-        )
+        if candidates.dim() == 1:
+            return query @ vectors.T
+        return (vectors @ query.unsqueeze(-1)).squeeze(-1)
 
     def relation_scores(self, f: Factors) -> Tensor:
-        return torch.stack(
-            [(mapped * f.tail).sum(-1) for mapped in self.map_by_all_relations(f.head)], dim=-1
-        )
+        mapped_heads = self.map_by_all_relations(f.head)
+        return torch.stack([(mapped * f.tail).sum(-1) for mapped in mapped_heads], dim=-1)
 
     def mapped_squared_norms(self, relations: Tensor, *, transposed: bool) -> Tensor:
-        """‖h R‖² of all heads, or ‖t Rᵀ‖² of all tails, for relations `(n,)`: `(n,
-        num_entities)`.
+        """‖h R‖² of all heads, or ‖t Rᵀ‖² of all tails, for relations `(n,)`.
+
+        The result is `(n, num_entities)`.
         """
-        table, apply = (
-            (self.tail_table, self.map_tail) if transposed else (self.head_table, self.map_head)
-        )
-        mapped = (apply(table, relation.expand(len(table))) for relation in relations)
-        return torch.stack([vectors.square().sum(-1) for vectors in mapped])
+        table = self.tail_table if transposed else self.head_table
+        apply = self.map_tail if transposed else self.map_head
+        norms = []
+        for relation in relations:
+            mapped = apply(table, relation.expand(len(table)))
+            norms.append(mapped.square().sum(-1))
+        return torch.stack(norms)
 
     def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
-        """Σ‖h‖² over all heads, and Σ‖h R‖² over all heads and relations; or those of tails, t and
-        t Rᵀ.
+        """Σ‖h‖² over all heads, and Σ‖h R‖² over all heads and relations.
+
+        If `transposed`, they are those of tails, t and t Rᵀ.
         """
         table = self.tail_table if transposed else self.head_table
         relations = torch.arange(self.num_relation_ids, device=table.device)
-        return table.square().sum(), self.mapped_squared_norms(
-            relations, transposed=transposed
-        ).sum()
+        mapped = self.mapped_squared_norms(relations, transposed=transposed)
+        return table.square().sum(), mapped.sum()
 
 
 class Dual(Model):
     """Scores by distance after the same map, with the parameters of the model it is the dual of.
 
-    side="tail": −‖hR − t‖² = 2⟨hR, t⟩ − ‖hR‖² − ‖t‖²;   side="head": −‖tRᵀ − h‖² = 2⟨hR, t⟩ −
-    ‖tRᵀ‖² − ‖h‖².
+    With side "tail", a score is −‖hR − t‖² = 2⟨hR, t⟩ − ‖hR‖² − ‖t‖².
+    With side "head", a score is −‖tRᵀ − h‖² = 2⟨hR, t⟩ − ‖tRᵀ‖² − ‖h‖².
     """
 
     score_arrays = 5
 
     def __init__(self, primal: BilinearModel, side: Side = "tail") -> None:
         if side not in ("tail", "head"):
-            raise RequestError(f"A dual has side 'tail' or 'head'; '{side}' was given.")
+            raise InvalidValue("side", expected="'tail' or 'head'", found=side)
         if not (isinstance(primal, BilinearModel) and primal.has_adjoint):
-            raise RequestError(
-                "A dual is that of a bilinear model, whose relations are linear maps with a "
-                f"transpose; this {type(primal).__name__} is not one. Leave model.dual out."
+            raise Unsupported(
+                f"The dual of this {type(primal).__name__}",
+                "does not exist: a dual is that of a bilinear model, whose relations are linear "
+                "maps with a transpose",
+                advice="Leave model.dual out.",
             )
         super().__init__(primal.shape, reciprocal=primal.reciprocal)
         self.primal = primal
@@ -102,16 +107,13 @@ class Dual(Model):
 
     @property
     def score_form(self) -> ScoreForm | None:
-        """Squared distances where tails are predicted; heads would be, by the norms of their own
-        images.
+        """Squared distances where tails are predicted.
+
+        Heads would be predicted by the norms of their own mapped vectors.
         """
-        fits = (
-            type(self) is Dual
-            and self.side == "tail"
-            and self.reciprocal
-            and self.primal.score_form == "products"
-        )
-        return "squared distances" if fits else None
+        is_plain = type(self) is Dual and self.primal.score_form == "products"
+        predicts_tails = self.side == "tail" and self.reciprocal
+        return "squared distances" if is_plain and predicts_tails else None
 
     def entity_vectors(self) -> Tensor:
         return self.primal.entity_vectors()
@@ -132,17 +134,18 @@ class Dual(Model):
         return torch.stack([-_norms(vectors - fixed) for vectors in mapped], dim=-1)
 
     def _minus_norms(self, doubled: Tensor, f: Factors, side: Side) -> Tensor:
-        """Scores of a side; that of the dual is fixed, the other is mapped, once per relation of
-        the batch.
+        """Subtract both squared norms from doubled products.
+
+        The entities of the dual's own side are fixed. Those of the other side are mapped, once for
+        each relation of the batch.
         """
         if side == self.side:
             table = self.primal.tail_table if side == "tail" else self.primal.head_table
             return doubled - _norms(f.query(side))[:, None] - _norms(table)
-        found = doubled - _norms(f.head if side == "tail" else f.tail)[:, None]
+        scores = doubled - _norms(f.head if side == "tail" else f.tail)[:, None]
         distinct, position = torch.unique(f.relations, return_inverse=True)
-        return found - lookup(
-            self.primal.mapped_squared_norms(distinct, transposed=self.side == "head"), position
-        )
+        norms = self.primal.mapped_squared_norms(distinct, transposed=self.side == "head")
+        return scores - lookup(norms, position)
 
 
 def _norms(vectors: Tensor) -> Tensor:

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from dualkg.data.graph import Graph, GraphShape
-from dualkg.models.base import Factors, lookup
+from dualkg.models.base import MODELS, Factors
 from dualkg.models.bilinear import BilinearModel
+from dualkg.tables.base import lookup
+
+__all__ = ["CP", "ComplEx", "DistMult", "QuatE", "SimplE"]
 
 
 class DiagonalModel(BilinearModel):
@@ -24,7 +27,8 @@ class DiagonalModel(BilinearModel):
 
     diagonal = True
     relation_kernel = "rows"
-    multiplicative_modulus = True  # whether a coordinate has one modulus, with |x·r| = |x||r|
+    # Whether a coordinate has one modulus, with |x·r| = |x||r|.
+    multiplicative_modulus = True
 
     @staticmethod
     @abstractmethod
@@ -38,26 +42,24 @@ class DiagonalModel(BilinearModel):
 
     @property
     def multipliers(self) -> Tensor:
-        """The rows that entities are multiplied by, `(num_relation_ids, width)`: as stored, or
-        normalized.
+        """The rows that entities are multiplied by, `(num_relation_ids, width)`.
+
+        They are the relations as stored, or normalized.
         """
         return self.relations
 
     @property
     def linear_in_relations(self) -> bool:
-        """Whether scores are linear in the stored relations, as the fused training step
-        requires.
-        """
+        """Whether scores are linear in the stored relations, as the fast step requires."""
         return self.multipliers is self.relations
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        return self._joined(
-            self.times(self._parts(head), self._parts(lookup(self.multipliers, relations)))
-        )
+        multiplier = self._parts(lookup(self.multipliers, relations))
+        return self._joined(self.times(self._parts(head), multiplier))
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        conjugate = self.conjugate(self._parts(lookup(self.multipliers, relations)))
-        return self._joined(self.times(self._parts(tail), conjugate))
+        multiplier = self._parts(lookup(self.multipliers, relations))
+        return self._joined(self.times(self._parts(tail), self.conjugate(multiplier)))
 
     def relation_query(self, head: Tensor, tail: Tensor) -> Tensor:
         """The row q with ⟨h R, t⟩ = ⟨q, r⟩, `(batch, width)`."""
@@ -74,24 +76,21 @@ class DiagonalModel(BilinearModel):
     def mapped_squared_norms(self, relations: Tensor, *, transposed: bool) -> Tensor:
         """One matrix product, since a relation scales |xᵢ|² by the same factor for every entity."""
         table = self.tail_table if transposed else self.head_table
-        squared_scales = self._squared_scales(
-            lookup(self.multipliers, relations), transposed=transposed
-        )
+        multipliers = lookup(self.multipliers, relations)
+        squared_scales = self._squared_scales(multipliers, transposed=transposed)
         return squared_scales @ self.squared_modulus(table).T
 
     def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
         """Coordinate by coordinate: Σ|hᵢ|² times the sum of the squared scales of all relations."""
-        of_entities = self.squared_modulus(self.tail_table if transposed else self.head_table).sum(
-            0
-        )
-        return of_entities.sum(), of_entities @ self._squared_scales(
-            self.multipliers, transposed=transposed
-        ).sum(0)
+        table = self.tail_table if transposed else self.head_table
+        of_entities = self.squared_modulus(table).sum(0)
+        squared_scales = self._squared_scales(self.multipliers, transposed=transposed)
+        return of_entities.sum(), of_entities @ squared_scales.sum(0)
 
     def _squared_scales(self, relation: Tensor, *, transposed: bool) -> Tensor:
-        return self.squared_scale(
-            self._joined(self.conjugate(self._parts(relation))) if transposed else relation
-        )
+        if transposed:
+            relation = self._joined(self.conjugate(self._parts(relation)))
+        return self.squared_scale(relation)
 
     def squared_modulus(self, vectors: Tensor) -> Tensor:
         if not self.multiplicative_modulus:
@@ -118,9 +117,11 @@ class RealDiagonalModel(DiagonalModel):
         return x
 
 
+@MODELS.register
 class ComplEx(DiagonalModel):
-    """Relations scale and rotate complex coordinates (Trouillon et al., 2016); rows are real, then
-    imaginary parts.
+    """Relations scale and rotate complex coordinates (Trouillon et al., 2016).
+
+    A row holds the real parts of all coordinates, then the imaginary parts.
     """
 
     numbers_per_coordinate = 2
@@ -134,22 +135,26 @@ class ComplEx(DiagonalModel):
         return x[0], -x[1]
 
 
+@MODELS.register
 class CP(RealDiagonalModel):
-    """A relation scales each coordinate; an entity is one vector as head, another as tail
-    (Hitchcock, 1927).
+    """A relation scales each coordinate (Hitchcock, 1927).
+
+    An entity has one vector as head and another as tail.
     """
 
     two_entity_tables = True
 
 
+@MODELS.register
 class DistMult(RealDiagonalModel):
     """A relation scales each coordinate (Yang et al., 2015), so all are symmetric."""
 
 
+@MODELS.register
 class QuatE(DiagonalModel):
-    """A relation rotates each quaternion coordinate (Zhang et al., 2019); unless `normalized`, it
-    scales it, too.
+    """A relation rotates each quaternion coordinate (Zhang et al., 2019).
 
+    Unless it is `normalized`, a relation also scales the coordinate.
     A row holds all real parts, then all of i, of j and of k. `dim` counts quaternions. Those of a
     relation are divided by their modulus when used, and regularizers see them as stored. A
     quaternion of modulus 0 stays 0.
@@ -169,13 +174,13 @@ class QuatE(DiagonalModel):
         if not self.normalized:
             return self.relations
         modulus = self.modulus(self.relations)
-        return self.relations / modulus.masked_fill(modulus == 0, 1.0).repeat(
-            1, self.numbers_per_coordinate
-        )
+        divisor = modulus.masked_fill(modulus == 0, 1.0)
+        return self.relations / divisor.repeat(1, self.numbers_per_coordinate)
 
     def squared_scale(self, relation: Tensor) -> Tensor:
-        """Detached if normalized: a rotation has scale 1, and its gradient would be rounding that
-        Adagrad amplifies.
+        """Without a gradient if normalized.
+
+        A rotation has scale 1. Its gradient would be rounding, which Adagrad amplifies.
         """
         squared = super().squared_scale(relation)
         return squared.detach() if self.normalized else squared
@@ -194,6 +199,7 @@ class QuatE(DiagonalModel):
         return x[0], -x[1], -x[2], -x[3]
 
 
+@MODELS.register
 class SimplE(DiagonalModel):
     """CP in which every triple updates both vectors of its entities (Kazemi and Poole, 2018).
 
@@ -214,7 +220,5 @@ class SimplE(DiagonalModel):
         return x[1], x[0]
 
     def squared_scale(self, relation: Tensor) -> Tensor:
-        """A product swaps the two halves, and multiplies each number by the one at its own
-        position.
-        """
+        """A product swaps the halves and multiplies each number by the one at its position."""
         return relation.square() / 4

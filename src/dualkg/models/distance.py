@@ -11,78 +11,80 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dualkg.data.graph import Graph, GraphShape
-from dualkg.errors import RequestError
+from dualkg.errors import InvalidValue
 from dualkg.kernels import pairwise as kernels
-from dualkg.models.base import (
-    EmbeddingModel,
-    Factors,
-    InitScale,
-    ScoreForm,
-    Side,
-    lookup,
-    skip_initialization,
-)
+from dualkg.models.base import MODELS, EmbeddingModel, Factors, InitScale, ScoreForm
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import ComplEx, DistMult
 from dualkg.models.matrix import RelationGroups, multiply_groups
+from dualkg.tables.base import Side, lookup
+from dualkg.tables.local import LocalTables
+
+__all__ = ["HAKE", "SE", "DistanceModel", "ModE", "MuRP", "RotatE", "TransE"]
 
 Norm = Literal[1, 2, "squared"]
 BilinearT = TypeVar("BilinearT", bound=BilinearModel)
-ROUNDING = (
-    8  # units of the last place by which a squared distance, a difference of two sums, may be wrong
-)
-EDGE = 1 - 1e-5  # the largest norm of a point of MuRP: at 1, distances in float32 would be infinite
+# Units of the last place by which a squared distance, a difference of two sums, may be wrong.
+ROUNDING = 8
+# The largest norm of a point of MuRP: at 1, distances in float32 would be infinite.
+EDGE = 1 - 1e-5
 LEAST = 1e-15  # a square below this is rounding
 LEAST_ROOM = 1 - EDGE**2  # the smallest 1 − ‖x‖² of a point
-# Numbers in an array of differences of vectors at one time; computing a distance takes a few such
-# arrays.
+# Numbers in an array of differences of vectors. Computing a distance takes a few such arrays.
 DIFFERENCES = {"cpu": 2**22, "cuda": 2**26}
 
 
 def chunked_distances(
-    distance: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor
+    distance: Callable[[Tensor, Tensor], Tensor], points: Tensor, others: Tensor
 ) -> Tensor:
-    """Distances `(batch, n)` of two sets of rows; the backward pass computes the differences of
-    each chunk again.
+    """Distances of two sets of rows, `(num_points, num_others)`.
+
+    The backward pass computes the differences of each chunk again.
     """
-    size = max(1, DIFFERENCES[one.device.type] // max(one.numel(), 1))
-    parts = other.split(size)  # type: ignore[no-untyped-call]
-    return torch.cat([checkpointed(distance, one.unsqueeze(1), part) for part in parts], dim=-1)
+    size = max(1, DIFFERENCES[points.device.type] // max(points.numel(), 1))
+    chunks = others.split(size)  # type: ignore[no-untyped-call]
+    distances = [checkpointed(distance, points.unsqueeze(1), chunk) for chunk in chunks]
+    return torch.cat(distances, dim=-1)
 
 
 def checkpointed(
-    function: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor
+    function: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: Tensor
 ) -> Tensor:
     """Call a function without saving its intermediate results: the backward pass calls it again."""
     if not torch.is_grad_enabled():
-        return function(one, other)
-    found: Tensor = checkpoint(function, one, other, use_reentrant=False, preserve_rng_state=False)
-    return found
+        return function(left, right)
+    result: Tensor = checkpoint(
+        function, left, right, use_reentrant=False, preserve_rng_state=False
+    )
+    return result
 
 
 class DistanceModel(EmbeddingModel):
     """A model that scores by −d(mapped head, tail)."""
 
-    maps_both_sides = False  # whether the distance is to the mapped tail
+    # Whether the distance is to the mapped tail.
+    maps_both_sides = False
     # Whether d(mapped head, tail) is d(head, mapped tail), so that heads are scored like tails.
     isometric = False
     default_init_scale: InitScale = 1e-2
 
     def random_signs(self, rows: int, width: int) -> Tensor:
-        """1 or −1, the same for a relation and its inverse: training rarely changes the sign of a
-        multiplier.
+        """1 or −1, the same for a relation and its inverse.
+
+        Training rarely changes the sign of a multiplier.
         """
         num_relations = self.shape.num_relations
-        drawn = 2.0 * torch.randint(0, 2, (num_relations, width), generator=self._random) - 1
-        return drawn.repeat(rows // max(num_relations, 1), 1)
+        bits = torch.randint(0, 2, (num_relations, width), generator=self._random)
+        signs = 2.0 * bits - 1
+        return signs.repeat(rows // max(num_relations, 1), 1)
 
     @abstractmethod
-    def distance(self, one: Tensor, other: Tensor) -> Tensor:
+    def distance(self, points: Tensor, others: Tensor) -> Tensor:
         """Vectors `(…, width)` twice, which broadcast → distances `(…)`."""
 
-    def distances(self, one: Tensor, other: Tensor) -> Tensor:
+    def distances(self, points: Tensor, others: Tensor) -> Tensor:
         """From each of `(batch, width)` to each of `(n, width)`: `(batch, n)`."""
-        return chunked_distances(self.distance, one, other)
+        return chunked_distances(self.distance, points, others)
 
     def triple_scores(self, f: Factors) -> Tensor:
         return -self.distance(f.mapped_head, self._target(f))
@@ -98,28 +100,26 @@ class DistanceModel(EmbeddingModel):
         if not self.maps_both_sides:
             return torch.stack([-self.distance(head, f.tail) for head in heads], dim=-1)
         tails = self.map_by_all_relations(f.tail, transposed=True)
-        return torch.stack(
-            [-self.distance(*pair) for pair in zip(heads, tails, strict=True)], dim=-1
-        )
+        pairs = zip(heads, tails, strict=True)
+        return torch.stack([-self.distance(head, tail) for head, tail in pairs], dim=-1)
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
-        direct = side == "tail" or self.isometric  # if not, RelationGroups would wait for a GPU
-        if candidates.dim() == 1 and (self.maps_both_sides or direct):
+        # Otherwise the batch is grouped by relation, which would wait for a GPU.
+        is_direct = side == "tail" or self.isometric
+        if candidates.dim() == 1 and (self.maps_both_sides or is_direct):
             return self.side_scores(f, side, candidates)
-        if self.maps_both_sides or not direct:
+        if self.maps_both_sides or not is_direct:
             return super().candidate_scores(f, candidates, side)
-        chosen = f.candidates(candidates, side=side)
-        return -self.distance(f.query(side).unsqueeze(1), chosen)
+        vectors = f.candidates(candidates, side=side)
+        return -self.distance(f.query(side).unsqueeze(1), vectors)
 
     def side_scores(self, f: Factors, side: Side, candidates: Tensor | None = None) -> Tensor:
         """Scores of candidates `(n,)` on one side of all triples of a batch, or of all entities."""
+        rows = self._rows_of(f, side, candidates)
         if not self.maps_both_sides and (side == "tail" or self.isometric):
-            rows = self._rows_of(f, side, candidates)
             return -self.distances(f.query(side), rows)
         points = f.mapped_head if side == "tail" else self._target(f)
-        return -self._distances_to_mapped(
-            points, f.relations, self._rows_of(f, side, candidates), side
-        )
+        return -self._distances_to_mapped(points, f.relations, rows, side)
 
     def _rows_of(self, f: Factors, side: Side, candidates: Tensor | None) -> Tensor:
         if candidates is not None:
@@ -145,8 +145,9 @@ class DistanceModel(EmbeddingModel):
     def _distances_to_mapped(
         self, points: Tensor, relations: Tensor, table: Tensor, side: Side
     ) -> Tensor:
-        """Distances from each point to all rows of a table mapped by its relation, which is done
-        once per relation.
+        """Distances from each point to all rows of a table, mapped by the point's relation.
+
+        The table is mapped once for each relation of the batch.
         """
         groups = RelationGroups(relations)
 
@@ -155,17 +156,17 @@ class DistanceModel(EmbeddingModel):
         ) -> Tensor:
             return self.distances(group, map_vectors(vectors))
 
-        pairs = zip(groups.split(points), self.maps_of(groups.distinct, side), strict=True)
-        found = [
-            checkpointed(partial(to_mapped, map_vectors), group, table)
-            for group, map_vectors in pairs
-        ]
-        return groups.join(found, empty=points.new_zeros(0, len(table)))
+        maps = self.maps_of(groups.distinct, side)
+        distances = []
+        for group, map_vectors in zip(groups.split(points), maps, strict=True):
+            distances.append(checkpointed(partial(to_mapped, map_vectors), group, table))
+        return groups.join(distances, empty=points.new_zeros(0, len(table)))
 
 
 class NormModel(DistanceModel):
-    """The distance is a norm of the difference: 1 (a sum of moduli if coordinates are complex), 2,
-    or 2 "squared".
+    """The distance is a norm of the difference: 1, 2, or the square of 2 ("squared").
+
+    Norm 1 is a sum of moduli if coordinates are complex.
     """
 
     options = ("norm",)
@@ -174,55 +175,51 @@ class NormModel(DistanceModel):
         super().__init__(shape, **config)
         self.norm: Norm = norm
         if isinstance(norm, bool) or norm not in (1, 2, "squared"):
-            raise RequestError(f"A distance has norm 1, 2 or 'squared'; '{norm}' was given.")
+            raise InvalidValue("norm", expected="1, 2 or 'squared'", found=norm)
 
     @property
     def score_form(self) -> ScoreForm | None:
-        fits = (
-            self.norm == "squared"
-            and not self.maps_both_sides
-            and (self.reciprocal or self.isometric)
-        )
-        return (
-            "squared distances"
-            if fits and self.scores_as(NormModel, "side_scores", "distance", "distances")
-            else None
-        )
+        if self.norm != "squared" or self.maps_both_sides:
+            return None
+        if not (self.reciprocal or self.isometric):
+            return None
+        is_plain = self.scores_as(NormModel, "side_scores", "distance", "distances")
+        return "squared distances" if is_plain else None
 
-    def distance(self, one: Tensor, other: Tensor) -> Tensor:
-        difference = one - other
+    def distance(self, points: Tensor, others: Tensor) -> Tensor:
+        difference = points - others
         if self.norm == 1:
             return self.modulus(difference).sum(-1)
         if self.norm == 2:
-            length: Tensor = torch.linalg.vector_norm(
-                difference, dim=-1
-            )  # whose gradient at zero is zero
+            # Its gradient at zero is zero.
+            length: Tensor = torch.linalg.vector_norm(difference, dim=-1)
             return length
         return difference.square().sum(-1)
 
-    def distances(self, one: Tensor, other: Tensor) -> Tensor:
-        """Without an array of all differences, except for sums of complex moduli without a
-        kernel.
+    def distances(self, points: Tensor, others: Tensor) -> Tensor:
+        """Without an array of all differences.
+
+        Only sums of complex moduli without a kernel need one.
         """
         if self.norm == "squared":
-            squares: Tensor = one.square().sum(-1, keepdim=True) + other.square().sum(-1)
-            return squares - 2 * one @ other.T
-        if self.norm == 1 and kernels.available_for(one):
-            return kernels.pairwise_modulus_sums(one, other, parts=self.numbers_per_coordinate)
+            squares: Tensor = points.square().sum(-1, keepdim=True) + others.square().sum(-1)
+            return squares - 2 * points @ others.T
+        if self.norm == 1 and kernels.available_for(points):
+            return kernels.pairwise_modulus_sums(points, others, parts=self.numbers_per_coordinate)
         if self.norm == 2 or self.numbers_per_coordinate == 1:
             # Not by matrix products, whose rounding errors exceed the distance of close vectors.
-            return torch.cdist(
-                one, other, p=float(self.norm), compute_mode="donot_use_mm_for_euclid_dist"
-            )
-        return super().distances(one, other)
+            mode = "donot_use_mm_for_euclid_dist"
+            return torch.cdist(points, others, p=float(self.norm), compute_mode=mode)
+        return super().distances(points, others)
 
 
 def primal_of(model: DistanceModel, kind: type[BilinearT], relations: Tensor) -> BilinearT:
     """A bilinear model with the entities of a distance model and the given relations."""
-    with skip_initialization():
-        found = kind(model.shape, dim=model.dim, reciprocal=model.reciprocal)
-    found.load_state_dict({"entities": model.entities, "relations": relations})
-    return found.to(model.entities)
+    tables = LocalTables(model.shape.num_entities, initialize=False)
+    options = {"dim": model.dim, "reciprocal": model.reciprocal}
+    primal = kind.with_tables(tables, model.shape, **options)
+    primal.load_state_dict({"entities": model.entities, "relations": relations})
+    return primal.to(model.entities)
 
 
 class AngleModel(DistanceModel):
@@ -235,23 +232,25 @@ class AngleModel(DistanceModel):
     def random_angles(self, rows: int, width: int) -> Tensor:
         """Stored angles, uniform on the circle."""
         if isinstance(self.init_scale, str) or not self.init_scale > 0:
-            raise RequestError(
-                f"{type(self).__name__} stores angles in units of init_scale, so that should be a "
-                f"number above 0; it is {self.init_scale!r}."
+            raise InvalidValue(
+                "init_scale",
+                expected="a number above 0",
+                found=self.init_scale,
+                advice=f"{type(self).__name__} stores angles in units of it.",
             )
         limit = math.sqrt(3.0) * self.init_scale
         self.register_buffer("half_turn", torch.tensor(limit))
-        return self.drawn(
-            rows, width, lambda block: block.uniform_(-limit, limit, generator=self._random)
-        )
+        return self.drawn(rows, width, lambda block: self._uniform_(block, limit))
 
     def angles(self, stored: Tensor) -> Tensor:
         return stored * (math.pi / self.half_turn)
 
 
+@MODELS.register
 class ModE(NormModel):
-    """A relation scales each coordinate: −‖h∘r − t‖ (Zhang et al., 2020), the dual of DistMult,
-    without the square.
+    """A relation scales each coordinate: −‖h∘r − t‖ (Zhang et al., 2020).
+
+    It is the dual of DistMult, without the square.
     """
 
     has_adjoint = True
@@ -271,15 +270,15 @@ class ModE(NormModel):
 
     @torch.no_grad()
     def primal(self) -> DistMult:
-        """The DistMult model with the same entities and relations, whose dual this is up to the
-        norm.
-        """
+        """The DistMult model with the same parameters, whose dual this is up to the norm."""
         return primal_of(self, DistMult, self.relations)
 
 
+@MODELS.register
 class RotatE(NormModel, AngleModel):
-    """A relation, a row of angles, rotates each complex coordinate: −‖h∘r − t‖ with |r| = 1 (Sun et
-    al., 2019).
+    """A relation rotates each complex coordinate: −‖h∘r − t‖ with |r| = 1 (Sun et al., 2019).
+
+    A relation is stored as a row of angles.
     """
 
     has_adjoint = True
@@ -308,22 +307,21 @@ class RotatE(NormModel, AngleModel):
 
     @torch.no_grad()
     def primal(self) -> ComplEx:
-        """The ComplEx model with the same entities and relations of modulus 1, whose dual this is
-        up to the norm.
-        """
+        """The ComplEx model whose dual this is up to the norm; its relations have modulus 1."""
         angles = self.angles(self.relations)
         return primal_of(self, ComplEx, torch.cat([angles.cos(), angles.sin()], dim=-1))
 
     def _rotated(self, vectors: Tensor, stored: Tensor) -> Tensor:
         angles = self.angles(stored)
-        return torch.cat(
-            ComplEx.times(vectors.chunk(2, dim=-1), (angles.cos(), angles.sin())), dim=-1
-        )
+        multiplier = (angles.cos(), angles.sin())
+        return torch.cat(ComplEx.times(vectors.chunk(2, dim=-1), multiplier), dim=-1)
 
 
+@MODELS.register
 class SE(NormModel):
-    """Structured embeddings: −‖h R₁ − t R₂‖ (Bordes et al., 2011); a row of a relation holds both
-    matrices.
+    """Structured embeddings: −‖h R₁ − t R₂‖ (Bordes et al., 2011).
+
+    The row of a relation holds both matrices.
     """
 
     maps_both_sides = True
@@ -342,13 +340,12 @@ class SE(NormModel):
         return self._mapped(tail, relations, "tail")
 
     def maps_of(self, relations: Tensor, side: Side) -> list[Callable[[Tensor], Tensor]]:
-        """With matrices gathered once: the gradient of each look-up is as large as the table of
-        relations.
+        """With matrices gathered once.
+
+        The gradient of each look-up is as large as the table of relations.
         """
-        return [
-            partial(torch.matmul, other=matrix)
-            for matrix in self._matrices(relations, side).unbind()
-        ]
+        matrices = self._matrices(relations, side).unbind()
+        return [partial(torch.matmul, other=matrix) for matrix in matrices]
 
     def _distances_to_mapped(
         self, points: Tensor, relations: Tensor, table: Tensor, side: Side
@@ -358,40 +355,36 @@ class SE(NormModel):
             return super()._distances_to_mapped(points, relations, table, side)
         groups = RelationGroups(relations)
         matrices = self._matrices(groups.distinct, side)
-        back = multiply_groups(matrices.transpose(1, 2), groups, points)
-        lengths = lookup(
-            squared_lengths(table, matrices),
-            torch.searchsorted(groups.distinct, relations.contiguous()),
-        )
-        return points.square().sum(-1, keepdim=True) + lengths - 2 * back @ table.T
+        mapped_back = multiply_groups(matrices.transpose(1, 2), groups, points)
+        positions = torch.searchsorted(groups.distinct, relations.contiguous())
+        lengths = lookup(squared_lengths(table, matrices), positions)
+        return points.square().sum(-1, keepdim=True) + lengths - 2 * mapped_back @ table.T
 
     def _mapped(self, vectors: Tensor, relations: Tensor, side: Side) -> Tensor:
         groups = RelationGroups(relations)
         return multiply_groups(self._matrices(groups.distinct, side), groups, vectors)
 
     def _matrices(self, relations: Tensor, side: Side) -> Tensor:
-        return lookup(self.relations, relations).view(-1, 2, self.dim, self.dim)[
-            :, 0 if side == "head" else 1
-        ]
+        both = lookup(self.relations, relations).view(-1, 2, self.dim, self.dim)
+        return both[:, 0 if side == "head" else 1]
 
 
 def squared_lengths(table: Tensor, matrices: Tensor) -> Tensor:
-    """‖t R‖² of each row of `(n, width)` and each of `(num_matrices, width, width)`:
-    `(num_matrices, n)`.
-    """
+    """‖t R‖² of each row t `(n, width)` and each matrix R, `(num_matrices, n)`."""
+
+    def lengths(rows: Tensor, part: Tensor) -> Tensor:
+        return (rows @ part).square().sum(-1)
+
     size = max(1, DIFFERENCES[table.device.type] // max(table.numel(), 1))
     parts = matrices.split(size)  # type: ignore[no-untyped-call]
-    return torch.cat(
-        [
-            checkpointed(lambda rows, part: (rows @ part).square().sum(-1), table, part)
-            for part in parts
-        ]
-    )
+    return torch.cat([checkpointed(lengths, table, part) for part in parts])
 
 
+@MODELS.register
 class TransE(NormModel):
-    """A translation: −‖h + r − t‖ (Bordes et al., 2013); it has no transpose, and DURA uses its
-    inverse, t − r.
+    """A translation: −‖h + r − t‖ (Bordes et al., 2013).
+
+    It has no transpose, and DURA uses its inverse, t − r.
     """
 
     has_adjoint = True
@@ -405,6 +398,7 @@ class TransE(NormModel):
         return tail - lookup(self.relations, relations)
 
 
+@MODELS.register
 class HAKE(AngleModel):
     """Entities in polar coordinates, relations scale and rotate them (Zhang et al., 2020).
 
@@ -432,9 +426,8 @@ class HAKE(AngleModel):
         super().__init__(shape, **config)
         self.modulus_weight = modulus_weight
         self.phase_weight = phase_weight
-        self.scales = nn.Parameter(
-            torch.tensor([modulus_weight, phase_weight * self.half_turn.item()])
-        )
+        scales = [modulus_weight, phase_weight * self.half_turn.item()]
+        self.scales = nn.Parameter(torch.tensor(scales))
 
     def relation_width(self, dim: int) -> int:
         return 3 * dim
@@ -450,11 +443,13 @@ class HAKE(AngleModel):
         return nn.Parameter(torch.cat([ones, zeros, self.random_angles(rows, self.dim)], dim=-1))
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        (modulus, phase), (scale, bias, turn) = head.chunk(2, dim=-1), self._relation(relations)
+        modulus, phase = head.chunk(2, dim=-1)
+        scale, bias, turn = self._relation(relations)
         return torch.cat([modulus * (scale + bias), phase + turn], dim=-1)
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        (modulus, phase), (_, bias, _) = tail.chunk(2, dim=-1), self._relation(relations)
+        modulus, phase = tail.chunk(2, dim=-1)
+        _, bias, _ = self._relation(relations)
         return torch.cat([modulus * (1 - bias), phase], dim=-1)
 
     def _relation(self, relations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -468,11 +463,11 @@ class HAKE(AngleModel):
         angles = self.angles(phase)
         return torch.cat([modulus, angles.cos(), angles.sin()], dim=-1)
 
-    def distance(self, one: Tensor, other: Tensor) -> Tensor:
-        modulus, phase = (one - other).chunk(2, dim=-1)
-        apart: Tensor = torch.linalg.vector_norm(modulus, dim=-1)
-        rotated = self._sines(phase)
-        return self.scales[0] * apart + self.scales[1] * rotated
+    def distance(self, points: Tensor, others: Tensor) -> Tensor:
+        modulus, phase = (points - others).chunk(2, dim=-1)
+        of_moduli: Tensor = torch.linalg.vector_norm(modulus, dim=-1)
+        of_phases = self._sines(phase)
+        return self.scales[0] * of_moduli + self.scales[1] * of_phases
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         if candidates.dim() == 1:
@@ -480,13 +475,14 @@ class HAKE(AngleModel):
         rows = f.candidates(candidates, side=side)
         points, scale = self._point_and_scale(f, side)
         moduli, phases = rows.chunk(2, dim=-1)
-        return -self.distance(
-            points.unsqueeze(1), torch.cat([moduli * scale.unsqueeze(1), phases], dim=-1)
-        )
+        scaled = torch.cat([moduli * scale.unsqueeze(1), phases], dim=-1)
+        return -self.distance(points.unsqueeze(1), scaled)
 
     def _point_and_scale(self, f: Factors, side: Side) -> tuple[Tensor, Tensor]:
-        """The target point of an answer, `(batch, width)`, after scaling its moduli by `(batch,
-        dim)`.
+        """The target point of an answer, `(batch, width)`, and the scale of its moduli.
+
+        The moduli of an answer are multiplied by the scale, `(batch, dim)`, before they are
+        compared with the point.
         """
         scale, bias, turn = self._relation(f.relations)
         if side == "tail":
@@ -495,33 +491,38 @@ class HAKE(AngleModel):
         return torch.cat([modulus, phase - turn], dim=-1), scale + bias
 
     def side_scores(self, f: Factors, side: Side, candidates: Tensor | None = None) -> Tensor:
-        """By distances to scaled moduli y, without scaling one: ‖x − s∘y‖² = ‖x‖² − 2 (x∘s)·y +
-        s²·y².
+        """By distances to scaled moduli y, none of which is scaled.
+
+        ‖x − s∘y‖² = ‖x‖² − 2 (x∘s)·y + s²·y².
         """
         rows = self._rows_of(f, side, candidates)
         points, scale = self._point_and_scale(f, side)
-        (modulus, phase), (moduli, phases) = points.chunk(2, dim=-1), rows.chunk(2, dim=-1)
+        modulus, phase = points.chunk(2, dim=-1)
+        moduli, phases = rows.chunk(2, dim=-1)
         added = modulus.square().sum(-1, keepdim=True) + scale.square() @ moduli.square().T
         squared = added - 2 * (modulus * scale) @ moduli.T
-        near = squared <= ROUNDING * torch.finfo(added.dtype).eps * added
-        apart = squared.masked_fill(near, 1.0).sqrt().masked_fill(near, 0.0)
+        is_zero = squared <= ROUNDING * torch.finfo(added.dtype).eps * added
+        of_moduli = squared.masked_fill(is_zero, 1.0).sqrt().masked_fill(is_zero, 0.0)
         if kernels.available_for(phase):
-            rotated = kernels.pairwise_sine_sums(self.angles(phase) / 2, self.angles(phases) / 2)
+            halves = (self.angles(phase) / 2, self.angles(phases) / 2)
+            of_phases = kernels.pairwise_sine_sums(*halves)
         else:
-            rotated = chunked_distances(lambda one, part: self._sines(one - part), phase, phases)
-        return -(self.scales[0] * apart + self.scales[1] * rotated)
+            of_phases = chunked_distances(
+                lambda query, part: self._sines(query - part), phase, phases
+            )
+        return -(self.scales[0] * of_moduli + self.scales[1] * of_phases)
 
     def _sines(self, phase: Tensor) -> Tensor:
         return (self.angles(phase) / 2).sin().abs().sum(-1)
 
 
+@MODELS.register
 class MuRP(DistanceModel):
-    """Entities in a Poincaré ball: −d(R h, t ⊕ r)² + b_h + b_t, with R diagonal (Balažević et al.,
-    2019).
+    """Entities in a Poincaré ball: −d(R h, t ⊕ r)² + b_h + b_t (Balažević et al., 2019).
 
-    A row of an entity holds its tangent vector at the origin, so that Euclidean optimizers apply,
-    then its biases as head and as tail; R h is R times the tangent. A row of a relation holds R,
-    then the tangent vector of r.
+    R is diagonal. A row of an entity holds its tangent vector at the origin, so that Euclidean
+    optimizers apply, then its biases as head and as tail; R h is R times the tangent. A row of a
+    relation holds R, then the tangent vector of r.
     """
 
     options = ("signs",)
@@ -532,7 +533,8 @@ class MuRP(DistanceModel):
     score_arrays = 20
 
     def __init__(self, shape: Graph | GraphShape, *, signs: bool = False, **config: Any) -> None:
-        self.signs = signs  # used by `relation_table`, which `super` calls
+        # The constructor of the base class makes the relations, which depend on it.
+        self.signs = signs
         super().__init__(shape, **config)
 
     def relation_width(self, dim: int) -> int:
@@ -553,8 +555,9 @@ class MuRP(DistanceModel):
         return _to_ball(head[..., : self.dim] * self._diagonal(relations))
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        """t ⊕ r, of which 1 + 2⟨t, r⟩ + ‖t‖²‖r‖² is ‖t + r‖² + (1 − ‖t‖²)(1 − ‖r‖²), a sum of
-        numbers ≥ 0.
+        """t ⊕ r, whose denominator is computed as a sum of numbers ≥ 0.
+
+        1 + 2⟨t, r⟩ + ‖t‖²‖r‖² = ‖t + r‖² + (1 − ‖t‖²)(1 − ‖r‖²).
         """
         point = _to_ball(tail[..., : self.dim])
         step = self._step(relations)
@@ -565,12 +568,11 @@ class MuRP(DistanceModel):
         whole = _dot(point + step, point + step) + whole_room
         return ((1 + 2 * between + step_norm) * point + room * step) / whole
 
-    def distance(self, one: Tensor, other: Tensor) -> Tensor:
+    def distance(self, points: Tensor, others: Tensor) -> Tensor:
         """The square of the distance in the ball."""
-        difference = one - other
-        return _squared_distance(_dot(difference, difference), _room(one) * _room(other)).squeeze(
-            -1
-        )
+        difference = points - others
+        room = _room(points) * _room(others)
+        return _squared_distance(_dot(difference, difference), room).squeeze(-1)
 
     def triple_scores(self, f: Factors) -> Tensor:
         return super().triple_scores(f) + f.head[:, -2] + f.tail[:, -1]
@@ -586,8 +588,9 @@ class MuRP(DistanceModel):
         return self.entities[:, : self.dim]
 
     def _to_tails(self, f: Factors, rows: Tensor) -> Tensor:
-        """With x = R h, and y = t ⊕ r for every t: x·y and ‖y‖² follow from x·t, r·t, x·r and the
-        norms.
+        """Scores of all tails, with x = R h and y = t ⊕ r for every t.
+
+        x·y and ‖y‖² follow from x·t, r·t, x·r and the norms.
         """
         x = f.mapped_head
         step = self._step(f.relations)
@@ -601,12 +604,13 @@ class MuRP(DistanceModel):
         product = ((1 + between + step_norm) * (x @ points.T) + room * _dot(x, step)) / whole
         y_norm = (norm + between + step_norm).clamp(min=0) / whole
         squared = _dot(x, x) - 2 * product + y_norm
-        found = _squared_distance(squared, _room(x) * room * step_room / whole)
-        return rows[:, -1] + f.head[:, -2, None] - found
+        distances = _squared_distance(squared, _room(x) * room * step_room / whole)
+        return rows[:, -1] + f.head[:, -2, None] - distances
 
     def _to_heads(self, f: Factors, rows: Tensor) -> Tensor:
-        """With y = t ⊕ r, and x = R h for every h: ‖R v‖ and R v·y are products with the tangents
-        v.
+        """Scores of all heads, with y = t ⊕ r and x = R h for every h.
+
+        ‖R v‖ and R v·y are products with the tangents v.
         """
         y = f.mapped_tail
         diagonal = self._diagonal(f.relations)
@@ -616,10 +620,9 @@ class MuRP(DistanceModel):
         shrink = _shrink(squared)
         product = shrink * ((diagonal * y) @ tangents.T)
         x_norm = shrink.square() * squared
-        found = _squared_distance(
-            x_norm - 2 * product + y_norm, (1 - x_norm).clamp(min=LEAST_ROOM) * _room(y)
-        )
-        return rows[:, -2] + f.tail[:, -1:] - found
+        room = (1 - x_norm).clamp(min=LEAST_ROOM) * _room(y)
+        distances = _squared_distance(x_norm - 2 * product + y_norm, room)
+        return rows[:, -2] + f.tail[:, -1:] - distances
 
     def _diagonal(self, relations: Tensor) -> Tensor:
         return lookup(self.relations, relations)[..., : self.dim]
@@ -628,14 +631,12 @@ class MuRP(DistanceModel):
         return _to_ball(lookup(self.relations, relations)[..., self.dim :])
 
 
-def _dot(one: Tensor, other: Tensor) -> Tensor:
-    return (one * other).sum(-1, keepdim=True)
+def _dot(left: Tensor, right: Tensor) -> Tensor:
+    return (left * right).sum(-1, keepdim=True)
 
 
 def _shrink(squared_lengths: Tensor) -> Tensor:
-    """The factor tanh(‖v‖) / ‖v‖ that maps a tangent vector v of this squared length to its
-    point.
-    """
+    """The factor tanh(‖v‖) / ‖v‖ that maps a tangent vector v of this length to its point."""
     length = squared_lengths.clamp(min=LEAST).sqrt()
     return length.tanh().clamp(max=EDGE) / length
 

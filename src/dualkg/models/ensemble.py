@@ -8,8 +8,12 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from dualkg.errors import RequestError
-from dualkg.models.base import EmbeddingModel, Factors, Model, Side
+from dualkg.errors import InvalidValue, Unsupported
+from dualkg.models.base import EmbeddingModel, Factors, Model
+from dualkg.tables.base import EntityTables, Side
+from dualkg.tables.local import LocalTables
+
+__all__ = ["EnsembleModel"]
 
 
 class EnsembleModel(Model):
@@ -24,7 +28,7 @@ class EnsembleModel(Model):
 
     def __init__(self, members: Sequence[Model], *, weights: Sequence[float] | None = None) -> None:
         if not members:
-            raise RequestError("An ensemble has at least one member; none was given.")
+            raise InvalidValue("members", expected="at least one model", found="none")
         for member in members[1:]:
             member.check_shape(members[0].shape)
         super().__init__(members[0].shape, reciprocal=any(member.reciprocal for member in members))
@@ -38,51 +42,59 @@ class EnsembleModel(Model):
 
     @weights.setter
     def weights(self, weights: Sequence[float]) -> None:
-        if len(weights) != (expected := len(self.members)):
-            raise RequestError(
-                f"The weights of an ensemble are one number for each of its {expected} members; "
-                f"got {len(weights)}."
-            )
-        if not all(isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
+        num_members = len(self.members)
+        if len(weights) != num_members:
+            expected = f"one number for each of the {num_members} members of the ensemble"
+            raise InvalidValue("weights", expected=expected, found=f"{len(weights)} numbers")
+        are_valid = all(isfinite(weight) and weight >= 0 for weight in weights)
+        if not are_valid or not any(weights):
             listed = ", ".join(f"{weight:g}" for weight in weights)
-            raise RequestError(
-                f"The weights of an ensemble are at least 0, and one is above 0; got {listed}."
-            )
-        self._weights = tuple(map(float, weights))
+            raise InvalidValue("weights", expected="at least 0, and one above 0", found=listed)
+        self._weights = tuple(float(weight) for weight in weights)
 
     @property
     def name(self) -> str:
         """Such as `RESCAL + HAKE`, or `3 × ComplEx`."""
         names = [type(member.embedding).__name__ for member in self.members]
         counts = {name: names.count(name) for name in names}
-        return " + ".join(
-            name if number == 1 else f"{number} × {name}" for name, number in counts.items()
-        )
+        parts = []
+        for name, number in counts.items():
+            parts.append(name if number == 1 else f"{number} × {name}")
+        return " + ".join(parts)
 
     @property
     def embedding(self) -> EmbeddingModel:
-        raise RequestError(
-            f"An ensemble ({self.name}) has no embeddings of its own, which this needs. Name one "
-            "of its runs instead."
+        raise Unsupported(
+            f"An ensemble ({self.name})",
+            "has no embeddings of its own, which this needs",
+            advice="Name one of its runs instead.",
         )
+
+    @property
+    def tables(self) -> EntityTables:
+        return LocalTables(self.shape.num_entities)
 
     @property
     def config(self) -> dict[str, object]:
         return {"weights": list(self.weights)}
 
     def entity_vectors(self) -> Tensor:
-        """The vectors of all members side by side, at length 1: their cosine is the mean cosine of
-        the members.
+        """The vectors of all members side by side, each at length 1.
+
+        Their cosine is the mean cosine of the members.
         """
-        return torch.cat(
-            [nn.functional.normalize(one.entity_vectors(), dim=-1) for one in self.members], dim=-1
-        )
+        normalize = nn.functional.normalize
+        vectors = [normalize(member.entity_vectors(), dim=-1) for member in self.members]
+        return torch.cat(vectors, dim=-1)
 
     def factors(
         self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None
     ) -> Factors:
-        """The ids alone: each member looks up its own vectors."""
-        return Factors(self, heads, relations, tails)  # type: ignore[arg-type]
+        """The factors of the first member, of which only the ids are used.
+
+        Each member looks up its own vectors.
+        """
+        return self.members[0].factors(heads, relations, tails)
 
     def triple_scores(self, f: Factors) -> Tensor:
         def scores(member: Model) -> Tensor:
@@ -106,27 +118,30 @@ class EnsembleModel(Model):
 
     def relation_scores(self, f: Factors) -> Tensor:
         def scores(member: Model) -> Tensor:
-            found = member.score_relations(f.heads, f.tails)
+            forward = member.score_relations(f.heads, f.tails)
             if member.reciprocal or not self.reciprocal:
-                return found
-            return torch.cat([found, member.score_relations(f.tails, f.heads)], dim=-1)
+                return forward
+            inverse = member.score_relations(f.tails, f.heads)
+            return torch.cat([forward, inverse], dim=-1)
 
         return self._sum(scores)
 
     def _sum(self, scores: Callable[[Model], Tensor]) -> Tensor:
         total: Tensor | None = None
         for member, weight in zip(self.members, self.weights, strict=True):
-            if weight:
-                found = scores(member)
-                total = found * weight if total is None else total.add_(found, alpha=weight)
+            if not weight:
+                continue
+            own = scores(member)
+            total = own * weight if total is None else total.add_(own, alpha=weight)
         assert total is not None
         return total
 
     def _query_scores(
         self, member: Model, f: Factors, side: Side, candidates: Tensor | None
     ) -> Tensor:
-        """A member's scores of all entities, or of candidates `(n,)` or `(batch, n)`, as heads or
-        as tails.
+        """A member's scores of all entities, or of candidates, as heads or as tails.
+
+        Candidates are `(n,)` or `(batch, n)`.
         """
         given = f.given(side)
         relations = f.relations
@@ -135,13 +150,10 @@ class EnsembleModel(Model):
         def scores(side: Side, rows: Tensor | slice) -> Tensor:
             queries = member.queries(given[rows], ids[rows], side)
             if candidates is None:
-                return (
-                    member.tail_scores(queries) if side == "tail" else member.head_scores(queries)
-                )
-            shared = candidates.dim() == 1 or len(candidates) == 1
-            return member.candidate_scores(
-                queries, candidates if shared else candidates[rows], side
-            )
+                return member(queries, side)  # type: ignore[no-any-return]
+            is_shared = candidates.dim() == 1 or len(candidates) == 1
+            chosen = candidates if is_shared else candidates[rows]
+            return member.candidate_scores(queries, chosen, side)
 
         other: Side = "head" if side == "tail" else "tail"
         inverse = relations >= self.shape.num_relations
@@ -149,7 +161,8 @@ class EnsembleModel(Model):
             return scores(side, slice(None))
         if bool(inverse.all()):
             return scores(other, slice(None))
-        found = scores(side, ~inverse)
-        total = found.new_empty(len(relations), found.shape[1])
-        total[~inverse], total[inverse] = found, scores(other, inverse)
+        forward_scores = scores(side, ~inverse)
+        total = forward_scores.new_empty(len(relations), forward_scores.shape[1])
+        total[~inverse] = forward_scores
+        total[inverse] = scores(other, inverse)
         return total

@@ -1,6 +1,4 @@
-"""Relations as full matrices: products of a batch grouped by relation, and the models RESCAL and
-TuckER.
-"""
+"""Relations as full matrices: RESCAL and TuckER, with products grouped by relation."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -11,18 +9,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dualkg.data.graph import Graph, GraphShape
-from dualkg.errors import RequestError
-from dualkg.models.base import Factors, InitScale, lookup
+from dualkg.errors import InvalidValue, Unsupported
+from dualkg.models.base import MODELS, Factors, InitScale
 from dualkg.models.bilinear import BilinearModel
+from dualkg.tables.base import lookup
+
+__all__ = ["RESCAL", "TuckER"]
 
 # A GPU multiplies all groups at once while padding makes the batch at most this many times larger.
 MAX_PADDING = 32
-NO_TRANSPOSE = "A relation of TuckER with batch_norm is not a linear map and has no transpose"
 
 
 class RelationGroups:
-    """The rows of a batch grouped by relation id `(batch,)`; `distinct` has the relation of each
-    group.
+    """The rows of a batch grouped by relation id `(batch,)`.
+
+    `distinct` has the relation of each group.
     """
 
     def __init__(self, relations: Tensor) -> None:
@@ -35,53 +36,51 @@ class RelationGroups:
         return torch.split(lookup(vectors, self.order), self.sizes)
 
     def padded_positions(self, size: int) -> Tensor:
-        """The position of each row of the batch if every group is padded to `size` rows,
-        `(batch,)`.
-        """
-        counts = torch.tensor(self.sizes, device=self.order.device)
-        numbers = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
-        offsets = (
-            torch.arange(len(self.order), device=counts.device)
-            - (counts.cumsum(0) - counts)[numbers]
-        )
-        return torch.empty_like(self.order).index_copy_(0, self.order, numbers * size + offsets)
+        """The position of each row if every group is padded to `size` rows, `(batch,)`."""
+        device = self.order.device
+        counts = torch.tensor(self.sizes, device=device)
+        starts = counts.cumsum(0) - counts
+        groups = torch.repeat_interleave(torch.arange(len(counts), device=device), counts)
+        offsets = torch.arange(len(self.order), device=device) - starts[groups]
+        positions = groups * size + offsets
+        return torch.empty_like(self.order).index_copy_(0, self.order, positions)
 
     def join(self, parts: Sequence[Tensor], *, empty: Tensor) -> Tensor:
         """The results of all groups in the order of the batch; `empty` for an empty batch."""
-        return lookup(torch.cat(list(parts)), torch.argsort(self.order)) if parts else empty
+        if not parts:
+            return empty
+        return lookup(torch.cat(list(parts)), torch.argsort(self.order))
 
 
 def multiply_groups(matrices: Tensor, groups: RelationGroups, vectors: Tensor) -> Tensor:
     """Each vector `(batch, width)` times the matrix of its group, `(num_groups, width, width)`."""
-    if (
-        vectors.is_cuda
-        and groups.sizes
-        and len(groups.sizes) * max(groups.sizes) <= MAX_PADDING * len(vectors)
-    ):
-        return multiply_padded(matrices, groups, vectors)
-    parts = [
-        group @ matrix
-        for group, matrix in zip(groups.split(vectors), matrices.unbind(), strict=True)
-    ]
-    return groups.join(parts, empty=vectors)
+    if vectors.is_cuda and groups.sizes:
+        padded_rows = len(groups.sizes) * max(groups.sizes)
+        if padded_rows <= MAX_PADDING * len(vectors):
+            return multiply_padded(matrices, groups, vectors)
+    pairs = zip(groups.split(vectors), matrices.unbind(), strict=True)
+    products = [group @ matrix for group, matrix in pairs]
+    return groups.join(products, empty=vectors)
 
 
 def multiply_padded(matrices: Tensor, groups: RelationGroups, vectors: Tensor) -> Tensor:
-    """One batched product of groups padded to the largest: on a GPU many launches cost more than
-    the zeros.
+    """One batched product of groups that are padded to the largest.
+
+    On a GPU, many launches cost more than the zeros.
     """
     num_groups = len(groups.sizes)
     largest = max(groups.sizes)
     positions = groups.padded_positions(largest)
-    padded = vectors.new_zeros(num_groups * largest, vectors.shape[1]).index_copy(
-        0, positions, vectors
-    )
-    return lookup((padded.view(num_groups, largest, -1) @ matrices).flatten(0, 1), positions)
+    zeros = vectors.new_zeros(num_groups * largest, vectors.shape[1])
+    padded = zeros.index_copy(0, positions, vectors)
+    products = padded.view(num_groups, largest, -1) @ matrices
+    return lookup(products.flatten(0, 1), positions)
 
 
 class MatrixModel(BilinearModel):
-    """A relation is a matrix; a batch is grouped by relation, so that a matrix is made once for all
-    its triples.
+    """A relation is a matrix.
+
+    A batch is grouped by relation, so that a matrix is made once for all its triples.
     """
 
     default_init_scale: InitScale = "xavier"
@@ -99,6 +98,7 @@ class MatrixModel(BilinearModel):
         return multiply_groups(self.matrices(groups.distinct).mT, groups, tail)
 
 
+@MODELS.register
 class RESCAL(MatrixModel):
     """A relation is a full matrix (Nickel et al., 2011)."""
 
@@ -111,27 +111,26 @@ class RESCAL(MatrixModel):
         return lookup(self.relations, relations).view(-1, self.dim, self.dim)
 
     def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
-        """By the Gram matrix G = HᵀH, without mapping any entity: Σ‖h R‖² is the trace of Rᵀ G
-        R.
-        """
-        table = self.head_table
+        """By the Gram matrix G = HᵀH, without mapping any entity: Σ‖h R‖² = tr(Rᵀ G R)."""
+        table = self.tail_table if transposed else self.head_table
         matrices = self.relations.view(-1, self.dim, self.dim)
         if transposed:
-            table = self.tail_table
             matrices = matrices.mT
         gram = table.T @ table
         return gram.trace(), (gram @ matrices * matrices).sum()
 
     @torch.no_grad()
     def rotate_(self, axes: Tensor) -> None:
-        """Change to the basis of an orthogonal Q: h becomes h Q and R becomes Qᵀ R Q; scores stay
-        the same.
+        """Change to the basis of an orthogonal Q, which changes no score.
+
+        h becomes h Q, and R becomes Qᵀ R Q.
         """
         self.entities.copy_(self.entities @ axes)
         for matrix in self.relations.view(-1, self.dim, self.dim):
             matrix.copy_(axes.T @ matrix @ axes)
 
 
+@MODELS.register
 class TuckER(MatrixModel):
     """A relation is a linear combination of shared matrices: R = Σₖ rₖ Wₖ (Balažević et al., 2019).
 
@@ -153,26 +152,20 @@ class TuckER(MatrixModel):
         **config: Any,
     ) -> None:
         if relation_dim is not None and relation_dim < 1:
-            raise RequestError(f"relation_dim must be at least 1; it is {relation_dim}.")
-        self.relation_dim = (
-            dim if relation_dim is None else relation_dim
-        )  # the width of the table that `super` makes
+            raise InvalidValue("relation_dim", expected="at least 1", found=relation_dim)
+        # The width of the relation table, which the constructor of the base class makes.
+        self.relation_dim = dim if relation_dim is None else relation_dim
         super().__init__(shape, dim=dim, **config)
         if batch_norm and not self.reciprocal:
-            raise RequestError(
-                f"{NO_TRANSPOSE}, so heads can only be predicted with reciprocal relations."
-            )
+            raise no_transpose("predicting heads", advice="Use reciprocal relations.")
         self.batch_norm = batch_norm
         self.has_adjoint = not batch_norm
-        self.capturable = (
-            batch_norm  # which maps heads through the core, without grouping a batch by relation
-        )
-        self.core = nn.Parameter(
-            torch.empty(self.relation_dim, dim, dim).uniform_(-1, 1, generator=self._random)
-        )
-        self.before, self.after = (
-            BatchNorm(dim) if batch_norm else nn.Identity() for _ in range(2)
-        )
+        # With batch_norm, heads are mapped through the core, without grouping by relation.
+        self.capturable = batch_norm
+        core = torch.empty(self.relation_dim, dim, dim)
+        self.core = nn.Parameter(core.uniform_(-1, 1, generator=self._random))
+        self.before = BatchNorm(dim) if batch_norm else nn.Identity()
+        self.after = BatchNorm(dim) if batch_norm else nn.Identity()
 
     def relation_width(self, dim: int) -> int:
         return self.relation_dim
@@ -181,15 +174,13 @@ class TuckER(MatrixModel):
         return self.relation_dim * dim * dim
 
     def matrices(self, relations: Tensor) -> Tensor:
-        return (lookup(self.relations, relations) @ self.core.flatten(1)).view(
-            -1, self.dim, self.dim
-        )
+        mixtures = lookup(self.relations, relations) @ self.core.flatten(1)
+        return mixtures.view(-1, self.dim, self.dim)
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
         head = self.before(head)
-        if (
-            head.is_cuda and self.training and self.batch_norm
-        ):  # without batch_norm, Triton kernels map
+        # Without batch_norm, Triton kernels map the heads of a training step.
+        if head.is_cuda and self.training and self.batch_norm:
             mapped = through_core(head, lookup(self.relations, relations), self.core)
         else:
             mapped = super().map_head(head, relations)
@@ -202,10 +193,11 @@ class TuckER(MatrixModel):
 
     def relation_scores(self, f: Factors) -> Tensor:
         if self.batch_norm and self.training:
-            raise RequestError(
-                "TuckER with batch_norm learns the statistics of the mapped heads of a batch, "
-                "and relation prediction would mix in those by every other relation. Set "
-                "loss.relation_weight to 0, or batch_norm to false."
+            raise Unsupported(
+                "TuckER with batch_norm",
+                "learns the statistics of the mapped heads of a batch, and relation prediction "
+                "would mix in those by every other relation",
+                advice="Set loss.relation_weight to 0, or batch_norm to false.",
             )
         return super().relation_scores(f)
 
@@ -215,33 +207,44 @@ class TuckER(MatrixModel):
         return lookup(norms.unsqueeze(-1), position).squeeze(-1)
 
     def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
-        """By the Gram matrices of entities and relations, G and C: Σ‖h R‖² = Σₖₗ Cₖₗ tr(Wₖᵀ G
-        Wₗ).
+        """By the Gram matrices of entities and relations, G and C.
+
+        Σ‖h R‖² = Σₖₗ Cₖₗ tr(Wₖᵀ G Wₗ).
         """
         self._check_linear()
-        table, core = (
-            (self.tail_table, self.core.mT) if transposed else (self.head_table, self.core)
-        )
+        table = self.tail_table if transposed else self.head_table
+        core = self.core.mT if transposed else self.core
         gram = table.T @ table
         combined = torch.tensordot(self.relations.T @ self.relations, core, dims=1)
         return gram.trace(), (gram @ core * combined).sum()
 
     def _check_linear(self) -> None:
         if self.batch_norm:
-            raise RequestError(f"{NO_TRANSPOSE}, which is needed here. Set batch_norm to false.")
+            raise no_transpose("this", advice="Set batch_norm to false.")
+
+
+def no_transpose(purpose: str, *, advice: str) -> Unsupported:
+    """The error of TuckER with batch_norm where a transpose is needed."""
+    return Unsupported(
+        "TuckER with batch_norm",
+        f"has relations that are not linear maps and have no transpose, which {purpose} needs",
+        advice=advice,
+    )
 
 
 def through_core(head: Tensor, relation: Tensor, core: Tensor) -> Tensor:
-    """h Σₖ rₖ Wₖ as Σₖ rₖ (h Wₖ), `(batch, dim)`: a matrix per relation would need their number
-    from the GPU.
+    """h Σₖ rₖ Wₖ as Σₖ rₖ (h Wₖ), `(batch, dim)`.
+
+    A matrix per relation would need their number from the GPU.
     """
     products = (head @ core.transpose(0, 1).flatten(1)).view(len(head), len(core), -1)
     return (relation.unsqueeze(1) @ products).squeeze(1)
 
 
 class BatchNorm(nn.Module):
-    """Batch normalization with learned scale and shift; a batch of one is normalized as in
-    evaluation.
+    """Batch normalization with learned scale and shift.
+
+    A batch of one is normalized as in evaluation.
     """
 
     def __init__(self, width: int) -> None:

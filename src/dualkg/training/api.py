@@ -4,7 +4,7 @@ seeds.
 
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -360,8 +360,17 @@ def _start(
     return finish(trainer, folder)
 
 
-def finish(trainer: Trainer, folder: RunFolder | None, checkpoint: Path | None = None) -> Run:
-    """Train to the end, evaluate and save the results; callbacks get the start and either end."""
+def finish(
+    trainer: Trainer,
+    folder: RunFolder | None,
+    checkpoint: Path | None = None,
+    *,
+    save: Callable[[Run], None] | None = None,
+) -> Run:
+    """Train to the end, evaluate and save the results; callbacks get the start and either end.
+
+    `save` writes the results in place of the run folder, as several processes do.
+    """
     path = folder.path if folder else None
     done = trainer.progress.epoch
     started = list[Callback]()
@@ -374,8 +383,11 @@ def finish(trainer: Trainer, folder: RunFolder | None, checkpoint: Path | None =
             callback.on_start(about)
             started.append(callback)
         run = _train_and_evaluate(trainer, path)
-        if folder:
-            trainer.save_results(run, folder)
+        if save is not None:
+            save(run)
+        elif folder:
+            # The last checkpoint has the weights.
+            folder.finish(run, trained=folder.checkpoint)
     except BaseException:
         end_callbacks(started, None)
         raise

@@ -23,7 +23,7 @@ from dualkg.training.recipe import Recipe
 from dualkg.training.run import Run, RunFolder
 
 
-class StopTraining(Exception):  # noqa: N818 - a request, not an error
+class StopTraining(Exception):
     """Raised by `on_epoch` or `on_validation` to end training after this epoch, as early stopping
     does.
     """

@@ -1,5 +1,4 @@
-"""Training in several processes under `torchrun`: the process group, the trainer, its checkpoints
-and the run.
+"""Training in several processes under `torchrun`: the process group, its checkpoints and the run.
 
 Every process takes each batch whole, has the rows of its shard of the entity tables, and the same
 relations. Process 0 alone writes the run folder, shows progress and calls callbacks; checkpoints
@@ -11,367 +10,194 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualkg.data.graph import Graph
-from dualkg.errors import DivergedError, DualkgError, RequestError
+from dualkg.errors import PYTHON, DivergedError, DualkgError, RequestError, Words
 from dualkg.files import locked, read_json, sync, write_json
-from dualkg.losses.base import BoundLoss
-from dualkg.losses.negative_sampling import BoundSampledLoss
-from dualkg.losses.softmax import BoundKvsAll, BoundOneVsAll, BoundSampledSoftmax
-from dualkg.models.base import only_rows, skip_initialization
-from dualkg.models.sharded import TABLES, Shard, ShardedModel
-from dualkg.regularizers import Regularizer
+from dualkg.models.base import Model
+from dualkg.models.partial import PartialModel
+from dualkg.tables import Processes, Shard, ShardedTables
+from dualkg.tables.base import TABLE_NAMES
+from dualkg.tables.files import is_divided, load_checkpoint, save_checkpoint
 from dualkg.training.api import choose_device, finish
 from dualkg.training.callbacks import Callback, find_callbacks, saved_trackers
-from dualkg.training.checkpoint import Progress, is_split, load_tensors, save_tensors
-from dualkg.training.engines import CudaGraphStep, ReferenceStep, Step
-from dualkg.training.fused import FusedStep, ShardedTables
+from dualkg.training.checkpoint import (
+    CheckpointStore,
+    Groups,
+    Progress,
+    load_tensors,
+    save_tensors,
+)
 from dualkg.training.memory import estimate_step, gib
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import Run, RunFolder
-from dualkg.training.trainer import (
-    STEPS_BETWEEN_CHECKS,
-    Groups,
-    InterruptedRunError,
-    OnProgress,
-    Trainer,
-)
+from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
 
-T = TypeVar("T")
 OnStart = Callable[[str], None]
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MEETING_TIME = timedelta(minutes=10)  # in which all processes have to start, or to answer
+MAX_REASON = 300  # characters of a reason that a library gives
 
 
-class OtherProcessError(DualkgError):
-    """Process 0 has refused, and has said why."""
+class IncompleteEnvironment(RequestError):
+    """Some of the variables that a launcher sets are missing."""
 
-    silent = True
+    def __init__(self, present: Sequence[str], missing: Sequence[str]) -> None:
+        super().__init__()
+        self.present = list(present)
+        self.missing = list(missing)
+
+    def message(self, words: Words = PYTHON) -> str:
+        are_not = "is not" if len(self.missing) == 1 else "are not"
+        return (
+            f"{self.present[0]} is set, as by torchrun, and {' and '.join(self.missing)} "
+            f"{are_not}. Start the processes with: torchrun --nproc-per-node N -m dualkg …, or "
+            f"unset {', '.join(self.present)}."
+        )
+
+
+class InvalidProcessIndex(RequestError):
+    """The index of this process is none of the number of processes."""
+
+    def __init__(self, index: str, count: str) -> None:
+        super().__init__(
+            f"RANK is a number from 0 to WORLD_SIZE − 1; found RANK={index}, WORLD_SIZE={count}."
+        )
+        self.index = index
+        self.count = count
+
+
+class ProcessesDidNotMeet(DualkgError):
+    """The process group could not be formed."""
+
+    def __init__(self, index: int, count: int, *, address: str, reason: str) -> None:
+        minutes = MEETING_TIME.total_seconds() / 60
+        super().__init__(
+            f"Process {index} of {count} did not meet the others at {address} within "
+            f"{minutes:.0f} minutes: {reason}"
+        )
+        self.index = index
+        self.count = count
+        self.address = address
+        self.reason = reason
+
+
+class ProcessesLost(DualkgError):
+    """Another process has ended, or does not answer."""
+
+    def __init__(self, index: int, count: int, reason: str) -> None:
+        super().__init__(
+            f"Process {index} of {count} has lost the others: {reason} If one of them was killed, "
+            "resume the run from its last checkpoint with: torchrun … -m dualkg resume RUN"
+        )
+        self.index = index
+        self.count = count
+        self.reason = reason
+
+
+class CannotResumeInProcesses(RequestError):
+    """A run cannot be resumed by several processes."""
+
+    def __init__(self, path: Path, reason: str, *, resume_alone: str = "") -> None:
+        super().__init__()
+        self.path = path
+        self.reason = reason
+        self.resume_alone = resume_alone
+
+    def message(self, words: Words = PYTHON) -> str:
+        sentence = f"The run {self.path} {self.reason}."
+        if not self.resume_alone:
+            return f"{sentence} To train longer, start a new run with more epochs."
+        return f"{sentence} {self.resume_alone} without torchrun: {words.call('resume', self.path)}"
 
 
 def num_processes() -> int:
     """The number of processes that a launcher such as `torchrun` has started, 1 without one."""
-    present = [name for name in VARIABLES if os.environ.get(name)]
-    if (os.environ.get("WORLD_SIZE") or "1", os.environ.get("RANK") or "0") == ("1", "0"):
+    index = os.environ.get("RANK") or "0"
+    count = os.environ.get("WORLD_SIZE") or "1"
+    if (index, count) == ("0", "1"):
         return 1
-    if missing := [name for name in VARIABLES if name not in present]:
-        raise RequestError(
-            f"{present[0]} is set, as by torchrun, and {' and '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} not. Start the processes with: torchrun "
-            f"--nproc-per-node N -m dualkg …, or unset {', '.join(present)}."
-        )
-    try:
-        rank, size = (int(os.environ[name]) for name in VARIABLES[:2])
-    except ValueError:
-        rank = -1
-        size = 0
-    if not 0 <= rank < size:
-        found = ", ".join(f"{name}={os.environ[name]}" for name in VARIABLES[:2])
-        raise RequestError(f"RANK is a number from 0 to WORLD_SIZE − 1; found {found}.")
-    return size
-
-
-@dataclass(frozen=True)
-class Processes:
-    """This process among those that train one model."""
-
-    rank: int
-    world_size: int
-    device: torch.device
-    capturable: bool = (
-        True  # whether a CUDA graph can contain the collectives, which is so with NCCL
-    )
-
-    @property
-    def first(self) -> bool:
-        return self.rank == 0
-
-    def first_then_all(self, function: Callable[[], T]) -> T:
-        """Call a function in process 0 and then, unless that fails, in the others."""
-        found = self.on_first(function)
-        return function() if found is None else found
-
-    def on_first(self, function: Callable[[], T]) -> T | None:
-        """Call a function in process 0 alone when all are here; the others wait, and fail if it
-        fails.
-        """
-        self.largest(0)
-        found = None
-        failure = None
-        try:
-            found = function() if self.first else None
-        except BaseException as error:
-            failure = error
-        if self.largest(failure is not None)[0] and not self.first:
-            raise OtherProcessError("Process 0 has refused.")
-        if failure is not None:
-            raise failure
-        return found
-
-    def largest(self, *values: float) -> list[float]:
-        """The largest of each value over all processes."""
-        found = torch.tensor(values, dtype=torch.float64)
-        if self.world_size > 1:
-            dist.all_reduce(found, dist.ReduceOp.MAX)
-        return found.tolist()
-
-    def lock(self, path: Path) -> Any:
-        """The lock of a run folder, which process 0 holds for all."""
-        return locked(path) if self.first else nullcontext()
-
-    def shard(self, graph: Graph) -> Shard:
-        return Shard(len(graph.entities), self.rank, self.world_size)
+    present = [name for name in VARIABLES if os.environ.get(name)]
+    missing = [name for name in VARIABLES if name not in present]
+    if missing:
+        raise IncompleteEnvironment(present, missing)
+    is_index = index.isdecimal() and count.isdecimal() and int(index) < int(count)
+    if not is_index:
+        raise InvalidProcessIndex(index, count)
+    return int(count)
 
 
 @contextmanager
 def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
     """Join the process group that the environment describes; a single process has none."""
-    size = num_processes()
-    if size == 1:
+    count = num_processes()
+    if count == 1:
         yield Processes(0, 1, choose_device(device))
         return
-    rank = int(os.environ["RANK"])
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    chosen = choose_device(device)
-    backend = "gloo"
-    shared = False
-    if chosen.type == "cuda":
-        count = torch.cuda.device_count()
-        shared = (
-            int(os.environ.get("LOCAL_WORLD_SIZE", size)) > count
-        )  # which NCCL does not support
-        chosen = torch.device("cuda", local_rank % count)
-        torch.cuda.set_device(chosen)
-        backend = f"cpu:gloo,cuda:{'gloo' if shared else 'nccl'}"
+    group = _join_group(int(os.environ["RANK"]), count, device)
     try:
-        dist.init_process_group(backend, timeout=MEETING_TIME)
-    except (RuntimeError, ValueError) as error:
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        reason = str(error).splitlines()[0][:300]
-        raise DualkgError(
-            f"Process {rank} of {size} did not meet the others at {where} within "
-            f"{MEETING_TIME.total_seconds() / 60:.0f} minutes: {reason}"
-        ) from None
-    try:
-        yield Processes(rank, size, chosen, capturable=not shared)
-    except (InterruptedRunError, DivergedError) as error:  # of all processes at once
-        error.silent = rank > 0
+        yield group
+    except (InterruptedRunError, DivergedError) as error:
+        # All processes raise it at once, and the first reports it.
+        error.silent = not group.first
         raise
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
-        raise DualkgError(
-            f"Process {rank} of {size} has lost the others: {str(error).splitlines()[0][:300]} If "
-            "one of them was killed, resume the run from its last checkpoint with: torchrun … -m "
-            "dualkg resume RUN"
-        ) from None
+        raise ProcessesLost(group.index, group.count, _reason(error)) from None
     finally:
         dist.destroy_process_group()
 
 
-class DistributedTrainer(Trainer):
-    """`Trainer` of a model whose entity tables are split over processes. The number of processes
-    may change between a checkpoint and the next start: batches, initial weights and negatives do
-    not depend on it.
-    """
-
-    model: ShardedModel
-
-    def __init__(
-        self,
-        model: ShardedModel,
-        graph: Graph,
-        recipe: Recipe,
-        regularizer: Regularizer,
-        group: Processes,
-        **options: Any,
-    ) -> None:
-        self.group = group
-        if regularizer.reads_whole_tables and not regularizer.sums_over_rows:
-            name = type(regularizer).__name__
-            advice = "Use DURA, or one process."
-            raise RequestError(
-                f"{name} reads whole tables, and each process has a part of them. {advice}"
-            )
-        super().__init__(model, graph, recipe, regularizer, **(options if group.first else {}))
-
-    @classmethod
-    def build(
-        cls, recipe: Recipe, graph: Graph, group: Processes, **options: Any
-    ) -> DistributedTrainer:
-        """A trainer of the shard of this process."""
-        shard = group.shard(graph)
-        with only_rows(shard, device=group.device):
-            model = ShardedModel(recipe.model.build(graph.shape, seed=recipe.training.seed), shard)
-        return cls(
-            model.to(group.device), graph, recipe, recipe.regularizer.build(), group, **options
-        )
-
-    def _build_step(self, loss: BoundLoss) -> Step:
-        shard = self.model.shard
-        parts = (self.regularizer, self.optimizer)
-        if self.engine.step == "kernels":
-            from dualkg.training.gpu_step import ShardedBf16Step  # which imports Triton
-
-            step = ShardedBf16Step(self.model.model, loss, *parts, shard=shard)
-            return CudaGraphStep(step) if self.group.capturable else step
-        if self.engine.fast and not self.regularizer.reads_whole_tables:
-            bf16 = self.engine.precision == "bf16"
-            tables = partial(ShardedTables, shard=shard)
-            return FusedStep(self.model, loss, *parts, bf16=bf16, tables=tables)  # type: ignore[arg-type]
-        return ShardedReferenceStep(
-            self.model, sharded_loss(loss, shard), *parts, self.engine.step == "sparse"
-        )
-
-    def expectation(self) -> str:
-        """What a process will need, as a sentence: the most of all processes. Time is estimated,
-        memory bounded.
-        """
-        recipe = self.recipe
-        shard = self.model.shard
-        here = self.need.of(min(recipe.training.batch_size, len(self.examples)))
-        seconds, memory = self.group.largest(estimate_step(recipe, self.model, self.engine), here)
-        left = (recipe.training.epochs - self.progress.epoch) * self.num_steps * seconds
-        return (
-            f"Each process has {shard.part:,} of {shard.num_entities:,} entities, and needs at "
-            f"most {gib(memory)} for training in addition to the model. A step takes about "
-            f"{seconds:.2g} s, all epochs about {timedelta(seconds=math.ceil(left))}."
-        )
-
-    def describe_engine(self) -> str:
-        return f"{self.engine}, {self.group.world_size} process{'es' if self.group.world_size > 1 else ''}"
-
-    # -- what all agree on ----------------------------------------------------
-
-    def _checkpoint_due(self) -> bool:
-        """Process 0 decides when a checkpoint is due; any process may have been told to stop."""
-        if self.progress.step % STEPS_BETWEEN_CHECKS[self.model.device.type]:
-            return False
-        return self._anywhere(
-            self.stop.requested or (self.group.first and super()._checkpoint_due())
-        )
-
-    def _anywhere(self, flag: bool) -> bool:
-        return bool(self.group.largest(flag)[0])
-
-    def _end_epoch(self) -> None:
-        # The sums of a GPU may be added up in another order by each process.
-        if self.group.world_size > 1 and self.model.device.type == "cuda":
-            for name, value in self.model.embedding.state_dict().items():
-                if name not in TABLES:
-                    dist.broadcast(value, src=0)
-        super()._end_epoch()
-
-    # -- checkpoints ----------------------------------------------------------
-
-    @property
-    def _prefix(self) -> str:
-        """Of the names of tables, which in a checkpoint are those of the embedding that the model
-        wraps.
-        """
-        return next(
-            f"{name}." for name, part in self.model.named_modules() if part is self.model.embedding
-        )
-
-    def _write(self, groups: Groups, path: Path, about: dict[str, Any]) -> None:
-        """Write with `torch.distributed.checkpoint`, then the pointer to it; the checkpoint before
-        is kept.
-        """
-        from torch.distributed.checkpoint import (
-            hf_storage,
-            state_dict_saver,
-        )  # which takes a second
-
-        self._check_weights()
-        checkpoint = ShardedCheckpoint(path, self.group)
-        by_rows = _by_rows(self.model.shard)
-        state = dict[str, Any]()
-        for group, tensors in groups.items():
-            for name, value in tensors.items():
-                key = f"{group}/{name.removeprefix(self._prefix)}"
-                part = value.detach().cpu()
-                state[key] = by_rows(part) if self._is_split(key, part.shape) else part
-        folder = checkpoint.next_folder()
-        writer = hf_storage.HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
-        with warnings.catch_warnings(action="ignore"):  # that there is no process group
-            state_dict_saver.save(state, storage_writer=writer, no_dist=self.group.world_size == 1)
-        self.group.on_first(partial(checkpoint.point_to, folder, about))
-
-    def _read(self, path: Path) -> tuple[Groups, dict[str, Any]]:
-        """The last checkpoint, written by any number of processes; of tables that are split, the
-        rows of this one.
-        """
-        from torch.distributed.checkpoint import hf_storage, state_dict_loader
-        from torch.distributed.checkpoint.api import CheckpointException
-
-        about = ShardedCheckpoint(path, self.group).about()
-        shard = self.model.shard
-        state = dict[str, Any]()
-        if about["when"] == "start":
-            return {}, about
-        folder = path / str(about["folder"])
-        by_rows = _by_rows(shard)
-        groups = Groups()
-        reader = hf_storage.HuggingFaceStorageReader(str(folder))
-        try:
-            for key, facts in reader.read_metadata().state_dict_metadata.items():
-                shape = tuple(facts.size)
-                dtype = facts.properties.dtype  # type: ignore[union-attr]
-                split = self._is_split(key, shape)
-                part = torch.zeros((shard.size, *shape[1:]) if split else shape, dtype=dtype)
-                state[key] = by_rows(part) if split else part
-            with warnings.catch_warnings(action="ignore"):
-                state_dict_loader.load(
-                    state, storage_reader=reader, no_dist=self.group.world_size == 1
-                )
-        except (OSError, ValueError, KeyError, SafetensorError, CheckpointException) as error:
-            raise RequestError(
-                f"The checkpoint {folder} cannot be read: {str(error).splitlines()[0][:300]}"
-            ) from None
-        for key, value in state.items():
-            group, _, name = key.partition("/")
-            own = name if group == "optimizer" else f"{self._prefix}{name}"
-            groups.setdefault(group, {})[own] = (
-                value.to_local() if hasattr(value, "to_local") else value
-            )
-        return groups, about
-
-    def save_results(self, run: Run, folder: RunFolder) -> None:
-        """All processes write their rows, and the first also all that is not split."""
-        rank = self.group.rank
-        world_size = self.group.world_size
-        tables = self.model.model.state_dict()
-        kept = {name: table for name, table in tables.items() if is_split(name) or rank == 0}
-        save_tensors(
-            {"model": kept}, folder.weight_shard(rank, world_size), about=self.about("end")
-        )
-        self.group.on_first(partial(folder.finish_sharded, run, world_size))
-
-    def _is_split(self, key: str, shape: Sequence[int]) -> bool:
-        """Whether a tensor of a checkpoint, by its name and shape, has a row for every entity."""
-        group, _, name = key.partition("/")
-        if group == "optimizer":
-            name = [name for name, _ in self.model.embedding.named_parameters()][
-                int(name.partition(".")[0])
-            ]
-        return name in TABLES and len(shape) > 0
+def _join_group(index: int, count: int, device: str | torch.device | None) -> Processes:
+    chosen = choose_device(device)
+    backend = "gloo"
+    shares_gpu = False
+    if chosen.type == "cuda":
+        num_gpus = torch.cuda.device_count()
+        # NCCL does not support two processes on one GPU.
+        shares_gpu = int(os.environ.get("LOCAL_WORLD_SIZE", count)) > num_gpus
+        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % num_gpus)
+        torch.cuda.set_device(chosen)
+        backend = f"cpu:gloo,cuda:{'gloo' if shares_gpu else 'nccl'}"
+    try:
+        dist.init_process_group(backend, timeout=MEETING_TIME)
+    except (RuntimeError, ValueError) as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise ProcessesDidNotMeet(index, count, address=address, reason=_reason(error)) from None
+    return Processes(index, count, chosen, capturable=not shares_gpu)
 
 
-class ShardedCheckpoint:
-    """A folder with the last checkpoints, `pointer` naming the last that is complete."""
+def _reason(error: Exception) -> str:
+    return str(error).splitlines()[0][:MAX_REASON]
+
+
+def group_lock(group: Processes, path: Path) -> AbstractContextManager[Any]:
+    """The lock of a run folder, which process 0 holds for all."""
+    return locked(path) if group.first else nullcontext()
+
+
+def group_shard(group: Processes, graph: Graph) -> Shard:
+    """The rows of the entity tables that this process has."""
+    return Shard(len(graph.entities), group.index, group.count)
+
+
+# -- checkpoints --------------------------------------------------------------
+
+
+class CheckpointFolder:
+    """A folder with the last checkpoints; `pointer` names the last that is complete."""
 
     def __init__(self, path: Path, group: Processes) -> None:
         self.path = path
@@ -384,24 +210,23 @@ class ShardedCheckpoint:
     def start(self) -> None:
         """Before the first step there is nothing but the recipe."""
         self.path.mkdir(exist_ok=True)
-        write_json(
-            self.pointer, {"when": "start", "optimizer": None, "progress": asdict(Progress())}
-        )
+        about = {"when": "start", "optimizer": None, "progress": asdict(Progress())}
+        write_json(self.pointer, about)
 
     def _folders(self) -> list[Path]:
         self.path.mkdir(exist_ok=True)
-        return [found for found in self.path.iterdir() if found.name.isdigit()]
+        return [folder for folder in self.path.iterdir() if folder.name.isdigit()]
 
     def next_folder(self) -> Path:
         """The folder of the next checkpoint, on which all processes agree."""
-        last = (
-            max((int(found.name) for found in self._folders()), default=0)
-            if self.group.first
-            else 0
-        )
-        return self.path / f"{int(self.group.largest(last + 1)[0]):06d}"
+        last = 0
+        if self.group.first:
+            last = max((int(folder.name) for folder in self._folders()), default=0)
+        number = int(self.group.largest(last + 1)[0])
+        return self.path / f"{number:06d}"
 
     def point_to(self, folder: Path, about: dict[str, Any]) -> None:
+        """Make a folder the last checkpoint; the one before it is kept."""
         for file in (*folder.iterdir(), folder):
             sync(file)
         before = self.about().get("folder") if self.pointer.exists() else None
@@ -411,70 +236,91 @@ class ShardedCheckpoint:
                 shutil.rmtree(old)
 
 
-def _by_rows(shard: Shard) -> Callable[[Tensor], Any]:
-    """A function that makes rows of this process a part of the whole table; a single process has
-    all of them.
+class FolderStore(CheckpointStore):
+    """Checkpoints that all processes write, each its own rows.
+
+    The number of processes may change between a checkpoint and the next start: batches, initial
+    weights and negatives do not depend on it.
     """
-    if shard.world_size == 1:
-        return lambda part: part
-    from torch.distributed import tensor
-    from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh("cpu", (shard.world_size,))
+    def __init__(self, group: Processes, shard: Shard, parameters: Sequence[str]) -> None:
+        self.group = group
+        self.shard = shard
+        self.parameters = list(parameters)
 
-    def distributed(part: Tensor) -> Any:
-        shape = torch.Size((shard.num_entities, *part.shape[1:]))
-        options = {
-            "shape": shape,
-            "stride": torch.empty(shape, device="meta").stride(),
-            "run_check": False,
-        }
-        return tensor.DTensor.from_local(part.contiguous(), mesh, [tensor.Shard(0)], **options)
+    def module(self, model: Model) -> nn.Module:
+        return model.embedding
 
-    return distributed
+    def write(self, groups: Groups, path: Path, about: dict[str, Any]) -> None:
+        tensors: dict[str, Tensor] = {}
+        for group, members in groups.items():
+            for name, value in members.items():
+                tensors[f"{group}/{name}"] = value.detach().cpu()
+        divided = [key for key, value in tensors.items() if self._is_divided(key, value.shape)]
+        checkpoint = CheckpointFolder(path, self.group)
+        folder = checkpoint.next_folder()
+        save_checkpoint(tensors, folder, self.shard, divided=divided)
+        self.group.on_first(partial(checkpoint.point_to, folder, about))
+
+    def read(self, path: Path) -> tuple[Groups, dict[str, Any]]:
+        about = CheckpointFolder(path, self.group).about()
+        if about["when"] == "start":
+            return {}, about
+        folder = path / str(about["folder"])
+        groups: Groups = {}
+        tensors = load_checkpoint(folder, self.shard, is_divided=self._is_divided)
+        for key, value in tensors.items():
+            group, _, name = key.partition("/")
+            groups.setdefault(group, {})[name] = value
+        return groups, about
+
+    def _is_divided(self, key: str, shape: Sequence[int]) -> bool:
+        """Whether a tensor of a checkpoint has a row for every entity."""
+        group, _, name = key.partition("/")
+        if group == "optimizer":
+            # The state of an optimizer is named by the number of its parameter.
+            name = self.parameters[int(name.partition(".")[0])]
+        return name in TABLE_NAMES and len(shape) > 0
 
 
-# -- losses and the reference step on split tables: the number of processes changes the order of some sums alone -------
+# -- runs ---------------------------------------------------------------------
 
 
-def sharded_loss(loss: BoundLoss, shard: Shard) -> BoundLoss:
-    """The same loss for a `ShardedModel`. Losses of sampled negatives need no change: each owner
-    scores its own.
-    """
-    if type(loss) is BoundOneVsAll or type(loss) is BoundKvsAll:
-        return replace(loss, shard=shard)
-    if isinstance(loss, (BoundSampledLoss, BoundSampledSoftmax)):
-        return loss
-    raise RequestError(
-        f"{type(loss).__name__} is a loss that cannot be trained on several processes."
+def build_trainer(
+    recipe: Recipe, graph: Graph, group: Processes, *, initialize: bool = True, **options: Any
+) -> Trainer:
+    """A trainer of the rows of this process; without `initialize`, of zeros."""
+    shard = group_shard(group, graph)
+    tables = ShardedTables(
+        shard, device=group.device, initialize=initialize, capturable=group.capturable
     )
+    built = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
+    model = PartialModel(built).to(group.device)
+    names = [name for name, _ in model.embedding.named_parameters()]
+    store = FolderStore(group, shard, names)
+    shown = options if group.first else {}
+    regularizer = recipe.regularizer.build()
+    return Trainer(model, graph, recipe, regularizer, group=group, store=store, **shown)
 
 
-@dataclass
-class ShardedReferenceStep(ReferenceStep):
-    """`ReferenceStep` of a `ShardedModel`: every process has the same objective, and the gradient
-    of its own rows.
+def expectation(trainer: Trainer) -> str:
+    """What a process will need, as a sentence: the most of all processes.
+
+    Time is estimated, and memory bounded.
     """
-
-    model: ShardedModel
-
-    def objective(self, batch: Tensor) -> Tensor:
-        if not (self.regularizer.weight and self.regularizer.reads_whole_tables):
-            return super().objective(batch)
-        factors = self.model.factors(*batch.unbind(-1))
-        loss = self.loss(self.model, factors)
-        with self.model.local(factors) as here:
-            return loss + self.model.shard.sum_of_all(self.regularizer(here))
-
-    def gradients(self, batch: Tensor) -> Tensor:
-        objective = super().gradients(batch)
-        self.model.add_local_gradients(
-            bool(self.regularizer.weight) and self.regularizer.reads_whole_tables
-        )
-        return objective
-
-
-# -- runs --------------------------------------------------------------------
+    recipe = trainer.recipe
+    tables = trainer.model.tables
+    batch_size = min(recipe.training.batch_size, len(trainer.examples))
+    own_seconds = estimate_step(recipe, trainer.model, trainer.engine)
+    seconds, memory = trainer.group.largest(own_seconds, trainer.need.of(batch_size))
+    epochs_left = recipe.training.epochs - trainer.progress.epoch
+    total = timedelta(seconds=math.ceil(epochs_left * trainer.num_steps * seconds))
+    num_rows = -(-tables.num_entities // tables.num_holders)
+    return (
+        f"Each process has {num_rows:,} of {tables.num_entities:,} entities, and needs at most "
+        f"{gib(memory)} for training in addition to the model. A step takes about {seconds:.2g} "
+        f"s, all epochs about {total}."
+    )
 
 
 def train_in_processes(
@@ -488,19 +334,16 @@ def train_in_processes(
     callbacks: Sequence[Callback] = (),
     on_start: OnStart | None = None,
 ) -> Run:
-    """Train a recipe in the processes of a group, each calling this. After a restart by the
-    launcher, resume.
+    """Train a recipe in the processes of a group, each of which calls this.
 
-    `on_start` gets a sentence in process 0 before the first step: the memory and the time that each
-    process needs.
+    After a restart by the launcher, the run is resumed. `on_start` gets a sentence in process 0
+    before the first step: the memory and the time that each process needs.
     """
     folder = RunFolder(out)
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    with group.lock(out):
-        unfinished = group.largest(
-            folder.sharded_checkpoint.exists() and not folder.report.exists()
-        )[0]
-        if restarted and unfinished:
+    was_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    with group_lock(group, out):
+        is_unfinished = folder.checkpoint_folder.exists() and not folder.report.exists()
+        if was_restarted and group.any(is_unfinished):
             return _resume(
                 folder,
                 group,
@@ -511,16 +354,14 @@ def train_in_processes(
             )
         group.on_first(lambda: folder.check_free(overwrite=overwrite))
         called = find_callbacks(callbacks)
-        trainer = DistributedTrainer.build(
-            recipe, graph, group, on_progress=on_progress, callbacks=called
-        )
+        trainer = build_trainer(recipe, graph, group, on_progress=on_progress, callbacks=called)
 
         def create() -> None:
             engine = trainer.describe_engine()
             with folder.create(
                 recipe, graph, group.device, engine=engine, overwrite=overwrite
             ) as fresh:
-                ShardedCheckpoint(fresh.sharded_checkpoint, group).start()
+                CheckpointFolder(fresh.checkpoint_folder, group).start()
 
         group.on_first(create)
         return _finish(trainer, folder, on_start)
@@ -536,7 +377,7 @@ def resume_in_processes(
 ) -> Run:
     """Resume a run of several processes in any number of processes, one included."""
     folder = RunFolder(path)
-    with processes(device) as group, group.lock(folder.path):
+    with processes(device) as group, group_lock(group, folder.path):
         group.on_first(folder.check_is_run)
         return _resume(folder, group, on_start, trust_code=trust_code, on_progress=on_progress)
 
@@ -547,39 +388,58 @@ def _resume(
     on_start: OnStart | None,
     *,
     callbacks: Sequence[Callback] = (),
-    **options: Any,
+    trust_code: bool,
+    on_progress: OnProgress | None,
 ) -> Run:
-    def check() -> None:
-        if folder.finished:
-            folder.remove_checkpoint()
-            damaged = f"Some of its files are damaged. Evaluate it again without torchrun: dualkg resume {folder.path}"
-            again = (
-                damaged if folder.damage() else "To train longer, start a new run with more epochs."
-            )
-            raise RequestError(f"The run {folder.path} is finished. {again}")
-        if folder.checkpoint.exists() and load_tensors(folder.checkpoint)[1].get("when") == "start":
-            ShardedCheckpoint(
-                folder.sharded_checkpoint, group
-            ).start()  # of a run that was only prepared
-            folder.checkpoint.unlink()
-        if not folder.sharded_checkpoint.exists():
-            advice = f"Resume it without torchrun: dualkg resume {folder.path}"
-            raise RequestError(f"The run {folder.path} was started in one process. {advice}")
-
-    group.on_first(check)
-    recipe = load_recipe(folder.recipe, trust_code=options.pop("trust_code"))
+    group.on_first(lambda: _check_resumable(folder, group))
+    recipe = load_recipe(folder.recipe, trust_code=trust_code)
     graph = folder.load_graph()
     called = find_callbacks(callbacks or saved_trackers(folder.path)) if group.first else []
-    started = ShardedCheckpoint(folder.sharded_checkpoint, group).about()["when"] != "start"
-    with skip_initialization() if started else nullcontext():  # the checkpoint has the weights
-        trainer = DistributedTrainer.build(recipe, graph, group, callbacks=called, **options)
-    trainer.restore(folder.sharded_checkpoint)
+    about = CheckpointFolder(folder.checkpoint_folder, group).about()
+    trainer = build_trainer(
+        recipe,
+        graph,
+        group,
+        # A checkpoint after the start has the weights.
+        initialize=about["when"] == "start",
+        on_progress=on_progress,
+        callbacks=called,
+    )
+    trainer.restore(folder.checkpoint_folder)
     return _finish(trainer, folder, on_start)
 
 
-def _finish(trainer: DistributedTrainer, folder: RunFolder, on_start: OnStart | None) -> Run:
+def _check_resumable(folder: RunFolder, group: Processes) -> None:
+    if folder.finished:
+        folder.remove_checkpoint()
+        if folder.damage():
+            reason = "is finished, and some of its files are damaged"
+            raise CannotResumeInProcesses(folder.path, reason, resume_alone="Evaluate it again")
+        raise CannotResumeInProcesses(folder.path, "is finished")
+    if folder.checkpoint.exists() and load_tensors(folder.checkpoint)[1].get("when") == "start":
+        # The run was only prepared, by one process.
+        CheckpointFolder(folder.checkpoint_folder, group).start()
+        folder.checkpoint.unlink()
+    if not folder.checkpoint_folder.exists():
+        reason = "was started in one process"
+        raise CannotResumeInProcesses(folder.path, reason, resume_alone="Resume it")
+
+
+def _finish(trainer: Trainer, folder: RunFolder, on_start: OnStart | None) -> Run:
     """Say what the run needs, train to the end, rank, and write the results."""
-    expectation = trainer.expectation()
+    sentence = expectation(trainer)
     if on_start is not None and trainer.group.first:
-        on_start(expectation)
-    return finish(trainer, folder, folder.sharded_checkpoint)
+        on_start(sentence)
+    return finish(
+        trainer, folder, folder.checkpoint_folder, save=partial(_save_results, trainer, folder)
+    )
+
+
+def _save_results(trainer: Trainer, folder: RunFolder, run: Run) -> None:
+    """All processes write their rows, and the first also all that is not divided."""
+    group = trainer.group
+    weights = trainer.model.whole.state_dict()
+    own = {name: table for name, table in weights.items() if is_divided(name) or group.first}
+    path = folder.weights_of_process(group.index, group.count)
+    save_tensors({"model": own}, path, about=trainer.about("end"))
+    group.on_first(partial(folder.finish_in_parts, run, group.count))

@@ -1,38 +1,47 @@
 """Engines: which step trains a model, in which precision, and what prevents a faster one.
 
-The reference engine is autograd, which faster steps are tested against: on a GPU captured as a CUDA
+The reference step is autograd, which fast steps are tested against: on a GPU captured as a CUDA
 graph where that is possible, and with sparse gradients where a batch reads few of many entities.
-The fast engine computes the gradient of the softmax without autograd: fused on a CPU or a GPU, and
+The fast step computes the gradient of the softmax without autograd: fused on a CPU or a GPU, and
 with bfloat16 products on a GPU entirely in kernels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
-from dualkg.errors import RequestError
+from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.kernels.hardware import gpu_kernels_unavailable, has_bf16_products
-from dualkg.losses.base import BoundLoss, Loss
-from dualkg.losses.softmax import BoundSampledSoftmax, SampledSoftmax
+from dualkg.losses.base import Loss
+from dualkg.losses.softmax import SampledSoftmax
 from dualkg.models.base import Model, overridden
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
-from dualkg.models.sharded import ShardedModel
 from dualkg.regularizers import Regularizer, is_power_sum
-from dualkg.training.fused import FusedStep, has_builtin_maps, stream
-from dualkg.training.optimizers import AnyOptimizer
+from dualkg.training.fused import has_builtin_maps
 from dualkg.training.recipe import Recipe
 
-Step = Callable[[Tensor, float], Tensor]
 StepName = Literal["autograd", "captured", "sparse", "fused", "kernels"]
+Precision = Literal["float32", "tf32", "bf16"]
+
 MAX_MATRICES = 65_535  # the most programs that a GPU starts along the axis of relations
-ENTITIES_PER_ROW = 4  # of a batch: with more of them, sparse gradients are faster than dense ones
 MAX_FORMED = 2**28  # numbers in the matrices that a step forms for all relations
-CAPACITY_STEP = 64  # queries by which the capacity of a captured step grows
-WARM_UP = 3  # eager steps before one is captured, in which libraries initialize
+ENTITIES_PER_ROW = 4  # entities for each row of a batch from which on sparse gradients are faster
+
+STEP_WORDS: dict[StepName, str] = {
+    "autograd": "reference step",
+    "captured": "reference step in a CUDA graph",
+    "sparse": "reference step with sparse gradients",
+    "fused": "fast step",
+    "kernels": "fast step",
+}
+PRECISION_WORDS: dict[Precision, str] = {
+    "float32": "float32",
+    "tf32": "TensorFloat-32 products",
+    "bf16": "bfloat16 products",
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,7 @@ class Engine:
     """The step that trains a run, the precision of its products and its device."""
 
     step: StepName
-    precision: Literal["float32", "tf32", "bf16"]
+    precision: Precision
     device: torch.device
 
     @property
@@ -48,21 +57,30 @@ class Engine:
         return self.step in ("fused", "kernels")
 
     def __str__(self) -> str:
-        """Such as `fused kernels, bfloat16 products, one NVIDIA H200` or `autograd, float32, 2 CPU
-        threads`.
-        """
-        products = {
-            "float32": "float32",
-            "tf32": "TensorFloat-32 products",
-            "bf16": "bfloat16 products",
-        }
-        threads = torch.get_num_threads()
-        device = f"{threads} CPU thread{'' if threads == 1 else 's'}"
+        """Such as `fast step, bfloat16 products, one NVIDIA H200`."""
         if self.device.type == "cuda":
             device = f"one {torch.cuda.get_device_name(self.device)}"
-        kinds = {"captured": "autograd in a CUDA graph", "sparse": "autograd with sparse gradients"}
-        step = "fused kernels" if self.fast else kinds.get(self.step, "autograd")
-        return f"{step}, {products[self.precision]}, {device}"
+        else:
+            threads = torch.get_num_threads()
+            device = "1 CPU thread" if threads == 1 else f"{threads} CPU threads"
+        return f"{STEP_WORDS[self.step]}, {PRECISION_WORDS[self.precision]}, {device}"
+
+
+class EngineUnavailable(RequestError):
+    """The engine or the precision that was requested cannot train this model.
+
+    `reason` completes a sentence about `what`. `settings` are recipe keys that would work.
+    """
+
+    def __init__(self, what: str, reason: str, settings: dict[str, str]) -> None:
+        super().__init__()
+        self.what = what
+        self.reason = reason
+        self.settings = settings
+
+    def message(self, words: Words = PYTHON) -> str:
+        advice = " and ".join(words.key(key, value) for key, value in self.settings.items())
+        return f"{self.what} {self.reason}. Use {advice}."
 
 
 class Job(NamedTuple):
@@ -76,282 +94,201 @@ class Job(NamedTuple):
     sums: str = "elements"
 
     @property
-    def whole(self) -> Model:
-        """The model, without the wrapper of one whose tables are split over processes."""
-        return self.model.model if isinstance(self.model, ShardedModel) else self.model
-
-    @property
     def on_gpu(self) -> bool:
         return self.model.device.type == "cuda"
 
+    @property
+    def model_name(self) -> str:
+        return type(self.model.whole).__name__
+
+
+class Requirement(NamedTuple):
+    """A condition that a job must meet, and what is said of a job that does not."""
+
+    is_met: Callable[[Job], object]
+    reason: Callable[[Job], str]
+
+
+def has_one_product(job: Job) -> bool:
+    """Whether all scores are one matrix product with tables that are all trained."""
+    parameters = job.model.parameters()
+    return bool(job.model.score_form) and all(table.requires_grad for table in parameters)
+
+
+def reads_rows_elsewhere(job: Job) -> bool:
+    """Whether the regularizer reads whole tables, of which this process has a part."""
+    return job.regularizer.reads_whole_tables and not job.model.tables.has_all_entities
+
 
 def kernels_know_relations(job: Job) -> bool:
-    """Whether GPU kernels can compute with the relations of a model, the regularizer and relation
-    prediction.
-    """
-    model = job.whole
+    """Whether GPU kernels can compute with the relations of a model and the regularizer."""
+    model = job.model.whole
     regularizer = job.regularizer
-    if not (
-        isinstance(model, BilinearModel) and has_builtin_maps(model) and is_power_sum(regularizer)
-    ):
+    if not (isinstance(model, BilinearModel) and has_builtin_maps(model)):
+        return False
+    if not is_power_sum(regularizer):
         return False
     if isinstance(model, DiagonalModel):
         # The kernel of penalties takes one modulus of all numbers of a coordinate; for squares that
         # is their sum.
-        return model.linear_in_relations and (
-            model.multiplicative_modulus or regularizer.power == 2
-        )
-    numbers_formed = (
-        model.num_relation_ids * model.dim**2 if model.relation_kernel == "mixtures" else 0
-    )
-    return (
-        model.relation_kernel is not None
-        and model.has_adjoint
-        and model.num_relation_ids <= MAX_MATRICES
-        and numbers_formed <= MAX_FORMED
-        and not getattr(job.loss, "relation_weight", 0)
-        and (regularizer.power == 2 or "relation" not in regularizer.term_weights)
-    )
+        has_one_modulus = model.multiplicative_modulus or regularizer.power == 2
+        return model.linear_in_relations and has_one_modulus
+    if model.relation_kernel is None or not model.has_adjoint:
+        return False
+    if model.relation_kernel == "mixtures" and model.num_relation_ids * model.dim**2 > MAX_FORMED:
+        return False
+    predicts_relations = bool(getattr(job.loss, "relation_weight", 0))
+    has_known_penalty = regularizer.power == 2 or "relation" not in regularizer.term_weights
+    is_small = model.num_relation_ids <= MAX_MATRICES
+    return is_small and has_known_penalty and not predicts_relations
 
 
 def samples_in_kernels(job: Job) -> bool:
-    """Whether GPU kernels can train sampled softmax: negatives that a batch shares, on tables that
-    are not split.
-    """
+    """Whether GPU kernels can train sampled softmax: a batch shares its negatives."""
     loss = job.loss
-    shared = getattr(job.loss, "shared", False)
-    own_bind = type(loss).bind is SampledSoftmax.bind
-    return (
-        isinstance(loss, SampledSoftmax)
-        and own_bind
-        and shared
-        and not isinstance(job.model, ShardedModel)
-    )
+    if not isinstance(loss, SampledSoftmax) or type(loss).bind is not SampledSoftmax.bind:
+        return False
+    return loss.shared and job.model.tables.has_all_entities
 
 
-NOT_ONE_PRODUCT = (
-    "needs a model whose scores are one product, as those of bilinear models and squared "
-    "distances are, and whose tables are all trained; this {job.whole.__class__.__name__} is none"
+FAST = (
+    Requirement(
+        has_one_product,
+        lambda job: (
+            "needs a model whose scores are one product, as those of bilinear models and squared "
+            f"distances are, and whose tables are all trained; this {job.model_name} is none"
+        ),
+    ),
+    Requirement(
+        lambda job: not job.loss.fast_step_obstacle,
+        lambda job: (
+            "is for OneVsAll, each triple against one whole answer; "
+            f"{job.loss.fast_step_obstacle} was set"
+        ),
+    ),
+    Requirement(
+        lambda job: not reads_rows_elsewhere(job),
+        lambda job: (
+            "has a part of the tables in each process, and "
+            f"{type(job.regularizer).__name__} reads whole tables"
+        ),
+    ),
 )
-UNKNOWN_TO_KERNELS = (
-    "on a GPU is for models and regularizers that kernels know: relations that are rows, or "
-    "matrices without relation prediction, and sums of powers over a batch; this "
-    "{job.whole.__class__.__name__} with {job.regularizer.__class__.__name__} is not"
+
+# What bfloat16 products require beside the fast step.
+BF16 = (
+    Requirement(
+        lambda job: job.model.score_form == "products",
+        lambda job: "is for models that score by products",
+    ),
+    Requirement(
+        lambda job: job.optimizer == "Adagrad",
+        lambda job: f"is for training with Adagrad; optimizer.name is {job.optimizer}",
+    ),
+    Requirement(
+        lambda job: job.sums == "elements" or samples_in_kernels(job),
+        lambda job: f"is for Adagrad with sums of single elements; optimizer.sums is {job.sums}",
+    ),
+    Requirement(
+        lambda job: job.model.embedding.entities.dtype == torch.float32,
+        lambda job: "is for tables of float32",
+    ),
+    Requirement(
+        lambda job: job.on_gpu or has_bf16_products(),
+        lambda job: "is not supported by this processor, and would be slow",
+    ),
+    Requirement(
+        lambda job: not (job.on_gpu and gpu_kernels_unavailable()),
+        lambda job: f"on a GPU {gpu_kernels_unavailable()}",
+    ),
+    Requirement(
+        lambda job: not job.on_gpu or torch.cuda.get_device_capability(job.model.device) >= (8, 0),
+        lambda job: "is not supported by this GPU",
+    ),
+    Requirement(
+        lambda job: not job.on_gpu or kernels_know_relations(job),
+        lambda job: (
+            "on a GPU is for models and regularizers that kernels know: relations that are rows, "
+            "or matrices without relation prediction, and sums of powers over a batch; this "
+            f"{job.model_name} with {type(job.regularizer).__name__} is not"
+        ),
+    ),
 )
-Capability = dict[
-    str, Callable[[Job], object]
-]  # conditions, by the end of the sentence about a job that lacks one
-FAST: Capability = {
-    NOT_ONE_PRODUCT: lambda job: (
-        job.model.score_form and all(one.requires_grad for one in job.model.parameters())
-    ),
-    "is for OneVsAll, each triple against one whole answer; {job.loss.fast_step_obstacle} was set": (
-        lambda job: not job.loss.fast_step_obstacle
-    ),
-}
-BF16: Capability = {  # of the fast engine
-    "is for models that score by products": lambda job: job.model.score_form == "products",
-    "is for training with Adagrad; optimizer.name is {job.optimizer}": lambda job: (
-        job.optimizer == "Adagrad"
-    ),
-    "is for Adagrad with sums of single elements; optimizer.sums is {job.sums}": (
-        lambda job: job.sums == "elements" or samples_in_kernels(job)
-    ),
-    "is for tables of float32": lambda job: job.model.embedding.entities.dtype == torch.float32,
-    "is not supported by this processor, and would be slow": lambda job: (
-        job.on_gpu or has_bf16_products()
-    ),
-    "on a GPU {no_kernels}": lambda job: not (job.on_gpu and gpu_kernels_unavailable()),
-    "is not supported by this GPU": lambda job: (
-        not job.on_gpu or torch.cuda.get_device_capability(job.model.device) >= (8, 0)
-    ),
-    UNKNOWN_TO_KERNELS: lambda job: not job.on_gpu or kernels_know_relations(job),
-}
 
 
-def obstacle(capability: Capability, job: Job) -> str | None:
-    """The first condition that a job lacks, as the end of a sentence; None if it meets all."""
-    found = next((sentence for sentence, holds in capability.items() if not holds(job)), None)
-    return found and found.format(job=job, no_kernels=gpu_kernels_unavailable())
+def obstacle(requirements: Sequence[Requirement], job: Job) -> str | None:
+    """The first requirement that a job does not meet, as the end of a sentence."""
+    for requirement in requirements:
+        if not requirement.is_met(job):
+            return requirement.reason(job)
+    return None
 
 
 def can_capture(job: Job) -> bool:
-    """Whether autograd can be captured as a CUDA graph: no size depends on the content of a
-    batch.
+    """Whether autograd can be captured as a CUDA graph.
+
+    No size may depend on the content of a batch.
     """
-    return (
-        job.on_gpu
-        and job.optimizer == "Adam"
-        and job.order == "triples"
-        and getattr(job.model, "capturable", False)
-        and overridden(job.model) <= {"config", "entity_vectors"}
-        and is_power_sum(job.regularizer)
-        and job.loss.has_fixed_shapes(reciprocal=job.model.reciprocal)
-    )
+    if not (job.on_gpu and job.optimizer == "Adam" and job.order == "triples"):
+        return False
+    is_capturable = getattr(job.model, "capturable", False)
+    has_own_methods = not overridden(job.model) <= {"config", "entity_vectors"}
+    if not is_capturable or has_own_methods or not is_power_sum(job.regularizer):
+        return False
+    return job.loss.has_fixed_shapes(reciprocal=job.model.reciprocal)
 
 
 def reads_few_rows(job: Job, batch_size: int) -> bool:
-    """Whether a batch reads so few entity rows that Adagrad is faster, and exact, on these
-    alone.
+    """Whether a batch reads so few entity rows that Adagrad is faster on these alone.
+
+    It is exact, too: rows without a gradient do not change.
     """
     rows = job.loss.rows_per_batch(job.model, batch_size)
-    return (
-        job.optimizer == "Adagrad"
-        and not job.regularizer.reads_whole_tables
-        and rows is not None
-        and ENTITIES_PER_ROW * rows <= job.model.shape.num_entities
-    )
+    if rows is None or job.optimizer != "Adagrad" or job.regularizer.reads_whole_tables:
+        return False
+    return ENTITIES_PER_ROW * rows <= job.model.shape.num_entities
 
 
 def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Engine:
-    """The engine that the recipe requests, or the fastest one that applies where it leaves that
-    open.
-    """
-    wanted = recipe.training.engine
+    """The engine that the recipe requests, or the fastest that applies if it leaves that open."""
+    requested = recipe.training.engine
     precision = recipe.training.precision
-    choice = recipe.optimizer
-    job = Job(model, recipe.loss, regularizer, choice.name, recipe.training.order, choice.sums)
+    optimizer = recipe.optimizer
+    job = Job(
+        model, recipe.loss, regularizer, optimizer.name, recipe.training.order, optimizer.sums
+    )
     not_fast = obstacle(FAST, job)
-    is_fast = wanted != "reference" and (not not_fast or (job.on_gpu and samples_in_kernels(job)))
+    has_fast_step = not not_fast or (job.on_gpu and samples_in_kernels(job))
+    is_fast = has_fast_step and requested != "reference"
     not_bf16 = obstacle(BF16, job) if is_fast else None
     if is_fast and not not_bf16 and precision in ("auto", "bf16"):
         return Engine("kernels" if job.on_gpu else "fused", "bf16", model.device)
+    _check_available(requested, precision, not_fast, not_bf16)
+    exact: Precision = "tf32" if precision == "tf32" and job.on_gpu else "float32"
+    return Engine(_exact_step(job, recipe, not_fast), exact, model.device)
+
+
+def _check_available(
+    requested: str, precision: str, not_fast: str | None, not_bf16: str | None
+) -> None:
+    """Refuse an engine or a precision that was requested and does not apply."""
+    exact = {"training.precision": "float32"}
     if not_bf16 and precision == "bf16":
-        raise RequestError(f"bf16 {not_bf16}. Use --set training.precision=float32.")
-    if not_fast and (wanted == "fast" or precision == "bf16"):
-        raise RequestError(f"The fast engine {not_fast}. Use --engine reference and float32.")
-    if wanted == "reference" and precision == "bf16":
-        raise RequestError(
-            "The reference engine trains in float32; bf16 was requested. Use --engine fast."
-        )
-    exact: Literal["float32", "tf32"] = "tf32" if precision == "tf32" and job.on_gpu else "float32"
-    step: StepName = "autograd" if not_fast or wanted == "reference" else "fused"
-    if not_fast and wanted == "auto":
-        few = reads_few_rows(job, recipe.training.batch_size)
-        step = "captured" if can_capture(job) else "sparse" if few else "autograd"
-    return Engine(step, exact, model.device)
+        raise EngineUnavailable("bf16", not_bf16, exact)
+    if not_fast and (requested == "fast" or precision == "bf16"):
+        settings = {"training.engine": "reference", **exact}
+        raise EngineUnavailable("The fast engine", not_fast, settings)
+    if requested == "reference" and precision == "bf16":
+        reason = "trains in float32; bf16 was requested"
+        raise EngineUnavailable("The reference engine", reason, {"training.engine": "fast"})
 
 
-@dataclass
-class ReferenceStep:
-    """A gradient step on loss plus regularizer for one batch.
-
-    On a GPU it may be captured as a CUDA graph; the optimizer then reads the learning rate from a
-    tensor there. With `sparse`, gradients of the entity tables have only the rows of the batch, and
-    the optimizer updates only these.
-    """
-
-    model: Model
-    loss: BoundLoss
-    regularizer: Regularizer
-    optimizer: AnyOptimizer
-    sparse: bool = False
-
-    def objective(self, batch: Tensor) -> Tensor:
-        """Loss plus regularizer of a batch `(batch, 3)`, a scalar."""
-        factors = self.model.factors(*batch.unbind(-1))
-        loss = self.loss(self.model, factors)
-        return loss + self.regularizer(factors) if self.regularizer.weight else loss
-
-    def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
-        """Take one step and return the objective before it."""
-        self.set_learning_rate(learning_rate)
-        return self.step(batch)
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(learning_rate)
-            else:
-                group["lr"] = learning_rate
-
-    def step(self, batch: Tensor) -> Tensor:
-        """Take one step at the learning rate that is set."""
-        self.optimizer.zero_grad(set_to_none=True)
-        objective = self.gradients(batch)
-        self.optimizer.step()
-        return objective
-
-    def gradients(self, batch: Tensor) -> Tensor:
-        """Add the gradients of all parameters, and return the objective."""
-        self.model.embedding.sparse_gradients = self.sparse
-        try:
-            objective = self.objective(batch)
-        finally:
-            self.model.embedding.sparse_gradients = False
-        objective.backward()  # type: ignore[no-untyped-call]
-        return objective.detach()
-
-
-class CudaGraphStep:
-    """Replays a captured step for batches of the largest size; others, such as a last short one,
-    run eagerly.
-
-    A step must not wait for the GPU, and reads its learning rate from a tensor there.
-    """
-
-    def __init__(self, step: Any) -> None:
-        self.step = step
-        self.stream = stream(step.model.device, "captured")
-        self.num_taken = 0
-        self.largest = 0
-        self.graph: torch.cuda.CUDAGraph | None = None  # with its `batch` and `objective`
-
-    def reserve(self, num_queries: int) -> None:
-        """Provide for batches of that many queries, and a few more; a graph with less capacity is
-        discarded.
-        """
-        if self.step.capacity is None or num_queries > self.step.capacity:
-            self.step.capacity = -(-num_queries // CAPACITY_STEP) * CAPACITY_STEP
-            self.num_taken = 0
-            self.graph = None
-
-    def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
-        """Take one step and return the objective before it; the next step overwrites that."""
-        if (
-            len(batch) > self.largest
-        ):  # the buffers that a graph works on are about to be replaced by larger ones
-            self.largest = len(batch)
-            self.num_taken = 0
-            self.graph = None
-        if self.graph is None and self.num_taken >= WARM_UP and len(batch) == self.largest:
-            self._capture(batch)
-        if self.graph is None or len(batch) != len(self.batch):
-            self.num_taken += 1
-            # On a separate stream, as capturing requires of the steps before it.
-            self.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.stream):
-                objective: Tensor = self.step(batch, learning_rate)
-            torch.cuda.current_stream().wait_stream(self.stream)
-            return objective
-        self.batch.copy_(batch)
-        self.step.set_learning_rate(learning_rate)
-        self.graph.replay()
-        return self.objective
-
-    def _capture(self, batch: Tensor) -> None:
-        self.batch = batch.clone()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # NCCL's watchdog calls CUDA in a thread of its own, also while a step is captured.
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            self.objective: Tensor = self.step.step(self.batch)
-        self.graph = graph
-
-
-def build_step(
-    engine: Engine, model: Model, loss: BoundLoss, regularizer: Regularizer, optimizer: AnyOptimizer
-) -> Step:
-    """The step of an engine; the fast ones take a bound `OneVsAll`, the kernels also
-    `SampledSoftmax`.
-    """
-    if engine.step in ("autograd", "sparse"):
-        return ReferenceStep(model, loss, regularizer, optimizer, sparse=engine.step == "sparse")
-    if engine.step == "captured":
-        return CudaGraphStep(ReferenceStep(model, loss, regularizer, optimizer))
-    if engine.step == "kernels":
-        from dualkg.training.gpu_step import Bf16Step, SampledBf16Step  # which import Triton
-
-        kind = SampledBf16Step if isinstance(loss, BoundSampledSoftmax) else Bf16Step
-        return CudaGraphStep(kind(model, loss, regularizer, optimizer))  # type: ignore[arg-type]
-    return FusedStep(model, loss, regularizer, optimizer, bf16=engine.precision == "bf16")  # type: ignore[arg-type]
+def _exact_step(job: Job, recipe: Recipe, not_fast: str | None) -> StepName:
+    """The step in float32 or TensorFloat-32."""
+    if recipe.training.engine == "reference":
+        return "autograd"
+    if not not_fast:
+        return "fused"
+    if can_capture(job):
+        return "captured"
+    return "sparse" if reads_few_rows(job, recipe.training.batch_size) else "autograd"

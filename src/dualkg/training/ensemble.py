@@ -208,7 +208,7 @@ def _checksum(folder: Path) -> str:
     """Of the weights of a run; of those in several files, one after the other."""
     run = RunFolder(folder)
     return " ".join(
-        str(file_record(path)["sha256"]) for path in run.weight_shards() or [run.weights]
+        str(file_record(path)["sha256"]) for path in run.weight_files() or [run.weights]
     )
 
 

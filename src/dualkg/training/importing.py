@@ -16,10 +16,11 @@ from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import eval_mode
 from dualkg.models import MODELS
-from dualkg.models.base import EmbeddingModel, skip_initialization
+from dualkg.models.base import EmbeddingModel
 from dualkg.models.diagonal import SimplE
 from dualkg.models.distance import AngleModel, RotatE
-from dualkg.models.sharded import TABLES
+from dualkg.tables import LocalTables
+from dualkg.tables.base import TABLE_NAMES
 from dualkg.training.checkpoint import load_weights
 from dualkg.training.recipe import Data, ModelConfig, Recipe, find_class
 from dualkg.training.run import Run
@@ -85,7 +86,7 @@ def from_arrays(
             f"with reciprocals; it has {num_rows:,}."
         )
     if entity_names is not None:
-        own = {name: tables[name] for name in TABLES if name in tables}
+        own = {name: tables[name] for name in TABLE_NAMES if name in tables}
         tables |= {
             name: _in_graph_order(table, entity_names, graph.entities)
             for name, table in own.items()
@@ -96,8 +97,8 @@ def from_arrays(
     config = ModelConfig(
         name=model, dim=dim, reciprocal=num_rows == 2 * num_relations, options=dict(options or {})
     )
-    with skip_initialization():
-        built = config.build(graph.shape, seed=0)
+    zeros = LocalTables(len(graph.entities), initialize=False)
+    built = config.build(graph.shape, seed=0, tables=zeros)
     load_weights(built, tables, source="The set of arrays")
     return Run(built.eval(), graph, Recipe(data=Data(graph=graph.name), model=config))
 

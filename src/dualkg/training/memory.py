@@ -1,6 +1,4 @@
-"""What a run will need: an upper bound of its memory, checked before it starts, and an estimate of
-its time.
-"""
+"""What a run will need: an upper bound of its memory, and an estimate of its time."""
 
 import math
 import re
@@ -14,37 +12,35 @@ from typing import NamedTuple
 
 import torch
 
-from dualkg.errors import RequestError
+from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS
 from dualkg.models.base import Model
-from dualkg.models.sharded import TABLES, ShardedModel
 from dualkg.regularizers import Regularizer
+from dualkg.tables.base import TABLE_NAMES
+from dualkg.tables.gradients import rows_at_once
 from dualkg.training.engines import Engine
-from dualkg.training.fused import rows_at_once
 from dualkg.training.recipe import Recipe
 
-OPTIMIZER_TABLES = {
-    "Adagrad": 1,
-    "Adam": 2,
-    "SGD": 0,
-}  # copies of the tables in the optimizer's state
+OPTIMIZER_TABLES = {"Adagrad": 1, "Adam": 2, "SGD": 0}  # copies of the tables in the state
 LARGEST_TABLES = 2  # temporary copies of the largest table in an optimizer or a backward pass
 WHOLE_TABLES = 6  # the same, where a regularizer reads whole tables
-# Of the rows of a batch: gradients, their sums, Adagrad's sums, updates, and integers to sort by.
+# Copies of the rows of a batch: gradients, their sums, Adagrad's sums, updates, and sort keys.
 SPARSE_COPIES = 8
-MATRIX_COPIES = 8  # of the relation matrices of a batch, in autograd and the optimizer
-# Of an example and direction: rows, mapped rows, their gradients, and random numbers for dropout.
+MATRIX_COPIES = 8  # copies of the relation matrices of a batch, in autograd and the optimizer
+# Vectors of an example and direction: rows, mapped rows, their gradients, and random numbers for
+# dropout.
 VECTORS = 40
 EXAMPLE_BYTES = 160  # triples in two orders, sort keys, and the answers in train by query
-MAPPED_BYTES = 12  # of an example of a graph larger than memory, on a GPU
-ANSWER_BYTES = 24  # of such an example, where a loss reads the answers in train
+ON_DISK_BYTES = 12  # bytes on a GPU of an example of a graph larger than memory
+ANSWER_BYTES = 24  # bytes of such an example, where a loss reads the answers in train
 RANKING_BYTES = 6 * BLOCK_ELEMENTS  # a block of scores and temporary arrays
-LIBRARY_BYTES = 200 * 2**20  # that matrix products and compiled kernels allocate on a GPU
+LIBRARY_BYTES = 200 * 2**20  # bytes that matrix products and compiled kernels allocate on a GPU
 
 
 class Need(NamedTuple):
-    """Bytes in addition to the tables: `fixed`, `per_example`, and `scores` of at most `at_once`
-    examples.
+    """Bytes in addition to the tables.
+
+    They are `fixed`, `per_example`, and `scores` of at most `at_once` examples.
     """
 
     fixed: float
@@ -53,46 +49,80 @@ class Need(NamedTuple):
     at_once: int
 
     def of(self, batch_size: int) -> float:
-        return (
-            self.fixed + batch_size * self.per_example + min(batch_size, self.at_once) * self.scores
-        )
+        scores = min(batch_size, self.at_once) * self.scores
+        return self.fixed + batch_size * self.per_example + scores
 
     def largest_batch(self, available: float) -> int:
         """The largest batch that fits; 0 or less if none does."""
         return bisect_right(range(2**31), available, key=self.of) - 1
 
 
-def check_memory(need: Need, model: Model, size: int) -> None:
-    """Refuse batches of a size that would not fit on the device of the model, and name the largest
-    that would.
+class NotEnoughMemory(RequestError):
+    """Batches of this size do not fit on the device of the model.
+
+    `largest_batch` is the largest that would, or 0. `num_devices` is how many devices as large
+    would hold the training, or None.
     """
+
+    def __init__(
+        self,
+        need: Need,
+        batch_size: int,
+        *,
+        available: float,
+        device: torch.device,
+        largest_batch: int,
+        num_devices: int | None,
+    ) -> None:
+        super().__init__()
+        self.need = need
+        self.batch_size = batch_size
+        self.available = available
+        self.device = device
+        self.largest_batch = largest_batch
+        self.num_devices = num_devices
+
+    def message(self, words: Words = PYTHON) -> str:
+        total = self.need.of(self.batch_size)
+        advice = "Not even a batch of 1 fits: choose a smaller dim, or a device with more memory."
+        if self.largest_batch >= 1:
+            setting = words.key("training.batch_size", self.largest_batch)
+            advice = f"A batch of up to {self.largest_batch:,} fits: use {setting}."
+        if self.num_devices:
+            command = f"torchrun --nproc-per-node {self.num_devices} -m dualkg …"
+            advice += f" {self.num_devices:,} devices as large would hold it: {command}"
+        return (
+            f"Training in batches of {self.batch_size:,} would need {gib(total)} in addition to "
+            f"the model: {gib(self.need.fixed)} for gradients and optimizer, "
+            f"{gib(total - self.need.fixed)} for a batch. {gib(self.available)} are free on "
+            f"{self.device}. {advice}"
+        )
+
+
+def check_memory(need: Need, model: Model, batch_size: int) -> None:
+    """Refuse batches of a size that would not fit on the device of the model."""
     available = available_memory(model.device)
-    if need.of(size) <= available:
-        return
-    advice = "Not even a batch of 1 fits: choose a smaller dim, or a device with more memory."
-    if (largest := need.largest_batch(available)) >= 1:
-        advice = f"A batch of up to {largest:,} fits: use --set training.batch_size={largest}."
-    if more := _processes_that_fit(need, model, size, available):
-        advice += f" {more:,} devices as large would hold it: torchrun --nproc-per-node {more} -m dualkg …"
-    raise RequestError(
-        f"Training in batches of {size:,} would need {gib(need.of(size))} in addition to the "
-        f"model: {gib(need.fixed)} for gradients and optimizer, {gib(need.of(size) - need.fixed)} "
-        f"for a batch. {gib(available)} are free on {model.device}. {advice}"
-    )
+    if need.of(batch_size) > available:
+        raise NotEnoughMemory(
+            need,
+            batch_size,
+            available=available,
+            device=model.device,
+            largest_batch=need.largest_batch(available),
+            num_devices=_devices_that_fit(need, model, batch_size, available),
+        )
 
 
-def _processes_that_fit(need: Need, model: Model, batch_size: int, available: float) -> int | None:
-    """The number of processes among which this run could be split, each with a device like this
-    one.
-    """
-    held = model.embedding
-    here = model.shard.world_size if isinstance(model, ShardedModel) else 1
-    entities, whole = (
-        sum(table.numel() for table in one) for one in (held.entity_tables, held.parameters())
-    )
-    split = entities / whole * need.fixed + min(batch_size, need.at_once) * need.scores
-    rest = need.of(batch_size) - split
-    return here * math.ceil(split / (available - rest)) if rest < 0.9 * available else None
+def _devices_that_fit(need: Need, model: Model, batch_size: int, available: float) -> int | None:
+    """The number of devices like this one over which this run could be divided."""
+    embedding = model.embedding
+    entities = sum(table.numel() for table in embedding.entity_tables)
+    whole = sum(table.numel() for table in embedding.parameters())
+    divided = entities / whole * need.fixed + min(batch_size, need.at_once) * need.scores
+    rest = need.of(batch_size) - divided
+    if rest >= 0.9 * available:
+        return None
+    return model.tables.num_holders * math.ceil(divided / (available - rest))
 
 
 def predict(
@@ -102,77 +132,153 @@ def predict(
     engine: Engine,
     *,
     num_examples: int,
-    mapped: bool = False,
+    on_disk: bool = False,
 ) -> Need:
-    """An upper bound of the peak of a run, which tests compare with measured peaks."""
-    held = model.embedding
-    on_gpu = model.device.type == "cuda"
-    size, (num_entities, width) = held.entities.element_size(), held.entities.shape
-    batch_size = min(recipe.training.batch_size, num_examples)
-    num_sides = 1 if model.reciprocal else 2
-    tables = {name: table.numel() * size for name, table in held.named_parameters()}
-    entity_tables = sum(num_bytes for name, num_bytes in tables.items() if name in TABLES)
-    keeps_two = recipe.validation.keep == "best" or recipe.optimizer.average_from < 1
-    fixed: float = (OPTIMIZER_TABLES[recipe.optimizer.name] + keeps_two) * sum(tables.values())
-    if recipe.optimizer.sums == "rows":
-        fixed -= entity_tables - entity_tables / width
-    rows = (
-        recipe.loss.rows_per_batch(model, batch_size)
-        if engine.step in ("sparse", "kernels")
-        else None
-    )
-    lean = (
-        2 if rows is not None and engine.fast else 1
-    )  # kernels copy the rows of a sample half as often as autograd
-    if rows is None:
-        fixed += sum(tables.values())  # gradients
-        fixed += (WHOLE_TABLES if regularizer.reads_whole_tables else LARGEST_TABLES) * max(
-            tables.values()
-        )
-    else:
-        others = [num_bytes for name, num_bytes in tables.items() if name not in TABLES]
-        fixed += (
-            sum(others) + LARGEST_TABLES * max(others) + SPARSE_COPIES * rows * width * size // lean
-        )
-    reads_answers = recipe.loss.examples == "queries" or getattr(recipe.loss, "filtered", False)
-    example = (MAPPED_BYTES + ANSWER_BYTES * reads_answers) * on_gpu if mapped else EXAMPLE_BYTES
-    fixed += num_examples * example + RANKING_BYTES + (LIBRARY_BYTES if on_gpu else 0)
-    if (
-        engine.precision == "bf16" and rows is None
-    ):  # a copy and a gradient, each half as large as the table
-        fixed += entity_tables
-    per_example = VECTORS * num_sides * width * size // lean
-    core = held.num_shared_parameters(held.dim)
-    if core and engine.step == "captured":
-        per_example += 3 * core // held.dim * size  # each head through every slice of the core
-    elif (matrix := max(held.relations.shape[1], held.dim**2 if core else 0)) > width:
-        fixed += MATRIX_COPIES * min(held.num_relation_ids, batch_size) * matrix * size
-    if engine.fast:
-        score = 2 if engine.precision == "bf16" else size
-        arrays = num_sides if engine.step == "kernels" else 2 if on_gpu else 1
-        candidates = num_entities if rows is None else recipe.loss.num_negatives  # type: ignore[attr-defined]
-        return Need(fixed, per_example, arrays * candidates * score, rows_at_once(held, score))
-    return Need(
-        fixed, per_example, recipe.loss.numbers_per_example(model, batch_size) * size, sys.maxsize
-    )
+    """An upper bound of the peak of a run, which tests compare with measured peaks.
+
+    The examples may be `on_disk`, as those of a graph larger than memory are.
+    """
+    return _Prediction(recipe, model, regularizer, engine, num_examples, on_disk).need()
+
+
+class _Prediction:
+    """The terms of `predict`, in bytes."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: Model,
+        regularizer: Regularizer,
+        engine: Engine,
+        num_examples: int,
+        on_disk: bool,
+    ) -> None:
+        self.recipe = recipe
+        self.model = model
+        self.embedding = model.embedding
+        self.regularizer = regularizer
+        self.engine = engine
+        self.num_examples = num_examples
+        self.on_disk = on_disk
+        self.on_gpu = model.device.type == "cuda"
+        self.batch_size = min(recipe.training.batch_size, num_examples)
+        self.num_sides = 1 if model.reciprocal else 2
+        self.size = self.embedding.entities.element_size()
+        self.width = self.embedding.entities.shape[1]
+        self.tables: dict[str, int] = {}
+        for name, table in self.embedding.named_parameters():
+            self.tables[name] = table.numel() * self.size
+        # The rows that a batch reads, where only these have gradients.
+        self.rows: int | None = None
+        if engine.step in ("sparse", "kernels"):
+            self.rows = recipe.loss.rows_per_batch(model, self.batch_size)
+        # Kernels copy the rows of a sample half as often as autograd.
+        self.lean = 2 if self.rows is not None and engine.fast else 1
+
+    def need(self) -> Need:
+        fixed = self.optimizer() + self.gradients() + self.examples() + RANKING_BYTES
+        if self.on_gpu:
+            fixed += LIBRARY_BYTES
+        if self.engine.precision == "bf16" and self.rows is None:
+            # A copy and a gradient, each half as large as the table.
+            fixed += self.entity_tables
+        per_example: float = VECTORS * self.num_sides * self.width * self.size // self.lean
+        core = self.embedding.num_shared_parameters(self.embedding.dim)
+        if core and self.engine.step == "captured":
+            # Each head goes through every slice of the core.
+            per_example += 3 * core // self.embedding.dim * self.size
+        else:
+            fixed += self.matrices(core)
+        scores, at_once = self.scores()
+        return Need(fixed, per_example, scores, at_once)
+
+    @property
+    def entity_tables(self) -> int:
+        return sum(self.tables.get(name, 0) for name in TABLE_NAMES)
+
+    def optimizer(self) -> float:
+        """The state of the optimizer, and a second set of weights if one is kept."""
+        recipe = self.recipe
+        keeps_two = recipe.validation.keep == "best" or recipe.optimizer.average_from < 1
+        copies = OPTIMIZER_TABLES[recipe.optimizer.name] + keeps_two
+        num_bytes: float = copies * sum(self.tables.values())
+        if recipe.optimizer.sums == "rows":
+            num_bytes -= self.entity_tables - self.entity_tables / self.width
+        return num_bytes
+
+    def gradients(self) -> float:
+        """The gradients of the tables, and temporary copies."""
+        if self.rows is None:
+            copies = WHOLE_TABLES if self.regularizer.reads_whole_tables else LARGEST_TABLES
+            return sum(self.tables.values()) + copies * max(self.tables.values())
+        others = [size for name, size in self.tables.items() if name not in TABLE_NAMES]
+        of_rows = SPARSE_COPIES * self.rows * self.width * self.size // self.lean
+        return sum(others) + LARGEST_TABLES * max(others) + of_rows
+
+    def examples(self) -> float:
+        if not self.on_disk:
+            return self.num_examples * EXAMPLE_BYTES
+        if not self.on_gpu:
+            return 0
+        loss = self.recipe.loss
+        reads_answers = loss.examples == "queries" or getattr(loss, "filtered", False)
+        return self.num_examples * (ON_DISK_BYTES + (ANSWER_BYTES if reads_answers else 0))
+
+    def matrices(self, core: int) -> float:
+        """The relation matrices of a batch, where relations are larger than vectors."""
+        embedding = self.embedding
+        matrix = max(embedding.relations.shape[1], embedding.dim**2 if core else 0)
+        if matrix <= self.width:
+            return 0
+        num_matrices = min(embedding.num_relation_ids, self.batch_size)
+        return MATRIX_COPIES * num_matrices * matrix * self.size
+
+    def scores(self) -> tuple[float, int]:
+        """Bytes of the scores of an example, and how many examples are scored at once."""
+        loss = self.recipe.loss
+        if not self.engine.fast:
+            numbers = loss.numbers_per_example(self.model, self.batch_size)
+            return numbers * self.size, sys.maxsize
+        bytes_of_score = 2 if self.engine.precision == "bf16" else self.size
+        if self.engine.step == "kernels":
+            arrays = self.num_sides
+        else:
+            arrays = 2 if self.on_gpu else 1
+        num_candidates = self.model.tables.num_rows
+        if self.rows is not None:
+            num_candidates = loss.num_negatives  # type: ignore[attr-defined]
+        at_once = rows_at_once(self.model.tables.num_rows, bytes_of_score, self.model.device)
+        return arrays * num_candidates * bytes_of_score, at_once
 
 
 # -- time --------------------------------------------------------------------
 
-SCORE_PASSES = 4
-UPDATE_PASSES = 6  # over scores of a batch, and over tables, their gradients and Adagrad's sums
-SMALL_OPERATIONS = 200  # of a step beside these, such as rows that are fetched
+SCORE_PASSES = 4  # passes over the scores of a batch
+UPDATE_PASSES = 6  # passes over tables, their gradients and Adagrad's sums
+SMALL_OPERATIONS = 200  # operations of a step beside these, such as fetching rows
 CAPTURED_CALLS = 5  # operations that a CUDA graph starts in the time of one
 ALIGNED = 128  # products of other sizes may be slower, and tables are padded
-# Of a measurement of rates: numbers in each array, calls that are timed together, because a GPU is
-# asked to do the next before it has done the last, and how often this is repeated: an idle GPU has
-# a low clock.
-PROBES = {"cpu": (2**22, 1, 4), "cuda": (2**24, 10, 24)}
+
+
+class Probe(NamedTuple):
+    """How rates are measured.
+
+    Calls are timed together, because a GPU is asked to do the next before it has done the last.
+    They are repeated, because an idle GPU has a low clock.
+    """
+
+    num_numbers: int
+    num_calls: int
+    num_rounds: int
+
+
+PROBES = {"cpu": Probe(2**22, 1, 4), "cuda": Probe(2**24, 10, 24)}
 
 
 class Rates(NamedTuple):
-    """What a device does in a second: operations of products, bytes read or written, and calls of
-    small operations.
+    """What a device does in a second.
+
+    It has operations of products, bytes read or written, and calls of small operations.
     """
 
     operations: float
@@ -183,94 +289,89 @@ class Rates(NamedTuple):
 def step_seconds(
     rates: Rates, *, batch_size: int, candidates: int, rows: int, width: int, score_bytes: int
 ) -> float:
-    """The time of a step without communication: operations of three products, and passes over
-    memory.
+    """The time of a step without communication.
+
+    It is that of the operations of three products, and of passes over memory.
     """
     operations = 6 * batch_size * candidates * width
-    passes = SCORE_PASSES * batch_size * candidates * score_bytes + UPDATE_PASSES * 4 * rows * width
-    return operations / rates.operations + passes / rates.bytes + SMALL_OPERATIONS / rates.calls
+    of_scores = SCORE_PASSES * batch_size * candidates * score_bytes
+    of_tables = UPDATE_PASSES * 4 * rows * width
+    seconds = operations / rates.operations + (of_scores + of_tables) / rates.bytes
+    return seconds + SMALL_OPERATIONS / rates.calls
 
 
 def measure_rates(
     device: torch.device, dtype: torch.dtype, *, batch_size: int, width: int
 ) -> Rates:
-    """Rates of this device in some milliseconds, by products of the shape of a step and by
-    copies.
-    """
-    most = PROBES[device.type][0]
+    """Rates of this device in some milliseconds, by products of the shape of a step and copies."""
+    most = PROBES[device.type].num_numbers
     batch_size = max(1, min(batch_size, most // width, 4096))
     candidates = max(ALIGNED, most // max(width, batch_size) // ALIGNED * ALIGNED)
-    images, table = (
-        torch.rand(rows, width, device=device).to(dtype) for rows in (batch_size, candidates)
-    )
-    scores, (numbers, copy) = images @ table.T, torch.zeros(2, most, device=device)
-    calls = (
-        lambda: torch.mm(images, table.T, out=scores),
-        lambda: copy.copy_(numbers),
-        lambda: images[:1].add_(1),
-    )
-    product, copied, called = (_seconds(call, device) for call in calls)
-    return Rates(
-        2 * batch_size * candidates * width / product, 2 * numbers.nbytes / copied, 1 / called
-    )
+    mapped = torch.rand(batch_size, width, device=device).to(dtype)
+    table = torch.rand(candidates, width, device=device).to(dtype)
+    scores = mapped @ table.T
+    numbers, copy = torch.zeros(2, most, device=device)
+    of_product = _seconds(lambda: torch.mm(mapped, table.T, out=scores), device)
+    of_copy = _seconds(lambda: copy.copy_(numbers), device)
+    of_call = _seconds(lambda: mapped[:1].add_(1), device)
+    operations = 2 * batch_size * candidates * width
+    return Rates(operations / of_product, 2 * numbers.nbytes / of_copy, 1 / of_call)
 
 
-def estimate_step(recipe: Recipe, model: ShardedModel, engine: Engine) -> float:
-    """Seconds of a step on this process, with those of the all-reduces by which several
-    communicate.
-    """
-    held = model.embedding
-    shard = model.shard
+def estimate_step(recipe: Recipe, model: Model, engine: Engine) -> float:
+    """Seconds of a step on this process, with the all-reduces by which several communicate."""
+    entities = model.embedding.entities
+    tables = model.tables
     batch_size = recipe.training.batch_size
-    width = held.entities.shape[1]
-    score = torch.bfloat16 if engine.precision == "bf16" else held.entities.dtype
-    sides = 1 if model.reciprocal else 2
-    sampled = recipe.loss.rows_per_batch(model, batch_size)
-    rows = candidates = shard.size
-    if sampled is not None:
-        negatives = getattr(recipe.loss, "num_negatives", 0)
-        rows, candidates = (math.ceil(num / shard.world_size) for num in (sampled, negatives))
-    rates = measure_rates(model.device, score, batch_size=batch_size, width=width)
-    if engine.step in (
-        "captured",
-        "kernels",
-    ):  # a CUDA graph, in which the host does not start each operation
+    width = entities.shape[1]
+    score_type = torch.bfloat16 if engine.precision == "bf16" else entities.dtype
+    num_sides = 1 if model.reciprocal else 2
+    rows = tables.num_rows
+    candidates = tables.num_rows
+    sampled_rows = recipe.loss.rows_per_batch(model, batch_size)
+    if sampled_rows is not None:
+        rows = math.ceil(sampled_rows / tables.num_holders)
+        candidates = math.ceil(getattr(recipe.loss, "num_negatives", 0) / tables.num_holders)
+    rates = measure_rates(model.device, score_type, batch_size=batch_size, width=width)
+    if engine.step in ("captured", "kernels"):
+        # In a CUDA graph, the host does not start each operation.
         rates = rates._replace(calls=CAPTURED_CALLS * rates.calls)
-    sizes = {
-        "batch_size": batch_size,
-        "candidates": sides * candidates,
-        "rows": rows,
-        "width": width,
-    }
-    seconds = step_seconds(rates, **sizes, score_bytes=score.itemsize)
-    if shard.world_size == 1:
+    seconds = step_seconds(
+        rates,
+        batch_size=batch_size,
+        candidates=num_sides * candidates,
+        rows=rows,
+        width=width,
+        score_bytes=score_type.itemsize,
+    )
+    if tables.num_holders == 1:
         return seconds
     sent = torch.zeros(batch_size, width, device=model.device)
-    return seconds + (2 + sides) * _seconds(lambda: shard.all_reduce(sent), model.device)
+    of_exchange = _seconds(lambda: tables.all_reduce(sent), model.device)
+    return seconds + (2 + num_sides) * of_exchange
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The shortest of some measurements after the first: of as many in each process, for
-    collectives.
+    """The shortest of some measurements after the first.
+
+    Every process makes as many, because the call may be a collective.
     """
-    _, num_calls, rounds = PROBES[device.type]
+    probe = PROBES[device.type]
 
     def clock() -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter()
 
-    found = timeit.repeat(call, timer=clock, repeat=rounds, number=num_calls)
-    return max(min(found[1:]) / num_calls, 1e-9)
+    times = timeit.repeat(call, timer=clock, repeat=probe.num_rounds, number=probe.num_calls)
+    return max(min(times[1:]) / probe.num_calls, 1e-9)
 
 
 # -- free memory -------------------------------------------------------------
 
 
 def available_memory(device: torch.device) -> float:
-    """Free bytes: on a GPU with what PyTorch has reserved and not allocated, on a CPU as Linux
-    reports them.
-    """
+    """Free bytes: on a GPU with what PyTorch has reserved, on a CPU as Linux reports them."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(torch.cuda.mem_get_info(device)[0] + unused)
@@ -278,12 +379,9 @@ def available_memory(device: torch.device) -> float:
 
 
 def _free_on_machine(description: Path = Path("/proc/meminfo")) -> float:
-    found = re.search(
-        r"^MemAvailable:\s*(\d+)",
-        description.read_text() if description.is_file() else "",
-        re.MULTILINE,
-    )
-    return float(found[1]) * 1024 if found else math.inf
+    text = description.read_text() if description.is_file() else ""
+    match = re.search(r"^MemAvailable:\s*(\d+)", text, re.MULTILINE)
+    return float(match[1]) * 1024 if match else math.inf
 
 
 def _free_in_group(folder: Path = Path("/sys/fs/cgroup")) -> float:
@@ -291,9 +389,10 @@ def _free_in_group(folder: Path = Path("/sys/fs/cgroup")) -> float:
     try:
         limit = (folder / "memory.max").read_text().strip()
         used = float((folder / "memory.current").read_text())
-        held = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        files = float(held["inactive_file"]) + float(held["active_file"])
-        return math.inf if limit == "max" else max(float(limit) - used + files, 0.0)
+        lines = (folder / "memory.stat").read_text().splitlines()
+        statistics = dict(line.split() for line in lines)
+        cached = float(statistics["inactive_file"]) + float(statistics["active_file"])
+        return math.inf if limit == "max" else max(float(limit) - used + cached, 0.0)
     except (OSError, ValueError, KeyError):
         return math.inf
 

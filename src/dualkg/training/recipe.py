@@ -33,6 +33,7 @@ from dualkg.losses.base import validation_sentence
 from dualkg.models import MODELS, Dual
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.regularizers import REGULARIZERS, Regularizer
+from dualkg.tables import EntityTables, LocalTables
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
@@ -173,15 +174,16 @@ class ModelConfig(Section):
         """The config that builds a model like this one."""
         return cls._with_options(name_of(model.embedding, MODELS), model.config)
 
-    def build(self, shape: GraphShape, *, seed: int) -> Model:
-        """The model with new parameters."""
+    def build(self, shape: GraphShape, *, seed: int, tables: EntityTables | None = None) -> Model:
+        """The model with new parameters, whose entity rows are kept by `tables`."""
         kind = find_class(self.name, MODELS, EmbeddingModel)
         keywords = (
             self.model_dump(include={"dim", "reciprocal", "init_scale"}, exclude_none=True)
             | self.options
         )
         try:
-            model: Model = kind(shape, seed=seed, **keywords)
+            tables = tables or LocalTables(shape.num_entities)
+            model: Model = kind.with_tables(tables, shape, seed=seed, **keywords)
         except TypeError as error:
             raise RequestError(f"{self.name} cannot be made from [model]: {error}.") from None
         return model if self.dual == "none" else Dual(model, self.dual)  # type: ignore[arg-type]

@@ -25,7 +25,8 @@ from dualkg.data.graph import SPLITS, Graph, Split, load_saved_graph, save_graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import Ranks
 from dualkg.evaluation.report import Report, build_report, evaluate, load_ranks, save_ranks
-from dualkg.models.base import Model, skip_initialization
+from dualkg.models.base import Model
+from dualkg.tables import LocalTables
 from dualkg.training import checkpoint
 from dualkg.training.recipe import Recipe, load_recipe
 
@@ -182,7 +183,7 @@ class RunFolder:
         self.tuning = self.path / "tuning.json"
         self.checkpoint = self.path / "checkpoint.safetensors"
         self.weights = self.path / "weights.safetensors"
-        self.sharded_checkpoint = self.path / "checkpoint"  # of several processes
+        self.checkpoint_folder = self.path / "checkpoint"  # of several processes
         self.weights_index = (
             self.path / "weights.safetensors.index.json"
         )  # of weights in several files
@@ -202,11 +203,11 @@ class RunFolder:
     def ranks(self, split: str) -> Path:
         return self.path / f"ranks-{split}.parquet"
 
-    def weight_shard(self, rank: int, world_size: int) -> Path:
+    def weights_of_process(self, index: int, count: int) -> Path:
         """The weights that one of several processes has written."""
-        return self.path / f"weights-{rank + 1:05d}-of-{world_size:05d}.safetensors"
+        return self.path / f"weights-{index + 1:05d}-of-{count:05d}.safetensors"
 
-    def weight_shards(self) -> list[Path]:
+    def weight_files(self) -> list[Path]:
         """The files that the index of the weights names."""
         if not self.weights_index.exists():
             return []
@@ -321,11 +322,11 @@ class RunFolder:
             checkpoint.save_weights(run.model.state_dict(), self.weights, sparse=sparse)
         self._save_results(run)
         self.checkpoint.unlink(missing_ok=True)
-        self.remove_weight_shards()
+        self.remove_weight_files()
 
-    def finish_sharded(self, run: Run, world_size: int) -> None:
+    def finish_in_parts(self, run: Run, count: int) -> None:
         """Write the results of a run whose weights all processes have written."""
-        names = [self.weight_shard(rank, world_size).name for rank in range(world_size)]
+        names = [self.weights_of_process(index, count).name for index in range(count)]
         for left in self.path.glob("weights-?????-of-?????.safetensors"):
             if (
                 left.name not in names
@@ -333,7 +334,7 @@ class RunFolder:
                 left.unlink()
         files.write_json(self.weights_index, {"files": names})
         self._save_results(run)
-        shutil.rmtree(self.sharded_checkpoint)
+        shutil.rmtree(self.checkpoint_folder)
 
     def _save_results(self, run: Run) -> None:
         contents = {
@@ -350,9 +351,9 @@ class RunFolder:
         """Remove the checkpoint of a finished run that was killed just before it did; a damaged run
         keeps it.
         """
-        if (self.checkpoint.exists() or self.sharded_checkpoint.exists()) and not self.damage():
+        if (self.checkpoint.exists() or self.checkpoint_folder.exists()) and not self.damage():
             self.checkpoint.unlink(missing_ok=True)
-            shutil.rmtree(self.sharded_checkpoint, ignore_errors=True)
+            shutil.rmtree(self.checkpoint_folder, ignore_errors=True)
 
     def save_reports(self, run: Run) -> None:
         """Write ranks and reports; last the report, with size and checksum of every file."""
@@ -365,14 +366,14 @@ class RunFolder:
     def join_weights(self, graph: Graph) -> None:
         """Write weights in several files into one, too, unless that was done before a kill."""
         if not self.weights.exists():
-            tables, about = checkpoint.read_weight_shards(
-                self.weight_shards(), len(graph.entities), check=True
+            tables, about = checkpoint.read_weight_files(
+                self.weight_files(), len(graph.entities), check=True
             )
             checkpoint.save_tensors({"model": tables}, self.weights, about=about)
 
-    def remove_weight_shards(self) -> None:
+    def remove_weight_files(self) -> None:
         if self.weights_index.exists():
-            for path in self.weight_shards():
+            for path in self.weight_files():
                 path.unlink(missing_ok=True)
             files.sync(self.path)
             self.weights_index.unlink()
@@ -390,7 +391,7 @@ class RunFolder:
         ]
         paths += [self.sparsity, self.extension, *map(self.ranks, SPLITS), *self.graph.glob("*.*")]
         if not self.weights.exists():  # which `gather` has written
-            paths += [self.weights_index, *self.weight_shards()]
+            paths += [self.weights_index, *self.weight_files()]
         return sorted(path.relative_to(self.path).as_posix() for path in paths if path.is_file())
 
     def check_files(self, names: Iterable[str] | None = None) -> None:
@@ -452,7 +453,7 @@ class RunFolder:
 
     def resume_advice(self) -> str:
         # It was interrupted in training, before its report, or in tuning.
-        saved = (self.checkpoint, self.sharded_checkpoint, self.weights, self.tuning)
+        saved = (self.checkpoint, self.checkpoint_folder, self.weights, self.tuning)
         if any(path.exists() for path in saved):
             return f"Resume it with: dualkg resume {self.path}"
         return f"It has no checkpoint; train it again: dualkg train {self.recipe} --overwrite --out {self.path}"
@@ -497,7 +498,7 @@ def gather(path: str | Path, *, trust_code: bool = False) -> Run:
         if folder.ranks(split).exists():
             run.report_on(split)
     folder.save_reports(run)  # which decides what is read: one file or several
-    folder.remove_weight_shards()
+    folder.remove_weight_files()
     return run
 
 
@@ -524,11 +525,11 @@ def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
     folder.check_files()
     recipe = load_recipe(folder.recipe, trust_code=trust_code)
     graph = folder.load_graph()
-    with skip_initialization():
-        model = recipe.model.build(graph.shape, seed=recipe.training.seed)
-    shards = [] if folder.weights.name in folder.records() else folder.weight_shards()
-    if shards:
-        weights = checkpoint.read_weight_shards(shards, len(graph.entities))[0]
+    tables = LocalTables(len(graph.entities), initialize=False)
+    model = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
+    parts = [] if folder.weights.name in folder.records() else folder.weight_files()
+    if parts:
+        weights = checkpoint.read_weight_files(parts, len(graph.entities))[0]
         source = folder.weights_index
     else:
         weights = checkpoint.read_weights(folder.weights)

@@ -24,13 +24,22 @@ from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers, with_reciprocals
 from dualkg.data.graph import Graph
-from dualkg.errors import DivergedError, DualkgError, RequestError
+from dualkg.errors import (
+    PYTHON,
+    DamagedFile,
+    DivergedError,
+    DualkgError,
+    RequestError,
+    Unsupported,
+    Words,
+)
 from dualkg.evaluation.report import evaluate
 from dualkg.files import check_type
 from dualkg.kernels.hardware import matmul_precision
-from dualkg.losses.base import BoundLoss
-from dualkg.models.base import Model, only_rows
+from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
+from dualkg.tables import LocalTables, Processes
+from dualkg.tables.processes import one_process
 from dualkg.training import batches, checkpoint
 from dualkg.training.batches import (
     GroupedByQuery,
@@ -40,8 +49,8 @@ from dualkg.training.batches import (
     queries_on_disk,
 )
 from dualkg.training.callbacks import Callback, StopTraining
-from dualkg.training.checkpoint import Progress
-from dualkg.training.engines import CudaGraphStep, Step, build_step, choose_engine
+from dualkg.training.checkpoint import CheckpointStore, FileStore, Progress
+from dualkg.training.engines import choose_engine
 from dualkg.training.memory import check_memory, predict
 from dualkg.training.optimizers import (
     build_optimizer,
@@ -50,22 +59,105 @@ from dualkg.training.optimizers import (
     restore_optimizer,
 )
 from dualkg.training.recipe import Recipe
-from dualkg.training.run import Run, RunFolder
+from dualkg.training.steps import CudaGraphStep, Step, build_step
 
-STEPS_OF_WARM_UP = {
-    "cpu": 1,
-    "cuda": 5,
-}  # in which kernels are compiled, and on a GPU a CUDA graph is captured
-STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 50}  # of the loss, for which the host waits for a GPU
+# Steps in which kernels are compiled, and on a GPU a CUDA graph is captured.
+STEPS_OF_WARM_UP = {"cpu": 1, "cuda": 5}
+# Steps after which the loss is read, for which the host waits for a GPU.
+STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 50}
 OnProgress = Callable[["ProgressEvent"], None]
-Groups = dict[str, dict[str, Tensor]]  # tensors of a checkpoint: model, optimizer, best and mean
-When = Literal["start", "between", "end"]  # a checkpoint is written
+When = Literal["start", "between", "end"]  # when a checkpoint is written
 
 
 class InterruptedRunError(DualkgError):
-    """Training was stopped by its user; the state is saved."""
+    """Work was stopped by its user."""
 
     exit_code = 130
+
+
+class TrainingInterrupted(InterruptedRunError):
+    """Training was stopped by its user; with a checkpoint, the state is saved."""
+
+    def __init__(self, epoch: int, epochs: int, checkpoint: Path | None) -> None:
+        super().__init__()
+        self.epoch = epoch
+        self.epochs = epochs
+        self.checkpoint = checkpoint
+
+    def message(self, words: Words = PYTHON) -> str:
+        stopped = f"Stopped in epoch {self.epoch} of {self.epochs}"
+        if self.checkpoint is None:
+            return f"{stopped}."
+        resume = words.call("resume", self.checkpoint.parent)
+        return f"{stopped}, all work saved. Resume with: {resume}"
+
+
+class TrainingDiverged(DivergedError):
+    """The loss or a weight became NaN or infinite."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        epoch: int,
+        step: int,
+        learning_rate: float,
+        checkpoint: Path | None = None,
+    ) -> None:
+        super().__init__()
+        self.what = what
+        self.epoch = epoch
+        self.step = step
+        self.learning_rate = learning_rate
+        self.checkpoint = checkpoint
+
+    def message(self, words: Words = PYTHON) -> str:
+        rate = self.learning_rate
+        smaller = words.key("optimizer.learning_rate", f"{rate / 10:g}")
+        saved = f" The last good state is in {self.checkpoint}." if self.checkpoint else ""
+        return (
+            f"Training diverged in epoch {self.epoch}, step {self.step}: {self.what}. Lower the "
+            f"learning rate (now {rate:g}), for instance to {smaller}, or use a smaller "
+            f"init_scale.{saved}"
+        )
+
+
+class NotACheckpoint(RequestError):
+    """A file of weights says nothing about a training."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path} holds weights alone, of a model that was not trained in this folder."
+        )
+        self.path = path
+
+
+class OptimizerChanged(RequestError):
+    """A checkpoint was written with another optimizer than the recipe names."""
+
+    def __init__(self, path: Path, *, saved: object, expected: str) -> None:
+        super().__init__(
+            f"{path} was written with {saved}; the recipe says {expected}. The optimizer cannot "
+            "change during a run: start a new run."
+        )
+        self.path = path
+        self.saved = saved
+        self.expected = expected
+
+
+class NoTriples(RequestError):
+    """A split that training needs is empty."""
+
+    def __init__(self, graph: str, split: str) -> None:
+        super().__init__()
+        self.graph = graph
+        self.split = split
+
+    def message(self, words: Words = PYTHON) -> str:
+        if self.split == "train":
+            return f"{self.graph} has no training triples."
+        every = words.key("validation.every")
+        return f"{self.graph} has no {self.split} triples, so {every} should be 0."
 
 
 @dataclass(frozen=True)
@@ -101,9 +193,19 @@ class Trainer:
         *,
         on_progress: OnProgress | None = None,
         callbacks: Sequence[Callback] = (),
+        group: Processes | None = None,
+        store: CheckpointStore | None = None,
     ) -> None:
+        """With a `group`, this process is one of several that train one model.
+
+        `store` is how checkpoints are written and read: as one file, unless another is given.
+        """
         model.check_shape(graph.shape)
         regularizer.check(model.embedding)
+        _check_tables(model, regularizer)
+        self.group = group or one_process(model.device)
+        self.store = store or FileStore()
+        self.weights = self.store.module(model)
         self.model = model
         self.graph = graph
         self.recipe = recipe
@@ -113,13 +215,18 @@ class Trainer:
         self.callbacks = list(callbacks)
         self.engine = choose_engine(recipe, model, regularizer)
         if model.device.type == "cuda":
-            gc.collect()  # reference cycles may hold large tensors
+            # Reference cycles may hold large tensors.
+            gc.collect()
             torch.cuda.reset_peak_memory_stats(model.device)
         self.warm_up = WarmUp(model.device)
         examples = self._examples()
-        mapped = isinstance(examples, MappedExamples)
         self.need = predict(
-            recipe, model, regularizer, self.engine, num_examples=len(examples), mapped=mapped
+            recipe,
+            model,
+            regularizer,
+            self.engine,
+            num_examples=len(examples),
+            on_disk=isinstance(examples, MappedExamples),
         )
         check_memory(self.need, model, min(recipe.training.batch_size, len(examples)))
         self.examples = examples.to(model.device) if isinstance(examples, Tensor) else examples
@@ -146,30 +253,31 @@ class Trainer:
         cls, recipe: Recipe, graph: Graph, *, device: torch.device, **options: Any
     ) -> Trainer:
         """A trainer of the model and the regularizer that a recipe names."""
-        with only_rows(None, device=device) if device.type == "cuda" else nullcontext():
-            model = recipe.model.build(graph.shape, seed=recipe.training.seed).to(device)
-        return cls(model, graph, recipe, recipe.regularizer.build(), **options)
+        # Tables are made on a GPU: the memory of the host may be smaller than they are.
+        made_on = device if device.type == "cuda" else None
+        tables = LocalTables(graph.shape.num_entities, device=made_on)
+        model = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
+        return cls(model.to(device), graph, recipe, recipe.regularizer.build(), **options)
 
     def _step(self) -> Step:
         """A step for the current weights: a fused one may hold copies of the tables."""
         training = self.recipe.training
         grouped = self.grouped_by_query is not None
-        options: dict[str, Any] = {"batch_size": training.batch_size, "seed": training.seed}
-        return self._build_step(
-            self.recipe.loss.bind(self.model, self.graph, grouped_by_query=grouped, **options)
+        loss = self.recipe.loss.bind(
+            self.model,
+            self.graph,
+            batch_size=training.batch_size,
+            seed=training.seed,
+            grouped_by_query=grouped,
         )
-
-    def _build_step(self, loss: BoundLoss) -> Step:
         return build_step(self.engine, self.model, loss, self.regularizer, self.optimizer)
 
     def _examples(self) -> Tensor | MappedExamples:
         triples = self.graph.train
         if not len(triples):
-            raise RequestError(f"{self.graph.name} has no training triples.")
+            raise NoTriples(self.graph.name, "train")
         if self.recipe.validation.every and not len(self.graph.valid):
-            raise RequestError(
-                f"{self.graph.name} has no valid triples, so validation.every should be 0."
-            )
+            raise NoTriples(self.graph.name, "valid")
         num_relations = self.graph.shape.num_relations
         reciprocal = self.model.reciprocal
         if self.graph.is_mapped and self.recipe.training.order == "triples":
@@ -179,12 +287,12 @@ class Trainer:
             return MappedExamples(
                 triples, num_relations, reciprocal=reciprocal, device=self.model.device
             )
-        examples = (with_reciprocals(triples, num_relations) if reciprocal else triples).astype(
-            np.int64
-        )
-        return torch.from_numpy(
-            one_of_each_query(examples) if self.recipe.loss.examples == "queries" else examples
-        )
+        if reciprocal:
+            triples = with_reciprocals(triples, num_relations)
+        examples = triples.astype(np.int64)
+        if self.recipe.loss.examples == "queries":
+            examples = one_of_each_query(examples)
+        return torch.from_numpy(examples)
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """The batches of one epoch, `(batch, 3)` each."""
@@ -198,7 +306,8 @@ class Trainer:
             order = batches.shuffled(len(self.examples), seed=seed, epoch=epoch, device=device)
         else:
             order = self.grouped_by_query.shuffled(seed=seed, epoch=epoch)
-        examples = self.examples[order]  # at once, which saves a kernel in each step on a GPU
+        # Ordered at once, which saves a kernel in each step on a GPU.
+        examples = self.examples[order]
         if self.grouped_by_query is not None and isinstance(self.step, CudaGraphStep):
             self.step.reserve(most_queries(examples, size))
         yield from examples.split(size)  # type: ignore[no-untyped-call]
@@ -212,9 +321,11 @@ class Trainer:
             while self.progress.epoch < self.recipe.training.epochs and not self.progress.stopped:
                 self._run_epoch()
         self._check_weights()
-        if final := self.mean or self.best:
-            self.model.load_state_dict(final)
-        if self.checkpoint_path:  # the evaluation after training may be interrupted too
+        final = self.mean or self.best
+        if final:
+            self.weights.load_state_dict(final)
+        if self.checkpoint_path:
+            # The evaluation after training may be interrupted, too.
             self.save(self.checkpoint_path, when="end")
 
     def _run_epoch(self) -> None:
@@ -241,37 +352,38 @@ class Trainer:
     def _check_loss(self, total: float) -> float:
         """Raise if a sum of losses is not finite, report progress otherwise, and return the sum."""
         if not math.isfinite(total):
-            raise DivergedError(self._divergence(f"the loss is {total}"))
+            raise self._divergence(f"the loss is {total}")
         progress = self.progress
         step = self.progress.step
         epochs = self.recipe.training.epochs
         mrr = progress.best_mrr if progress.best_mrr >= 0 else None
-        self.on_progress(
-            ProgressEvent(progress.epoch + 1, epochs, step, self.num_steps, total / step, mrr)
-        )
+        loss = total / step
+        event = ProgressEvent(progress.epoch + 1, epochs, step, self.num_steps, loss, mrr)
+        self.on_progress(event)
         return total
 
     def _check_weights(self) -> None:
-        """Raise if a weight is not finite: the last step may have diverged after its loss was
-        checked.
-        """
-        finite = all(
-            checkpoint.all_finite(parameter.detach()) for parameter in self.model.parameters()
-        )
-        if self._anywhere(not finite):
-            raise DivergedError(self._divergence("the weights hold NaN or infinity"))
+        """Raise if a weight is not finite.
 
-    def _divergence(self, what: str) -> str:
+        The last step may have diverged after its loss was checked.
+        """
+        parameters = self.model.parameters()
+        are_finite = all(checkpoint.all_finite(table.detach()) for table in parameters)
+        if self.group.any(not are_finite):
+            raise self._divergence("the weights hold NaN or infinity")
+
+    def _divergence(self, what: str) -> TrainingDiverged:
         path = self.checkpoint_path
-        rate = self.recipe.optimizer.learning_rate
-        saved = f" The last good state is in {path}." if path and path.exists() else ""
-        return (
-            f"Training diverged in epoch {self.progress.epoch + 1}, step {self.progress.step}: "
-            f"{what}. Lower the learning rate (now {rate:g}), for instance with --set "
-            f"optimizer.learning_rate={rate / 10:g}, or use a smaller init_scale.{saved}"
+        return TrainingDiverged(
+            what,
+            epoch=self.progress.epoch + 1,
+            step=self.progress.step,
+            learning_rate=self.recipe.optimizer.learning_rate,
+            checkpoint=path if path and path.exists() else None,
         )
 
     def _end_epoch(self) -> None:
+        self.model.tables.synchronize(self.model.embedding.state_dict())
         progress = self.progress
         every = self.recipe.validation.every
         epochs = self.recipe.training.epochs
@@ -279,7 +391,7 @@ class Trainer:
             "loss": progress.loss_sum / self.num_steps,
             "seconds": round(progress.seconds, 4),
         }
-        progress.epoch = progress.epoch + 1
+        progress.epoch += 1
         progress.step = 0
         progress.loss_sum = 0.0
         progress.seconds = 0.0
@@ -288,8 +400,8 @@ class Trainer:
         if every and (progress.epoch % every == 0 or progress.epoch == epochs):
             metrics["valid_mrr"] = self._validate()
         progress.history.append({"epoch": progress.epoch, **metrics})
-        done = progress.epoch / epochs - 1 / (self.num_steps * epochs)  # with the last step
-        metrics["learning_rate"] = learning_rate(self.recipe.optimizer, done)
+        at_last_step = progress.epoch / epochs - 1 / (self.num_steps * epochs)
+        metrics["learning_rate"] = learning_rate(self.recipe.optimizer, at_last_step)
         self._call(lambda callback: callback.on_epoch(progress.epoch, metrics))
         if self._checkpoint_due():
             self._pause()
@@ -301,29 +413,26 @@ class Trainer:
                 call(callback)
             except StopTraining:
                 self.progress.stopped = True
-        self.progress.stopped = self._anywhere(self.progress.stopped)
-
-    def _anywhere(self, flag: bool) -> bool:
-        """Whether the flag is set in this process, or in any of several."""
-        return flag
+        self.progress.stopped = self.group.any(self.progress.stopped)
 
     def _average(self) -> None:
         """Add the weights of this epoch to the running mean."""
         self.progress.averaged += 1
         self.mean = self.mean or self._copy_of_weights()
-        for name, value in self.model.state_dict().items():
+        for name, value in self.weights.state_dict().items():
             self.mean[name].lerp_(value, 1 / self.progress.averaged)
 
     def _validate(self) -> float:
         progress = self.progress
         choice = self.recipe.validation
         self._check_weights()
-        weights = self._copy_of_weights() if self.mean else {}
-        if self.mean:  # the final weights of the run
-            self.model.load_state_dict(self.mean)
+        current = self._copy_of_weights() if self.mean else {}
+        if self.mean:
+            # The mean will be the final weights of the run.
+            self.weights.load_state_dict(self.mean)
         report = evaluate(self.model, self.graph, split="valid", known=self._known)
-        if weights:
-            self.model.load_state_dict(weights)
+        if current:
+            self.weights.load_state_dict(current)
         if report.mrr > progress.best_mrr:
             progress.best_mrr = report.mrr
             progress.since_best = 0
@@ -336,28 +445,39 @@ class Trainer:
         return report.mrr
 
     def _copy_of_weights(self) -> dict[str, Tensor]:
-        return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        state = self.weights.state_dict()
+        return {name: value.detach().clone() for name, value in state.items()}
 
     @cached_property
     def _known(self) -> KnownAnswers:
         return KnownAnswers.of(self.graph, queries=self.graph.valid)
 
     def _checkpoint_due(self) -> bool:
-        is_old = time.monotonic() - self._saved_at >= self.recipe.training.checkpoint_seconds
-        return self.stop.requested or (self.checkpoint_path is not None and is_old)
+        """Whether to write a checkpoint now.
+
+        Process 0 decides when one is due, and any process may have been told to stop.
+        """
+        check_every = STEPS_BETWEEN_CHECKS[self.model.device.type]
+        if self.group.count > 1 and self.progress.step % check_every:
+            return False
+        age = time.monotonic() - self._saved_at
+        is_old = self.checkpoint_path is not None and age >= self.recipe.training.checkpoint_seconds
+        return self.group.any(self.stop.requested or (self.group.first and is_old))
 
     def _pause(self) -> None:
         """Save a checkpoint, and raise if a shutdown was requested."""
         if self.checkpoint_path:
             self.save(self.checkpoint_path)
-        if self._anywhere(self.stop.requested):
-            path = self.checkpoint_path
-            stopped = f"Stopped in epoch {self.progress.epoch + 1}"
-            saved = f", all work saved. Resume with: dualkg resume {path.parent}" if path else "."
-            raise InterruptedRunError(f"{stopped} of {self.recipe.training.epochs}{saved}")
+        if self.group.any(self.stop.requested):
+            epochs = self.recipe.training.epochs
+            raise TrainingInterrupted(self.progress.epoch + 1, epochs, self.checkpoint_path)
 
     def describe_engine(self) -> str:
-        return str(self.engine)
+        """The engine, and the number of processes that divide the entity tables."""
+        if self.model.tables.has_all_entities:
+            return str(self.engine)
+        count = self.group.count
+        return f"{self.engine}, {count} process{'' if count == 1 else 'es'}"
 
     def about(self, when: When) -> dict[str, Any]:
         """What a checkpoint says beside its tensors."""
@@ -368,80 +488,80 @@ class Trainer:
         }
 
     def save(self, path: Path, *, when: When = "between", weights: bool = True) -> None:
-        """Write a checkpoint: the weights, unless a seed creates the same, and between start and
-        end the optimizer.
+        """Write a checkpoint.
+
+        It has the weights, unless a seed creates the same, and between start and end the state of
+        the optimizer.
         """
-        groups = {"model": self.model.state_dict()} if weights else {}
+        groups = {"model": self.weights.state_dict()} if weights else {}
         if when == "between":
             groups |= {
                 "optimizer": optimizer_tensors(self.optimizer),
                 "best": self.best,
                 "mean": self.mean,
             }
+        if self.group.count > 1:
+            self._check_weights()
         try:
-            self._write(groups, path, self.about(when))
-        except DivergedError:
-            raise DivergedError(self._divergence("the weights hold NaN or infinity")) from None
+            self.store.write(groups, path, self.about(when))
+        except checkpoint.NotFinite:
+            raise self._divergence("the weights hold NaN or infinity") from None
         self._saved_at = time.monotonic()
-
-    def _write(self, groups: Groups, path: Path, about: dict[str, Any]) -> None:
-        checkpoint.save_tensors(groups, path, about=about)
-
-    def _read(self, path: Path) -> tuple[Groups, dict[str, Any]]:
-        return checkpoint.load_tensors(path, check=True)
-
-    def save_results(self, run: Run, folder: RunFolder) -> None:
-        """Finish the run folder; the last checkpoint has the weights."""
-        folder.finish(run, trained=folder.checkpoint)
 
     def restore(self, path: Path) -> None:
         """Load the state of a checkpoint."""
-        groups, about = self._read(path)
+        groups, about = self.store.read(path)
         when = about.get("when", "between")
         if "progress" not in about:
-            raise RequestError(
-                f"{path} holds weights alone, of a model that was not trained in this folder."
-            )
+            raise NotACheckpoint(path)
         if groups or when != "start":
-            checkpoint.load_weights(self.model, groups.get("model", {}), source=path)
-        if about.get("optimizer") not in (None, self.recipe.optimizer.name):
-            raise RequestError(
-                f"{path} was written with {about.get('optimizer')}; the recipe says "
-                f"{self.recipe.optimizer.name}. The optimizer cannot change during a run: start a "
-                "new run."
-            )
-        progress: Progress = check_type(about["progress"], Progress, source=path)
-        checkpoint.check_history(progress.history, source=path)
-        least = min(progress.epoch, progress.step, progress.since_best, progress.averaged)
-        if (
-            least < 0
-            or progress.epoch > self.recipe.training.epochs
-            or progress.step > self.num_steps
-        ):
-            raise RequestError(
-                f"{path} is damaged: epoch {progress.epoch}, step {progress.step} is none of this "
-                "run."
-            )
-        shapes = {name: value.shape for name, value in self.model.state_dict().items()}
+            checkpoint.load_weights(self.weights, groups.get("model", {}), source=path)
+        saved_optimizer = about.get("optimizer")
+        if saved_optimizer not in (None, self.recipe.optimizer.name):
+            expected = self.recipe.optimizer.name
+            raise OptimizerChanged(path, saved=saved_optimizer, expected=expected)
+        progress = self._check_progress(about["progress"], path)
+        shapes = {name: value.shape for name, value in self.weights.state_dict().items()}
         for group in ("best", "mean"):
-            if (
-                groups.get(group)
-                and {name: value.shape for name, value in groups[group].items()} != shapes
-            ):
-                raise RequestError(f"{path} is damaged: its {group} weights do not fit the model.")
+            saved_shapes = {name: value.shape for name, value in groups.get(group, {}).items()}
+            if saved_shapes and saved_shapes != shapes:
+                raise DamagedFile(path, f"its {group} weights do not fit the model")
         if when == "between":
             try:
                 restore_optimizer(self.optimizer, groups.get("optimizer", {}))
             except (ValueError, KeyError, RuntimeError) as error:
-                raise RequestError(
-                    f"{path} is damaged: its optimizer does not fit the model ({error})."
-                ) from None
+                reason = f"its optimizer does not fit the model ({error})"
+                raise DamagedFile(path, reason) from None
         self.progress = progress
-        del self.step  # two might not fit in memory
+        # Two steps might not fit in memory.
+        del self.step
         self.step = self._step()
-        self.best, self.mean = (
-            {name: value.to(self.model.device) for name, value in groups.get(group, {}).items()}
-            for group in ("best", "mean")
+        self.best = self._on_device(groups.get("best", {}))
+        self.mean = self._on_device(groups.get("mean", {}))
+
+    def _on_device(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.to(self.model.device) for name, value in tensors.items()}
+
+    def _check_progress(self, saved: Any, path: Path) -> Progress:
+        """The progress that a checkpoint has reached, if that is possible in this run."""
+        progress: Progress = check_type(saved, Progress, source=path)
+        checkpoint.check_history(progress.history, source=path)
+        least = min(progress.epoch, progress.step, progress.since_best, progress.averaged)
+        is_beyond = progress.epoch > self.recipe.training.epochs or progress.step > self.num_steps
+        if least < 0 or is_beyond:
+            reason = f"epoch {progress.epoch}, step {progress.step} is none of this run"
+            raise DamagedFile(path, reason)
+        return progress
+
+
+def _check_tables(model: Model, regularizer: Regularizer) -> None:
+    """Refuse a regularizer that needs the rows of other processes."""
+    needs_all_rows = regularizer.reads_whole_tables and not regularizer.sums_over_rows
+    if needs_all_rows and not model.tables.has_all_entities:
+        raise Unsupported(
+            type(regularizer).__name__,
+            "reads whole tables, and each process has a part of them",
+            advice="Use DURA, or one process.",
         )
 
 
@@ -458,7 +578,8 @@ class WarmUp:
     ) -> Tensor:
         """Take one step. On a GPU the host waits only for steps of the warm-up."""
         is_usual = len(batch) == next(iter(self._taken), len(batch))
-        if self._taken[len(batch)] >= (STEPS_OF_WARM_UP[self.device.type] if is_usual else 1):
+        num_steps = STEPS_OF_WARM_UP[self.device.type] if is_usual else 1
+        if self._taken[len(batch)] >= num_steps:
             return step(batch, learning_rate)
         self._taken[len(batch)] += 1
         self._wait()

@@ -744,7 +744,7 @@ def resume(
     folder = RunFolder(path)
     folder.check_is_run()
     if (
-        folder.sharded_checkpoint.exists() and not folder.finished
+        folder.checkpoint_folder.exists() and not folder.finished
     ):  # of several processes, resumed in this one
         from dualkg.training.distributed import resume_in_processes
 

@@ -1,0 +1,107 @@
+"""Files of tables that several processes divide: checkpoints, and weights of each process."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from dualkg.errors import DamagedFile
+from dualkg.tables.base import TABLE_NAMES
+from dualkg.tables.sharded import Shard
+
+
+def is_divided(name: str) -> bool:
+    """Whether a tensor, by its name in a model, has a row for every entity."""
+    return name.rpartition(".")[2] in TABLE_NAMES
+
+
+def save_checkpoint(
+    tensors: Mapping[str, Tensor], folder: Path, shard: Shard, *, divided: Iterable[str]
+) -> None:
+    """Write tensors by `torch.distributed.checkpoint`; of those that are divided, the own rows."""
+    from torch.distributed.checkpoint import hf_storage, state_dict_saver  # It takes a second.
+
+    as_part = _parts_of_tables(shard)
+    names = set(divided)
+    state = {name: as_part(tensor) if name in names else tensor for name, tensor in tensors.items()}
+    writer = hf_storage.HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
+    # It warns that there is no process group where there is one process.
+    with warnings.catch_warnings(action="ignore"):
+        state_dict_saver.save(state, storage_writer=writer, no_dist=shard.num_processes == 1)
+
+
+def load_checkpoint(
+    folder: Path, shard: Shard, *, is_divided: Callable[[str, Sequence[int]], bool]
+) -> dict[str, Tensor]:
+    """Read what `save_checkpoint` wrote, with any number of processes."""
+    from torch.distributed.checkpoint import hf_storage, state_dict_loader
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    as_part = _parts_of_tables(shard)
+    reader = hf_storage.HuggingFaceStorageReader(str(folder))
+    state: dict[str, Any] = {}
+    try:
+        for name, facts in reader.read_metadata().state_dict_metadata.items():
+            shape = tuple(facts.size)  # type: ignore[union-attr]
+            dtype = facts.properties.dtype  # type: ignore[union-attr]
+            if is_divided(name, shape):
+                own = torch.zeros((shard.size, *shape[1:]), dtype=dtype)
+                state[name] = as_part(own)
+            else:
+                state[name] = torch.zeros(shape, dtype=dtype)
+        with warnings.catch_warnings(action="ignore"):
+            state_dict_loader.load(state, storage_reader=reader, no_dist=shard.num_processes == 1)
+    except (OSError, ValueError, KeyError, SafetensorError, CheckpointException) as error:
+        raise DamagedFile(folder, str(error).splitlines()[0][:300]) from None
+    return {
+        name: value.to_local() if hasattr(value, "to_local") else value
+        for name, value in state.items()
+    }
+
+
+def _parts_of_tables(shard: Shard) -> Callable[[Tensor], Any]:
+    """A function that makes the rows of this process a part of the whole table."""
+    if shard.num_processes == 1:
+        return lambda part: part
+    from torch.distributed import tensor
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (shard.num_processes,))
+
+    def as_part(part: Tensor) -> Any:
+        shape = torch.Size((shard.num_entities, *part.shape[1:]))
+        return tensor.DTensor.from_local(
+            part.contiguous(),
+            mesh,
+            [tensor.Shard(0)],
+            shape=shape,
+            stride=torch.empty(shape, device="meta").stride(),
+            run_check=False,
+        )
+
+    return as_part
+
+
+def join_weights(
+    parts: Iterable[tuple[Path, Mapping[str, Tensor]]], num_parts: int, num_entities: int
+) -> dict[str, Tensor]:
+    """The whole tables of a model from the files of all processes, in the order of these."""
+    tables: dict[str, Tensor] = {}
+    for process, (path, tensors) in enumerate(parts):
+        shard = Shard(num_entities, process, num_parts)
+        for name, rows in tensors.items():
+            if not is_divided(name):
+                tables[name] = rows
+                continue
+            whole = tables.setdefault(name, rows.new_zeros(num_entities, *rows.shape[1:]))
+            if rows.shape != (shard.size, *whole.shape[1:]):
+                reason = f"it has {len(rows):,} rows of {name}, not {shard.size:,}"
+                raise DamagedFile(path, reason)
+            whole[shard.ids] = rows
+    return tables

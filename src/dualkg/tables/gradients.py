@@ -1,0 +1,276 @@
+"""Tables of the fused step: softmax over all entities and its gradient, without autograd."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dualkg.kernels.scores import Targets, softmax_
+from dualkg.tables.base import Side
+from dualkg.tables.sharded import Shard
+
+SCORE_BYTES = 32_000_000  # bytes of scores that exist at once on a CPU
+LEAST_ROWS = 500  # rows of scores that make a full matrix product
+
+
+class Workspace:
+    """A buffer that grows to the largest size requested.
+
+    New pages of memory cost as much as the work that is done on them.
+    """
+
+    def __init__(self) -> None:
+        self._buffer: Tensor | None = None
+
+    def of(self, rows: int, columns: int, like: Tensor) -> Tensor:
+        """An array `(rows, columns)` with arbitrary content."""
+        if self._buffer is None or self._buffer.numel() < rows * columns:
+            self._buffer = torch.zeros(rows * columns, dtype=like.dtype, device=like.device)
+        return self._buffer[: rows * columns].view(rows, columns)
+
+
+class LossAndGradient(NamedTuple):
+    """A loss, and its gradient with respect to the mapped vectors that were scored."""
+
+    loss: Tensor
+    mapped: Tensor
+
+
+def rows_at_once(num_entities: int, bytes_of_score: int, device: torch.device) -> int:
+    """How many rows of scores exist at once.
+
+    On a CPU these are as many as fit in `SCORE_BYTES`, and enough for full products.
+    """
+    if device.type != "cpu":
+        return sys.maxsize
+    return max(LEAST_ROWS, SCORE_BYTES // max(bytes_of_score * num_entities, 1))
+
+
+def softmax_gradient_(scores: Tensor, targets: Targets) -> Tensor:
+    """Overwrite scores by the gradient of the cross entropy.
+
+    Returns the loss of each query, `(queries,)`.
+    """
+    if scores.device.type == "cpu":
+        from dualkg.kernels import cpu
+
+        return cpu.softmax_gradient_(scores, targets, scores.shape[1])
+    queries = targets.queries
+    positions = (queries, targets.entities)
+    losses = torch.zeros_like(scores[:, 0])
+    weights = torch.zeros_like(losses).index_add_(0, queries, targets.weights)
+    of_targets = scores.logsumexp(dim=-1)[queries] - scores[positions]
+    losses.index_add_(0, queries, targets.weights * of_targets)
+    torch.softmax(scores, dim=-1, out=scores)
+    scores.mul_(weights[:, None]).index_put_(positions, -targets.weights, accumulate=True)
+    return losses
+
+
+class GradientTables(ABC):
+    """The entity tables of a model by side, a gradient for each, and the products with them.
+
+    Heads and tails may be rows of one table. With `squared`, a score is −‖x − t‖² rather than
+    ⟨x, t⟩; its ‖x‖² has no effect on a softmax. With `bf16`, products are of bfloat16 copies, which
+    Adagrad writes together with the tables.
+    """
+
+    def __init__(
+        self, parameters: Mapping[Side, nn.Parameter], *, squared: bool, bf16: bool
+    ) -> None:
+        self.squared = squared
+        self.parameters = dict(parameters)
+        self.shared = "tail" not in parameters
+        self.gradients: dict[Side, Tensor] = {}
+        self.copies: dict[Side, Tensor] = {}
+        for side, table in parameters.items():
+            self.gradients[side] = torch.empty_like(table.detach())
+            if bf16:
+                self.copies[side] = table.detach().bfloat16()
+        self._scores = Workspace()
+        self._products = Workspace()
+
+    # -- to be implemented ----------------------------------------------------
+
+    @abstractmethod
+    def rows(self, side: Side, ids: Tensor) -> Tensor:
+        """The rows of entities, without a gradient."""
+
+    @abstractmethod
+    def add_rows(self, side: Side, ids: Tensor, rows: Tensor) -> None:
+        """Add rows to the gradient of a side's table."""
+
+    @abstractmethod
+    def cross_entropy(
+        self, side: Side, mapped: Tensor, targets: Targets, *, accumulate: bool
+    ) -> LossAndGradient:
+        """Σ weight · −log softmax(scores)[target] of mapped vectors `(queries, width)`.
+
+        The gradient of the table is stored here, or added with `accumulate`.
+        """
+
+    # -- shared ---------------------------------------------------------------
+
+    def gradient(self, side: Side) -> Tensor:
+        """The gradient of a side's table."""
+        return self.gradients[self._own_side(side)]
+
+    def add_from_autograd(self) -> None:
+        """Add the gradients of a regularizer that reads whole tables."""
+        for side, table in self.parameters.items():
+            if table.grad is not None:
+                self.gradients[side] += table.grad
+
+    def set_gradients(self) -> None:
+        """Make the gradients those of the parameters, for an optimizer."""
+        for side, table in self.parameters.items():
+            table.grad = self.gradients[side]
+
+    def _own_side(self, side: Side) -> Side:
+        return "head" if self.shared else side
+
+    def _table(self, side: Side) -> Tensor:
+        return self.parameters[self._own_side(side)].detach()
+
+    def _scored(self, side: Side) -> Tensor:
+        """The table of a side in the precision of its products."""
+        return self.copies[self._own_side(side)] if self.copies else self._table(side)
+
+    def _scores_of(self, mapped: Tensor, table: Tensor) -> Tensor:
+        scores = self._scores.of(len(mapped), len(table), table)
+        if self.squared:
+            return torch.addmm(-table.square().sum(-1), mapped, table.T, out=scores)
+        return torch.mm(mapped.to(table.dtype), table.T, out=scores)
+
+    def _add_product_(
+        self, total: Tensor, left: Tensor, right: Tensor, *, accumulate: bool
+    ) -> None:
+        """Add a product to `total`, or overwrite it; sums have the precision of the model."""
+        if left.dtype == total.dtype:
+            torch.addmm(total, left, right, beta=int(accumulate), out=total)
+            return
+        space = self._products.of(len(left), right.shape[1], left)
+        product = torch.mm(left, right, out=space)
+        if accumulate:
+            total.add_(product)
+        else:
+            total.copy_(product)
+
+
+class LocalGradientTables(GradientTables):
+    """Tables with the rows of all entities."""
+
+    def rows(self, side: Side, ids: Tensor) -> Tensor:
+        return self._table(side)[ids]
+
+    def add_rows(self, side: Side, ids: Tensor, rows: Tensor) -> None:
+        self.gradient(side).index_add_(0, ids, rows)
+
+    def cross_entropy(
+        self, side: Side, mapped: Tensor, targets: Targets, *, accumulate: bool
+    ) -> LossAndGradient:
+        """The scores are one array of queries × entities, which the gradient overwrites.
+
+        On a CPU, it is made for a block of queries at a time. Autograd would store scores, their
+        log-softmax and both gradients.
+        """
+        table = self._scored(side)
+        size = rows_at_once(len(table), table.element_size(), table.device)
+        if len(mapped) <= size:
+            return self._block(side, mapped, targets, accumulate=accumulate)
+        blocks = []
+        for first in range(0, len(mapped), size):
+            part = mapped[first : first + size]
+            part_targets = targets.part(first, first + len(part))
+            is_later = accumulate or first > 0
+            blocks.append(self._block(side, part, part_targets, accumulate=is_later))
+        losses = torch.stack([block.loss for block in blocks])
+        gradients = torch.cat([block.mapped for block in blocks])
+        return LossAndGradient(losses.sum(), gradients)
+
+    def _block(
+        self, side: Side, mapped: Tensor, targets: Targets, *, accumulate: bool
+    ) -> LossAndGradient:
+        """The cross entropy of queries that are scored at once."""
+        table = self._scored(side)
+        if self.squared:
+            mapped = 2 * mapped
+        scores = self._scores_of(mapped, table)
+        losses = softmax_gradient_(scores, targets)
+        gradient = self.gradient(side)
+        self._add_product_(gradient, scores.T, mapped.to(table.dtype), accumulate=accumulate)
+        if self.squared:
+            # The gradient of −‖t‖².
+            gradient.addcmul_(scores.sum(0).unsqueeze(-1), table, value=-2)
+        if table.dtype == mapped.dtype:
+            upstream = scores @ table
+        else:
+            # Transposed, it is a third faster on a processor with AMX.
+            upstream = torch.mm(table.T, scores.T).T.to(mapped.dtype)
+        return LossAndGradient(losses.sum(), 2 * upstream if self.squared else upstream)
+
+
+class ShardedGradientTables(GradientTables):
+    """Tables with the rows of one process.
+
+    The softmax over its own entities needs no other process. With their logsumexp Zₚ, that of all
+    is Z = log Σₚ exp Zₚ, and the gradients by its entities are those of its own softmax, query by
+    query times exp(Zₚ − Z). Targets are the fetched rows of the batch, which every process has.
+    """
+
+    def __init__(
+        self, parameters: Mapping[Side, nn.Parameter], shard: Shard, *, squared: bool, bf16: bool
+    ) -> None:
+        super().__init__(parameters, squared=squared, bf16=bf16)
+        self.shard = shard
+        self._fetched: dict[Side, Tensor] = {}
+
+    def rows(self, side: Side, ids: Tensor) -> Tensor:
+        self._fetched[side] = self.shard.fetch(self._table(side), ids)
+        return self._fetched[side].detach()
+
+    def add_rows(self, side: Side, ids: Tensor, rows: Tensor) -> None:
+        self.shard.add_rows(self.gradient(side), ids, rows)
+
+    def cross_entropy(
+        self, side: Side, mapped: Tensor, targets: Targets, *, accumulate: bool
+    ) -> LossAndGradient:
+        table = self._scored(side)
+        gradient = self.gradient(side)
+        vectors = self._fetched[side]
+        queries = targets.queries
+        if self.squared:
+            mapped = 2 * mapped
+        weights = torch.zeros_like(mapped[:, 0]).index_add_(0, queries, targets.weights)
+        normalizers = torch.empty_like(weights)
+        upstream = torch.empty_like(mapped)
+        size = min(len(mapped), rows_at_once(len(table), table.element_size(), table.device))
+        for first in range(0, len(mapped), size):
+            block = slice(first, first + size)
+            scores = self._scores_of(mapped[block], table)
+            own = softmax_(scores, softmax_gradient_).to(mapped.dtype)
+            normalizers[block] = self.shard.log_normalizers(own[:, None])
+            shares = (weights[block] * (own - normalizers[block]).exp())[:, None]
+            scaled = (shares * mapped[block]).to(table.dtype)
+            self._add_product_(gradient, scores.T, scaled, accumulate=accumulate or first > 0)
+            if self.squared:
+                # The gradient of −‖t‖².
+                gradient.addcmul_(scores.T @ shares, table, value=-2)
+            upstream[block] = (scores @ table).to(mapped.dtype) * shares
+        self.shard.all_reduce(upstream)
+
+        # The terms of the targets, which are rows of the batch.
+        target_weights = targets.weights[:, None]
+        at_targets = (mapped[queries] * vectors).sum(-1)
+        upstream.index_add_(0, queries, -target_weights * vectors)
+        to_targets = -target_weights * mapped[queries]
+        if self.squared:
+            at_targets = at_targets - vectors.square().sum(-1)
+            to_targets = to_targets + 2 * target_weights * vectors
+        self.add_rows(side, targets.entities, to_targets)
+        loss = (targets.weights * (normalizers[queries] - at_targets)).sum()
+        return LossAndGradient(loss, 2 * upstream if self.squared else upstream)

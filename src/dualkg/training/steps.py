@@ -1,0 +1,159 @@
+"""Training steps: the reference step by autograd, its CUDA graph, and the step of an engine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dualkg.losses.base import BoundLoss
+from dualkg.losses.softmax import BoundSampledSoftmax
+from dualkg.models.base import Factors, Model
+from dualkg.regularizers import Regularizer
+from dualkg.training.engines import Engine
+from dualkg.training.fused import FusedStep, stream
+from dualkg.training.optimizers import AnyOptimizer
+
+Step = Callable[[Tensor, float], Tensor]
+CAPACITY_STEP = 64  # queries by which the capacity of a captured step grows
+WARM_UP = 3  # eager steps before one is captured, in which libraries initialize
+
+
+@dataclass
+class ReferenceStep:
+    """A gradient step on loss plus regularizer for one batch.
+
+    On a GPU it may be captured as a CUDA graph; the optimizer then reads the learning rate from a
+    tensor there. With `sparse`, gradients of the entity tables have only the rows of the batch, and
+    the optimizer updates only these.
+    """
+
+    model: Model
+    loss: BoundLoss
+    regularizer: Regularizer
+    optimizer: AnyOptimizer
+    sparse: bool = False
+
+    def objective(self, batch: Tensor) -> Tensor:
+        """Loss plus regularizer of a batch `(batch, 3)`, a scalar."""
+        factors = self.model.factors(*batch.unbind(-1))
+        loss = self.loss(self.model, factors)
+        if not self.regularizer.weight:
+            return loss
+        return loss + self._penalty(factors)
+
+    def _penalty(self, factors: Factors) -> Tensor:
+        if self.regularizer.reads_whole_tables:
+            return self.model.sum_over_rows(self.regularizer, factors)
+        return self.regularizer(factors)
+
+    def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
+        """Take one step and return the objective before it."""
+        self.set_learning_rate(learning_rate)
+        return self.step(batch)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(learning_rate)
+            else:
+                group["lr"] = learning_rate
+
+    def step(self, batch: Tensor) -> Tensor:
+        """Take one step at the learning rate that is set."""
+        self.optimizer.zero_grad(set_to_none=True)
+        objective = self.gradients(batch)
+        self.optimizer.step()
+        return objective
+
+    def gradients(self, batch: Tensor) -> Tensor:
+        """Add the gradients of all parameters, and return the objective."""
+        with self.model.tables.sparse_gradients(self.sparse):
+            objective = self.objective(batch)
+        objective.backward()  # type: ignore[no-untyped-call]
+        return objective.detach()
+
+
+class CudaGraphStep:
+    """Replays a captured step for batches of the largest size.
+
+    Other batches, such as a last short one, run eagerly. A step must not wait for the GPU, and
+    reads its learning rate from a tensor there.
+    """
+
+    def __init__(self, step: Any) -> None:
+        self.step = step
+        self.stream = stream(step.model.device, "captured")
+        self.num_taken = 0
+        self.largest = 0
+        self.graph: torch.cuda.CUDAGraph | None = None  # with its `batch` and `objective`
+
+    def reserve(self, num_queries: int) -> None:
+        """Provide for batches of that many queries, and a few more.
+
+        A graph with less capacity is discarded.
+        """
+        if self.step.capacity is None or num_queries > self.step.capacity:
+            self.step.capacity = -(-num_queries // CAPACITY_STEP) * CAPACITY_STEP
+            self._discard()
+
+    def _discard(self) -> None:
+        self.num_taken = 0
+        self.graph = None
+
+    def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
+        """Take one step and return the objective before it; the next step overwrites that."""
+        if len(batch) > self.largest:
+            # The buffers that a graph works on are about to be replaced by larger ones.
+            self.largest = len(batch)
+            self._discard()
+        if self.graph is None and self.num_taken >= WARM_UP and len(batch) == self.largest:
+            self._capture(batch)
+        if self.graph is None or len(batch) != len(self.batch):
+            return self._run_eagerly(batch, learning_rate)
+        self.batch.copy_(batch)
+        self.step.set_learning_rate(learning_rate)
+        self.graph.replay()
+        return self.objective
+
+    def _run_eagerly(self, batch: Tensor, learning_rate: float) -> Tensor:
+        """Take a step on a separate stream, as capturing requires of the steps before it."""
+        self.num_taken += 1
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            objective: Tensor = self.step(batch, learning_rate)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return objective
+
+    def _capture(self, batch: Tensor) -> None:
+        self.batch = batch.clone()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # NCCL's watchdog calls CUDA in a thread of its own, also while a step is captured.
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            self.objective: Tensor = self.step.step(self.batch)
+        self.graph = graph
+
+
+def build_step(
+    engine: Engine, model: Model, loss: BoundLoss, regularizer: Regularizer, optimizer: AnyOptimizer
+) -> Step:
+    """The step of an engine.
+
+    The fast ones take a bound `OneVsAll`, and kernels also a bound `SampledSoftmax`.
+    """
+    if engine.step in ("autograd", "sparse"):
+        is_sparse = engine.step == "sparse"
+        return ReferenceStep(model, loss, regularizer, optimizer, sparse=is_sparse)
+    if engine.step == "captured":
+        return CudaGraphStep(ReferenceStep(model, loss, regularizer, optimizer))
+    if engine.step == "fused":
+        is_bf16 = engine.precision == "bf16"
+        return FusedStep(model, loss, regularizer, optimizer, bf16=is_bf16)  # type: ignore[arg-type]
+
+    from dualkg.training.gpu_step import OneVsAllBf16Step, SampledBf16Step  # It imports Triton.
+
+    kind = SampledBf16Step if isinstance(loss, BoundSampledSoftmax) else OneVsAllBf16Step
+    step = kind(model.whole, loss, regularizer, optimizer)  # type: ignore[arg-type]
+    return CudaGraphStep(step) if model.tables.capturable else step
