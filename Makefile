@@ -7,7 +7,7 @@ BENCH := .venv-bench
 BENCH_READY := $(BENCH)/.ready
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, and each would compile the package again
 
-.PHONY: demo test types unit test-slow test-pykeen torture records picture world bench bench-report clean
+.PHONY: demo test types unit test-slow test-pykeen torture golden records picture world bench bench-report clean
 
 demo: $(READY)
 	$(BIN)/dualkg demo
@@ -43,6 +43,10 @@ $(READY): pyproject.toml constraints.txt
 test-pykeen: $(BENCH_READY)
 	$(BENCH)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-bench.txt --editable . pytest pytest-timeout hypothesis
 	$(BENCH)/bin/python -m pytest -m slow tests/training/test_importing.py
+
+# The record that tests/golden compares trainings with, measured again by the code as it is: a few minutes.
+golden: $(READY)
+	$(BIN)/python -m tests.golden.record
 
 # The results pages, made from the records, and the pictures of the README.
 records: $(READY)

@@ -1,106 +1,104 @@
-"""Small trainings and their ranks agree with what was recorded in golden.json.
+"""Small trainings and a run on the bundled graph agree with the record in golden.json."""
 
-On the machine of the record they agree bit for bit, on others within a tolerance. Names of the code
-base under test are in adapter.py alone.
-"""
-
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from . import adapter, measure
-from .checks import check, golden, one_thread, same_machine
+from . import adapter, record, world
+from .cases import DEFAULTS, Settings, cases, depends_on_processor
 
-FRESH = "DUALKG_GOLDEN_FRESH"  # set in a process that has computed nothing before
-MACHINE_DEPENDENT = (
-    "auto",
-    "bf16",
-)  # precisions that another processor chooses or rounds otherwise
+NOT_RECORDED = "not recorded yet; run `make golden`"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    with one_thread():
+    with record.one_thread():
         yield
 
 
 @pytest.fixture(scope="module")
 def graph() -> Any:
-    return adapter.build_graph(golden()["graph"])
+    return adapter.small_graph()
 
 
-def settings_of(recorded: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return measure.merged(golden()["defaults"], recorded["settings"])
+def trainings() -> list[Any]:
+    """Every sixth training in the ordinary suite, all in the slow one."""
+    parameters = []
+    for number, (id, settings) in enumerate(cases().items()):
+        marks = () if number % 6 == 0 else pytest.mark.slow
+        parameters.append(pytest.param(id, settings, id=id, marks=marks))
+    return parameters
 
 
-def test_all_models_and_regularizers_are_covered() -> None:
-    chosen = [
-        adapter.model_and_regularizer(recorded["settings"]) for recorded in golden()["trainings"]
-    ]
-    assert {model for model, _ in chosen} >= set(adapter.MODEL_NAMES)
-    assert {regularizer for _, regularizer in chosen} >= set(adapter.REGULARIZER_NAMES)
-
-
-TRAININGS = [
-    pytest.param(recorded, id=recorded["id"], marks=() if number % 4 == 0 else pytest.mark.slow)
-    for number, recorded in enumerate(golden()["trainings"])
-]
-
-
-@pytest.mark.parametrize("recorded", TRAININGS)
-def test_training(recorded: dict[str, Any], graph: Any) -> None:
-    settings = settings_of(recorded)
-    if settings["training"]["precision"] in MACHINE_DEPENDENT and not same_machine():
+@pytest.mark.parametrize(("id", "settings"), trainings())
+def test_training(id: str, settings: Settings, graph: Any) -> None:
+    expected = record.golden()["trainings"].get(id)
+    if expected is None:
+        pytest.skip(NOT_RECORDED)
+    if depends_on_processor(settings) and record.machine() != record.golden()["machine"]:
         pytest.skip("the precision depends on the processor")
-    if recorded.get("sensitive") and not (same_machine() and FRESH in os.environ):
-        pytest.skip(
-            "rounding errors grow too much to compare results of different machines or of a used "
-            "process"
-        )
-    run = measure.train(settings, graph)
-    # Biases of MuRP were in a table of their own, and some gradients of its entities were summed in
-    # another order.
-    exact = settings["model"]["name"] != "MuRP"
-    check(
-        recorded["results"],
-        measure.training_results(run, with_ranks="ranks" in recorded["results"]),
-        exact=exact,
-    )
+    computed = record.training_record(settings, graph)
+    assert record.differences(expected, computed) == []
 
 
-@pytest.mark.slow
-def test_sensitive_trainings_in_a_fresh_process() -> None:
-    """After bfloat16 products in the same process, float32 ones are rounded otherwise on some
-    processors.
-    """
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        __file__,
-        "-m",
-        "slow or not slow",
-        "-k",
-        "test_training",
-    ]
-    alone = {
-        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")
-    } | {FRESH: "1"}
-    done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]
-
-
-@pytest.mark.parametrize("recorded", golden()["rejected"], ids=lambda recorded: recorded["id"])
-def test_settings_that_are_rejected(recorded: dict[str, Any], graph: Any) -> None:
-    with pytest.raises(adapter.InvalidSettingsError):
-        measure.train(settings_of(recorded), graph)
+def test_no_recorded_training_was_dropped() -> None:
+    assert set(record.golden()["trainings"]) <= set(cases()), "run `make golden` after a removal"
 
 
 def test_bootstrap() -> None:
-    recorded = golden()["bootstrap"]
-    check(recorded["results"], measure.bootstrap_results(recorded["inputs"]))
+    expected = record.golden()["bootstrap"]
+    computed = adapter.bootstrap(num_samples=1000, seed=0)
+    for path, value in record.flattened(expected):
+        assert dict(record.flattened(computed))[path] == pytest.approx(value), path
+
+
+def test_mrr_of_the_run_on_the_bundled_graph(tmp_path: Path) -> None:
+    """Rounding errors of its training grow, so that elsewhere only the MRR is compared."""
+    expected = record.golden()["world"]["evaluation"]["mrr"]
+    run = world.train(tmp_path / "run")
+    assert adapter.mrr(run, "test") == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.slow
+def test_bit_for_bit_on_the_machine_of_the_record(tmp_path: Path) -> None:
+    expected = record.golden()
+    if record.machine() != expected["machine"]:
+        pytest.skip("recorded on another machine or with other libraries")
+    file = tmp_path / "golden.json"
+    command = [sys.executable, "-m", "tests.golden.record", "--no-tolerances", "--out", str(file)]
+    alone = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    subprocess.run(command, cwd=ROOT, env=alone, check=True)
+    computed = json.loads(file.read_text(encoding="utf-8"))
+
+    changed = []
+    for section in ("trainings", "world"):
+        for id, recorded in expected[section].items():
+            if recorded.get("sha256") != computed[section][id].get("sha256"):
+                changed.append(f"{section}: {id}")
+    assert changed == []
+
+
+def test_differences_name_the_number() -> None:
+    expected = {"numbers": {"losses": [1.0, 0.5], "mrr": [0.2]}, "sha256": "a"}
+    nearly = {"numbers": {"losses": [1.0005, 0.5], "mrr": [0.21]}, "sha256": "b"}
+    assert record.differences(expected, nearly) == []
+    other = {"numbers": {"losses": [1.0, 0.6], "mrr": [0.3]}, "sha256": "c"}
+    assert record.differences(expected, other) == [
+        "losses.1: 0.5 in the record, 0.6 now",
+        "mrr.0: 0.2 in the record, 0.3 now",
+    ]
+    assert record.differences(expected | {"tolerances": {"losses": 0.5}}, other) == []
+    assert record.differences({"refused": True}, other) == ["refused: True in the record, None now"]
+
+
+def test_ids_are_made_of_what_differs_from_the_defaults() -> None:
+    settings = cases()["ComplEx loss.name=KvsAll"]
+    assert settings == {"model.name": "ComplEx", "loss.name": "KvsAll"}
+    assert DEFAULTS["model.dim"] == 8

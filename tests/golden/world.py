@@ -1,15 +1,16 @@
-"""Results of the run on the bundled graph as plain data, under the keys of golden.json; see
-adapter.py.
-"""
+"""A run on the bundled graph, and what is computed from it, as plain data."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import dualkg as kg
 from dualkg.analysis import bound_before_and_after, sparsity_curve
+from dualkg.evaluation import Metrics, evaluate_relations
 from dualkg.inference import Prediction, Predictor, index_build
 from dualkg.inference.calibration import calibration_for
 from dualkg.inference.classification import evaluate_classification
@@ -19,213 +20,280 @@ from dualkg.inference.index import measure_storage_formats
 from dualkg.inference.predictor import predicted_facts
 from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 from dualkg.inference.scoring import triple_log_probabilities
-from dualkg.training import Run
+from dualkg.training import load_run
 
 from . import adapter
-from .adapter import _metrics
-from .checks import ranks_summary, sha256, summary
 
-Query = Mapping[str, str | None]  # head, relation and tail by name; None is the missing one
-Triple = Sequence[str]  # head, relation and tail by name
+SETTINGS: Mapping[str, Any] = {
+    "data.graph": "world",
+    "model.name": "ComplEx",
+    "model.dim": 20,
+    "regularizer.name": "DURA",
+    "regularizer.weight": 0.05,
+    "regularizer.plain": 0.5,
+    "regularizer.mapped": 1.5,
+    "optimizer.learning_rate": 0.3,
+    "optimizer.schedule": "linear",
+    "training.epochs": 3,
+    "training.batch_size": 100,
+    "training.seed": 0,
+    "training.precision": "float32",
+}
+
+Triple = tuple[str, str, str]  # head, relation and tail by name
+Query = tuple[str | None, str | None, str | None]  # the same, with None for the missing part
+
+TRUE_TRIPLES: tuple[Triple, ...] = (
+    ("10th of Ramadan", "located_in", "Egypt"),
+    ("Bhutan", "continent", "Asia"),
+    ("Curaçao", "official_language", "Dutch"),
+    ("Gabon", "celebrates", "Pentecost"),
+    ("Isle of Man", "capital", "Douglas"),
+    ("Liechtenstein", "official_language", "German"),
+    ("New Zealand", "capital", "Wellington"),
+    ("Saint Kitts and Nevis", "celebrates", "Pentecost Monday"),
+    ("Tajikistan", "capital", "Dushanbe"),
+    ("Åland Islands", "first_day_of_week", "Monday"),
+)
+FALSE_TRIPLES: tuple[Triple, ...] = (
+    ("10th of Ramadan", "located_in", "Namibian Dollar"),
+    ("Bhutan", "continent", "Harare"),
+    ("Curaçao", "official_language", "Somali"),
+    ("Gabon", "celebrates", "Puerto Cortez"),
+    ("Isle of Man", "capital", "Bogotá"),
+    ("Liechtenstein", "official_language", "Uzbek"),
+    ("New Zealand", "capital", "Arabic"),
+    ("Saint Kitts and Nevis", "celebrates", "Jos"),
+    ("Tajikistan", "capital", "Italian"),
+    ("Åland Islands", "first_day_of_week", "Mauritius Time"),
+)
+TRIPLES = TRUE_TRIPLES + FALSE_TRIPLES
+QUERIES: tuple[Query, ...] = (
+    ("France", "borders", None),
+    ("Japan", "time_zone", None),
+    (None, "located_in", "Egypt"),
+    ("Switzerland", "official_language", None),
+    (None, "celebrates", "Christmas Day"),
+)
+RELATION_QUERIES: tuple[Query, ...] = (("France", None, "Germany"), ("Cairo", None, "Egypt"))
+EXPLAINED: tuple[Triple, ...] = (TRUE_TRIPLES[0], TRUE_TRIPLES[5])
+ENTITIES = ("France", "Cairo", "Egypt")
+
+NEW_ENTITY = "Atlantis"
+NEW_TRIPLES: tuple[Triple, ...] = (
+    (NEW_ENTITY, "continent", "Europe"),
+    (NEW_ENTITY, "borders", "France"),
+    (NEW_ENTITY, "official_language", "French"),
+)
+NEW_QUERIES: tuple[Query, ...] = ((NEW_ENTITY, "currency", None), (None, "borders", NEW_ENTITY))
+
+COVERAGE = 0.9
+ZERO_SHARES = (0.5, 0.9)
+INDEXES = (("exact", "float32"), ("exact", "float16"), ("exact", "int8"), ("ivf", "float32"))
+EXPORT_FORMATS = ("numpy", "tsv", "safetensors")
+DURA_WEIGHTS = {"plain": 0.5, "mapped": 1.5}
+
+
+def train(folder: Path) -> kg.Run:
+    return adapter.train(SETTINGS, folder=folder)
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """All parts of a run that is trained in a new folder, and read again from it."""
+    train(folder)
+    run = load_run(folder)
+    calibration_for(run)  # saved in the folder, so that all parts read the same
+    return {name: part(run) for name, part in PARTS.items()}
+
+
+# -- weights and ranks -------------------------------------------------------
+
+
+def _weights(run: kg.Run) -> Any:
+    tables = adapter.weight_tables(run)
+    return {
+        "tables": {name: sha256(table.tobytes()).hexdigest() for name, table in tables.items()},
+        "losses": adapter.losses_by_epoch(run),
+    }
+
+
+def evaluation(run: kg.Run) -> dict[str, Any]:
+    """Metrics on the test split, and hashes of all ranks."""
+    report = run.report_on("test")
+    hashes = {}
+    for split in ("valid", "test"):
+        for name, ranks in adapter.ranks(run, split).items():
+            hashes[f"{split} {name}"] = sha256(ranks.astype(np.int64).tobytes()).hexdigest()
+    return {
+        "ranks": hashes,
+        "realistic": _metrics(report.metrics),
+        "optimistic": _metrics(report.optimistic),
+        "pessimistic": _metrics(report.pessimistic),
+        "without_unseen": _metrics(report.without_unseen),
+        "by_direction": _mrr_of_groups(report.by_direction),
+        "by_relation": _mrr_of_groups(report.by_relation),
+        "by_cardinality": _mrr_of_groups(report.by_cardinality),
+        "relation_prediction": _metrics(evaluate_relations(run.model, run.graph, split="test")),
+    }
+
+
+def _metrics(metrics: Metrics) -> dict[str, float]:
+    names = ("mrr", "mr", "hits_at_1", "hits_at_3", "hits_at_10", "num_queries")
+    return {name: getattr(metrics, name) for name in names}
+
+
+def _mrr_of_groups(groups: Mapping[str, Metrics]) -> dict[str, float]:
+    return {name: metrics.mrr for name, metrics in groups.items()}
 
 
 # -- probabilities -----------------------------------------------------------
 
 
-def calibration_parameters(run: Run) -> dict[str, Any]:
-    """Fitted again, or read from the run folder."""
-    found = calibration_for(run).calibration
-    return {
-        "slopes": found.slopes.tolist(),
-        "offsets": found.offsets.tolist(),
-        "own_parameters": found.relation_specific.tolist(),
-        "maximum": found.max_probability,
+def _calibration(run: kg.Run) -> Any:
+    calibration = calibration_for(run).calibration
+    quality = evaluate_calibration(calibration, run.model, run.graph)
+    parameters = {
+        "slopes": calibration.slopes.tolist(),
+        "offsets": calibration.offsets.tolist(),
+        "relation_specific": calibration.relation_specific.tolist(),
+        "max_probability": calibration.max_probability,
     }
-
-
-def calibration_quality(run: Run) -> dict[str, Any]:
-    found = evaluate_calibration(calibration_for(run).calibration, run.model, run.graph)
-    parts = {"all": found.overall, "likely": found.likely}
     fields = ("ece", "noise", "brier", "num_candidates", "num_true")
-    recorded = {"noise": "chance"}
     return {
-        name: {recorded.get(field, field): getattr(part, field) for field in fields}
-        for name, part in parts.items()
+        "parameters": parameters,
+        "overall": {field: getattr(quality.overall, field) for field in fields},
+        "likely": {field: getattr(quality.likely, field) for field in fields},
     }
 
 
-def prediction_set_quality(run: Run, coverage: float) -> dict[str, float]:
-    found = evaluate_coverage(
-        calibration_for(run).prediction_sets, run.model, run.graph, coverage=coverage
-    ).overall
-    return {
-        "coverage": found.coverage,
-        "mean_size": found.mean_size,
-        "median_size": found.median_size,
-    }
-
-
-def predictor_of(run: Run) -> Predictor:
+def _predictor(run: kg.Run) -> Predictor:
     """A predictor with calibrated probabilities and prediction sets."""
     return Predictor.of(run, calibrated=True)
 
 
-def _answer(found: Prediction) -> dict[str, Any]:
+def _probabilities(run: kg.Run) -> Any:
+    predictor = _predictor(run)
     return {
-        "name": found.name,
-        "score": found.score,
-        "probability": found.probability,
-        "split": found.split,
+        "triples": [_row(predictor.triple(*triple)) for triple in TRIPLES],
+        "queries": [_answers(predictor, query, 10) for query in QUERIES],
+        "new": [_answers(predictor, query, 5, known="omit") for query in QUERIES[:2]],
+        "relations": [_answers(predictor, query, 5) for query in RELATION_QUERIES],
     }
-
-
-def triple_probabilities(run: Run, triples: Sequence[Triple]) -> list[dict[str, Any]]:
-    predictor = predictor_of(run)
-    return [_answer(predictor.triple(*triple)) for triple in triples]
-
-
-def top_answers(
-    run: Run, queries: Sequence[Query], k: int, *, only_new: bool = False
-) -> list[list[dict[str, Any]]]:
-    return [_answers(predictor_of(run), query, k, only_new=only_new) for query in queries]
 
 
 def _answers(
-    predictor: Any, query: Query, k: int, *, only_new: bool = False
+    predictor: Predictor, query: Query, k: int, *, known: str = "mark"
 ) -> list[dict[str, Any]]:
-    head = query["head"]
-    relation = query["relation"]
-    tail = query["tail"]
-    known = "omit" if only_new else "mark"
+    head, relation, tail = query
     if tail is None:
-        found = predictor.tails(head, relation, k=k, known=known)
+        predictions = predictor.tails(head, relation, k=k, known=known)
     elif head is None:
-        found = predictor.heads(relation, tail, k=k, known=known)
+        predictions = predictor.heads(relation, tail, k=k, known=known)
     else:
-        found = predictor.relations(head, tail, k=k, known=known)
-    return [_answer(one) for one in found]
+        predictions = predictor.relations(head, tail, k=k, known=known)
+    return [_row(prediction) for prediction in predictions]
 
 
-def prediction_sets(
-    run: Run, queries: Sequence[Query], coverage: float
-) -> list[list[dict[str, Any]]]:
-    predictor = predictor_of(run)
-    found = (
-        predictor.prediction_set(query["head"], query["relation"], query["tail"], coverage=coverage)
-        for query in queries
-    )
-    return [[_answer(one) for one in answers] for answers in found]
+def _row(prediction: Prediction) -> dict[str, Any]:
+    fields = ("name", "score", "probability", "split")
+    return {field: getattr(prediction, field) for field in fields}
 
 
-def triple_classification(run: Run, triples: Sequence[Triple]) -> dict[str, Any]:
-    """Thresholds from the validation split, metrics on the test split, and the labels of some
-    triples.
-    """
-    report = evaluate_classification(run.model, run.graph, split="test")
-    ids = np.array([_ids(run, triple) for triple in triples])
-    evidence = triple_log_probabilities(run.model, ids).double().tolist()
-    limits = [report.thresholds.get(relation, report.thresholds[""]) for _, relation, _ in triples]
-    metrics = report.metrics
-    fields = ("accuracy", "precision", "recall", "f1", "auc", "num_true", "num_false")
+def _prediction_sets(run: kg.Run) -> Any:
+    predictor = _predictor(run)
+    sets = [predictor.prediction_set(*query, coverage=COVERAGE) for query in QUERIES]
+    prediction_sets = calibration_for(run).prediction_sets
+    quality = evaluate_coverage(prediction_sets, run.model, run.graph, coverage=COVERAGE).overall
+    fields = ("coverage", "mean_size", "median_size")
     return {
-        "metrics": {field: getattr(metrics, field) for field in fields},
-        "thresholds": dict(sorted(report.thresholds.items())),
-        "evidence": evidence,
-        "labels": [value >= limit for value, limit in zip(evidence, limits, strict=True)],
+        "sets": [[_row(prediction) for prediction in predictions] for predictions in sets],
+        "quality": {field: getattr(quality, field) for field in fields},
     }
 
 
-def _ids(run: Run, triple: Triple) -> list[int]:
+def _classification(run: kg.Run) -> Any:
+    """Thresholds of the validation split, metrics of the test split, and scores of triples."""
+    report = evaluate_classification(run.model, run.graph, split="test")
+    ids = np.array([_ids(run, triple) for triple in TRIPLES])
+    fields = ("accuracy", "precision", "recall", "f1", "auc", "num_true", "num_false")
+    return {
+        "metrics": {field: getattr(report.metrics, field) for field in fields},
+        "thresholds": dict(sorted(report.thresholds.items())),
+        "log_probabilities": triple_log_probabilities(run.model, ids).double().tolist(),
+    }
+
+
+def _ids(run: kg.Run, triple: Triple) -> list[int]:
     head, relation, tail = triple
-    return [
-        run.graph.entities.id(head),
-        run.graph.relations.id(relation),
-        run.graph.entities.id(tail),
-    ]
+    entities = run.graph.entities
+    return [entities.id(head), run.graph.relations.id(relation), entities.id(tail)]
 
 
 # -- new facts, new entities, explanations -----------------------------------
 
 
-def new_facts(run: Run, top: int) -> list[list[Any]]:
-    """Rows of head, relation, tail, probability, score and log-probability, the most probable
-    first.
-    """
-    found = complete(
-        run.model, run.graph, top=top, calibration=calibration_for(run).calibration
-    ).table()
-    columns = ("head", "relation", "tail", "probability", "score", "log_probability")
-    return [[row[name] for name in columns] for row in found.to_pylist()]
-
-
-def new_facts_quality(run: Run, sizes: Sequence[int]) -> dict[str, Any]:
-    found = check_completion(
-        run.model, run.graph, sizes=sizes, calibration=calibration_for(run).calibration
-    )
+def _new_facts(run: kg.Run) -> Any:
+    calibration = calibration_for(run).calibration
+    completed = complete(run.model, run.graph, top=100, calibration=calibration).table()
+    columns = ["head", "relation", "tail", "probability", "score", "log_probability"]
+    quality = check_completion(run.model, run.graph, sizes=(100, 1000), calibration=calibration)
+    entity = run.graph.entities.id(ENTITIES[0])
+    facts = predicted_facts(_predictor(run), entity, k=10)
     return {
-        "found": list(found.found),
-        "expected": list(found.expected or ()),
-        "by_degree": [float(one) for one in found.by_degree],
-        "at_random": [float(one) for one in found.at_random],
+        "triples": completed.select(columns).to_pylist(),
+        "found": list(quality.found),
+        "expected": list(quality.expected or ()),
+        "by_degree": [float(number) for number in quality.by_degree],
+        "at_random": [float(number) for number in quality.at_random],
+        "of_entity": [
+            [fact.head, fact.relation, fact.tail, fact.probability, fact.log_probability]
+            for fact in facts
+        ],
     }
 
 
-def new_facts_of_entity(run: Run, entity: str, k: int) -> list[list[Any]]:
-    found = predicted_facts(predictor_of(run), run.graph.entities.id(entity), k=k)
-    names = run.graph.entities
-    return [
-        [
-            names[one.head],
-            run.graph.relations[one.relation],
-            names[one.tail],
-            one.probability,
-            one.log_probability,
-        ]
-        for one in found
-    ]
-
-
-def embed_new_entity(
-    run: Run, name: str, triples: Sequence[Triple], queries: Sequence[Query], k: int
-) -> tuple[np.ndarray, list[list[dict[str, Any]]]]:
+def _new_entity(run: kg.Run) -> Any:
     """The vector of an entity that was not trained, and predictions for queries about it."""
-    extended = predictor_of(run).add(name, triples=[tuple(triple) for triple in triples])
-    vector = extended.model.entity_vectors()[extended.graph.entities.id(name)].detach().numpy()
-    return vector, [_answers(extended, query, k) for query in queries]
-
-
-def explanation(run: Run, triple: Triple, k: int) -> dict[str, Any]:
-    found = predictor_of(run).explain(*triple, k=k)
+    extended = _predictor(run).add(NEW_ENTITY, triples=list(NEW_TRIPLES))
+    row = extended.graph.entities.id(NEW_ENTITY)
     return {
-        "score": found.score,
-        "split": found.split,
-        "training_triples": [
-            {
-                "triple": [one.triple.head, one.triple.relation, one.triple.tail],
-                "score_drop": one.score_drop,
-                "by_head": one.by_head,
-                "by_tail": one.by_tail,
-                "same_triple": one.same_triple,
-            }
-            for one in found.supporting_triples
-        ],
-        "similar_entities": [
-            {
-                "entity": one.entity,
-                "side": one.side,
-                "cosine": one.cosine,
-                "triple": [one.triple.head, one.triple.relation, one.triple.tail],
-            }
-            for one in found.similar_entities
-        ],
+        "vector": extended.model.entity_vectors()[row].tolist(),
+        "answers": [_answers(extended, query, 5) for query in NEW_QUERIES],
     }
 
 
-def similar_entities(run: Run, entity: str, k: int) -> list[list[Any]]:
-    return [[one.name, one.score] for one in predictor_of(run).similar(entity, k=k)]
+def _explanations(run: kg.Run) -> Any:
+    return [_explanation(_predictor(run), triple) for triple in EXPLAINED]
 
 
-# -- search index ------------------------------------------------------------
+def _explanation(predictor: Predictor, triple: Triple) -> dict[str, Any]:
+    explained = predictor.explain(*triple, k=5)
+    supporting = [
+        {
+            "triple": [support.triple.head, support.triple.relation, support.triple.tail],
+            "score_drop": support.score_drop,
+            "by_head": support.by_head,
+            "by_tail": support.by_tail,
+            "same_triple": support.same_triple,
+        }
+        for support in explained.supporting_triples
+    ]
+    similar = [
+        [entity.entity, entity.side, entity.cosine, entity.triple.relation]
+        for entity in explained.similar_entities
+    ]
+    return {"score": explained.score, "supporting_triples": supporting, "similar_entities": similar}
+
+
+def _similar_entities(run: kg.Run) -> Any:
+    predictor = _predictor(run)
+    return {
+        entity: [[similar.name, similar.score] for similar in predictor.similar(entity, k=10)]
+        for entity in ENTITIES
+    }
+
+
+# -- index, storage and analysis ---------------------------------------------
 
 
 @contextmanager
@@ -239,166 +307,66 @@ def _no_speed_measurement() -> Iterator[None]:
         index_build.SECONDS = original
 
 
-def index_search(
-    run: Run, queries: Sequence[Query], k: int, *, kind: str, storage: str
-) -> dict[str, Any]:
+def _index(run: kg.Run) -> Any:
+    return {f"{kind} {storage}": _search(run, kind, storage) for kind, storage in INDEXES}
+
+
+def _search(run: kg.Run, kind: str, storage: str) -> dict[str, Any]:
     with _no_speed_measurement():
         index = index_build.build_index(run.model, run.graph, kind=kind, storage=storage)
-    searching = Predictor.of(run, calibrated=True, index=index)
+    predictor = Predictor.of(run, calibrated=True, index=index)
+    recall = {}
+    for side, stats in index.stats.items():
+        for k, share in stats.recall.items():
+            recall[f"{side} {k}"] = share
     return {
-        "recall": {
-            side: {str(k): share for k, share in facts.recall.items()}
-            for side, facts in index.stats.items()
-        },
-        "answers": [_answers(searching, query, k) for query in queries],
+        "recall": recall,
+        "answers": [_answers(predictor, query, 5) for query in QUERIES[:2]],
     }
 
 
-def storage_quality(run: Run, zero_shares: Sequence[float]) -> list[dict[str, Any]]:
-    found = measure_storage_formats(run.model, run.graph, shares=zero_shares)
-    return [
-        {
-            "storage": one.storage,
-            "zero_share": one.share,
-            "bytes": one.bytes,
-            "metrics": _metrics(one.metrics),
-        }
-        for one in found
-    ]
+def _storage(run: kg.Run) -> Any:
+    formats = measure_storage_formats(run.model, run.graph, shares=ZERO_SHARES)
+    return [[row.storage, row.share, row.bytes, _metrics(row.metrics)] for row in formats]
 
 
-# -- export and analysis -----------------------------------------------------
+def _export(run: kg.Run) -> Any:
+    hashes = {}
+    for file_format in EXPORT_FORMATS:
+        folder = Path(str(run.folder) + f"-{file_format}")
+        for path in export(run, folder, format=file_format):
+            if path.name != "manifest.json":  # it has a date
+                hashes[f"{file_format} {path.name}"] = sha256(path.read_bytes()).hexdigest()
+    return hashes
 
 
-def exported_files(run: Run, folder: Path, file_format: str) -> dict[str, bytes]:
-    paths = export(run, folder, format=file_format)
-    return {
-        path.name: path.read_bytes() for path in paths if path.name != "manifest.json"
-    }  # which has a date
-
-
-def nuclear_norm_bounds(run: Run, weight_unmapped: float, weight_mapped: float) -> dict[str, Any]:
-    found = bound_before_and_after(run.model, plain=weight_unmapped, mapped=weight_mapped)
-    parts = {"trained": found["trained"], "rebalanced": found["rebalanced"]}
+def _analysis(run: kg.Run) -> Any:
+    bounds = bound_before_and_after(run.model, **DURA_WEIGHTS)
     fields = ("dura", "bound", "components")
-    return {name: {field: getattr(one, field) for field in fields} for name, one in parts.items()}
-
-
-def sparsity(run: Run, zero_shares: Sequence[float]) -> list[dict[str, Any]]:
-    return [
-        {
-            "zero_share": one.share,
-            "threshold": one.threshold,
-            "bytes": {name: size.bytes for name, size in one.storage.entity_tables.items()},
-            "numbers": {name: size.numbers for name, size in one.storage.whole_model.items()},
-            "metrics": _metrics(one.metrics),
-        }
-        for one in sparsity_curve(run.model, run.graph, shares=zero_shares)
-    ]
-
-
-# -- recorded parts ----------------------------------------------------------
-
-
-def _weights(run: Any, inputs: Mapping[str, Any], folder: Path) -> Any:
     return {
-        "tables": {name: summary(table) for name, table in adapter.weight_tables(run).items()},
-        "losses": adapter.training_losses(run),
+        "nuclear_norm": {
+            name: {field: getattr(bounds[name], field) for field in fields}
+            for name in ("trained", "rebalanced")
+        },
+        "sparsity": _sparsity(run, ZERO_SHARES),
     }
 
 
-def _evaluation(run: Any, inputs: Mapping[str, Any], folder: Path) -> Any:
-    return {
-        "valid": ranks_summary(adapter.filtered_ranks(run, "valid")),
-        "test": ranks_summary(adapter.filtered_ranks(run, "test")),
-        "report": adapter.evaluation(run, "test"),
-        "relation_prediction": adapter.relation_prediction(run),
-    }
+def _sparsity(run: kg.Run, shares: Sequence[float]) -> list[dict[str, Any]]:
+    rows = []
+    for point in sparsity_curve(run.model, run.graph, shares=shares):
+        row = {"share": point.share, "threshold": point.threshold}
+        for name, size in point.storage.entity_tables.items():
+            row[f"{name} bytes"] = size.bytes
+        for name, size in point.storage.whole_model.items():
+            row[f"{name} numbers"] = size.numbers
+        rows.append(row | _metrics(point.metrics))
+    return rows
 
 
-def _calibration(run: Any, inputs: Mapping[str, Any], folder: Path) -> Any:
-    return {"parameters": calibration_parameters(run), "quality": calibration_quality(run)}
-
-
-def _probabilities(run: Any, inputs: Mapping[str, Any], folder: Path) -> Any:
-    return {
-        "triples": triple_probabilities(run, inputs["triples"]),
-        "top_answers": top_answers(run, inputs["queries"], 10),
-        "top_new_answers": top_answers(run, inputs["queries"][:2], 5, only_new=True),
-        "top_relations": top_answers(run, inputs["relation_queries"], 5),
-    }
-
-
-def _prediction_sets(run: Any, inputs: Mapping[str, Any], folder: Path) -> Any:
-    coverage = inputs["coverage"]
-    found = prediction_sets(run, inputs["queries"], coverage)
-    return {
-        "sets": [
-            {
-                "size": len(answers),
-                "names_sha256": sha256("\n".join(one["name"] for one in answers).encode()),
-                "first": answers[:5],
-                "last": answers[-2:],
-            }
-            for answers in found
-        ],
-        "quality": prediction_set_quality(run, coverage),
-    }
-
-
-def _classification(run: Any, inputs: Mapping[str, Any], folder: Path) -> Any:
-    return triple_classification(run, inputs["triples"])
-
-
-def _new_facts(run: Any, inputs: Mapping[str, Any], folder: Path) -> Any:
-    return {
-        "facts": new_facts(run, inputs["num_new_facts"]),
-        "quality": new_facts_quality(run, inputs["new_facts_sizes"]),
-        "of_entity": new_facts_of_entity(run, inputs["entities"][0], 10),
-    }
-
-
-def _new_entity(run: Any, inputs: Mapping[str, Any], folder: Path) -> Any:
-    new = inputs["new_entity"]
-    vector, answers = embed_new_entity(run, new["name"], new["triples"], new["queries"], 5)
-    return {"vector": summary(vector), "answers": answers}
-
-
-def _explanations(run: Any, inputs: Mapping[str, Any], folder: Path) -> Any:
-    return [explanation(run, triple, 5) for triple in inputs["explained"]]
-
-
-def _similar_entities(run: Any, inputs: Mapping[str, Any], folder: Path) -> Any:
-    return {entity: similar_entities(run, entity, 10) for entity in inputs["entities"]}
-
-
-def _index(run: Any, inputs: Mapping[str, Any], folder: Path) -> Any:
-    found = {
-        f"{kind} {storage}": index_search(run, inputs["queries"][:2], 5, kind=kind, storage=storage)
-        for kind, storage in inputs["indexes"]
-    }
-    return {"indexes": found, "storage": storage_quality(run, inputs["zero_shares"])}
-
-
-def _export(run: Any, inputs: Mapping[str, Any], folder: Path) -> Any:
-    return {
-        name: {
-            file: sha256(data) for file, data in exported_files(run, folder / name, name).items()
-        }
-        for name in inputs["export_formats"]
-    }
-
-
-def _analysis(run: Any, inputs: Mapping[str, Any], folder: Path) -> Any:
-    return {
-        "nuclear_norm": nuclear_norm_bounds(run, *inputs["dura_weights"]),
-        "sparsity": sparsity(run, inputs["zero_shares"]),
-    }
-
-
-PARTS: dict[str, Callable[[Any, Mapping[str, Any], Path], Any]] = {
+PARTS: Mapping[str, Callable[[kg.Run], Any]] = {
     "weights": _weights,
-    "evaluation": _evaluation,
+    "evaluation": evaluation,
     "calibration": _calibration,
     "probabilities": _probabilities,
     "prediction_sets": _prediction_sets,
@@ -408,6 +376,7 @@ PARTS: dict[str, Callable[[Any, Mapping[str, Any], Path], Any]] = {
     "explanations": _explanations,
     "similar_entities": _similar_entities,
     "index": _index,
+    "storage": _storage,
     "export": _export,
     "analysis": _analysis,
 }
