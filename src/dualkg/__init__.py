@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from dualkg.training.callbacks import Callback, MLflow, StopTraining, TensorBoard, WandB
     from dualkg.training.ensemble import Ensemble
     from dualkg.training.importing import from_arrays, from_libkge, from_pykeen
-    from dualkg.training.recipe import Optimizer, Recipe, Validation, list_recipes, load_recipe
+    from dualkg.training.optimizers import Optimizer
+    from dualkg.training.recipe import Recipe, Validation, list_recipes, load_recipe
     from dualkg.training.run import Run, load_run
     from dualkg.tuning.automatic import fit, resume
     from dualkg.tuning.tune import search

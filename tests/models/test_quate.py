@@ -7,8 +7,7 @@ import dualkg as kg
 from dualkg.losses.softmax import BoundOneVsAll
 from dualkg.training.engines import Job, kernels_know_relations
 from dualkg.training.fused import FusedStep
-from dualkg.training.optimizers import build_optimizer
-from dualkg.training.recipe import Optimizer
+from dualkg.training.optimizers import Optimizer, build_optimizer
 from dualkg.training.steps import ReferenceStep
 
 SHAPE = kg.GraphShape(5, 2)

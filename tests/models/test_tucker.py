@@ -9,8 +9,8 @@ from dualkg.inference.export import export
 from dualkg.losses.softmax import BoundOneVsAll
 from dualkg.models.matrix import through_core
 from dualkg.training.fused import FusedStep
-from dualkg.training.optimizers import build_optimizer
-from dualkg.training.recipe import Optimizer, Validation
+from dualkg.training.optimizers import Optimizer, build_optimizer
+from dualkg.training.recipe import Validation
 from dualkg.training.steps import ReferenceStep
 from tests.training.test_trainer import stop_after
 

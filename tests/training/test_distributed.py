@@ -37,11 +37,11 @@ from dualkg.training import distributed, run
 from dualkg.training.batches import one_of_each_query
 from dualkg.training.distributed import build_trainer, expectation, group_shard, num_processes
 from dualkg.training.fused import FusedStep
-from dualkg.training.optimizers import Adagrad, optimizer_tensors
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
 from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import Trainer
+from dualkg.training.updates import OnePassAdagrad, optimizer_tensors
 from tests.processes import FORKS, until
 
 LOSSES = {
@@ -228,7 +228,7 @@ def compare_fused_gradients(group: Processes, num_entities: int, all_of_them: bo
             shard = group_shard(group, graph)
             part = PartialModel(build(tables=ShardedTables(shard)))
             bound = loss.bind(part, graph, batch_size=len(batch), seed=0, grouped_by_query=grouped)
-            step = FusedStep(part, bound, regularizer, Adagrad(part.parameters(), 0.1))
+            step = FusedStep(part, bound, regularizer, OnePassAdagrad(part.parameters(), 0.1))
             objective = step.gradients(batch)
             found = {key: table.grad for key, table in part.embedding.named_parameters()}
             found |= {
@@ -414,11 +414,11 @@ def test_gradients_of_all_models(world_size: int, tmp_path: Path) -> None:
 # -- weights after some steps ------------------------------------------------
 
 
-def adagrad(model: Model) -> Adagrad:
+def adagrad(model: Model) -> OnePassAdagrad:
     """Where a gradient is 0 but for rounding, as that of a bias that a softmax cancels, a step is
     rounding / ε.
     """
-    return Adagrad(model.parameters(), 0.02, eps=1e-6)
+    return OnePassAdagrad(model.parameters(), 0.02, eps=1e-6)
 
 
 def take_steps(step: ReferenceStep | FusedStep, batch: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -504,7 +504,7 @@ def count_numbers(group: Processes) -> None:
         batch = batch_of(graph, reciprocal, kg.OneVsAll())
         part = PartialModel(_model(graph, "ComplEx", reciprocal, "none", tables=tables))
         loss = kg.OneVsAll().bind(part, graph, batch_size=len(batch), seed=0)
-        step = FusedStep(part, loss, kg.DURA(0.1), Adagrad(part.parameters(), 0.1))
+        step = FusedStep(part, loss, kg.DURA(0.1), OnePassAdagrad(part.parameters(), 0.1))
         sent = 0
         step(batch, 0.1)
         size = len(batch)

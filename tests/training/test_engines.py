@@ -10,8 +10,7 @@ from dualkg.losses.softmax import BoundOneVsAll
 from dualkg.regularizers import PowerSum
 from dualkg.training import engines, steps
 from dualkg.training.fused import FusedStep
-from dualkg.training.optimizers import build_optimizer
-from dualkg.training.recipe import Optimizer
+from dualkg.training.optimizers import Optimizer, build_optimizer
 from dualkg.training.steps import ReferenceStep
 from tests.families import BILINEAR
 from tests.models import odd_models as odd

@@ -16,8 +16,7 @@ from dualkg.models import MODELS
 from dualkg.regularizers import REGULARIZERS, PlainAndMapped
 from dualkg.tables.gradients import LocalGradientTables
 from dualkg.training.fused import FusedStep
-from dualkg.training.optimizers import build_optimizer
-from dualkg.training.recipe import Optimizer
+from dualkg.training.optimizers import Optimizer, build_optimizer
 from dualkg.training.steps import ReferenceStep
 from tests.conftest import graph_of
 from tests.families import BILINEAR

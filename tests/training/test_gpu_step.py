@@ -13,9 +13,9 @@ from dualkg.regularizers import REGULARIZERS
 from dualkg.tables import Processes, ShardedTables
 from dualkg.training.distributed import group_shard
 from dualkg.training.engines import Job, kernels_know_relations
-from dualkg.training.optimizers import Adagrad
 from dualkg.training.steps import CudaGraphStep, ReferenceStep
 from dualkg.training.trainer import Trainer
+from dualkg.training.updates import OnePassAdagrad
 from tests.families import BILINEAR
 from tests.training.test_distributed import batch_of, graph_of, in_processes
 from tests.training.test_fused import ALL_CASES, BY_QUERY, batches, build, grouped_by_query
@@ -83,7 +83,9 @@ def sampled_step(graph: kg.Graph, case: Any, kind: Any = SampledBf16Step) -> Any
     loss = kg.SampledSoftmax(num_negatives=19, distribution=distribution, **weights)
     if not kernels_know_relations(Job(model, loss, kg.DURA(0.1), "Adagrad")):
         pytest.skip("kernels do not know these relations")
-    optimizer = Adagrad(model.parameters(), 0.1, row_sums=model.entity_tables if row_sums else ())
+    optimizer = OnePassAdagrad(
+        model.parameters(), 0.1, row_sums=model.entity_tables if row_sums else ()
+    )
     return kind(model, loss.bind(model, graph, batch_size=32, seed=3), kg.DURA(0.1), optimizer)
 
 
@@ -142,7 +144,7 @@ def compare_shards(group: Processes, num_entities: int) -> None:
         shard = group_shard(group, graph)
         part = BILINEAR[name].with_tables(ShardedTables(shard), graph, **options).cuda()
         bound = loss.bind(part, graph, **binding)
-        optimizer = Adagrad(part.parameters(), 0.1)
+        optimizer = OnePassAdagrad(part.parameters(), 0.1)
         step = OneVsAllBf16Step(part, bound, kg.DURA(0.1), optimizer)
         found, gradients = gradients_of(step, batch)
         torch.testing.assert_close(found, objective.detach(), rtol=0.01, atol=0.01)

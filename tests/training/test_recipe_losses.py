@@ -164,11 +164,11 @@ SAMPLED_LOSSES = "NegativeSampling and MarginRanking"
         ),
         ("label_smoothing = 1.0", "loss.label_smoothing should be less than 1; 1.0 was given"),
         ("power = 1", "loss.power is not a setting of OneVsAll. There are: frequency_weight"),
-        ("dropout = 'half'", 'loss.dropout should be a valid number.*; "half" was given'),
+        ("dropout = 'half'", "loss.dropout should be a valid number.*; 'half' was given"),
         # keys and values of earlier versions
         (
             'kind = "margin"',
-            "loss.kind is now loss.name, which is OneVsAll, KvsAll, SampledSoftmax, ",
+            "loss.kind is now loss.name, which is one of OneVsAll, KvsAll, SampledSoftmax, ",
         ),
         ("known = true", "loss.known is now loss.filtered, with the opposite meaning"),
         ('sides = "both"', "loss.sides is now loss.corruption"),

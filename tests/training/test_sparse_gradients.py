@@ -8,16 +8,15 @@ from torch.utils._pytree import tree_leaves
 import dualkg as kg
 from dualkg.models import MODELS
 from dualkg.training.engines import choose_engine
-from dualkg.training.optimizers import (
-    Adagrad,
-    build_optimizer,
+from dualkg.training.optimizers import Optimizer, build_optimizer
+from dualkg.training.steps import ReferenceStep
+from dualkg.training.trainer import InterruptedRunError, Trainer
+from dualkg.training.updates import (
+    OnePassAdagrad,
     optimizer_tensors,
     restore_optimizer,
     sum_rows,
 )
-from dualkg.training.recipe import Optimizer
-from dualkg.training.steps import ReferenceStep
-from dualkg.training.trainer import InterruptedRunError, Trainer
 from tests.conftest import graph_of
 from tests.families import BILINEAR
 
@@ -167,7 +166,7 @@ def test_a_step_creates_no_tensor_with_a_row_for_each_entity(name, sums):
     trainer = Trainer.of_recipe(recipe, graph, device=torch.device("cpu"))
     assert trainer.engine.step == "sparse"
     optimizer = trainer.optimizer
-    assert isinstance(optimizer, Adagrad)
+    assert isinstance(optimizer, OnePassAdagrad)
     sizes = {
         sum_.shape
         for sum_ in (
@@ -232,7 +231,7 @@ def test_sums_of_rows_with_the_fast_engine(small_graph):
 
 def test_other_optimizers_have_no_sums():
     with pytest.raises(
-        kg.RequestError, match="sums are Adagrad's, and optimizer.name is 'Adam'; leave sums out"
+        kg.RequestError, match="sums is a setting of Adagrad, and optimizer.name is 'Adam'"
     ):
         Optimizer(name="Adam", sums="rows")
 

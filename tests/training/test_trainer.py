@@ -15,7 +15,8 @@ from dualkg.data import spill
 from dualkg.data.graph import SPLITS, load_saved_graph, save_graph
 from dualkg.losses.queries import TrainingAnswers
 from dualkg.training import trainer
-from dualkg.training.recipe import Optimizer, Recipe, Training, Validation
+from dualkg.training.optimizers import Optimizer
+from dualkg.training.recipe import Recipe, Training, Validation
 from dualkg.training.run import RunFolder
 from dualkg.training.trainer import (
     STEPS_OF_WARM_UP,

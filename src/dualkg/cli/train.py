@@ -288,7 +288,7 @@ def _other_defaults(recipe: kg.Recipe, graph: kg.Graph) -> list[tuple[str, str]]
     without a recipe.
     """
     names = {"model.name": recipe.model.name, "optimizer.name": recipe.optimizer.name}
-    names["loss.name"] = kg.training.recipe.name_of(recipe.loss, kg.losses.LOSSES)
+    names["loss.name"] = kg.training.classes.name_of(recipe.loss, kg.losses.LOSSES)
     usual = kg.training.api.default_recipe(recipe.data, graph, names)
     found = []
     for key in GRAPH_DEFAULTS:

@@ -19,7 +19,8 @@ from dualkg.files import atomic_folder, check_new_folder, file_record, locks, wr
 from dualkg.models import MODELS
 from dualkg.models.base import Model
 from dualkg.tables.base import TABLE_NAMES
-from dualkg.training.recipe import ModelConfig, name_of
+from dualkg.training.classes import name_of
+from dualkg.training.recipe import ModelConfig
 from dualkg.training.run import Run, RunFolder, environment
 
 FORMATS = ("numpy", "tsv", "safetensors")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -35,6 +36,13 @@ class SampledLoss(Loss):
     relations it is always the tail. `margin` is γ. `subsampling` weights triples by how rare their
     queries are.
     """
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "negatives": "sampler",
+        "sides": "corruption",
+        "temperature": "adversarial_temperature",
+        "known": "filtered, with the opposite meaning",
+    }
 
     num_negatives: int = Field(NUM_NEGATIVES, ge=1)
     sampler: Literal["uniform", "shared", "in-batch"] = "uniform"
@@ -119,6 +127,11 @@ class NegativeSampling(SampledLoss):
 
     p has no gradient. With `adversarial_temperature` 0 all negatives have the same weight.
     """
+
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {
+        "margin": (1.0, 3.0, 6.0, 9.0, 12.0, 18.0),
+        "adversarial_temperature": (0.5, 1.0),
+    }
 
     margin: float = Field(9.0, ge=0)
     adversarial_temperature: float = Field(1.0, ge=0)

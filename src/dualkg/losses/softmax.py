@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -41,6 +42,11 @@ class OneVsAll(Loss):
     share of each query's mapped vector that is set to zero, `head_dropout` that of the given entity
     before it is mapped. Labels of relations are not smoothed.
     """
+
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {
+        "relation_weight": (0.0, 0.5, 4.0),
+        "frequency_weight": (0.0, 0.9),
+    }
 
     frequency_weight: float = Field(0.0, ge=0, le=1)
     relation_weight: float = Field(0.0, ge=0)
@@ -81,6 +87,12 @@ class KvsAll(Loss):
     """
 
     examples: ClassVar[Literal["triples", "queries"]] = "queries"
+    renamed: ClassVar[Mapping[str, str]] = {"count_power": "count_exponent"}
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {
+        "label_smoothing": (0.0, 0.1, 0.3),
+        "dropout": (0.0, 0.2, 0.4),
+    }
+
     dropout: float = Field(0.0, ge=0, lt=1)
     head_dropout: float = Field(0.0, ge=0, lt=1)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
@@ -118,6 +130,8 @@ class SampledSoftmax(Loss):
     entities, so that the processes of a distributed training own equally many uniform negatives.
     Negatives equal to the answer are left out.
     """
+
+    tuned: ClassVar[Mapping[str, tuple[float, ...]]] = OneVsAll.tuned
 
     num_negatives: int = Field(1000, ge=1)
     distribution: Literal["uniform", "log-uniform"] = "uniform"

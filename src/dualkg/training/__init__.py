@@ -11,7 +11,8 @@ from dualkg.training.callbacks import (
 )
 from dualkg.training.ensemble import Ensemble
 from dualkg.training.importing import from_arrays, from_libkge, from_pykeen
-from dualkg.training.recipe import Optimizer, Recipe, Validation, list_recipes, load_recipe
+from dualkg.training.optimizers import Optimizer
+from dualkg.training.recipe import Recipe, Validation, list_recipes, load_recipe
 from dualkg.training.run import Run, RunFolder, load_run
 from dualkg.training.trainer import InterruptedRunError
 

@@ -30,17 +30,15 @@ from dualkg.training.callbacks import (
     find_callbacks,
     saved_trackers,
 )
+from dualkg.training.classes import find_class, known_name, name_of
+from dualkg.training.optimizers import OPTIMIZERS, Optimizer
 from dualkg.training.recipe import (
     Data,
     ModelConfig,
-    Optimizer,
     Recipe,
     RegularizerConfig,
     Validation,
-    find_class,
-    known_name,
     load_recipe,
-    name_of,
     recipe_from,
 )
 from dualkg.training.run import Run, RunFolder
@@ -54,7 +52,7 @@ OBJECTS: dict[
     "loss": (Loss, LOSSES, "kg.OneVsAll()"),
     "optimizer": (
         Optimizer,
-        ("Adagrad", "Adam", "SGD"),
+        OPTIMIZERS,
         'kg.Optimizer(name="Adam", learning_rate=0.03)',
     ),
     "validation": (Validation, (), "kg.Validation(every=1, patience=3)"),

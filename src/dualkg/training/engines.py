@@ -254,9 +254,8 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     requested = recipe.training.engine
     precision = recipe.training.precision
     optimizer = recipe.optimizer
-    job = Job(
-        model, recipe.loss, regularizer, optimizer.name, recipe.training.order, optimizer.sums
-    )
+    sums = "rows" if optimizer.sums_by_row else "elements"
+    job = Job(model, recipe.loss, regularizer, optimizer.name, recipe.training.order, sums)
     not_fast = obstacle(FAST, job)
     has_fast_step = not not_fast or (job.on_gpu and samples_in_kernels(job))
     is_fast = has_fast_step and requested != "reference"

@@ -16,7 +16,7 @@ from dualkg.regularizers import PowerSum, Regularizer, is_power_sum
 from dualkg.tables.base import Side
 from dualkg.tables.gradients import LossAndGradient
 from dualkg.tables.local import cross_entropy
-from dualkg.training.optimizers import Adagrad, AnyOptimizer, step_rows
+from dualkg.training.updates import AnyOptimizer, OnePassAdagrad, step_rows
 
 # What a subclass may override and still be trained by kernels in place of its maps.
 UNUSED_BY_KERNELS = {
@@ -81,7 +81,7 @@ class FusedStep:
             parameters["tail"] = self.model.tails
         is_squared = model.score_form == "squared distances"
         self.tables = model.tables.gradient_tables(parameters, squared=is_squared, bf16=bf16)
-        if isinstance(optimizer, Adagrad):
+        if isinstance(optimizer, OnePassAdagrad):
             copies = self.tables.copies
             optimizer.copies = {parameters[side]: copy for side, copy in copies.items()}
         self._choose_form()
@@ -97,7 +97,7 @@ class FusedStep:
         self.without_autograd = is_known and is_linear
         # Rows without a gradient do not change, so that skipping them is exact; Adam's moments
         # decay.
-        exact = (Adagrad, torch.optim.Adagrad, torch.optim.SGD)
+        exact = (OnePassAdagrad, torch.optim.Adagrad, torch.optim.SGD)
         has_large_relations = model.relations.shape[1] > model.entities.shape[1]
         self.by_row = is_known and has_large_relations and isinstance(self.optimizer, exact)
 

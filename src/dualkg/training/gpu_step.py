@@ -24,7 +24,7 @@ from dualkg.tables.base import TABLE_NAMES
 from dualkg.tables.bf16 import BatchRows, Bf16Table, ScoredQueries, padded_shape
 from dualkg.tables.gradients import Workspace
 from dualkg.training.fused import stream
-from dualkg.training.optimizers import AnyOptimizer
+from dualkg.training.updates import AnyOptimizer
 
 HEAD = 0  # columns of a triple
 TAIL = 2

@@ -22,7 +22,8 @@ from dualkg.models.distance import AngleModel, RotatE
 from dualkg.tables import LocalTables
 from dualkg.tables.base import TABLE_NAMES
 from dualkg.training.checkpoint import load_weights
-from dualkg.training.recipe import Data, ModelConfig, Recipe, find_class
+from dualkg.training.classes import find_class
+from dualkg.training.recipe import Data, ModelConfig, Recipe
 from dualkg.training.run import Run
 
 Array = npt.ArrayLike

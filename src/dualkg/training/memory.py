@@ -21,7 +21,6 @@ from dualkg.tables.gradients import rows_at_once
 from dualkg.training.engines import Engine
 from dualkg.training.recipe import Recipe
 
-OPTIMIZER_TABLES = {"Adagrad": 1, "Adam": 2, "SGD": 0}  # copies of the tables in the state
 LARGEST_TABLES = 2  # temporary copies of the largest table in an optimizer or a backward pass
 WHOLE_TABLES = 6  # the same, where a regularizer reads whole tables
 # Copies of the rows of a batch: gradients, their sums, Adagrad's sums, updates, and sort keys.
@@ -200,9 +199,9 @@ class _Prediction:
         """The state of the optimizer, and a second set of weights if one is kept."""
         recipe = self.recipe
         keeps_two = recipe.validation.keep == "best" or recipe.optimizer.average_from < 1
-        copies = OPTIMIZER_TABLES[recipe.optimizer.name] + keeps_two
+        copies = recipe.optimizer.state_tables + keeps_two
         num_bytes: float = copies * sum(self.tables.values())
-        if recipe.optimizer.sums == "rows":
+        if recipe.optimizer.sums_by_row:
             num_bytes -= self.entity_tables - self.entity_tables / self.width
         return num_bytes
 

@@ -1,77 +1,185 @@
-"""Optimizers, learning-rate schedules, and the state of an optimizer as tensors."""
+"""Optimizers as recipes name them: validated settings, from which a step's optimizer is built."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from pydantic import Field
+from torch import nn
 
-from dualkg.training.recipe import Optimizer
+from dualkg.errors import Unsupported
+from dualkg.registry import Registry
+from dualkg.settings import InvalidSettings, Settings
+from dualkg.training.classes import find_class, name_of
+from dualkg.training.updates import AnyOptimizer, OnePassAdagrad
 
 
-class Adagrad:
-    """`torch.optim.Adagrad` in one pass over each table, or its rows with a sparse gradient; with
-    the same state.
+class Optimizer(Settings):
+    """Learning rate and schedule of an optimizer; `Optimizer(name="Adam")` builds one by name.
 
-    The tables in `row_sums` have one sum for a row, of the means of its squared gradients. `copies`
-    are bfloat16 copies of tables on a CPU, which are written too. PyTorch's own optimizers load its
-    compiler, which takes a second.
+    The learning rate may decay to zero from the share `decay_from` of training on. From the share
+    `average_from` on, the weights at the end of each epoch are averaged, and the run keeps the
+    mean.
+
+    An optimizer of your own subclasses this, declares more settings as annotated fields, and
+    implements `build`. `state_tables` is the number of copies of the weights in its state, for the
+    prediction of memory.
     """
 
-    def __init__(
+    table: ClassVar[str] = "optimizer"
+    state_tables: ClassVar[int] = 2
+
+    learning_rate: float = Field(0.1, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    decay_from: float = Field(0.0, ge=0, lt=1)
+    average_from: float = Field(1.0, ge=0, le=1)
+
+    def __new__(cls, name: str | None = None, **settings: Any) -> Optimizer:
+        kind = cls
+        if cls is Optimizer:
+            kind = find_class(name or "Adagrad", OPTIMIZERS, Optimizer)
+        return super().__new__(kind)
+
+    def __init__(self, name: str | None = None, **settings: Any) -> None:
+        kind = type(self)
+        if name is not None and find_class(name, OPTIMIZERS, Optimizer) is not kind:
+            raise InvalidSettings("optimizer", f"name = '{name}' is not {kind.__name__}")
+        super().__init__(**_own_settings(kind, settings))
+
+    @property
+    def name(self) -> str:
+        """The name that recipes use: a short one, or `package.module:Class`."""
+        return name_of(self, OPTIMIZERS)
+
+    @property
+    def sums_by_row(self) -> bool:
+        """Whether its state has one number for each row of an entity table."""
+        return False
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """PyTorch's optimizer of these settings."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement build")
+
+    def build_for_step(
         self,
-        parameters: Iterable[nn.Parameter],
-        lr: float,
-        eps: float = 1e-10,
+        parameters: list[nn.Parameter],
         *,
-        row_sums: Iterable[nn.Parameter] = (),
-    ) -> None:
-        self.parameters = list(parameters)
-        self.copies: dict[nn.Parameter, Tensor] = {}
-        self.param_groups: list[dict[str, Any]] = [
-            {"params": self.parameters, "lr": lr, "eps": eps}
+        entity_tables: Collection[nn.Parameter] = (),
+        one_pass: bool = False,
+        captured: bool = False,
+    ) -> AnyOptimizer:
+        """The optimizer for one kind of step: as fast as possible, or captured as a CUDA graph."""
+        return self.build(parameters)
+
+
+OPTIMIZERS: Registry[type[Optimizer]] = Registry("optimizer", group="dualkg.optimizers")
+
+
+def _own_settings(kind: type[Optimizer], settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings without those of other optimizers that have their default value.
+
+    Saved recipes have all of them. Another value is refused, with the optimizers that take it.
+    """
+    own = {}
+    for key, value in settings.items():
+        owners = [
+            name
+            for name, optimizer in OPTIMIZERS.items()
+            if key in optimizer.model_fields and key not in kind.model_fields
         ]
-        by_row = {id(table) for table in row_sums}
-        self.state = {
-            table: {
-                "sum": table.new_zeros(
-                    (len(table), 1) if id(table) in by_row else table.shape, requires_grad=False
-                ),
-                "step": torch.tensor(0.0),
-            }
-            for table in self.parameters
-        }
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for table in self.parameters:
-            table.grad = None
-
-    @torch.no_grad()
-    def step(self) -> None:
-        group = self.param_groups[0]
-        for table in self.parameters:
-            if table.grad is None:
-                continue
-            sums = self.state[table]["sum"]
-            gradient = table.grad
-            rate = group["lr"]
-            eps = group["eps"]
-            arrays = (table.detach(), sums, gradient)
-            if gradient.is_sparse:
-                step_rows(self, table, *sum_rows(gradient._indices()[0], gradient._values()))
-            elif sums.shape == table.shape and all(
-                one.is_cpu and one.is_contiguous() for one in arrays
-            ):
-                from dualkg.kernels.cpu import adagrad_
-
-                adagrad_(*arrays, self.copies.get(table), rate, eps=eps)
-            else:
-                add_squares_(sums, gradient)
-                table.addcdiv_(gradient, sums.sqrt().add_(eps), value=-rate)
+        if not owners:
+            own[key] = value
+            continue
+        default = OPTIMIZERS[owners[0]].model_fields[key].default
+        if value != default:
+            name = next((name for name in OPTIMIZERS if OPTIMIZERS[name] is kind), kind.__name__)
+            raise Unsupported(
+                f"optimizer.{key}",
+                f"is a setting of {' and '.join(owners)}, and optimizer.name is '{name}'",
+                advice=f"Leave {key} out.",
+            )
+    return own
 
 
-AnyOptimizer = torch.optim.Optimizer | Adagrad
+@OPTIMIZERS.register
+class Adagrad(Optimizer):
+    """Adagrad, whose steps shrink with the sum of squared gradients.
+
+    `sums` are kept for single `elements`, or for whole `rows` of the entity tables, which take less
+    memory. `epsilon` is 1e-10 if it is left out.
+    """
+
+    state_tables = 1
+
+    epsilon: float | None = Field(None, gt=0)
+    sums: Literal["elements", "rows"] = "elements"
+
+    @property
+    def sums_by_row(self) -> bool:
+        return self.sums == "rows"
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(parameters, **_keywords(self.learning_rate, self.epsilon))
+
+    def build_for_step(
+        self,
+        parameters: list[nn.Parameter],
+        *,
+        entity_tables: Collection[nn.Parameter] = (),
+        one_pass: bool = False,
+        captured: bool = False,
+    ) -> AnyOptimizer:
+        if not (one_pass or self.sums_by_row):
+            return self.build(parameters)
+        row_sums = entity_tables if self.sums_by_row else ()
+        keywords = _keywords(self.learning_rate, self.epsilon)
+        return OnePassAdagrad(parameters, row_sums=row_sums, **keywords)
+
+
+@OPTIMIZERS.register
+class Adam(Optimizer):
+    """Adam, with means of gradients and of their squares; `epsilon` is 1e-8 if it is left out."""
+
+    state_tables = 2
+
+    epsilon: float | None = Field(None, gt=0)
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, **_keywords(self.learning_rate, self.epsilon))
+
+    def build_for_step(
+        self,
+        parameters: list[nn.Parameter],
+        *,
+        entity_tables: Collection[nn.Parameter] = (),
+        one_pass: bool = False,
+        captured: bool = False,
+    ) -> AnyOptimizer:
+        if not captured:
+            return self.build(parameters)
+        # A CUDA graph reads the learning rate from memory of the device.
+        keywords = _keywords(self.learning_rate, self.epsilon)
+        keywords["lr"] = torch.tensor(self.learning_rate, device=parameters[0].device)
+        return torch.optim.Adam(parameters, capturable=True, fused=True, **keywords)
+
+
+@OPTIMIZERS.register
+class SGD(Optimizer):
+    """Plain gradient descent."""
+
+    state_tables = 0
+
+    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=self.learning_rate)
+
+
+def _keywords(learning_rate: float, epsilon: float | None) -> dict[str, Any]:
+    if epsilon is None:
+        return {"lr": learning_rate}
+    return {"lr": learning_rate, "eps": epsilon}
 
 
 def build_optimizer(
@@ -82,55 +190,10 @@ def build_optimizer(
     one_pass: bool = False,
     captured: bool = False,
 ) -> AnyOptimizer:
-    """PyTorch's optimizer of that name, `captured` as Adam for a CUDA graph; with `one_pass`, the
-    faster Adagrad.
-    """
-    tables = list(parameters)
-    keywords = dict[str, Any](lr=choice.learning_rate)
-    if choice.epsilon is not None:
-        keywords["eps"] = choice.epsilon
-    if captured:
-        keywords["lr"] = torch.tensor(choice.learning_rate, device=tables[0].device)
-        return torch.optim.Adam(tables, capturable=True, fused=True, **keywords)
-    if choice.sums == "rows" or (one_pass and choice.name == "Adagrad"):
-        return Adagrad(tables, row_sums=entity_tables if choice.sums == "rows" else (), **keywords)
-    kind: type[torch.optim.Optimizer] = getattr(torch.optim, choice.name)
-    return kind(tables, **keywords)
-
-
-def sum_rows(ids: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct ids `(n,)`, ascending, and the sum of the gradients `(num, width)` of each, `(n,
-    width)`.
-
-    The backward pass of an embedding look-up adds in the order of the ids, on every device.
-    """
-    distinct, positions = torch.unique(ids, return_inverse=True)
-    return distinct, torch.ops.aten.embedding_dense_backward(
-        gradient, positions, len(distinct), -1, False
+    """The optimizer of a step, see `Optimizer.build_for_step`."""
+    return choice.build_for_step(
+        list(parameters), entity_tables=entity_tables, one_pass=one_pass, captured=captured
     )
-
-
-def add_squares_(sums: Tensor, gradient: Tensor) -> Tensor:
-    """Add squared gradients to Adagrad's sums `(num_rows, width)`, or their mean over a row to
-    `(num_rows, 1)`.
-    """
-    if sums.shape == gradient.shape:
-        return sums.addcmul_(gradient, gradient)
-    return sums.add_(gradient.square().mean(-1, keepdim=True))
-
-
-@torch.no_grad()
-def step_rows(optimizer: AnyOptimizer, table: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
-    """Update some distinct rows of a table by `(num_rows, width)`, as a dense gradient that is zero
-    elsewhere would.
-    """
-    group = optimizer.param_groups[0]
-    if not isinstance(optimizer, torch.optim.SGD):
-        sums = optimizer.state[table]["sum"]
-        seen = add_squares_(sums[rows], gradient)
-        sums[rows] = seen
-        gradient = gradient / seen.sqrt_().add_(group["eps"])
-    table[rows] = table[rows] - group["lr"] * gradient
 
 
 def learning_rate(choice: Optimizer, progress: float) -> float:
@@ -141,43 +204,3 @@ def learning_rate(choice: Optimizer, progress: float) -> float:
     if choice.schedule == "linear":
         return choice.learning_rate * (1 - decayed)
     return choice.learning_rate * (1 + math.cos(math.pi * decayed)) / 2
-
-
-def optimizer_tensors(optimizer: AnyOptimizer) -> dict[str, Tensor]:
-    """The state of the optimizer as named tensors, for a checkpoint."""
-    states = [
-        optimizer.state.get(table, {})
-        for group in optimizer.param_groups
-        for table in group["params"]
-    ]
-    named = {
-        f"{index}.{key}": value
-        for index, state in enumerate(states)
-        for key, value in state.items()
-    }
-    return {name: torch.as_tensor(value) for name, value in named.items() if value is not None}
-
-
-def restore_optimizer(optimizer: AnyOptimizer, tensors: dict[str, Tensor]) -> None:
-    """Load what `optimizer_tensors` returned; tensors that do not fit the parameters raise
-    ValueError.
-    """
-    states: dict[int, dict[str, Tensor]] = {}
-    tables = [table for group in optimizer.param_groups for table in group["params"]]
-    for name, value in tensors.items():
-        index = int(name.partition(".")[0])
-        key = name.partition(".")[2]
-        table = tables[index] if index in range(len(tables)) else None
-        # Adagrad's sums may be smaller than the table.
-        if table is None or value.shape not in (
-            optimizer.state.get(table, {}).get(key, table).shape,
-            (),
-        ):
-            raise ValueError(f"{name} is of another table")
-        if isinstance(optimizer, Adagrad):
-            optimizer.state[table][key].copy_(value)
-        states.setdefault(index, {})[key] = value
-    if not isinstance(optimizer, Adagrad):
-        optimizer.load_state_dict(
-            {"state": states, "param_groups": optimizer.state_dict()["param_groups"]}
-        )

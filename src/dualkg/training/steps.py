@@ -13,7 +13,7 @@ from dualkg.models.base import Factors, Model
 from dualkg.regularizers import Regularizer
 from dualkg.training.engines import Engine
 from dualkg.training.fused import FusedStep, stream
-from dualkg.training.optimizers import AnyOptimizer
+from dualkg.training.updates import AnyOptimizer
 
 Step = Callable[[Tensor, float], Tensor]
 CAPACITY_STEP = 64  # queries by which the capacity of a captured step grows

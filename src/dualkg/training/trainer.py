@@ -52,14 +52,10 @@ from dualkg.training.callbacks import Callback, StopTraining
 from dualkg.training.checkpoint import CheckpointStore, FileStore, Progress
 from dualkg.training.engines import choose_engine
 from dualkg.training.memory import check_memory, predict
-from dualkg.training.optimizers import (
-    build_optimizer,
-    learning_rate,
-    optimizer_tensors,
-    restore_optimizer,
-)
+from dualkg.training.optimizers import build_optimizer, learning_rate
 from dualkg.training.recipe import Recipe
 from dualkg.training.steps import CudaGraphStep, Step, build_step
+from dualkg.training.updates import optimizer_tensors, restore_optimizer
 
 # Steps in which kernels are compiled, and on a GPU a CUDA graph is captured.
 STEPS_OF_WARM_UP = {"cpu": 1, "cuda": 5}

@@ -27,8 +27,6 @@ from dualkg.errors import DivergedError, DualkgError, RequestError
 from dualkg.extras import check_trusted, trusted_code
 from dualkg.files import locks, read_json, write_text
 from dualkg.logs import ProgressLog, logger
-from dualkg.losses import KvsAll, OneVsAll, SampledSoftmax
-from dualkg.losses.negative_sampling import NegativeSampling
 from dualkg.models import MODELS
 from dualkg.training import api
 from dualkg.training.callbacks import (
@@ -38,7 +36,8 @@ from dualkg.training.callbacks import (
     save_trackers,
     saved_trackers,
 )
-from dualkg.training.recipe import Data, Recipe, known_name, named_classes, recipe_from
+from dualkg.training.classes import known_name
+from dualkg.training.recipe import Data, Recipe, named_classes, recipe_from
 from dualkg.training.run import Run, RunFolder
 from dualkg.training.trainer import InterruptedRunError, OnProgress, ProgressEvent, Trainer
 
@@ -133,15 +132,8 @@ def dimensions_of(recipe: Recipe, fixed: Collection[str] = ()) -> Dimensions:
     found: Dimensions = {}
     if recipe.regularizer.name != "none" and (weight := recipe.regularizer.weight):
         found["regularizer.weight"] = _around(weight, 10**0.5, below=4, above=2)
-    if isinstance(recipe.loss, (OneVsAll, SampledSoftmax)):
-        found |= {"loss.relation_weight": (0.0, 0.5, 4.0), "loss.frequency_weight": (0.0, 0.9)}
-    elif isinstance(recipe.loss, KvsAll):
-        found |= {"loss.label_smoothing": (0.0, 0.1, 0.3), "loss.dropout": (0.0, 0.2, 0.4)}
-    elif isinstance(recipe.loss, NegativeSampling):
-        found |= {
-            "loss.margin": (1.0, 3.0, 6.0, 9.0, 12.0, 18.0),
-            "loss.adversarial_temperature": (0.5, 1.0),
-        }
+    for key, values in recipe.loss.tuned.items():
+        found[f"loss.{key}"] = values
     found["optimizer.learning_rate"] = _around(recipe.optimizer.learning_rate, 2, below=3, above=2)
     found["training.batch_size"] = tuple(
         map(int, _around(recipe.training.batch_size, 2, below=2, above=2))

@@ -17,8 +17,15 @@ from pydantic import Field, ValidationError
 
 from dualkg.errors import RequestError, did_you_mean
 from dualkg.files import atomic_write, write_text
-from dualkg.losses.base import validation_sentence
-from dualkg.training.recipe import Recipe, Section, load_recipe, read_tables, recipe_from
+from dualkg.settings import validation_error
+from dualkg.training.recipe import (
+    InvalidRecipe,
+    Recipe,
+    Section,
+    load_recipe,
+    read_tables,
+    recipe_from,
+)
 from dualkg.training.trainer import ProgressEvent
 
 Value = bool | int | float | str
@@ -343,6 +350,7 @@ def _validate(section: type[SectionT], value: Any, *, name: str, source: str) ->
     try:
         return section.model_validate(value)
     except ValidationError as error:
-        raise RequestError(
-            f"{source}: {validation_sentence(error, section.model_fields, prefix=f'{name}.')}"
-        ) from None
+        problem = validation_error(error, section.model_fields, table=name)
+        raise InvalidRecipe(source, problem) from None
+    except RequestError as error:
+        raise InvalidRecipe(source, error) from None

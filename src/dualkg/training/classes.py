@@ -1,0 +1,78 @@
+"""Classes by name: registered ones in any case, and a user's own as `package.module:Class`."""
+
+import importlib
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dualkg.errors import InvalidValue, RequestError, UnknownName, close_matches
+
+
+class ImportFailed(RequestError):
+    """A class of the user's own cannot be imported."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"'{name}' cannot be imported: {reason}.")
+        self.name = name
+        self.reason = reason
+
+
+def name_of(instance: object, registered: Mapping[str, type]) -> str:
+    """The short name of a class that is registered, `package.module:Class` of any other."""
+    kind = type(instance)
+    for name, candidate in registered.items():
+        if candidate is kind:
+            return name
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def known_name(name: Any, known: Iterable[str]) -> Any:
+    """The known name that differs in case and hyphens alone (`complex`, `1-vs-all`).
+
+    Any other value is returned as it is.
+    """
+    if not isinstance(name, str):
+        return name
+    folded = _folded(name)
+    return next((candidate for candidate in known if _folded(candidate) == folded), name)
+
+
+def _folded(name: str) -> str:
+    letters = "".join(name.casefold().split()).replace("-", "").replace("_", "")
+    return letters.replace("1vs", "onevs")
+
+
+def find_class(name: str, registered: Mapping[str, type], base: type) -> Any:
+    """The class of a short name, or of `package.module:Class`.
+
+    Modules are found on the Python path and in the working folder.
+    """
+    name = known_name(name, registered)
+    if name in registered:
+        return registered[name]
+    module_name, colon, class_name = name.partition(":")
+    if not colon:
+        raise UnknownName(
+            base.__name__.removeprefix("Embedding").lower(),
+            name,
+            suggestions=close_matches(name, registered),
+            known=list(registered),
+            advice="Your own class is named package.module:Class.",
+        )
+    kind = getattr(_import(module_name, name), class_name, None)
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        expected = f"a subclass of dualkg's {base.__name__}"
+        raise InvalidValue(name, expected=expected, found=repr(kind))
+    return kind
+
+
+def _import(module_name: str, name: str) -> Any:
+    working_folder = str(Path.cwd())
+    sys.path.insert(0, working_folder)  # a console script does not have it on its path
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:  # a user's module may raise anything
+        raise ImportFailed(name, f"{type(error).__name__}: {error}") from None
+    finally:
+        sys.path.remove(working_folder)
