@@ -48,7 +48,7 @@ class Record:
     def test_metrics(self) -> list[kg.Metrics]:
         """One per seed; as saved in record.json where the ranks were not saved."""
         if not (self.folder / "ranks.parquet").exists():
-            return [kg.Metrics(**run["test"]) for run in self.runs]
+            return [kg.Metrics.from_dict(run["test"]) for run in self.runs]
         return [kg.Metrics.of(ranks) for ranks in self.ranks]
 
     def values(self, name: str) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import dualkg as kg
 from dualkg.analysis.figures import Drawing
-from dualkg.evaluation.report import COLUMNS
+from dualkg.evaluation.metrics import columns as metric_columns
 from dualkg.extras import optional_import
 from dualkg.files import locked, read_json, write_text
 from dualkg.training.api import choose_device, spread
@@ -394,7 +394,7 @@ def all_records(records: Mapping[str, Record]) -> Table:
         "regularizer",
         "on",
         "seeds",
-        *COLUMNS,
+        *metric_columns(),
         "valid MRR",
         "training",
     )
@@ -413,7 +413,10 @@ def all_records(records: Mapping[str, Record]) -> Table:
             regularizer.name + weight,
         ]
         about += [hardware(runs[0]["environment"]), f"{len(runs)}{' †' * uncommitted}"]
-        metrics = [*map(record.values, COLUMNS.values()), [run["valid"]["mrr"] for run in runs]]
+        metrics = [
+            *map(record.values, metric_columns().values()),
+            [run["valid"]["mrr"] for run in runs],
+        ]
         rows.append([*about, *map(over_seeds, metrics), training_cell(record)])
     return Table("All records", columns, rows, num_left=6)
 

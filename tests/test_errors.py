@@ -44,7 +44,7 @@ def test_what_a_vocabulary_has_is_told_at_once():
         ),
         (
             lambda run: kg.evaluate(run.model, run.graph, hits=0),
-            "whole number of at least 1; got 0",
+            "hits should be whole numbers of at least 1; 0 was given",
         ),
         (
             lambda run: kg.complete(run, top="x"),

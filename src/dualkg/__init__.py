@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from dualkg.data.vocabulary import Vocabulary
     from dualkg.errors import DataError, DivergedError, DualkgError, RequestError
     from dualkg.evaluation.comparison import Comparison, compare_ranks
+    from dualkg.evaluation.metrics import Metrics
     from dualkg.evaluation.ranking import Ranks, rank
-    from dualkg.evaluation.report import Metrics, Report, evaluate, evaluate_relations
+    from dualkg.evaluation.report import Report, evaluate, evaluate_relations
     from dualkg.inference.api import calibrate, complete
     from dualkg.inference.predictor import Prediction, Predictor
     from dualkg.losses import (

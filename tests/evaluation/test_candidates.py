@@ -237,7 +237,7 @@ def test_hits_at_any_k(small_graph):
     with pytest.raises(kg.RequestError, match=r"Hits@5 was not computed, only k = 1, 3, 10, 7, 20"):
         report.metrics.hits(5)
     for wrong in (0, 2.5, True, "3"):
-        with pytest.raises(kg.RequestError, match="a whole number of at least 1; got"):
+        with pytest.raises(kg.RequestError, match="hits should be whole numbers of at least 1; "):
             report.hits(wrong)
 
 

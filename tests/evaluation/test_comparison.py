@@ -19,8 +19,8 @@ from dualkg.evaluation.comparison import (
     short_decimal,
     stack_mean_ranks,
 )
+from dualkg.evaluation.metrics import METRICS, Metrics
 from dualkg.evaluation.ranking import Ranks
-from dualkg.evaluation.report import COLUMNS, Metrics
 from tests.conftest import graph_of
 
 RANKS = st.integers(2, 40).map(lambda twice: twice / 2)  # a tie may lie between two places
@@ -50,8 +50,8 @@ def alike(one, other) -> bool:
 @given(pairs())
 def test_compared_metrics_equal_those_of_reports(pair):
     found = compare_ranks(*pair, samples=100)
-    for name in COLUMNS.values():
-        one = getattr(found, name)
+    for name in METRICS.compared():
+        one = found.metrics[name]
         assert alike(one.a, getattr(Metrics.of(pair[0]), name))
         assert alike(one.b, getattr(Metrics.of(pair[1]), name))
         assert alike(one.difference, one.a - one.b)
@@ -244,13 +244,13 @@ def test_short_decimals(number, text):
             np.ones((1, 2, 5)),
             np.ones((1, 2, 5)),
             {"samples": 99},
-            "at least 100 samples; 99 were given",
+            "samples should be at least 100; 99 was given",
         ),
         (
             np.ones((1, 2, 5)),
             np.ones((1, 2, 5)),
             {"seed": -1},
-            "A seed is at least 0; -1 was given",
+            "seed should be at least 0; -1 was given",
         ),
     ],
 )

@@ -1,5 +1,4 @@
 import json
-import math
 
 import numpy as np
 import pytest
@@ -7,24 +6,8 @@ import pytest
 import dualkg as kg
 from dualkg.data.inspection import cardinalities
 from dualkg.evaluation.ranking import Ranks
-from dualkg.evaluation.report import Metrics, build_report, load_ranks, save_ranks
+from dualkg.evaluation.report import build_report, load_ranks, save_ranks
 from tests.conftest import graph_of
-
-
-def test_metrics_by_hand():
-    metrics = Metrics.of(np.array([1.0, 2.0, 4.0, 20.0]))
-    assert metrics.mrr == pytest.approx((1 + 1 / 2 + 1 / 4 + 1 / 20) / 4)
-    assert metrics.mr == pytest.approx(27 / 4)
-    assert (metrics.hits_at_1, metrics.hits_at_3, metrics.hits_at_10) == (0.25, 0.5, 0.75)
-
-
-def test_a_tie_across_the_first_place_is_no_hit_at_1():
-    assert Metrics.of(np.array([1.5])).hits_at_1 == 0
-
-
-def test_metrics_of_no_queries_are_nan():
-    assert math.isnan(Metrics.of(np.array([])).mrr)
-    assert Metrics.of(np.array([])).row() == ["–"] * 5 + ["0"]
 
 
 def test_cardinalities_by_hand():

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split
 from dualkg.errors import RequestError
-from dualkg.evaluation.report import Metrics, evaluate
+from dualkg.evaluation.metrics import Metrics
+from dualkg.evaluation.report import evaluate
 from dualkg.files import check_new_folder, locked
 from dualkg.models.base import Model
 from dualkg.models.matrix import RESCAL

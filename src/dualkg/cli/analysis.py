@@ -202,7 +202,7 @@ def sparsity(
 ) -> cli.Output:
     """Evaluate a run with increasing shares of its entity table set to zero."""
     analysis = kg.analysis.sparsity
-    metrics = kg.evaluation.report.COLUMNS
+    metrics = kg.evaluation.metrics.columns()
     wanted = analysis.SHARES if shares is None else cli.parse_numbers("--shares", shares)
     loaded = cli.load_on_device(run, device)
     model = loaded.model if rotate is None else analysis.rotated(loaded.model, share=rotate)

@@ -288,14 +288,7 @@ def print_metrics(
     adjusted: bool = False,
 ) -> None:
     """Print MRR, Hits@k and mean ranks of each row; `adjusted` adds AMR and AMRI."""
-    columns = [
-        title,
-        "MRR",
-        *(f"H@{k}" for k in hits),
-        "MR",
-        *["AMR", "AMRI"] * adjusted,
-        "queries",
-    ]
+    columns = [title, *kg.Metrics.titles(hits=hits, adjusted=adjusted)]
     print_table(
         columns,
         [[name, *metrics.row(hits=hits, adjusted=adjusted)] for name, metrics in rows.items()],

@@ -163,7 +163,7 @@ def ensemble(
     device: cli.Device = None,
 ) -> cli.Output:
     """Combine runs on one graph into one that scores by their weighted sum, and evaluate it."""
-    columns = kg.evaluation.report.COLUMNS
+    columns = kg.evaluation.metrics.columns()
     given: Any = None if weights == "fitted" else weights
     if weights not in ("fitted", "equal"):
         given = cli.parse_numbers("--weights, if not fitted or equal,", weights)

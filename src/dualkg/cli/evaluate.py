@@ -157,7 +157,7 @@ def _classify(
 
 def _evaluate_storage(run: kg.Run, split: kg.data.graph.Split, storage: str) -> cli.Output:
     index = kg.inference.index
-    metrics = kg.evaluation.report.COLUMNS
+    metrics = kg.evaluation.metrics.columns()
     dense: list[kg.inference.index.StorageFormat] = []
     shares: list[float] = []
     for name, _, share in (text.strip().partition(":") for text in storage.split(",")):

@@ -387,7 +387,7 @@ def _train_seeds(
 
 def _trained_seeds(tests: dict[int, dict[str, Any]], out: Path, graph: str) -> cli.Output:
     """The metrics of each seed; mean and standard deviation are written to summary.json."""
-    columns = kg.evaluation.report.COLUMNS
+    columns = kg.evaluation.metrics.columns()
     spread = kg.training.api.spread
     spreads = {
         key: spread([metrics[key] for metrics in tests.values()]) for key in columns.values()

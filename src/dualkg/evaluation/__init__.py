@@ -2,11 +2,19 @@
 
 from dualkg.evaluation.candidates import CandidateLists, TypeConstraint, read_candidates
 from dualkg.evaluation.comparison import Comparison, compare_ranks
+from dualkg.evaluation.metrics import METRICS, Metric, Metrics
 from dualkg.evaluation.ranking import Ranks, rank
-from dualkg.evaluation.report import Metrics, Report, evaluate, evaluate_relations, load_ranks
+from dualkg.evaluation.report import Report, evaluate, evaluate_relations, load_ranks
 
-__all__ = ["CandidateLists", "Comparison", "Metrics", "Ranks", "Report", "TypeConstraint"]
-__all__ += [
+__all__ = [
+    "METRICS",
+    "CandidateLists",
+    "Comparison",
+    "Metric",
+    "Metrics",
+    "Ranks",
+    "Report",
+    "TypeConstraint",
     "compare_ranks",
     "evaluate",
     "evaluate_relations",

@@ -5,7 +5,7 @@ not independent.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,9 +16,9 @@ import torch
 
 from dualkg.data.graph import SPLITS, Graph, Triples
 from dualkg.data.inspection import cardinalities
-from dualkg.errors import RequestError
+from dualkg.errors import InvalidValue, RequestError, Unsupported
+from dualkg.evaluation.metrics import METRICS
 from dualkg.evaluation.ranking import Ranks
-from dualkg.evaluation.report import COLUMNS, metric_values
 from dualkg.models.base import SIDES
 
 Floats = npt.NDArray[np.float64]
@@ -29,10 +29,23 @@ ROUNDING = 1e-12  # of sums
 BLOCK_ELEMENTS = 250_000  # triples drawn at a time by a thread: 10 MB
 
 
+class NotComparable(RequestError):
+    """Two runs that were not ranked on the same triples of the same graph.
+
+    `reason` is the whole sentence about them.
+    """
+
+    def __init__(self, runs: Sequence[str], reason: str) -> None:
+        super().__init__(reason)
+        self.runs = tuple(runs)
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class Difference:
-    """A metric of both runs, `a` − `b`, its 95 % interval and two-sided p-value (NaN below
-    `MIN_TRIPLES` triples).
+    """A metric of both runs, `a` − `b`, its 95 % interval and two-sided p-value.
+
+    Interval and p-value are NaN below `MIN_TRIPLES` triples.
     """
 
     a: float
@@ -49,27 +62,41 @@ class Difference:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, with None for NaN."""
-        numbers = {
-            name: None if math.isnan(value) else value for name, value in asdict(self).items()
-        }
-        return {**numbers, "within_noise": self.within_noise}
+        values: dict[str, Any] = {}
+        for name, number in asdict(self).items():
+            values[name] = None if math.isnan(number) else number
+        return {**values, "within_noise": self.within_noise}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference of two runs in each metric, and the fractions of triples where `a` is better,
-    worse or equal.
+    """The difference of two runs in each metric, by its name.
+
+    `better`, `worse` and `equal` are fractions of triples by the reciprocal ranks of `a`.
     """
 
-    mrr: Difference
-    hits_at_1: Difference
-    hits_at_3: Difference
-    hits_at_10: Difference
+    metrics: Mapping[str, Difference]
     better: float
     worse: float
     equal: float
     num_triples: int
     samples: int
+
+    @property
+    def mrr(self) -> Difference:
+        return self.metrics["mrr"]
+
+    @property
+    def hits_at_1(self) -> Difference:
+        return self.metrics["hits_at_1"]
+
+    @property
+    def hits_at_3(self) -> Difference:
+        return self.metrics["hits_at_3"]
+
+    @property
+    def hits_at_10(self) -> Difference:
+        return self.metrics["hits_at_10"]
 
     @property
     def within_noise(self) -> bool:
@@ -79,104 +106,128 @@ class Comparison:
     @property
     def differences(self) -> dict[str, Difference]:
         """By the column titles of tables."""
-        return {title: getattr(self, name) for title, name in COLUMNS.items()}
+        return {METRICS[name].title: difference for name, difference in self.metrics.items()}
 
     def sentence(self, a: str = "A", b: str = "B") -> str:
         """A summary in one sentence, with the names of the two runs."""
+        difference = short_decimal(self.mrr.difference)
         low = self.mrr.low
         high = self.mrr.high
-        difference = short_decimal(self.mrr.difference)
         if math.isnan(low):
-            count = (
-                f"{self.num_triples:,} {'triple is' if self.num_triples == 1 else 'triples are'}"
+            triples = "triple is" if self.num_triples == 1 else "triples are"
+            return (
+                f"{self.num_triples:,} {triples} too few to tell the difference of {difference} "
+                "MRR from noise."
             )
-            return f"{count} too few to tell the difference of {difference} MRR from noise."
-        ahead, least, most = (b, -high, -low) if high < 0 else (a, low, high)
-        interval = f"(95 %: {short_decimal(least)} to {short_decimal(most)})."
+        ahead = a
+        if high < 0:
+            ahead = b
+            low, high = -high, -low
+        interval = f"(95 %: {short_decimal(low)} to {short_decimal(high)})."
         if self.within_noise:
             return f"The difference of {difference} is within noise {interval}"
         return f"{ahead} is better by {short_decimal(abs(self.mrr.difference))} MRR {interval}"
 
     def as_dict(self) -> dict[str, Any]:
-        metrics = {name: getattr(self, name).as_dict() for name in COLUMNS.values()}
-        others = ("better", "worse", "equal", "num_triples", "samples")
-        return {
-            **metrics,
-            "within_noise": self.within_noise,
-            **{name: getattr(self, name) for name in others},
-        }
+        values: dict[str, Any] = {}
+        for name, difference in self.metrics.items():
+            values[name] = difference.as_dict()
+        values["within_noise"] = self.within_noise
+        for name in ("better", "worse", "equal", "num_triples", "samples"):
+            values[name] = getattr(self, name)
+        return values
 
 
 def compare_ranks(a: Floats, b: Floats, *, samples: int = 10_000, seed: int = 0) -> Comparison:
-    """Compare mean ranks of the same queries, `(num_seeds, 2, num_triples)` each; metrics are
-    averaged over seeds.
+    """Compare mean ranks of the same queries, `(num_seeds, 2, num_triples)` each.
+
+    Metrics are averaged over seeds.
     """
     a = _checked(a, "A")
     b = _checked(b, "B")
     if a.shape[1:] != b.shape[1:]:
-        raise RequestError(
+        raise NotComparable(
+            ("A", "B"),
             f"A has ranks of {a.shape[1]} × {a.shape[2]:,} queries and B of {b.shape[1]} × "
-            f"{b.shape[2]:,}: only ranks of the same split can be compared."
+            f"{b.shape[2]:,}: only ranks of the same split can be compared.",
         )
     if samples < MIN_SAMPLES:
-        raise RequestError(
-            f"A 95 % interval needs at least {MIN_SAMPLES} samples; {samples} were given."
-        )
+        raise InvalidValue("samples", expected=f"at least {MIN_SAMPLES}", found=samples)
     if seed < 0:
-        raise RequestError(f"A seed is at least 0; {seed} was given.")
-    values_a, values_b = (
-        metric_values(ranks).mean(axis=(1, 2)) for ranks in (a, b)
-    )  # (num_metrics, num_triples)
+        raise InvalidValue("seed", expected="at least 0", found=seed)
+
+    values_a = _values_of_triples(a)
+    values_b = _values_of_triples(b)
     differences = values_a - values_b
-    differences[np.isclose(values_a, values_b, rtol=ROUNDING, atol=0)] = (
-        0  # a mean over seeds depends on their order
-    )
+    # A mean over seeds depends on their order.
+    differences[np.isclose(values_a, values_b, rtol=ROUNDING, atol=0)] = 0
     means = _bootstrap(np.ascontiguousarray(differences.T), samples, seed)
-    whole = differences.mean(axis=1)
-    mrr, at_1, at_3, at_10 = (
-        Difference(float(of_a.mean()), float(of_b.mean()), float(between), *_spread(drawn))
-        for of_a, of_b, between, drawn in zip(values_a, values_b, whole, means.T, strict=True)
-    )
-    better, worse, equal = (float((np.sign(differences[0]) == sign).mean()) for sign in (1, -1, 0))
+
+    metrics = {}
+    for row, name in enumerate(METRICS.compared()):
+        metrics[name] = Difference(
+            float(values_a[row].mean()),
+            float(values_b[row].mean()),
+            float(differences[row].mean()),
+            *_spread(means.T[row]),
+        )
+    reciprocal_ranks = differences[list(metrics).index("mrr")]
+    signs = np.sign(reciprocal_ranks)
     return Comparison(
-        mrr,
-        at_1,
-        at_3,
-        at_10,
-        better,
-        worse,
-        equal,
+        metrics,
+        better=float((signs == 1).mean()),
+        worse=float((signs == -1).mean()),
+        equal=float((signs == 0).mean()),
         num_triples=differences.shape[1],
         samples=samples,
     )
 
 
-def check_comparable(one: tuple[str, Graph, Triples], other: tuple[str, Graph, Triples]) -> None:
-    """Refuse two runs (name, graph, ranked triples) that were not ranked on the same triples of the
-    same graph.
+def _values_of_triples(ranks: Floats) -> Floats:
+    """The mean of each metric over the seeds and directions of a triple.
+
+    Shape `(num_metrics, num_triples)`.
     """
-    (a, graph, triples), (b, other_graph, other_triples) = one, other
-    same_names = graph.entities == other_graph.entities and graph.relations == other_graph.relations
+    values = []
+    for metric in METRICS.compared().values():
+        if metric.per_query is not None:
+            values.append(metric.per_query(ranks))
+    means: Floats = np.stack(values).astype(np.float64, copy=False).mean(axis=(1, 2))
+    return means
+
+
+RankedRun = tuple[str, Graph, Triples]  # name, graph, and the triples that were ranked
+
+
+def check_comparable(first: RankedRun, second: RankedRun) -> None:
+    """Refuse two runs that were not ranked on the same triples of the same graph."""
+    a, graph_a, triples_a = first
+    b, graph_b, triples_b = second
+    same_entities = graph_a.entities == graph_b.entities
+    same_relations = graph_a.relations == graph_b.relations
     same_splits = all(
-        np.array_equal(graph.split(split), other_graph.split(split)) for split in SPLITS
+        np.array_equal(graph_a.split(split), graph_b.split(split)) for split in SPLITS
     )
-    if same_names and same_splits and np.array_equal(triples, other_triples):
+    if same_entities and same_relations and same_splits and np.array_equal(triples_a, triples_b):
         return
-    if graph.name != other_graph.name:
-        raise RequestError(
-            f"{a} is of {graph.name} and {b} of {other_graph.name}; only runs of the same graph "
-            "can be compared."
+    if graph_a.name != graph_b.name:
+        raise NotComparable(
+            (a, b),
+            f"{a} is of {graph_a.name} and {b} of {graph_b.name}; only runs of the same graph can "
+            "be compared.",
         )
-    raise RequestError(
-        f"{a} and {b} are both of {graph.name}, but the data were not the same: other triples, "
-        "another split, or another order. Train both on the same files."
+    raise NotComparable(
+        (a, b),
+        f"{a} and {b} are both of {graph_a.name}, but the data were not the same: other triples, "
+        "another split, or another order. Train both on the same files.",
     )
 
 
 @dataclass(frozen=True)
 class GroupComparison:
-    """The comparison of one group, with the p-value of its MRR corrected for the number of
-    groups.
+    """The comparison of one group.
+
+    The p-value of its MRR is corrected for the number of groups.
     """
 
     comparison: Comparison
@@ -198,50 +249,50 @@ def compare_by(
     seed: int = 0,
 ) -> dict[str, GroupComparison]:
     """Compare by direction, relation or cardinality; groups with most triples first."""
-    if view == "direction":
-        indices: dict[str, Any] = {name: np.s_[:, row : row + 1] for row, name in enumerate(SIDES)}
-    else:
-        kinds = (
-            graph.relations.names.to_pylist()
-            if view == "relation"
-            else cardinalities(graph.train, graph.shape)
-        )
-        of_triples = np.array(kinds, dtype=object)[triples[:, 1]]
-        indices = {
-            name: np.s_[:, :, of_triples == name] for name in dict.fromkeys(of_triples.tolist())
-        }
-    found = {
-        name: compare_ranks(a[part], b[part], samples=samples, seed=seed)
-        for name, part in indices.items()
-    }
-    corrected = holm([one.mrr.p_value for one in found.values()])
-    groups = {
-        name: GroupComparison(one, p)
-        for (name, one), p in zip(found.items(), corrected, strict=True)
-    }
+    comparisons = {}
+    for name, part in _groups(triples, graph, view).items():
+        comparisons[name] = compare_ranks(a[part], b[part], samples=samples, seed=seed)
+    corrected = holm([comparison.mrr.p_value for comparison in comparisons.values()])
+
+    groups = {}
+    for (name, comparison), p_value in zip(comparisons.items(), corrected, strict=True):
+        groups[name] = GroupComparison(comparison, p_value)
     return dict(sorted(groups.items(), key=lambda item: -item[1].comparison.num_triples))
 
 
+def _groups(triples: Triples, graph: Graph, view: str) -> dict[str, Any]:
+    """The indices of each group in ranks of shape `(num_seeds, 2, num_triples)`."""
+    if view == "direction":
+        return {side: np.s_[:, row : row + 1] for row, side in enumerate(SIDES)}
+    if view == "relation":
+        groups = graph.relations.names.to_pylist()
+    else:
+        groups = cardinalities(graph.train, graph.shape)
+    group_of_triple = np.array(groups, dtype=object)[triples[:, 1]]
+    names = dict.fromkeys(group_of_triple.tolist())
+    return {name: np.s_[:, :, group_of_triple == name] for name in names}
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for multiple testing (Holm, 1979); NaN stays NaN and does not count as a
-    test.
+    """p-values corrected for multiple testing (Holm, 1979).
+
+    NaN stays NaN and does not count as a test.
     """
     corrected = list(p_values)
+    tests = [index for index, p_value in enumerate(p_values) if not math.isnan(p_value)]
+    tests.sort(key=lambda index: p_values[index])
     highest = 0.0
-    order = sorted(
-        (i for i, p in enumerate(p_values) if not math.isnan(p)), key=lambda i: p_values[i]
-    )
-    for done, i in enumerate(order):
-        highest = max(highest, min(1.0, p_values[i] * (len(order) - done)))
-        corrected[i] = highest
+    for num_done, index in enumerate(tests):
+        highest = max(highest, min(1.0, p_values[index] * (len(tests) - num_done)))
+        corrected[index] = highest
     return corrected
 
 
 @dataclass(frozen=True)
 class QueryDifference:
-    """A query that two runs rank differently: the ids of its triple, the predicted side, and the
-    rank in each run.
+    """A query that two runs rank differently.
 
+    It has the ids of its triple, the predicted side, and the rank in each run.
     With several seeds a rank is the harmonic mean, so that `difference` is 1/`rank_a` − 1/`rank_b`.
     """
 
@@ -258,31 +309,40 @@ def largest_differences(
     a: Floats, b: Floats, triples: Triples, *, most: int
 ) -> list[QueryDifference]:
     """The `most` queries with the largest differences in reciprocal rank, largest first."""
-    inverse_a, inverse_b = (
-        metric_values(_checked(*one))[0].mean(axis=0) for one in ((a, "A"), (b, "B"))
-    )
-    differences = (inverse_a - inverse_b).reshape(-1)
+    # The mean over seeds of reciprocal ranks, (2, num_triples).
+    reciprocal_a = (1 / _checked(a, "A")).mean(axis=0)
+    reciprocal_b = (1 / _checked(b, "B")).mean(axis=0)
+    differences = (reciprocal_a - reciprocal_b).reshape(-1)
     order = np.argsort(-np.abs(differences), kind="stable")[:most]
-    found = []
-    for query in order[~np.isclose(differences[order], 0, atol=ROUNDING)].tolist():
+    different = order[~np.isclose(differences[order], 0, atol=ROUNDING)]
+
+    queries = []
+    for query in different.tolist():
         direction, row = divmod(query, len(triples))
-        of_a, of_b = (float(1 / inverse[direction, row]) for inverse in (inverse_a, inverse_b))
         head, relation, tail = triples[row].tolist()
-        difference = float(differences[query])
-        found.append(
-            QueryDifference(head, relation, tail, SIDES[direction], of_a, of_b, difference)
+        queries.append(
+            QueryDifference(
+                head,
+                relation,
+                tail,
+                direction=SIDES[direction],
+                rank_a=float(1 / reciprocal_a[direction, row]),
+                rank_b=float(1 / reciprocal_b[direction, row]),
+                difference=float(differences[query]),
+            )
         )
-    return found
+    return queries
 
 
 def stack_mean_ranks(ranks: Sequence[Ranks]) -> Floats:
     """The mean ranks of runs that differ only in their seed, `(num_seeds, 2, num_triples)`."""
-    first, *others = ranks
-    if any(not np.array_equal(first.triples, other.triples) for other in others):
-        raise RequestError(
-            "The runs do not rank the same triples in the same order, so their ranks have no mean."
+    triples = ranks[0].triples
+    if any(not np.array_equal(triples, of_seed.triples) for of_seed in ranks):
+        raise NotComparable(
+            (),
+            "The runs do not rank the same triples in the same order, so their ranks have no mean.",
         )
-    return np.stack([one.mean for one in ranks])
+    return np.stack([of_seed.mean for of_seed in ranks])
 
 
 def short_decimal(number: float) -> str:
@@ -293,8 +353,9 @@ def short_decimal(number: float) -> str:
 
 
 def _bootstrap(differences: Floats, samples: int, seed: int) -> Floats:
-    """Means of resampled rows, `(samples, num_metrics)`; they do not depend on the number of
-    threads.
+    """Means of resampled rows, `(samples, num_metrics)`.
+
+    They do not depend on the number of threads.
     """
     num_triples = len(differences)
     if num_triples < MIN_TRIPLES:
@@ -309,10 +370,9 @@ def _bootstrap(differences: Floats, samples: int, seed: int) -> Floats:
         means[np.abs(means) < ROUNDING] = 0  # positive and negative differences that cancel
         return means
 
+    sources = np.random.SeedSequence(seed).spawn(len(sizes))
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        return np.concatenate(
-            list(threads.map(draw, sizes, np.random.SeedSequence(seed).spawn(len(sizes))))
-        )
+        return np.concatenate(list(threads.map(draw, sizes, sources)))
 
 
 def _spread(means: Floats) -> tuple[float, float, float]:
@@ -327,10 +387,8 @@ def _spread(means: Floats) -> tuple[float, float, float]:
 def _checked(ranks: Floats, run: str) -> Floats:
     ranks = np.asarray(ranks, dtype=np.float64)
     if ranks.ndim != 3 or not ranks.size:
-        raise RequestError(
-            f"Ranks to compare are of the shape (num_seeds, 2, num_triples); those of {run} are "
-            f"{ranks.shape}."
-        )
+        expected = "of the shape (num_seeds, 2, num_triples)"
+        raise Unsupported("Ranks to compare", f"are {expected}; those of {run} are {ranks.shape}")
     if not (np.isfinite(ranks).all() and ranks.min() >= 1):
-        raise RequestError(f"Ranks are numbers from 1 on; {run} has others.")
+        raise Unsupported("Ranks", f"are numbers from 1 on; {run} has others")
     return ranks

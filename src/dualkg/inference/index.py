@@ -24,7 +24,8 @@ from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split
 from dualkg.errors import DivergedError, RequestError
 from dualkg.evaluation.ranking import full_precision
-from dualkg.evaluation.report import Metrics, evaluate
+from dualkg.evaluation.metrics import Metrics
+from dualkg.evaluation.report import evaluate
 from dualkg.files import writing
 from dualkg.models.base import Model, Side
 from dualkg.models.bilinear import BilinearModel, Dual

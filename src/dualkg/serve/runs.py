@@ -20,6 +20,7 @@ from dualkg.evaluation.comparison import (
     largest_differences,
     stack_mean_ranks,
 )
+from dualkg.evaluation.metrics import METRICS
 from dualkg.inference.calibration import load_calibration
 from dualkg.serve import schemas
 from dualkg.serve.limits import MAX_NAME_LENGTH
@@ -180,6 +181,8 @@ async def page_of_run(context: Context, other: OtherRun = None) -> Response:
         "run.html",
         json=page_url(context, "/run.json", **params),
         found=found,
+        metrics={name: metric.label for name, metric in METRICS.headlines().items()},
+        compared={name: metric.title for name, metric in METRICS.compared().items()},
         runs=list(zip(runs, LETTERS, strict=False)),
         second=second,
         reports=reports if len(reports) == len(runs) else [],

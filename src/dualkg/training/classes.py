@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dualkg.errors import InvalidValue, RequestError, UnknownName, close_matches
+from dualkg.errors import RequestError, UnknownName, Unsupported, close_matches
 
 
 class ImportFailed(RequestError):
@@ -62,8 +62,8 @@ def find_class(name: str, registered: Mapping[str, type], base: type) -> Any:
         )
     kind = getattr(_import(module_name, name), class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, base)):
-        expected = f"a subclass of dualkg's {base.__name__}"
-        raise InvalidValue(name, expected=expected, found=repr(kind))
+        expected = f"should be a subclass of dualkg's {base.__name__}"
+        raise Unsupported(f"'{name}'", f"{expected}; it is {kind!r}")
     return kind
 
 

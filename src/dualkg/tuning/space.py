@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from dualkg.errors import RequestError, did_you_mean
 from dualkg.files import atomic_write, write_text
-from dualkg.settings import validation_error
+from dualkg.settings import Settings, validation_error
 from dualkg.training.recipe import (
     InvalidRecipe,
     Recipe,
-    Section,
     load_recipe,
     read_tables,
     recipe_from,
@@ -29,12 +28,18 @@ from dualkg.training.recipe import (
 from dualkg.training.trainer import ProgressEvent
 
 Value = bool | int | float | str
-SectionT = TypeVar("SectionT", bound=Section)
+TableT = TypeVar("TableT", bound="Table")
 DONE = ("finished", "pruned", "failed")
 TABLES = ("recipe", "space", "search", *Recipe.model_fields)
 
 
-class Range(Section, title="ranges"):
+class Table(BaseModel):
+    """A table of a search space, whose keys are named by where it stands."""
+
+    model_config = Settings.model_config
+
+
+class Range(Table, title="ranges"):
     """Numbers from `low` to `high` inclusive, in steps of `step` or on a log scale."""
 
     low: int | float
@@ -43,7 +48,7 @@ class Range(Section, title="ranges"):
     step: int | float | None = Field(None, gt=0)
 
 
-class SearchSettings(Section, title="searches"):
+class SearchSettings(Table, title="searches"):
     """The search method. A grid has one trial per point, unless `trials` is smaller."""
 
     method: Literal["grid", "tpe", "random"] = "grid"
@@ -346,11 +351,9 @@ def _convert(base: Recipe, name: str, value: Any, *, source: str) -> Value:
     return cast("Value", base.with_changes({name: value}, source=source).value_of(name))
 
 
-def _validate(section: type[SectionT], value: Any, *, name: str, source: str) -> SectionT:
+def _validate(section: type[TableT], value: Any, *, name: str, source: str) -> TableT:
     try:
         return section.model_validate(value)
     except ValidationError as error:
         problem = validation_error(error, section.model_fields, table=name)
         raise InvalidRecipe(source, problem) from None
-    except RequestError as error:
-        raise InvalidRecipe(source, error) from None
