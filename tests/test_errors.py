@@ -40,7 +40,7 @@ def test_what_a_vocabulary_has_is_told_at_once():
     [
         (
             lambda run: kg.evaluate(run.model, run.graph, candidates=[1, 2]),
-            "a mapping of its columns; list was given",
+            "candidates should be a file of lists, or a mapping of its columns; .list. was given",
         ),
         (
             lambda run: kg.evaluate(run.model, run.graph, hits=0),

@@ -324,12 +324,12 @@ def rows(**changes: object) -> list[dict[str, object]]:
     [
         (
             rows(tail_candidates=["1", "9"]),
-            "row 1, tail_candidates: No entity is named '9' among the 5 known",
+            "column tail_candidates, row 1: No entity is named '9' among the 5 known",
         ),
-        (rows(relation="x"), "row 1, relation: No relation is named 'x'"),
-        (rows(tail_candidates=None), "row 1: tail_candidates is missing; it should be a list"),
-        (rows(tail_candidates="1"), "tail_candidates should be lists of names"),
-        (rows(head=None), "row 1: a name of head is missing"),
+        (rows(relation="x"), "column relation, row 1: No relation is named 'x'"),
+        (rows(tail_candidates=None), "column tail_candidates, row 1, is missing; it should be a list"),
+        (rows(tail_candidates="1"), "column tail_candidates, should be lists of names"),
+        (rows(head=None), "column head, row 1, has no name"),
         (
             rows(tail="3"),
             r"no candidates for 1 of the 2 test triples; the first is \(0, 0, 2\). Add a row for each",
@@ -338,7 +338,7 @@ def rows(**changes: object) -> list[dict[str, object]]:
         ([*rows(), *rows()], r"has two rows for \(0, 0, 2\). Remove one"),
         (
             [*rows(), *rows(head="1")[:1]],
-            r"1 rows are no test triples of made; the first is row 3, \(1, 0, 2\)",
+            r"has 1 rows that are no test triples of made; the first is row 3, \(1, 0, 2\)",
         ),
         (
             [{"head": "0", "relation": "0", "tail": "2"}],
@@ -358,7 +358,7 @@ def test_bad_files_are_refused_with_a_sentence(graph, tmp_path, lines, sentence)
 
 def test_other_files_are_refused_with_a_sentence(graph, tmp_path):
     for name, sentence in (
-        ("lists.csv", "read from .parquet, .jsonl, .npz; 'lists.csv' is none of these"),
+        ("lists.csv", "candidates should be a file of the kind .parquet, .jsonl, .npz; 'lists.csv'"),
         ("lists.npz", "is not a file; candidate lists were expected"),
     ):
         with pytest.raises(kg.RequestError, match=sentence):

@@ -1,12 +1,13 @@
-"""Restricted candidates of an evaluation: domains and ranges of relations, and a given list for
-each query.
+"""Restricted candidates of an evaluation.
+
+They are the domain or the range of a relation, or a given list for each query.
 """
 
 from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,25 +21,36 @@ from torch import Tensor
 from dualkg.data.archives import FREE_SIZE, MAX_RATIO, read_parquet
 from dualkg.data.graph import Graph, Split
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import DataError, RequestError
+from dualkg.errors import DataError, InvalidValue, RequestError
 
 Ids = npt.NDArray[np.int64]
 PARTS = ("head", "relation", "tail")
-LISTS = {
-    "tail_candidates": "tail_neg",
-    "head_candidates": "head_neg",
-}  # with the names of the Open Graph Benchmark
+# The columns of lists, with their names in the Open Graph Benchmark.
+LISTS = {"tail_candidates": "tail_neg", "head_candidates": "head_neg"}
 ADVICE = "Rows have head, relation, tail, tail_candidates and head_candidates."
 MAX_BLOCK = 4096  # queries
+MIB = 2**20
+
+
+class InvalidCandidates(DataError):
+    """Candidate lists that cannot be used.
+
+    `place` is a file, or a line, a row or a column of it; `reason` is the rest of the sentence.
+    """
+
+    def __init__(self, place: str, reason: str, *, advice: str = "") -> None:
+        super().__init__(f"{place} {reason}. {advice}".rstrip())
+        self.place = place
+        self.reason = reason
+        self.advice = advice
 
 
 @dataclass(frozen=True, eq=False)
 class TypeConstraint:
-    """The entities that train has as tail of each relation r, and as head, listed as r +
-    num_relations.
+    """The entities that train has as tail of each relation, and as head.
 
-    Those of relation r are `entities[offsets[r]:offsets[r + 1]]`. A relation that train does not
-    have allows all.
+    Tails of relation r are `entities[offsets[r]:offsets[r + 1]]`; its heads are listed in the same
+    way as r + num_relations. A relation that train does not have allows all entities.
     """
 
     num_entities: int
@@ -47,33 +59,40 @@ class TypeConstraint:
 
     @classmethod
     def of(cls, graph: Graph, device: torch.device | str = "cpu") -> TypeConstraint:
-        (num_entities, num_relations), train = graph.shape, graph.train.astype(np.int64)
-        relations = np.concatenate([train[:, 1], train[:, 1] + num_relations])
-        keys = np.unique(relations * num_entities + np.concatenate([train[:, 2], train[:, 0]]))
+        num_entities, num_relations = graph.shape
+        heads, relations, tails = graph.train.astype(np.int64).T
+        both_directions = np.concatenate([relations, relations + num_relations])
+        answers = np.concatenate([tails, heads])
+        keys = np.unique(both_directions * num_entities + answers)
         offsets = np.searchsorted(keys, np.arange(2 * num_relations + 1) * num_entities)
-        return cls(num_entities, torch.from_numpy(keys % num_entities).to(device), offsets.tolist())
+        entities = torch.from_numpy(keys % num_entities).to(device)
+        return cls(num_entities, entities, offsets.tolist())
 
     def allowed(self, relations: Tensor, *, backward: bool) -> Tensor:
-        """Whether each entity is a candidate, for the queries of these relations, `(batch,
-        num_entities)`.
+        """Whether each entity is a candidate of the queries of these relations.
+
+        Shape `(batch, num_entities)`.
         """
+        num_relations = len(self.offsets) // 2
         distinct, rows = torch.unique(relations, return_inverse=True)
-        table = torch.zeros(
-            len(distinct), self.num_entities, dtype=torch.bool, device=relations.device
-        )
+        shape = (len(distinct), self.num_entities)
+        table = torch.zeros(shape, dtype=torch.bool, device=relations.device)
         for row, relation in enumerate(distinct.tolist()):
-            relation += backward * (len(self.offsets) // 2)
-            first, last = self.offsets[relation : relation + 2]
-            table[row, self.entities[first:last] if first < last else slice(None)] = True
+            listed = relation + num_relations if backward else relation
+            first, last = self.offsets[listed : listed + 2]
+            if first < last:
+                table[row, self.entities[first:last]] = True
+            else:
+                table[row] = True
         return table[rows]
 
 
 @dataclass(frozen=True, eq=False)
 class CandidateLists:
-    """A list of entities for each query of a split: tail queries in the order of its triples, then
-    head queries.
+    """A list of entities for each query of a split.
 
-    The list of query q is `entities[starts[q]:starts[q + 1]]`. It may have the answer or not.
+    Tail queries come in the order of its triples, then head queries. The list of query q is
+    `entities[starts[q]:starts[q + 1]]`. It may have the answer or not.
     """
 
     entities: npt.NDArray[np.int32]
@@ -86,10 +105,10 @@ class CandidateLists:
     def blocks(
         self, first: int, last: int, max_candidates: int
     ) -> Iterator[tuple[int, int, npt.NDArray[np.int32]]]:
-        """The first and the last query of each block and the lists between, filled with −1,
-        `(num_queries, longest)`.
+        """The first query of each block, the end of the block, and its lists.
 
-        A block has at most `max_candidates` numbers, or one query.
+        The lists are `(num_queries, longest)`, filled with −1. A block has at most
+        `max_candidates` numbers, or one query.
         """
         while first < last:
             lengths = np.diff(self.starts[first : min(last, first + MAX_BLOCK) + 1])
@@ -107,13 +126,13 @@ class CandidateLists:
         if isinstance(candidates, CandidateLists):
             return candidates
         if isinstance(candidates, Mapping):
-            return _from_table(
-                _table_of_arrays(candidates, "The mapping"), graph, split, source="The mapping"
-            )
+            table = _table_of_arrays(candidates, "The mapping")
+            return _from_table(table, graph, split, source="The mapping")
         if not isinstance(candidates, (str, Path)):
-            kind = type(candidates).__name__
-            raise RequestError(
-                f"Candidates are a file of lists, or a mapping of its columns; {kind} was given."
+            raise InvalidValue(
+                "candidates",
+                expected="a file of lists, or a mapping of its columns",
+                found=type(candidates).__name__,
             )
         return read_candidates(candidates, graph, split=split)
 
@@ -132,11 +151,12 @@ def read_candidates(path: str | Path, graph: Graph, *, split: Split = "test") ->
     path = Path(path)
     readers = {".parquet": _read_parquet, ".jsonl": _read_json_lines, ".npz": _read_npz}
     if path.suffix.lower() not in readers:
-        raise RequestError(
-            f"Candidate lists are read from {', '.join(readers)}; '{path.name}' is none of these."
+        raise InvalidValue(
+            "candidates", expected=f"a file of the kind {', '.join(readers)}", found=path.name
         )
     if not path.is_file():
-        raise RequestError(f"{path} is not a file; candidate lists were expected. {ADVICE}")
+        reason = "is not a file; candidate lists were expected"
+        raise InvalidCandidates(str(path), reason, advice=ADVICE)
     return _from_table(readers[path.suffix.lower()](path), graph, split, source=str(path))
 
 
@@ -144,168 +164,190 @@ def _read_parquet(path: Path) -> pa.Table:
     try:
         return read_parquet(path)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}.") from None
+        raise InvalidCandidates(str(path), f"cannot be read as Parquet: {error}") from None
 
 
 def _read_json_lines(path: Path) -> pa.Table:
     rows = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        if not line.strip():
-            raise DataError(f"{path}, line {number:,} is empty. Remove it.")
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line {number:,} is not JSON: {error}.") from None
-        if not isinstance(row, dict):
-            raise DataError(
-                f"{path}, line {number:,} should be an object; it is {type(row).__name__}. {ADVICE}"
-            )
-        rows.append(
-            {
-                key: list(map(str, value)) if isinstance(value, list) else value
-                for key, value in row.items()
-            }
-        )
-    columns = {name: [row.get(name) for row in rows] for row in rows for name in row}
+        rows.append(_read_json_line(line, f"{path}, line {number:,}"))
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name) for row in rows] for name in names}
     return _table_of_arrays(columns, str(path))
+
+
+def _read_json_line(line: bytes, place: str) -> dict[str, Any]:
+    if not line.strip():
+        raise InvalidCandidates(place, "is empty", advice="Remove it.")
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidCandidates(place, f"is not JSON: {error}") from None
+    if not isinstance(row, dict):
+        reason = f"should be an object; it is {type(row).__name__}"
+        raise InvalidCandidates(place, reason, advice=ADVICE)
+    for name, value in row.items():
+        if isinstance(value, list):
+            row[name] = [str(entity) for entity in value]
+    return row
 
 
 def _read_npz(path: Path) -> pa.Table:
     try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(one.file_size for one in archive.infolist())
-        if size > (most := max(FREE_SIZE, MAX_RATIO * path.stat().st_size)):
-            raise ValueError(
-                f"they expand to {size / 2**20:,.0f} MiB, and {most / 2**20:,.0f} are allowed"
-            )
+        _check_expanded_size(path)
         with np.load(path, allow_pickle=False) as arrays:
             return _table_of_arrays(dict(arrays), str(path))
     except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"{path} cannot be read as arrays: {error}. Save them with numpy.savez."
-        ) from None
+        reason = f"cannot be read as arrays: {error}"
+        raise InvalidCandidates(str(path), reason, advice="Save them with numpy.savez.") from None
+
+
+def _check_expanded_size(path: Path) -> None:
+    """Refuse an archive that expands to far more than its own size."""
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    allowed = max(FREE_SIZE, MAX_RATIO * path.stat().st_size)
+    if size > allowed:
+        raise ValueError(
+            f"they expand to {size / MIB:,.0f} MiB, and {allowed / MIB:,.0f} are allowed"
+        )
 
 
 def _table_of_arrays(columns: Mapping[str, Any], source: str) -> pa.Table:
-    """Columns of names `(num_triples,)` and of lists, which may be arrays `(num_triples, n)`;
-    others are left out.
+    """Columns of names `(num_triples,)` and of lists; other columns are left out.
+
+    Lists of equal lengths may be arrays `(num_triples, n)`.
     """
     arrays = {}
     for name in {*PARTS, *LISTS, *LISTS.values()} & columns.keys():
-        values = np.asarray(columns[name]) if hasattr(columns[name], "__array__") else columns[name]
-        if isinstance(values, np.ndarray) and values.ndim == 2:
-            kind = (
-                pa.large_string() if values.dtype.kind == "U" else None
-            )  # shorter offsets end at 2 GiB
-            arrays[name] = pa.FixedSizeListArray.from_arrays(
-                pa.array(values.reshape(-1), kind), values.shape[1]
-            )
-            continue
-        try:
-            arrays[name] = pa.array(values)
-        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            kind = "names" if name in PARTS else "lists of names"
-            raise DataError(f"{source}: {name} should be {kind}; {error}.") from None
+        arrays[name] = _arrow_array(columns[name], name, source)
     if len({len(array) for array in arrays.values()}) > 1:
         lengths = ", ".join(f"{name} {len(array):,}" for name, array in sorted(arrays.items()))
-        raise DataError(f"{source} should have as many rows in each column; it has {lengths}.")
+        reason = f"should have as many rows in each column; it has {lengths}"
+        raise InvalidCandidates(source, reason)
     return pa.table(arrays)
+
+
+def _arrow_array(values: Any, name: str, source: str) -> pa.Array:
+    if hasattr(values, "__array__"):
+        values = np.asarray(values)
+    if isinstance(values, np.ndarray) and values.ndim == 2:
+        # The offsets of shorter strings end at 2 GiB.
+        kind = pa.large_string() if values.dtype.kind == "U" else None
+        flat = pa.array(values.reshape(-1), kind)
+        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        expected = "names" if name in PARTS else "lists of names"
+        reason = f"should be {expected}; {error}"
+        raise InvalidCandidates(f"{source}, column {name},", reason) from None
 
 
 def _from_table(table: pa.Table, graph: Graph, split: Split, *, source: str) -> CandidateLists:
     """Match the rows to the triples of a split."""
     columns = dict(zip(table.column_names, table.columns, strict=True))
-    columns |= {
-        name: columns[ogb] for name, ogb in LISTS.items() if name not in columns and ogb in columns
-    }
+    for name, ogb_name in LISTS.items():
+        if name not in columns and ogb_name in columns:
+            columns[name] = columns[ogb_name]
     for name in (*PARTS, *LISTS):
         if name not in columns:
             listed = ", ".join(table.column_names) or "none"
-            raise DataError(f"{source} has no column {name}; its columns are {listed}. {ADVICE}")
-    vocabularies = (graph.entities, graph.relations, graph.entities)
-    ids = [
-        _ids(columns[part], names, part, source, np.arange)
-        for part, names in zip(PARTS, vocabularies, strict=True)
-    ]
+            reason = f"has no column {name}; its columns are {listed}"
+            raise InvalidCandidates(source, reason, advice=ADVICE)
+
+    ids = []
+    for part, names in zip(PARTS, (graph.entities, graph.relations, graph.entities), strict=True):
+        ids.append(_ids(columns[part], names, f"{source}, column {part}", np.arange))
     rows = _rows_of(np.stack(ids, axis=1), graph, split, source)
-    lists = [_lists(columns[name], graph.entities, name, source, rows) for name in LISTS]
-    starts = np.append(0, np.cumsum(np.concatenate([lengths for _, lengths in lists])))
-    return CandidateLists(np.concatenate([entities for entities, _ in lists]), starts)
+
+    entities = []
+    lengths = []
+    for name in LISTS:
+        place = f"{source}, column {name}"
+        list_entities, list_lengths = _lists(columns[name], graph.entities, place, rows)
+        entities.append(list_entities)
+        lengths.append(list_lengths)
+    starts = np.append(0, np.cumsum(np.concatenate(lengths)))
+    return CandidateLists(np.concatenate(entities), starts)
 
 
-def _rows_of(found: Ids, graph: Graph, split: Split, source: str) -> Ids:
+def _rows_of(listed: Ids, graph: Graph, split: Split, source: str) -> Ids:
     """The row of each triple of a split; repeated triples may share one."""
     triples = graph.split(split)
-    if np.array_equal(found, triples):
+    if np.array_equal(listed, triples):
         return np.arange(len(triples))
-    distinct, inverse = np.unique(np.concatenate([found, triples]), axis=0, return_inverse=True)
-    has, wanted = np.split(inverse.reshape(-1), [len(found)])
-    rows = np.full(len(distinct), -1)
-    rows[has] = np.arange(len(found))
-    if len(missing := np.flatnonzero(rows[wanted] < 0)):
-        raise DataError(
-            f"{source} has no candidates for {len(missing):,} of the {len(triples):,} {split} "
-            f"triples; the first is {_named(graph, triples[missing[0]])}. Add a row for each."
+    distinct, inverse = np.unique(np.concatenate([listed, triples]), axis=0, return_inverse=True)
+    key_of_row, key_of_triple = np.split(inverse.reshape(-1), [len(listed)])
+    row_of_key = np.full(len(distinct), -1)
+    row_of_key[key_of_row] = np.arange(len(listed))
+
+    missing = np.flatnonzero(row_of_key[key_of_triple] < 0)
+    if len(missing):
+        raise InvalidCandidates(
+            source,
+            f"has no candidates for {len(missing):,} of the {len(triples):,} {split} triples; the "
+            f"first is {_named(graph, triples[missing[0]])}",
+            advice="Add a row for each.",
         )
-    if len(np.unique(has)) < len(has):
-        repeated = found[np.flatnonzero(np.bincount(has)[has] > 1)[0]]
-        raise DataError(f"{source} has two rows for {_named(graph, repeated)}. Remove one.")
-    if len(extra := np.flatnonzero(~np.isin(has, wanted))):
-        raise DataError(
-            f"{source}: {len(extra):,} rows are no {split} triples of {graph.name}; the first is "
-            f"row {extra[0] + 1:,}, {_named(graph, found[extra[0]])}. Remove them, or choose "
-            "another split."
+    repeated = np.flatnonzero(np.bincount(key_of_row)[key_of_row] > 1)
+    if len(repeated):
+        reason = f"has two rows for {_named(graph, listed[repeated[0]])}"
+        raise InvalidCandidates(source, reason, advice="Remove one.")
+    extra = np.flatnonzero(~np.isin(key_of_row, key_of_triple))
+    if len(extra):
+        raise InvalidCandidates(
+            source,
+            f"has {len(extra):,} rows that are no {split} triples of {graph.name}; the first is "
+            f"row {extra[0] + 1:,}, {_named(graph, listed[extra[0]])}",
+            advice="Remove them, or choose another split.",
         )
-    return np.asarray(rows[wanted])
+    return np.asarray(row_of_key[key_of_triple])
 
 
-def _lists(
-    column: pa.ChunkedArray, names: Vocabulary, name: str, source: str, rows: Ids
-) -> tuple[Any, Ids]:
+def _lists(column: pa.ChunkedArray, names: Vocabulary, place: str, rows: Ids) -> tuple[Any, Ids]:
     """The ids of the lists of some rows, joined, and the length of each list."""
     import pyarrow.compute as pc  # slow to import, and needed for lists only
 
     kind = column.type
-    if not (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    ):
-        raise DataError(f"{source}: {name} should be lists of names; it holds {kind}.")
+    are_lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not (are_lists or pa.types.is_fixed_size_list(kind)):
+        raise InvalidCandidates(f"{place},", f"should be lists of names; it holds {kind}")
     if column.null_count:
         row = column.is_null().combine_chunks().index(True).as_py() + 1
-        raise DataError(f"{source}, row {row:,}: {name} is missing; it should be a list.")
+        raise InvalidCandidates(f"{place}, row {row:,},", "is missing; it should be a list")
     lengths = pc.list_value_length(column).to_numpy().astype(np.int64)
-    row_of = np.repeat(np.arange(len(lengths)), lengths)
-    ids = _ids(pc.list_flatten(column), names, name, source, lambda _: row_of).astype(np.int32)
+    row_of_value = np.repeat(np.arange(len(lengths)), lengths)
+    ids = _ids(pc.list_flatten(column), names, place, lambda _: row_of_value).astype(np.int32)
     if np.array_equal(rows, np.arange(len(lengths))):
         return ids, lengths
     lists = pa.LargeListArray.from_arrays(np.append(0, np.cumsum(lengths)), ids).take(rows)
     return lists.flatten().to_numpy(), lengths[rows]
 
 
-def _ids(column: pa.ChunkedArray, names: Vocabulary, name: str, source: str, rows: Any) -> Ids:
-    """The ids of names; each distinct one is looked up once. `rows(n)` are the rows of the values,
-    for errors.
+def _ids(column: pa.ChunkedArray, names: Vocabulary, place: str, rows: Callable[[int], Ids]) -> Ids:
+    """The ids of names; each distinct one is looked up once.
+
+    `rows(n)` are the rows of the n values, for errors.
     """
     encoded = column.dictionary_encode().unify_dictionaries()
     if encoded.null_count:
         row = rows(len(encoded))[encoded.is_null().index(True).as_py()] + 1
-        raise DataError(f"{source}, row {row:,}: a name of {name} is missing.")
+        raise InvalidCandidates(f"{place}, row {row:,},", "has no name")
     parts = [chunk.indices.to_numpy() for chunk in encoded.chunks]
     indices = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
     values = encoded.chunk(0).dictionary if parts else pa.array([], pa.string())
-    if len(values) and not (
-        pa.types.is_integer(values.type) or values.type in (pa.string(), pa.large_string())
-    ):
-        raise DataError(
-            f"{source}: {name} should be text or whole numbers; it holds {values.type}."
-        )
+    are_texts = values.type in (pa.string(), pa.large_string())
+    if len(values) and not (are_texts or pa.types.is_integer(values.type)):
+        reason = f"should be text or whole numbers; it holds {values.type}"
+        raise InvalidCandidates(f"{place},", reason)
     ids = np.empty(len(values), dtype=np.int64)
     for position, text in enumerate(values.cast(pa.string()).to_pylist()):
         try:
             ids[position] = names.id(text)
         except RequestError as error:
             row = rows(len(encoded))[int(np.argmax(indices == position))] + 1
-            raise DataError(f"{source}, row {row:,}, {name}: {error}") from None
+            raise InvalidCandidates(f"{place}, row {row:,}:", str(error).rstrip(".")) from None
     return np.asarray(ids[indices])
 
 
