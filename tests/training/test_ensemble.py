@@ -274,7 +274,7 @@ def test_wrong_requests(graph, folder, tmp_path):
     with pytest.raises(kg.RequestError, match="made of runs or of their folders; got ComplEx"):
         kg.Ensemble([run.model])
     with pytest.raises(
-        kg.RequestError, match='"equal", or None to fit them on validation; got "best"'
+        kg.RequestError, match="\"equal\", or None to fit them on validation; 'best' was given"
     ):
         kg.Ensemble([run], weights="best")
     unsaved = kg.Run(run.model, graph, run.recipe)

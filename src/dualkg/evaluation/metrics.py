@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from dualkg.registry import Registry
 
 Numbers = npt.NDArray[np.number]
 Floats = npt.NDArray[np.float64]
+F = TypeVar("F", bound=Callable[..., Any])
 HITS = (1, 3, 10)
 
 
@@ -76,16 +77,22 @@ class Metric:
 class MetricRegistry(Registry[Metric]):
     """The registered metrics, in the order of tables."""
 
-    def mean(self, *, label: str, name: str = "", title: str = "", **settings: Any) -> Any:
+    def mean(
+        self, *, label: str, name: str = "", title: str = "", **settings: Any
+    ) -> Callable[[F], F]:
         """A decorator for a function of ranks that returns the value of each query."""
         return self._decorator("per_query", label, name=name, title=title, **settings)
 
-    def of_all(self, *, label: str, name: str = "", title: str = "", **settings: Any) -> Any:
+    def of_all(
+        self, *, label: str, name: str = "", title: str = "", **settings: Any
+    ) -> Callable[[F], F]:
         """A decorator for a function of all ranks and of their numbers of candidates."""
         return self._decorator("of_all", label, name=name, title=title, **settings)
 
-    def _decorator(self, kind: str, label: str, *, name: str, title: str, **settings: Any) -> Any:
-        def register(function: Any) -> Any:
+    def _decorator(
+        self, kind: str, label: str, *, name: str, title: str, **settings: Any
+    ) -> Callable[[F], F]:
+        def register(function: F) -> F:
             key = name or function.__name__
             settings[kind] = function
             self.add(key, Metric(name=key, label=label, title=title or label, **settings))

@@ -14,23 +14,24 @@ from dualkg.data.triples import Triples
 from dualkg.kernels.hashing import STEP, splitmix64
 from dualkg.losses.queries import starts_query
 
-MAX_GROUP = 16  # answers of a query that stand together: more would leave a batch with few queries
-ROUNDS = 6  # of a Feistel network, each of which replaces half of the bits
-EXAMPLES_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 22}  # of a graph larger than memory
+MAX_GROUP = 16  # answers of a query that stand together; more would leave a batch with few queries
+ROUNDS = 6  # of the Feistel network; each replaces half of the bits
+EXAMPLES_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 22}  # read from a graph larger than memory
 
 
 def shuffled(size: int, *, seed: int, epoch: int, device: torch.device) -> Tensor:
-    """The integers below `size` in an order by hashes of seed and epoch, the same on every device,
-    `(size,)`.
+    """The integers below `size` in an order that seed and epoch determine, `(size,)`.
+
+    It is the order of their hashes, the same on every device.
     """
     return torch.argsort(_hashed(torch.arange(size, device=device), seed=seed, epoch=epoch))
 
 
 def in_keyed_order(positions: Tensor, size: int, *, seed: int, epoch: int) -> Tensor:
-    """What is at some positions of an order of the integers below `size`, by seed and epoch.
+    """The integers at some positions of an order of those below `size`, by seed and epoch.
 
-    It is a Feistel network of hashes, a bijection of bits; a result that is too large is put
-    through it again.
+    The order is a Feistel network of hashes, a bijection of numbers with an even number of bits. A
+    result that is not below `size` is put through it again.
     """
     half = ((max(size, 2) - 1).bit_length() + 1) // 2
     mask = (1 << half) - 1
@@ -43,18 +44,17 @@ def in_keyed_order(positions: Tensor, size: int, *, seed: int, epoch: int) -> Te
             left, right = right, left ^ (splitmix64(right * STEP + key) & mask)
         return (left << half) | right
 
-    found = permuted(positions)
-    while len(outside := (found >= size).nonzero().squeeze(1)):
-        found[outside] = permuted(found[outside])
-    return found
+    integers = permuted(positions)
+    while len(too_large := (integers >= size).nonzero().squeeze(1)):
+        integers[too_large] = permuted(integers[too_large])
+    return integers
 
 
 class MappedExamples:
-    """The training examples of a graph larger than memory: its triples as they are stored, and
-    computed reciprocals.
+    """The training examples of a graph on disk: its triples, and computed reciprocals.
 
-    On a CPU they stay in their file, on a GPU they are copied, with 12 bytes each.
-    `examples[indices]` is a batch.
+    On a CPU the triples stay in their memory-mapped file; on a GPU they are copied, with 12 bytes
+    each. `examples[indices]` is a batch.
     """
 
     def __init__(
@@ -79,19 +79,21 @@ class MappedExamples:
         return len(self._file) * (2 if self.reciprocal else 1)
 
     def __getitem__(self, indices: Tensor) -> Tensor:
-        """The examples with these numbers, `(batch, 3)`; those from `len(triples)` on are
-        reciprocals.
+        """The examples with these numbers, `(batch, 3)`.
+
+        Those from the number of triples on are reciprocals.
         """
         rows = indices % len(self._file)
-        found = (
-            torch.from_numpy(self._file[rows.numpy()]) if self._copy is None else self._copy[rows]
-        )
-        found = found.long()
+        if self._copy is None:
+            triples = torch.from_numpy(self._file[rows.numpy()]).long()
+        else:
+            triples = self._copy[rows].long()
         if not self.reciprocal:
-            return found
-        is_turned = (indices >= len(self._file))[:, None]
-        turned = torch.stack([found[:, 2], found[:, 1] + self.num_relations, found[:, 0]], dim=1)
-        return torch.where(is_turned, turned, found)
+            return triples
+        heads, relations, tails = triples.unbind(1)
+        reciprocals = torch.stack([tails, relations + self.num_relations, heads], dim=1)
+        is_reciprocal = (indices >= len(self._file))[:, None]
+        return torch.where(is_reciprocal, reciprocals, triples)
 
     def batches(self, batch_size: int, *, seed: int, epoch: int) -> Iterator[Tensor]:
         """The batches of one epoch, `(batch, 3)` each."""
@@ -117,7 +119,7 @@ class GroupedByQuery:
         self.first_groups = groups.cumsum(0) - groups
 
     def shuffled(self, *, seed: int, epoch: int) -> Tensor:
-        """The same as the function of that name, grouped."""
+        """An order of the triples by seed and epoch, grouped by query, `(size,)`."""
         size = len(self.queries)
         device = self.queries.device
         order = shuffled(size, seed=seed, epoch=epoch, device=device)
@@ -125,8 +127,9 @@ class GroupedByQuery:
         queries = self.queries[order]
         positions = torch.arange(size, device=device)
         groups = self.first_groups[queries] + (positions - self.starts[queries]) // MAX_GROUP
-        # Integers from `size` on are not hashed for the triples.
-        return order[torch.argsort(_hashed(groups + size, seed=seed, epoch=epoch), stable=True)]
+        # Triples use the hashes of the integers below `size`, so groups use those from there on.
+        group_keys = _hashed(groups + size, seed=seed, epoch=epoch)
+        return order[torch.argsort(group_keys, stable=True)]
 
 
 def one_of_each_query(triples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -136,8 +139,9 @@ def one_of_each_query(triples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def queries_on_disk(graph: Graph) -> Triples:
-    """One triple of every head and relation of a graph larger than memory, and of its reciprocals,
-    on disk.
+    """One triple of every head and relation of a graph on disk and of its reciprocals.
+
+    The triples are on disk too.
     """
     known = KnownAnswers.of(graph, ["train"])
     num_relations = graph.shape.num_relations

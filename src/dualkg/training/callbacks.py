@@ -1,6 +1,4 @@
-"""Callbacks of a training, and the trackers built on them: TensorBoard, MLflow, Weights &
-Biases.
-"""
+"""Callbacks of a training, and trackers: TensorBoard, MLflow, Weights & Biases."""
 
 import json
 import os
@@ -13,7 +11,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dualkg.data.graph import Graph
-from dualkg.errors import RequestError, did_you_mean
+from dualkg.errors import (
+    PYTHON,
+    DamagedFile,
+    InvalidValue,
+    RequestError,
+    UnknownName,
+    Words,
+    close_matches,
+)
 from dualkg.evaluation.report import Report
 from dualkg.extras import optional_import
 from dualkg.files import write_text
@@ -24,15 +30,31 @@ from dualkg.training.run import Run, RunFolder
 
 
 class StopTraining(Exception):
-    """Raised by `on_epoch` or `on_validation` to end training after this epoch, as early stopping
-    does.
+    """Raised by `on_epoch` or `on_validation` to end training after this epoch.
+
+    The run ends as with early stopping.
     """
+
+
+class MissingFolder(RequestError):
+    """A tracker writes into a folder, and neither it nor the run has one."""
+
+    def __init__(self, tracker: str) -> None:
+        super().__init__()
+        self.tracker = tracker
+
+    def message(self, words: Words = PYTHON) -> str:
+        out = words.option("out", "runs/mine")
+        return (
+            f"{self.tracker} needs a folder: {self.tracker}(folder='logs'), or a run folder, {out}."
+        )
 
 
 @dataclass(frozen=True)
 class TrainingInfo:
-    """What a callback gets at the start; `epoch` counts the epochs that a resumed run has already
-    behind it.
+    """What a callback gets at the start.
+
+    `epoch` is the number of epochs that a resumed run has finished before.
     """
 
     model: Model
@@ -45,16 +67,17 @@ class TrainingInfo:
     @property
     def title(self) -> str:
         """The name of the run folder, or of graph and model where there is none."""
-        return self.folder.name if self.folder else f"{self.graph.name} {self.recipe.model.name}"
+        if self.folder:
+            return self.folder.name
+        return f"{self.graph.name} {self.recipe.model.name}"
 
 
 class Callback:
-    """Subclass it, override the methods you need, and pass instances: `kg.train(…,
-    callbacks=[MyCallback()])`.
+    """Subclass it, override the methods you need, and pass instances.
 
-    `StopTraining`, raised in `on_epoch` or `on_validation`, ends training early: the run is
-    evaluated and saved. Any other exception ends it as a failure and is passed on; a run with a
-    folder can then be resumed.
+    An example is `kg.train(…, callbacks=[MyCallback()])`. `StopTraining`, raised in `on_epoch` or
+    `on_validation`, ends training early: the run is evaluated and saved. Any other exception ends
+    it as a failure and is passed on; a run with a folder can then be resumed.
     """
 
     def on_start(self, training: TrainingInfo) -> None:
@@ -64,13 +87,15 @@ class Callback:
         """After the validation split was ranked, before `on_epoch` of the same epoch."""
 
     def on_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """After an epoch, counted from 1: `loss`, `learning_rate`, `seconds`, and `valid_mrr` if it
-        was validated.
+        """After an epoch, counted from 1.
+
+        Metrics are `loss`, `learning_rate`, `seconds`, and `valid_mrr` if the epoch was validated.
         """
 
     def on_end(self, run: Run | None) -> None:
-        """After the run was evaluated and saved; with None if training failed or was
-        interrupted.
+        """After the run was evaluated and saved.
+
+        `run` is None if training failed or was interrupted.
         """
 
 
@@ -85,8 +110,9 @@ class Tracker(Callback):
 
     @abstractmethod
     def open(self, training: TrainingInfo, settings: Mapping[str, Any], run_id: str | None) -> str:
-        """Begin to write and return the id of the tracked run, which is given again when a run is
-        resumed.
+        """Begin to write and return the id of the tracked run.
+
+        The id is passed again when a run is resumed.
         """
 
     @abstractmethod
@@ -105,23 +131,16 @@ class Tracker(Callback):
     @property
     def options(self) -> dict[str, Any]:
         """The keywords that construct this tracker again: its public attributes."""
-        return {
-            name: value and str(value)
-            for name, value in vars(self).items()
-            if not name.startswith("_")
-        }
+        options = {}
+        for name, value in vars(self).items():
+            if not name.startswith("_"):
+                options[name] = value and str(value)
+        return options
 
     def on_start(self, training: TrainingInfo) -> None:
         self._failed = False
-        tables = training.recipe.model_dump(mode="json", exclude_none=True)  # as `model.dim`
-        settings = {
-            f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()
-        }
-        settings |= {f"graph.{key}": number for key, number in training.graph.counts.items()}
         saved = read_tracking(training.folder)
-        run_id = self.open(
-            training, {**settings, "engine": training.engine}, saved.get(self.name, {}).get("id")
-        )
+        run_id = self.open(training, _settings(training), saved.get(self.name, {}).get("id"))
         if training.folder:
             saved[self.name] = {"id": run_id, "options": self.options}
             write_text(RunFolder(training.folder).tracking, json.dumps(saved, indent=1))
@@ -149,29 +168,40 @@ class Tracker(Callback):
             logger.warning("%s stopped tracking: %s: %s", self.name, type(error).__name__, error)
 
 
+def _settings(training: TrainingInfo) -> dict[str, Any]:
+    """Settings as `model.dim`, numbers of the graph, and the engine."""
+    settings = {}
+    tables = training.recipe.model_dump(mode="json", exclude_none=True)
+    for table, keys in tables.items():
+        for key, value in keys.items():
+            settings[f"{table}.{key}"] = value
+    for key, number in training.graph.counts.items():
+        settings[f"graph.{key}"] = number
+    settings["engine"] = training.engine
+    return settings
+
+
 def _metrics(prefix: str, report: Report) -> dict[str, float]:
-    values = report.metrics.as_dict()
-    return {
-        f"{prefix}/{key}": value
-        for key, value in values.items()
-        if value is not None and key != "num_queries"
-    }
+    metrics = {}
+    for key, value in report.metrics.as_dict().items():
+        if value is not None and key != "num_queries":
+            metrics[f"{prefix}/{key}"] = value
+    return metrics
 
 
 def check_folder(tracker: Callback, folder: str | Path | None) -> None:
-    """Refuse a tracker that writes into a run folder where there is none, and it has no folder of
-    its own.
+    """Refuse a tracker that writes into a run folder where there is none.
+
+    It may have a folder of its own.
     """
     if isinstance(tracker, TensorBoard | WandB) and not (tracker.folder or folder):
-        name = type(tracker).__name__
-        raise RequestError(
-            f"{name} needs a folder: {name}(folder='logs'), or a run folder, out='runs/mine'."
-        )
+        raise MissingFolder(type(tracker).__name__)
 
 
 class TensorBoard(Tracker):
-    """Event files in `folder`, by default RUN/tensorboard. Look at all runs with `tensorboard
-    --logdir runs`.
+    """Event files in `folder`, by default RUN/tensorboard.
+
+    `tensorboard --logdir runs` shows all runs.
     """
 
     name = "tensorboard"
@@ -184,9 +214,10 @@ class TensorBoard(Tracker):
 
         check_folder(self, training.folder)
         path = self.folder or RunFolder(training.folder or "").tensorboard
-        # A run that was killed may have written epochs after its last checkpoint, which are trained
-        # again.
-        self._writer = SummaryWriter(str(path), purge_step=training.epoch + 1 if run_id else None)
+        # A run that was killed may have written epochs after its last checkpoint. They are trained
+        # again, so their events are removed.
+        purge_step = training.epoch + 1 if run_id else None
+        self._writer = SummaryWriter(str(path), purge_step=purge_step)
         if not run_id:
             rows = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
             self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", 0)
@@ -202,8 +233,9 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """A run of an MLflow experiment at `uri`: by default MLFLOW_TRACKING_URI, or else mlflow.db in
-    this folder.
+    """A run of an MLflow experiment at `uri`.
+
+    The default is MLFLOW_TRACKING_URI, or else mlflow.db in the working folder.
     """
 
     name = "mlflow"
@@ -216,9 +248,8 @@ class MLflow(Tracker):
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        from_environment = os.environ.get(
-            "MLFLOW_TRACKING_URI"
-        )  # not saved with the run: it may hold a password
+        # The address is not saved with the run: it may hold a password.
+        from_environment = os.environ.get("MLFLOW_TRACKING_URI")
         if not self.uri and not from_environment:
             self.uri = f"sqlite:///{Path('mlflow.db').resolve()}"
         self._client = MlflowClient(tracking_uri=self.uri or from_environment)
@@ -226,36 +257,35 @@ class MLflow(Tracker):
             self._run = run_id
             self._client.update_run(run_id, status="RUNNING")
             return run_id
-        found = self._client.get_experiment_by_name(self.experiment)
-        experiment = (
-            found.experiment_id if found else self._client.create_experiment(self.experiment)
-        )
-        folder = {"dualkg.folder": str(training.folder.resolve())} if training.folder else {}
-        self._run = str(
-            self._client.create_run(experiment, run_name=training.title, tags=folder).info.run_id
-        )
-        self._client.log_batch(
-            self._run, params=[Param(key, str(value)) for key, value in settings.items()]
-        )
+        experiment = self._client.get_experiment_by_name(self.experiment)
+        if experiment:
+            experiment_id = experiment.experiment_id
+        else:
+            experiment_id = self._client.create_experiment(self.experiment)
+        tags = {}
+        if training.folder:
+            tags["dualkg.folder"] = str(training.folder.resolve())
+        run = self._client.create_run(experiment_id, run_name=training.title, tags=tags)
+        self._run = str(run.info.run_id)
+        params = [Param(key, str(value)) for key, value in settings.items()]
+        self._client.log_batch(self._run, params=params)
         return self._run
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self._client.log_batch(
-            self._run, metrics=[Metric(key, value, now, step) for key, value in metrics.items()]
-        )
+        values = [Metric(key, value, now, step) for key, value in metrics.items()]
+        self._client.log_batch(self._run, metrics=values)
 
     def close(self, *, failed: bool) -> None:
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
 
 class WandB(Tracker):
-    """A run of Weights & Biases: offline in RUN/wandb (or `folder`/wandb), uploaded by `wandb
-    sync`.
+    """A run of Weights & Biases, offline in RUN/wandb or `folder`/wandb.
 
-    With WANDB_MODE=online it is uploaded while it is trained.
+    `wandb sync` uploads it. With WANDB_MODE=online it is uploaded while it is trained.
     """
 
     name = "wandb"
@@ -270,17 +300,17 @@ class WandB(Tracker):
         check_folder(self, training.folder)
         path = Path(self.folder or training.folder or "")
         path.mkdir(parents=True, exist_ok=True)
-        options: dict[str, Any] = {
-            "mode": os.environ.get("WANDB_MODE", "offline"),
-            "reinit": "create_new",
-        }
-        options |= {
-            "project": os.environ.get("WANDB_PROJECT", self.project),
-            "name": training.title,
-            "dir": path,
-        }
-        options |= {"id": run_id, "resume": "allow" if run_id else None, "config": dict(settings)}
-        self._run = wandb.init(settings=wandb.Settings(silent=True, console="off"), **options)
+        self._run = wandb.init(
+            settings=wandb.Settings(silent=True, console="off"),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            reinit="create_new",
+            project=os.environ.get("WANDB_PROJECT", self.project),
+            name=training.title,
+            dir=path,
+            id=run_id,
+            resume="allow" if run_id else None,
+            config=dict(settings),
+        )
         return str(self._run.id)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -299,46 +329,60 @@ Callbacks = Sequence[Callback | str] | None
 def find_callbacks(given: Callbacks) -> list[Callback]:
     """Callbacks as they are, and trackers by name."""
     if isinstance(given, (str, Callback)) or not isinstance(given, (Iterable, type(None))):
-        raise RequestError(
-            f"callbacks is a list, such as callbacks=[kg.TensorBoard()]; {given!r} was given."
-        )
-    found: list[Callback] = []
-    for one in given or ():
-        if isinstance(one, str) and one.casefold() not in TRACKERS:
-            near = did_you_mean(one, TRACKERS) or f" There are {', '.join(TRACKERS)}."
-            raise RequestError(f"No tracker is named '{one}'.{near}")
-        callback = TRACKERS[one.casefold()]() if isinstance(one, str) else one
+        raise InvalidValue("callbacks", expected="a list, such as [kg.TensorBoard()]", found=given)
+    callbacks = []
+    for item in given or ():
+        callback = _tracker(item) if isinstance(item, str) else item
         if not isinstance(callback, Callback):
-            raise RequestError(
-                "A callback is an instance of a subclass of kg.Callback, or one of "
-                f"{', '.join(TRACKERS)}; {one!r} was given."
+            trackers = ", ".join(TRACKERS)
+            raise InvalidValue(
+                "callbacks",
+                expected=f"instances of subclasses of kg.Callback, or names of {trackers}",
+                found=item,
             )
         if isinstance(callback, Tracker):
             callback.check()
-        found.append(callback)
-    return found
+        callbacks.append(callback)
+    return callbacks
+
+
+def _tracker(name: str) -> Tracker:
+    kind = TRACKERS.get(name.casefold())
+    if kind is None:
+        similar = close_matches(name, TRACKERS)
+        raise UnknownName("tracker", name, suggestions=similar, known=list(TRACKERS))
+    return kind()
 
 
 def read_tracking(folder: Path | None) -> dict[str, Any]:
     """The trackers that a run was started with, by name."""
-    own = RunFolder(folder or "")
-    return dict(own.read(own.tracking, dict[str, dict[str, Any]], default={})) if folder else {}
+    if folder is None:
+        return {}
+    run = RunFolder(folder)
+    return dict(run.read(run.tracking, dict[str, dict[str, Any]], default={}))
 
 
 def save_trackers(folder: Path, callbacks: Sequence[Callback]) -> None:
-    """Note the trackers of a run before its training starts, which may be after tuning."""
-    trackers = {one.name: {"options": one.options} for one in callbacks if isinstance(one, Tracker)}
+    """Save the trackers of a run before its training starts, which may be after tuning."""
+    trackers = {}
+    for callback in callbacks:
+        if isinstance(callback, Tracker):
+            trackers[callback.name] = {"options": callback.options}
     if trackers:
         write_text(RunFolder(folder).tracking, json.dumps(trackers, indent=1))
 
 
 def saved_trackers(folder: Path) -> list[Callback]:
     """The trackers that a run was started with, to resume it with."""
+    trackers: list[Callback] = []
     try:
-        return [TRACKERS[name](**about["options"]) for name, about in read_tracking(folder).items()]
+        for name, saved in read_tracking(folder).items():
+            trackers.append(TRACKERS[name](**saved["options"]))
     except (KeyError, TypeError) as error:
         path = RunFolder(folder).tracking
-        raise RequestError(f"{path} is damaged: {error}. Remove it to resume untracked.") from None
+        advice = "Remove it to resume untracked."
+        raise DamagedFile(path, str(error), advice=advice) from None
+    return trackers
 
 
 def end_callbacks(started: Sequence[Callback], run: Run | None) -> None:
@@ -349,9 +393,10 @@ def end_callbacks(started: Sequence[Callback], run: Run | None) -> None:
             callback.on_end(run)
         except Exception as error:
             errors.append(error)
-    if errors and run is not None:
-        raise errors[0]
-    if errors:
-        logger.warning(
-            "A callback failed after the training did: %s: %s", type(errors[0]).__name__, errors[0]
-        )
+    if not errors:
+        return
+    first = errors[0]
+    if run is not None:
+        raise first
+    kind = type(first).__name__
+    logger.warning("A callback failed after the training did: %s: %s", kind, first)

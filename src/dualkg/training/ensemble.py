@@ -1,6 +1,4 @@
-"""An ensemble: several runs on one graph as one run, with weights fitted on the validation
-split.
-"""
+"""An ensemble: several runs on one graph as one run, with weights fitted on validation triples."""
 
 from __future__ import annotations
 
@@ -17,13 +15,53 @@ from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers, with_reciprocals
 from dualkg.data.graph import SPLITS, Graph
-from dualkg.errors import DivergedError, RequestError
+from dualkg.errors import (
+    DamagedFile,
+    DivergedError,
+    InvalidValue,
+    PathExists,
+    RequestError,
+    Unsupported,
+)
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS, eval_mode, full_precision
 from dualkg.files import file_record, locks, read_json, write_text
 from dualkg.models.ensemble import EnsembleModel
 from dualkg.training.run import Run, RunFolder, load_run
 
 Weights = Sequence[float] | Literal["equal"]
+
+MAX_SCORES = {"cpu": 2**26, "cuda": 2**28}  # of all members, in memory
+MAX_CANDIDATES = 2**16  # entities per query; drawn at random if there are more
+EXCLUDED = -1e15  # the margin of known answers; its square is finite in float32
+MIN_GAIN = 1e-4  # of MRR; a smaller one is no reason to change the weights
+MIN_ERRORS = 1.0  # standard errors by which held-out queries must confirm fitted shares
+MAKE_AGAIN = "Make the ensemble again from its runs, and save it."
+STEPS = (0.2, 0.1, 0.05, 0.025)  # of a member's share
+
+
+class InvalidMembers(RequestError):
+    """Runs that cannot form an ensemble; `reason` is the whole sentence."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ChangedMember(RequestError):
+    """A run of a saved ensemble is missing, or has other weights than the ensemble was made of."""
+
+    def __init__(self, ensemble: Path, member: Path, *, missing: bool) -> None:
+        sentence = (
+            f"The weights of {member} are not those that the ensemble {ensemble} was made of."
+        )
+        if missing:
+            sentence = (
+                f"The ensemble {ensemble} needs the run {member}, which is not there. Move it back."
+            )
+        super().__init__(f"{sentence} {MAKE_AGAIN}")
+        self.ensemble = ensemble
+        self.member = member
+        self.missing = missing
 
 
 class Ensemble(Run):
@@ -47,56 +85,42 @@ class Ensemble(Run):
         weights: Weights | None = None,
         trust_code: bool = False,
     ) -> None:
-        if isinstance(runs, (str, Path, Run)) or not isinstance(runs, Iterable):
-            raise RequestError(
-                "kg.Ensemble takes a list of runs. kg.load_run(folder) loads a folder of several "
-                "seeds."
-            )
-        runs = list(runs)
-        if wrong := [type(one).__name__ for one in runs if not isinstance(one, (Run, str, Path))]:
-            expected = "An ensemble is made of runs or of their folders"
-            raise RequestError(f"{expected}; got {wrong[0]}. kg.train returns a run.")
-        loaded = [
-            one if isinstance(one, Run) else load_run(one, trust_code=trust_code) for one in runs
-        ]
-        members = [
-            member
-            for one in loaded
-            for member in (one.members if isinstance(one, Ensemble) else [one])
-        ]
-        if not members:
-            raise RequestError("An ensemble has at least one run; none was given.")
-        self.members = members
+        self.members = _members(runs, trust_code=trust_code)
         self.fit = {}
-        graph = members[0].graph
-        for name, member in zip(self.names, members, strict=True):
-            _check_same_graph((self.names[0], graph), (name, member.graph))
-            member.model.to(members[0].model.device)
-        if isinstance(weights, str) and weights != "equal":
-            raise RequestError(
-                f'weights are numbers, "equal", or None to fit them on validation; got "{weights}".'
-            )
-        model = EnsembleModel(
-            [one.model for one in members], weights=None if isinstance(weights, str) else weights
-        )
-        super().__init__(model.eval(), graph, members[0].recipe)
-        if weights is None and len(graph.valid):
+        first = self.members[0]
+        for name, member in zip(self.names, self.members, strict=True):
+            _check_same_graph((self.names[0], first.graph), (name, member.graph))
+            member.model.to(first.model.device)
+
+        if isinstance(weights, str):
+            if weights != "equal":
+                raise InvalidValue(
+                    "weights",
+                    expected='numbers, "equal", or None to fit them on validation',
+                    found=weights,
+                )
+            model = EnsembleModel([member.model for member in self.members])
+        else:
+            model = EnsembleModel([member.model for member in self.members], weights=weights)
+        super().__init__(model.eval(), first.graph, first.recipe)
+        if weights is None and len(first.graph.valid):
             self.fit_weights()
 
     @property
     def names(self) -> list[str]:
-        """The names of the members' folders, or their paths if a name repeats; of a run without a
-        folder, its model.
+        """The names of the members' folders, or their paths if a name repeats.
+
+        A run without a folder has the name of its model.
         """
-        names = [
-            run.folder.resolve().name if run.folder else run.model_name for run in self.members
-        ]
+        names = []
+        paths = []
+        for number, member in enumerate(self.members, start=1):
+            folder = member.folder
+            names.append(folder.resolve().name if folder else member.model_name)
+            paths.append(str(folder or f"{number} {member.model_name}"))
         if len(set(names)) == len(names):
             return names
-        return [
-            str(run.folder or f"{number} {run.model_name}")
-            for number, run in enumerate(self.members, start=1)
-        ]
+        return paths
 
     @property
     def model_name(self) -> str:
@@ -108,10 +132,10 @@ class Ensemble(Run):
 
     @property
     def settings_text(self) -> str:
-        recipes = zip(self.names, self.model.weights, self.members, strict=True)
-        return "\n".join(
-            f"# {name}, weight {weight:g}\n{run.settings_text}" for name, weight, run in recipes
-        )
+        parts = []
+        for name, weight, member in zip(self.names, self.model.weights, self.members, strict=True):
+            parts.append(f"# {name}, weight {weight:g}\n{member.settings_text}")
+        return "\n".join(parts)
 
     def fit_weights(self) -> tuple[float, ...]:
         """Set the weights that have the best MRR on the validation split, and return them.
@@ -119,9 +143,10 @@ class Ensemble(Run):
         A folder that the ensemble was loaded from keeps the old weights: save it to another one.
         """
         if not len(self.graph.valid):
-            raise RequestError(
-                f"{self.graph.name} has no validation triples to fit weights on. Give weights "
-                "instead."
+            raise Unsupported(
+                self.graph.name,
+                "has no validation triples to fit weights on",
+                advice="Give weights instead.",
             )
         self.model.weights, self.fit = fit_weights(self.model, self.graph)
         self.reports = {}
@@ -130,157 +155,177 @@ class Ensemble(Run):
 
     @locks("path")
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Evaluate the ensemble and save it: graph, weights, reports, and references to the folders
-        of its members.
+        """Evaluate the ensemble and save it: graph, weights and reports.
+
+        Its members are saved as references to their folders.
         """
         folder = RunFolder(path)
         folder.check_free(overwrite=overwrite)
-        home = folder.path.resolve()
-        members = []
+        members = self._references(folder.path.resolve())
+        for split in SPLITS[1:]:
+            self.report_on(split)
+        saved = {"members": members, "fit": self.fit}
+        with folder.create(None, self.graph, self.model.device, overwrite=overwrite) as new_folder:
+            write_text(new_folder.ensemble, json.dumps(saved, indent=1, ensure_ascii=False))
+            new_folder.save_reports(self)
+        self.folder = folder.path
+        return folder.path
+
+    def _references(self, home: Path) -> list[dict[str, Any]]:
+        """The path of each member from the folder `home`, its model, checksum and weight."""
+        references = []
         for name, member, weight in zip(self.names, self.members, self.model.weights, strict=True):
             if member.folder is None:
-                raise RequestError(
+                raise InvalidMembers(
                     f"The run {name} of the ensemble has no folder. Save it first: "
                     "run.save(folder)."
                 )
-            if member.folder.resolve() == home:
-                raise RequestError(
-                    f"{path} is one of the runs of the ensemble. Name another folder with --out."
-                )
-            about = {
-                "run": os.path.relpath(member.folder.resolve(), home),
-                "model": member.model_name,
-            }
-            members.append({**about, "sha256": _checksum(member.folder), "weight": weight})
-        for split in SPLITS[1:]:
-            self.report_on(split)
-        with folder.create(None, self.graph, self.model.device, overwrite=overwrite) as fresh:
-            write_text(
-                fresh.ensemble,
-                json.dumps({"members": members, "fit": self.fit}, indent=1, ensure_ascii=False),
+            member_folder = member.folder.resolve()
+            if member_folder == home:
+                raise PathExists(home, what="one of the runs of the ensemble", overwritable=False)
+            references.append(
+                {
+                    "run": os.path.relpath(member_folder, home),
+                    "model": member.model_name,
+                    "sha256": _checksum(member.folder),
+                    "weight": weight,
+                }
             )
-            fresh.save_reports(self)
-        self.folder = folder.path
-        return folder.path
+        return references
 
     @classmethod
     def load(cls, path: str | Path, *, trust_code: bool = False) -> Ensemble:
         """A saved ensemble, or the runs `seed-*` in a folder with equal weights."""
         folder = RunFolder(path)
         if not folder.ensemble.exists():
-            made = cls(
-                [file.parent for file in folder.seeds()], weights="equal", trust_code=trust_code
-            )
-            made.folder = folder.path
-            return made
+            seeds = [file.parent for file in folder.seeds()]
+            ensemble = cls(seeds, weights="equal", trust_code=trust_code)
+            ensemble.folder = folder.path
+            return ensemble
+
         saved = read_json(folder.ensemble)
-        again = "Make the ensemble again: dualkg ensemble RUN RUN --out FOLDER"
+        home = folder.path.resolve()
+        members: list[Path] = []
         try:
-            members = [
-                (folder.path.resolve() / one["run"], one["sha256"]) for one in saved["members"]
-            ]
-            weights = [float(one["weight"]) for one in saved["members"]]
+            for reference in saved["members"]:
+                member = RunFolder(os.path.normpath(home / reference["run"]))
+                members.append(member.path)
+                if not member.finished:
+                    raise ChangedMember(folder.path, member.path, missing=True)
+                if _checksum(member.path) != reference["sha256"]:
+                    raise ChangedMember(folder.path, member.path, missing=False)
+            weights = [float(reference["weight"]) for reference in saved["members"]]
             fit = dict(saved["fit"])
         except (KeyError, TypeError, ValueError) as error:
             reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-            raise RequestError(f"{folder.ensemble} is damaged: {reason}. {again}") from None
-        folders = [RunFolder(os.path.normpath(place)) for place, _ in members]
-        for member, (_, checksum) in zip(folders, members, strict=True):
-            if not member.finished:
-                raise RequestError(
-                    f"The ensemble {folder.path} needs the run {member.path}, which is not there. "
-                    f"Move it back. {again}"
-                )
-            if _checksum(member.path) != checksum:
-                raise RequestError(
-                    f"The weights of {member.path} are not those that the ensemble {folder.path} "
-                    f"was made of. {again}"
-                )
-        made = cls([member.path for member in folders], weights=weights, trust_code=trust_code)
-        made.fit = fit
-        made.folder = folder.path
-        for run in made.members:
-            run.graph = made.graph  # one copy in memory
-        return made
+            raise DamagedFile(folder.ensemble, reason, advice=MAKE_AGAIN) from None
+        ensemble = cls(members, weights=weights, trust_code=trust_code)
+        ensemble.fit = fit
+        ensemble.folder = folder.path
+        for run in ensemble.members:
+            run.graph = ensemble.graph  # one copy in memory
+        return ensemble
+
+
+def _members(runs: Sequence[Run | str | Path], *, trust_code: bool) -> list[Run]:
+    """The runs of an ensemble; folders are loaded, and ensembles stand for their members."""
+    if isinstance(runs, (str, Path, Run)) or not isinstance(runs, Iterable):
+        raise InvalidMembers(
+            "kg.Ensemble takes a list of runs. kg.load_run(folder) loads a folder of several seeds."
+        )
+    members: list[Run] = []
+    for given in runs:
+        if not isinstance(given, (Run, str, Path)):
+            raise InvalidMembers(
+                "An ensemble is made of runs or of their folders; got "
+                f"{type(given).__name__}. kg.train returns a run."
+            )
+        run = given if isinstance(given, Run) else load_run(given, trust_code=trust_code)
+        members += run.members if isinstance(run, Ensemble) else [run]
+    if not members:
+        raise InvalidMembers("An ensemble has at least one run; none was given.")
+    return members
 
 
 def _checksum(folder: Path) -> str:
-    """Of the weights of a run; of those in several files, one after the other."""
+    """The checksum of the weights of a run, or those of its files one after the other."""
     run = RunFolder(folder)
-    return " ".join(
-        str(file_record(path)["sha256"]) for path in run.weight_files() or [run.weights]
-    )
+    files = run.weight_files() or [run.weights]
+    return " ".join(str(file_record(file)["sha256"]) for file in files)
 
 
-def _check_same_graph(one: tuple[str, Graph], other: tuple[str, Graph]) -> None:
-    """Refuse runs whose ids or splits differ, by content: a graph in memory may have no
-    fingerprint.
+NamedGraph = tuple[str, Graph]  # of a run, with the name of the run
+
+
+def _check_same_graph(first: NamedGraph, second: NamedGraph) -> None:
+    """Refuse runs whose ids or splits differ.
+
+    Contents are compared, since a graph in memory may have no fingerprint.
     """
-    (name, a), (other_name, b) = one, other
-    same_names = a.entities.names.equals(b.entities.names) and a.relations.names.equals(
-        b.relations.names
-    )
-    if a is b or (
-        same_names and all(np.array_equal(a.split(split), b.split(split)) for split in SPLITS)
-    ):
+    name_a, a = first
+    name_b, b = second
+    if a is b or _same_contents(a, b):
         return
-    which = f"{name} on {a.name} and {other_name} on {b.name}"
+    trained = f"{name_a} on {a.name} and {name_b} on {b.name}"
     if a.name == b.name:
-        which = f"{name} and {other_name} on different triples or splits of {a.name}"
-    raise RequestError(
-        f"The runs of an ensemble are trained on one graph; these were trained {which}."
+        trained = f"{name_a} and {name_b} on different triples or splits of {a.name}"
+    raise InvalidMembers(
+        f"The runs of an ensemble are trained on one graph; these were trained {trained}."
     )
 
 
-MAX_SCORES = {"cpu": 2**26, "cuda": 2**28}  # of all members, in memory
-MAX_CANDIDATES = 2**16  # entities per query; drawn at random if there are more
-EXCLUDED = -1e15  # the margin of known answers; its square is finite in float32
-MIN_GAIN = 1e-4  # of MRR: a smaller one is no reason to change the weights
-MIN_ERRORS = 1.0  # standard errors by which held-out queries must confirm fitted shares
-STEPS = (0.2, 0.1, 0.05, 0.025)  # of a member's share
+def _same_contents(a: Graph, b: Graph) -> bool:
+    same_entities = a.entities.names.equals(b.entities.names)
+    same_relations = a.relations.names.equals(b.relations.names)
+    if not (same_entities and same_relations):
+        return False
+    return all(np.array_equal(a.split(split), b.split(split)) for split in SPLITS)
 
 
 def fit_weights(model: EnsembleModel, graph: Graph) -> tuple[list[float], dict[str, Any]]:
-    """Weights with the best MRR on validation queries, filtered by train and valid, and the MRR of
-    all members.
+    """Weights with the best MRR on validation queries, and how they were fitted.
 
-    Scores of each member are scaled to the temperature with the best likelihood. Shares of the
-    members are fitted twice more, on each half of the triples. Where the other half does not
-    confirm them by `MIN_ERRORS` standard errors of their gain over equal shares, they follow noise,
-    and the shares are equal. Test triples are not used.
+    Ranks are filtered by train and valid; test triples are not used. Scores of each member are
+    scaled to the temperature with the best likelihood. Shares of the members are fitted twice more,
+    on each half of the triples. Where the other half does not confirm them by `MIN_ERRORS` standard
+    errors of their gain over equal shares, they follow noise, and the shares are equal.
     """
     margins, halves = _margins(model, graph)
-    scales = torch.tensor([_temperature(one) for one in margins], device=margins.device)
+    temperatures = [_temperature(of_member) for of_member in margins]
+    scales = torch.tensor(temperatures, device=margins.device)
     scaled = margins.mul_(scales[:, None, None])
     shares = _fit_shares(scaled, 1 / scales)
     equal = torch.full_like(scales, 1 / len(scaled))
     gains = []
     for half in (halves, ~halves):
         fitted = _fit_shares(scaled[:, half], 1 / scales)
-        gains.append(
-            _reciprocal_ranks(fitted, scaled[:, ~half]) - _reciprocal_ranks(equal, scaled[:, ~half])
-        )
+        with_fitted = _reciprocal_ranks(fitted, scaled[:, ~half])
+        with_equal = _reciprocal_ranks(equal, scaled[:, ~half])
+        gains.append(with_fitted - with_equal)
     gain = torch.cat(gains)
-    confirmed = (
-        len(gain) > 1 and float(gain.mean()) > MIN_ERRORS * float(gain.std()) / len(gain) ** 0.5
-    )
-    shares = shares if confirmed else equal
+    confirmed = False
+    if len(gain) > 1:
+        standard_error = float(gain.std()) / len(gain) ** 0.5
+        confirmed = float(gain.mean()) > MIN_ERRORS * standard_error
+    if not confirmed:
+        shares = equal
+
     weights = [float(f"{weight:.4g}") for weight in (shares * scales).tolist()]
-    about = {"split": "valid", "num_queries": margins.shape[1], "equal_shares": not confirmed}
-    found = [_mrr(one, scaled) for one in torch.eye(len(scaled), device=scaled.device)]
+    alone = torch.eye(len(scaled), device=scaled.device)
     return weights, {
-        **about,
+        "split": "valid",
+        "num_queries": margins.shape[1],
+        "equal_shares": not confirmed,
         "mrr": round(_mrr(shares, scaled), 6),
-        "mrr_of_members": [round(one, 6) for one in found],
+        "mrr_of_members": [round(_mrr(member, scaled), 6) for member in alone],
     }
 
 
 def _fit_shares(scaled: Tensor, inverse_scales: Tensor) -> Tensor:
-    """Shares of the members with the best MRR, found by moving shares between pairs of members
-    while it grows.
+    """Shares of the members with the best MRR.
 
-    They are no worse than any member alone, equal shares, or the unweighted sum of scores, up to
-    `MIN_GAIN`.
+    Shares are moved between pairs of members while it grows. They are no worse than any member
+    alone, equal shares, or the unweighted sum of scores, up to `MIN_GAIN`.
     """
     alone = torch.eye(len(scaled), device=scaled.device)
     unweighted = inverse_scales / inverse_scales.sum()
@@ -303,21 +348,21 @@ def _best(candidates: list[Tensor], scaled: Tensor) -> tuple[Tensor, float]:
     """The shares with the largest MRR; it must be better by `MIN_GAIN` than those before it."""
     best = candidates[0]
     value = _mrr(candidates[0], scaled)
-    for one in candidates[1:]:
-        if (other := _mrr(one, scaled)) > value + MIN_GAIN:
-            best = one
-            value = other
+    for shares in candidates[1:]:
+        mrr = _mrr(shares, scaled)
+        if mrr > value + MIN_GAIN:
+            best = shares
+            value = mrr
     return best, value
 
 
 @torch.no_grad()
 def _margins(model: EnsembleModel, graph: Graph) -> tuple[Tensor, Tensor]:
-    """Scores of candidates minus the score of the answer, `(num_members, num_queries, 1 +
-    num_candidates)`.
+    """Scores of candidates minus the score of the answer, and a random half of the queries.
 
-    Queries are of the validation split in both directions, or as many of them as fit in memory. The
-    first column is the answer itself; known answers are `EXCLUDED`. The second tensor,
-    `(num_queries,)`, is a random half of the triples.
+    The margins are `(num_members, num_queries, 1 + num_candidates)`. Queries are those of the
+    validation split in both directions, or as many of them as fit in memory. The first column is
+    the answer itself; known answers are `EXCLUDED`. The half is a mask, `(num_queries,)`.
     """
     random = np.random.default_rng(0)
     device = model.device
@@ -327,9 +372,8 @@ def _margins(model: EnsembleModel, graph: Graph) -> tuple[Tensor, Tensor]:
         columns = np.sort(random.choice(num_entities, MAX_CANDIDATES, replace=False))
     queries = with_reciprocals(graph.valid, num_relations)
     most = max(1, MAX_SCORES[device.type] // (len(model.members) * len(columns)))
-    halves = np.tile(
-        random.permutation(len(graph.valid)) % 2 == 0, 2
-    )  # both queries of a triple in one half
+    # Both queries of a triple are in one half.
+    halves = np.tile(random.permutation(len(graph.valid)) % 2 == 0, 2)
     if len(queries) > most:
         chosen = np.sort(random.choice(len(queries), most, replace=False))
         queries = queries[chosen]
@@ -344,10 +388,12 @@ def _margins(model: EnsembleModel, graph: Graph) -> tuple[Tensor, Tensor]:
         for start, stop in zip(starts, [*starts[1:], len(queries)], strict=True):
             block = queries[start:stop]
             given, relations, answers = torch.from_numpy(block).long().to(device).unbind(1)
-            places = tuple(
-                torch.from_numpy(ids).to(device) for ids in known(block[:, 0], block[:, 1])
+            known_rows, known_columns = known(block[:, 0], block[:, 1])
+            known_answers = (
+                torch.from_numpy(known_rows).to(device),
+                torch.from_numpy(known_columns).to(device),
             )
-            for member, found in zip(model.members, margins, strict=True):
+            for member, of_member in zip(model.members, margins, strict=True):
                 if start < num_forward:
                     scores = member.predict_tails(given, relations)
                 else:
@@ -358,28 +404,31 @@ def _margins(model: EnsembleModel, graph: Graph) -> tuple[Tensor, Tensor]:
                         "diverged."
                     )
                 scores = scores - scores.gather(1, answers[:, None])
-                scores[places] = EXCLUDED
-                found[start:stop, 1:] = scores[:, kept]
+                scores[known_answers] = EXCLUDED
+                of_member[start:stop, 1:] = scores[:, kept]
     return margins, torch.from_numpy(halves).to(device)
 
 
 def _temperature(margins: Tensor) -> float:
-    """The factor of scores with the best likelihood of the answers, by bisection between 2⁻¹⁰ and
-    2¹⁰.
+    """The factor of scores with the best likelihood of the answers.
+
+    It is found by bisection between 2⁻¹⁰ and 2¹⁰; the loss is convex.
     """
     low = -10.0
     high = 10.0
     for _ in range(12):
         middle = (low + high) / 2
-        slope = (
-            ((2**middle * margins).softmax(-1) * margins).sum(-1).mean()
-        )  # of the loss, which is convex
-        low, high = (middle, high) if slope < 0 else (low, middle)
+        probabilities = (2**middle * margins).softmax(-1)
+        slope = (probabilities * margins).sum(-1).mean()
+        if slope < 0:
+            low = middle
+        else:
+            high = middle
     return float(2 ** ((low + high) / 2))
 
 
 def _reciprocal_ranks(shares: Tensor, scaled: Tensor) -> Tensor:
-    """Of realistic ranks; the answer is one of the ties."""
+    """The reciprocals of realistic ranks; the answer is one of the ties."""
     margins = torch.tensordot(shares, scaled, dims=1)
     ranks: Tensor = (margins > 0).sum(-1) + (1 + (margins == 0).sum(-1)) / 2
     return ranks.reciprocal()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples, count_repeats
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import RequestError
+from dualkg.errors import Unsupported
 from dualkg.evaluation.ranking import eval_mode
 from dualkg.models import MODELS
 from dualkg.models.base import EmbeddingModel
@@ -75,29 +75,28 @@ def from_arrays(
         tables.setdefault("half_turn", torch.tensor(math.pi))
     if graph is None:
         if entity_names is None or relation_names is None:
-            raise RequestError(
-                "from_arrays needs a graph, or entity_names and relation_names, to name the rows."
+            raise Unsupported(
+                "from_arrays",
+                "needs a graph, or entity_names and relation_names, to name the rows",
             )
         graph = _graph("imported", entity_names, relation_names, {})
     num_rows = len(tables["relations"])
     num_relations = graph.shape.num_relations
     if num_rows not in (num_relations, 2 * num_relations):
-        raise RequestError(
-            f"The relation table should have {num_relations:,} rows, or {2 * num_relations:,} "
-            f"with reciprocals; it has {num_rows:,}."
+        raise Unsupported(
+            "The relation table",
+            f"should have {num_relations:,} rows, or {2 * num_relations:,} with reciprocals; it "
+            f"has {num_rows:,}",
         )
     if entity_names is not None:
-        own = {name: tables[name] for name in TABLE_NAMES if name in tables}
-        tables |= {
-            name: _in_graph_order(table, entity_names, graph.entities)
-            for name, table in own.items()
-        }
+        for name in TABLE_NAMES:
+            if name in tables:
+                tables[name] = _in_graph_order(tables[name], entity_names, graph.entities)
     if relation_names is not None:
         tables["relations"] = _in_graph_order(tables["relations"], relation_names, graph.relations)
     dim = (tables["entities"].shape[1] - kind.num_biases) // kind.numbers_per_coordinate
-    config = ModelConfig(
-        name=model, dim=dim, reciprocal=num_rows == 2 * num_relations, options=dict(options or {})
-    )
+    reciprocal = num_rows == 2 * num_relations
+    config = ModelConfig(name=model, dim=dim, reciprocal=reciprocal, options=dict(options or {}))
     zeros = LocalTables(len(graph.entities), initialize=False)
     built = config.build(graph.shape, seed=0, tables=zeros)
     load_weights(built, tables, source="The set of arrays")
@@ -111,13 +110,13 @@ def _graph(
     triples = {split: splits.get(split, np.zeros((0, 3), dtype=np.int32)) for split in SPLITS}
     vocabularies = Vocabulary(list(entities)), Vocabulary(list(relations), kind="relation")
     shape = GraphShape(len(entities), len(relations))
-    for split, found in triples.items():
-        if len(found) and (
-            found.min() < 0 or (found.max(axis=0) >= [shape[0], shape[1], shape[0]]).any()
-        ):
-            raise RequestError(
-                f"The {split} triples have ids that are not among the {shape[0]:,} entities and "
-                f"{shape[1]:,} relations."
+    ends = [shape.num_entities, shape.num_relations, shape.num_entities]
+    for split, rows in triples.items():
+        if len(rows) and (rows.min() < 0 or (rows.max(axis=0) >= ends).any()):
+            raise Unsupported(
+                f"The {split} triples",
+                f"have ids that are not among the {shape.num_entities:,} entities and "
+                f"{shape.num_relations:,} relations",
             )
     graph = Graph(name, *vocabularies, **triples, notes=count_repeats(triples, shape))  # type: ignore[arg-type]
     return graph.with_fingerprint()
@@ -134,22 +133,22 @@ def _tensor(values: Array) -> Tensor:
 def _real(table: Array, name: str, kind: type[EmbeddingModel]) -> Tensor:
     values = _numpy(table)
     if values.ndim < 2:
-        raise RequestError(
-            f"{name} should be a table with a row for each name; its shape is {values.shape}."
-        )
+        reason = f"should be a table with a row for each name; its shape is {values.shape}"
+        raise Unsupported(name, reason)
     values = values.reshape(len(values), -1)
     if np.iscomplexobj(values) and kind is RotatE and name == "relations":
         if (error := np.abs(np.abs(values) - 1).max(initial=0)) > UNIT:
-            raise RequestError(
-                "The relations of RotatE are complex numbers of modulus 1, or angles in radians; "
-                f"there is a modulus that differs from 1 by {error:.2g}."
+            raise Unsupported(
+                "The relations of RotatE",
+                "are complex numbers of modulus 1, or angles in radians; there is a modulus that "
+                f"differs from 1 by {error:.2g}",
             )
         values = np.angle(values)
     elif np.iscomplexobj(values):
         if (
             kind.numbers_per_coordinate != 2 or kind is SimplE
         ):  # one of its two numbers is for heads, one for tails
-            raise RequestError(f"{name} are complex numbers; {kind.__name__} has real ones.")
+            raise Unsupported(name, f"are complex numbers; {kind.__name__} has real ones")
         values = np.concatenate([values.real, values.imag], axis=1)
     return _tensor(values)
 
@@ -158,18 +157,18 @@ def _in_graph_order(table: Tensor, names: Sequence[str], vocabulary: Vocabulary)
     row_of = {name: row for row, name in enumerate(names)}
     wanted = vocabulary.names.to_pylist()
     if len(row_of) < len(names):
-        raise RequestError(
-            f"{len(names) - len(row_of):,} of the {len(names):,} names of rows are repeated."
-        )
+        num_repeated = len(names) - len(row_of)
+        raise Unsupported(f"{num_repeated:,} of the {len(names):,} names of rows", "are repeated")
     if len(table) not in (
         len(names),
         2 * len(names) if vocabulary.kind == "relation" else len(names),
     ):
-        raise RequestError(f"There are {len(names):,} names for {len(table):,} rows.")
-    if missing := [name for name in wanted if name not in row_of]:
-        raise RequestError(
-            f"The arrays have no row for {len(missing):,} names of the graph, such as "
-            f"'{missing[0]}'."
+        raise Unsupported("There", f"are {len(names):,} names for {len(table):,} rows")
+    missing = [name for name in wanted if name not in row_of]
+    if missing:
+        raise Unsupported(
+            "The arrays",
+            f"have no row for {len(missing):,} names of the graph, such as '{missing[0]}'",
         )
     order = torch.tensor([row_of[name] for name in wanted], dtype=torch.long)
     return torch.cat([rows[order] for rows in table.split(len(names))])  # type: ignore[no-untyped-call]
@@ -185,13 +184,12 @@ def from_pykeen(
     are put in the order of its names. Representations are taken as the model uses them in
     evaluation, after normalization.
     """
-    if not all(
-        hasattr(model, name)
-        for name in ("interaction", "entity_representations", "relation_representations")
-    ):
-        raise RequestError(
-            f"A model of PyKEEN was expected; it is {type(model).__name__}. "
-            f"{_supported(PYKEEN_MODELS)}"
+    attributes = ("interaction", "entity_representations", "relation_representations")
+    if not all(hasattr(model, name) for name in attributes):
+        raise Unsupported(
+            "A model of PyKEEN",
+            f"was expected; it is {type(model).__name__}",
+            advice=_supported(PYKEEN_MODELS),
         )
     if hasattr(factory, "training"):
         dataset = factory
@@ -199,41 +197,47 @@ def from_pykeen(
         valid = dataset.validation if valid is None else valid
         test = dataset.testing if test is None else test
     if not hasattr(factory, "mapped_triples"):
-        raise RequestError(
-            "A triples factory or a dataset of PyKEEN was expected; it is "
-            f"{type(factory).__name__}."
+        raise Unsupported(
+            "A triples factory or a dataset of PyKEEN",
+            f"was expected; it is {type(factory).__name__}",
         )
-    with (
-        torch.no_grad(),
-        eval_mode(model),
-    ):  # without dropout, and with the statistics of batch normalization
+    # In evaluation there is no dropout, and batch normalization uses its running statistics.
+    with torch.no_grad(), eval_mode(model):
         entities = [part(indices=None).detach().cpu() for part in model.entity_representations]
         relations = [part(indices=None).detach().cpu() for part in model.relation_representations]
-        arrays = _pykeen_arrays(
-            model, entities, _reciprocals_last(model, relations, factory.real_num_relations)
-        )
+        relations = _reciprocals_last(model, relations, factory.real_num_relations)
+        arrays = _pykeen_arrays(model, entities, relations)
     entity_names = _pykeen_names(factory, "entity", factory.num_entities)
     relation_names = _pykeen_names(factory, "relation", factory.real_num_relations)
     if len(arrays["entities"]) != factory.num_entities:
-        raise RequestError(
-            f"The model has {len(arrays['entities']):,} entities and the factory "
-            f"{factory.num_entities:,}. Give the factory that the model was trained with."
+        raise Unsupported(
+            "The model",
+            f"has {len(arrays['entities']):,} entities and the factory {factory.num_entities:,}",
+            advice=SAME_FACTORY,
         )
     splits = {}
-    for name, one in {"train": factory, "valid": valid, "test": test}.items():
-        for kind in ("entity_to_id", "relation_to_id"):
-            if one is not None and getattr(one, kind, None) != getattr(factory, kind, None):
-                raise RequestError(
-                    f"The {name} factory has other ids than that of training: its {kind} differs. "
-                    "Create it with entity_to_id=training.entity_to_id and "
-                    "relation_to_id=training.relation_to_id."
-                )
-        if one is not None:
-            splits[name] = one.mapped_triples.cpu().numpy().astype(np.int32)
+    for split, split_factory in {"train": factory, "valid": valid, "test": test}.items():
+        if split_factory is not None:
+            _check_same_ids(split, split_factory, factory)
+            splits[split] = split_factory.mapped_triples.cpu().numpy().astype(np.int32)
     graph = graph or _graph("pykeen", entity_names, relation_names, splits)
     return from_arrays(
         **arrays, graph=graph, entity_names=entity_names, relation_names=relation_names
     )
+
+
+SAME_FACTORY = "Give the factory that the model was trained with."
+
+
+def _check_same_ids(split: str, factory: Any, training: Any) -> None:
+    for kind in ("entity_to_id", "relation_to_id"):
+        if getattr(factory, kind, None) != getattr(training, kind, None):
+            raise Unsupported(
+                f"The {split} factory",
+                f"has other ids than that of training: its {kind} differs",
+                advice="Create it with entity_to_id=training.entity_to_id and "
+                "relation_to_id=training.relation_to_id.",
+            )
 
 
 def _supported(names: Sequence[str]) -> str:
@@ -249,9 +253,10 @@ def _reciprocals_last(model: Any, tables: Sequence[Tensor], num_relations: int) 
     """Rows of all relations, then of their inverses; PyKEEN alternates them."""
     expected = num_relations * (2 if model.use_inverse_triples else 1)
     if any(len(table) != expected for table in tables):
-        raise RequestError(
-            f"The model has {len(tables[0]):,} relation rows and the factory needs {expected:,}. "
-            "Give the factory that the model was trained with."
+        raise Unsupported(
+            "The model",
+            f"has {len(tables[0]):,} relation rows and the factory needs {expected:,}",
+            advice=SAME_FACTORY,
         )
     if not model.use_inverse_triples:
         return list(tables)
@@ -267,15 +272,17 @@ def _pykeen_arrays(model: Any, entities: list[Tensor], relations: list[Tensor]) 
     interaction = model.interaction
     if type(interaction).__name__ == "ClampedInteraction":
         if interaction.clamp_score is not None:
-            raise RequestError(
-                "Its scores are clamped, which makes ties; a model without clamp_score can be "
-                "imported."
+            raise Unsupported(
+                "Its scores",
+                "are clamped, which makes ties; a model without clamp_score can be imported",
             )
         interaction = interaction.base
     name = type(interaction).__name__.removesuffix("Interaction")
     if name not in PYKEEN_MODELS:
-        raise RequestError(
-            f"{type(model).__name__} of PyKEEN scores by {name}. {_supported(PYKEEN_MODELS)}"
+        raise Unsupported(
+            f"{type(model).__name__} of PyKEEN",
+            f"scores by {name}",
+            advice=_supported(PYKEEN_MODELS),
         )
     arrays: dict[str, Any] = {"model": name, "entities": entities[0], "relations": relations[0]}
     if name in ("TransE", "SE"):
@@ -286,10 +293,9 @@ def _pykeen_arrays(model: Any, entities: list[Tensor], relations: list[Tensor]) 
         arrays["tails"] = entities[1]
     elif name == "SimplE":
         arrays |= {"entities": torch.cat(entities, dim=1), "relations": torch.cat(relations, dim=1)}
-        first = (torch.ones(1), torch.zeros(1))
-        if interaction(
-            first, first, first
-        ):  # PyKEEN 1.11 takes the same half of both entities: two DistMult models
+        first_half = (torch.ones(1), torch.zeros(1))
+        # PyKEEN 1.11 multiplies the same half of both entities: these are two DistMult models.
+        if interaction(first_half, first_half, first_half):
             arrays |= {"model": "DistMult", "relations": arrays["relations"] / 2}
     elif name == "SE":  # a matrix there is multiplied by a column
         arrays["relations"] = torch.stack([matrices.mT for matrices in relations], dim=1)
@@ -310,8 +316,9 @@ def _pykeen_arrays(model: Any, entities: list[Tensor], relations: list[Tensor]) 
 def _norm(p: float, *, squared: bool = False) -> int | str:
     norms: dict[float, int | str] = {1: 1, 2: "squared" if squared else 2}
     if p not in norms:
-        raise RequestError(
-            f"Its distance is the {p:g}-norm; distances of norm 1, norm 2 and its square are known."
+        raise Unsupported(
+            "Its distance",
+            f"is the {p:g}-norm; distances of norm 1, norm 2 and its square are known",
         )
     return norms[p]
 
@@ -336,15 +343,12 @@ def _tucker(
             "mean": "running_mean",
             "variance": "running_var",
         }
-        found = {
-            f"{name}.{own}": getattr(norm, its)
-            for name, norm in norms.items()
-            for own, its in names.items()
-        }
-        return {
-            "parameters": {"core": core, **found},
-            "options": {"relation_dim": len(core), "batch_norm": True},
-        }
+        parameters = {"core": core}
+        for place, norm in norms.items():
+            for name, pykeen_name in names.items():
+                parameters[f"{place}.{name}"] = getattr(norm, pykeen_name)
+        options = {"relation_dim": len(core), "batch_norm": True}
+        return {"parameters": parameters, "options": options}
     affine = []  # the factor and the summand of each
     for norm in norms.values():
         parts = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
@@ -385,23 +389,24 @@ def from_libkge(
         options = config.options if isinstance(config, _Config) else config
         arrays = _libkge_arrays(state, options)
     except (KeyError, IndexError, TypeError) as error:
-        raise RequestError(
-            f"{path} is not a checkpoint of LibKGE: {error} was not found in it."
-        ) from None
+        reason = f"is not a checkpoint of LibKGE: {error} was not found in it"
+        raise Unsupported(str(path), reason) from None
     if data is not None:
-        found = _read_dataset(Path(data))
-        entity_names = found.entities.names.to_pylist()
-        relation_names = found.relations.names.to_pylist()
-        graph = graph or found
+        dataset = _read_dataset(Path(data))
+        entity_names = dataset.entities.names.to_pylist()
+        relation_names = dataset.relations.names.to_pylist()
+        graph = graph or dataset
     else:
         try:
             meta = checkpoint["dataset"]["meta"]
-            entity_names = [*map(str, meta["entity_ids"])]
-            relation_names = [*map(str, meta["relation_ids"])]
+            entity_names = [str(name) for name in meta["entity_ids"]]
+            relation_names = [str(name) for name in meta["relation_ids"]]
         except (KeyError, TypeError):
-            raise RequestError(
-                f"{path} has no names of entities and relations. Name the folder of its dataset "
-                f"in LibKGE with data=, or package the model: kge package {path}"
+            raise Unsupported(
+                str(path),
+                "has no names of entities and relations",
+                advice="Name the folder of its dataset in LibKGE with data=, or package the "
+                f"model: kge package {path}",
             ) from None
     return from_arrays(
         **arrays, graph=graph, entity_names=entity_names, relation_names=relation_names
@@ -421,17 +426,17 @@ def _load_checkpoint(path: Path) -> dict[str, Any]:
     ]
     try:
         with torch.serialization.safe_globals(allowed):
-            found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror or error}.") from None
+        raise Unsupported(str(path), f"cannot be read: {error.strerror or error}") from None
     except Exception as error:  # a file of another kind may raise anything
-        refused = next(
-            (line for line in str(error).splitlines() if "Unsupported" in line or "GLOBAL" in line),
-            "",
-        )
-        reason = f": {refused.strip()}" if refused else ""
-        raise RequestError(f"{path} cannot be read as a checkpoint of LibKGE{reason}.") from None
-    return found
+        reason = "cannot be read as a checkpoint of LibKGE"
+        for line in str(error).splitlines():
+            if "Unsupported" in line or "GLOBAL" in line:
+                reason += f": {line.strip()}"
+                break
+        raise Unsupported(str(path), reason) from None
+    return checkpoint
 
 
 def _libkge_arrays(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -444,7 +449,8 @@ def _libkge_arrays(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> d
         section = section["base_model"]
         kind = section["type"]
     if kind not in LIBKGE_MODELS:
-        raise RequestError(f"It is a model of the type {kind}. {_supported(sorted(LIBKGE_MODELS))}")
+        advice = _supported(sorted(LIBKGE_MODELS))
+        raise Unsupported("It", f"is a model of the type {kind}", advice=advice)
     prefix = "_base_model." if reciprocal else ""
     entities, relations = (
         _libkge_table(state, f"{prefix}_{part}_embedder.") for part in ("entity", "relation")
@@ -500,10 +506,12 @@ def _read_dataset(folder: Path) -> Graph:
             if text
         }
     except OSError as error:
-        raise RequestError(
-            f"{error.filename} cannot be read. A dataset of LibKGE has entity_ids.del, "
-            "relation_ids.del, train.del, valid.del and test.del."
+        raise Unsupported(
+            str(error.filename),
+            "cannot be read",
+            advice="A dataset of LibKGE has entity_ids.del, relation_ids.del, train.del, "
+            "valid.del and test.del.",
         ) from None
     except ValueError as error:
-        raise RequestError(f"{folder} is not a dataset of LibKGE: {error}.") from None
+        raise Unsupported(str(folder), f"is not a dataset of LibKGE: {error}") from None
     return _graph(folder.resolve().name, names[0], names[1], splits)
