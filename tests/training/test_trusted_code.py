@@ -16,13 +16,22 @@ from dualkg.training.run import RunFolder
 # Importing it leaves a file, as the code of an attacker would.
 FOREIGN = """
 from pathlib import Path
+import torch
 import dualkg as kg
 Path("imported").touch()
 class Model(kg.ComplEx): pass
 class Penalty(kg.N3): pass
 class Loss(kg.OneVsAll): pass
+class Step(kg.Optimizer):
+    def build(self, parameters):
+        return torch.optim.SGD(parameters, lr=self.learning_rate)
 """
-CLASSES = {"model": "foreign:Model", "regularizer": "foreign:Penalty", "loss": "foreign:Loss"}
+CLASSES = {
+    "model": "foreign:Model",
+    "regularizer": "foreign:Penalty",
+    "loss": "foreign:Loss",
+    "optimizer": "foreign:Step",
+}
 REFUSED = r"recipe\.toml names the class foreign:\w+, which is not part of dualkg, .* use {}\."
 
 

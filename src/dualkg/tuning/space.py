@@ -28,18 +28,18 @@ from dualkg.training.recipe import (
 from dualkg.training.trainer import ProgressEvent
 
 Value = bool | int | float | str
-TableT = TypeVar("TableT", bound="Table")
+TableT = TypeVar("TableT", bound="SpaceTable")
 DONE = ("finished", "pruned", "failed")
 TABLES = ("recipe", "space", "search", *Recipe.model_fields)
 
 
-class Table(BaseModel):
+class SpaceTable(BaseModel):
     """A table of a search space, whose keys are named by where it stands."""
 
     model_config = Settings.model_config
 
 
-class Range(Table, title="ranges"):
+class Range(SpaceTable, title="ranges"):
     """Numbers from `low` to `high` inclusive, in steps of `step` or on a log scale."""
 
     low: int | float
@@ -48,7 +48,7 @@ class Range(Table, title="ranges"):
     step: int | float | None = Field(None, gt=0)
 
 
-class SearchSettings(Table, title="searches"):
+class SearchSettings(SpaceTable, title="searches"):
     """The search method. A grid has one trial per point, unless `trials` is smaller."""
 
     method: Literal["grid", "tpe", "random"] = "grid"
