@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from dualkg.data.triples import Triples, is_among, sorted_distinct
 from dualkg.data.vocabulary import Vocabulary
+from dualkg.errors import Sentence
 
 Ids = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -117,7 +118,7 @@ class Inspection:
     entities: Vocabulary
     relations: Vocabulary
     triples: Mapping[str, Triples] = field(repr=False)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Sentence, ...] = ()
 
     @cached_property
     def counts(self) -> dict[str, dict[str, int]]:
@@ -281,7 +282,7 @@ class Inspection:
             "by_cardinality": self.by_cardinality,
             "by_relation": {name: asdict(row) for name, row in self.by_relation.items()},
             "redundant_relations": [asdict(row) for row in self.redundant],
-            "notes": list(self.notes),
+            "notes": [str(note) for note in self.notes],
             "warnings": self.warnings(),
         }
 

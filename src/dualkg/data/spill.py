@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from dualkg.data.archives import temporary_file
 from dualkg.data.triples import NO_TRIPLES, GraphShape, Notes, Triples, count_repeated_keys
+from dualkg.errors import Sentence
 
 NUM_PARTITIONS = 256  # at most, as their numbers are bytes
 ROWS = 1 << 20  # that are in memory at a time
@@ -465,7 +466,7 @@ class PairedTriples:
 
 
 def count_repeats_on_disk(
-    splits: Mapping[str, Triples], shape: GraphShape, remarks: Iterable[str] = ()
+    splits: Mapping[str, Triples], shape: GraphShape, remarks: Iterable[Sentence] = ()
 ) -> Notes:
     """`count_repeats` of splits larger than memory."""
     paired = PairedTriples(list(splits.values()), shape)
