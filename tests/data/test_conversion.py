@@ -305,10 +305,14 @@ def test_the_real_pyg_and_datasets(from_file: Graph) -> None:
         (
             "mine.tsv",
             {},
-            "Data in memory were expected, and 'mine.tsv' was given. Load a file with "
-            "kg.load_graph.",
+            "A graph of data in memory takes rows; an object of type str was given. Load a file "
+            "with kg.load_graph.",
         ),
-        (3, {}, "A graph of data in memory takes rows of head, relation and tail; an object of type int"),
+        (
+            3,
+            {},
+            "A graph of data in memory takes rows of head, relation and tail; an object",
+        ),
         (IDS, {"entities": ["same"] * 12}, "The names of entities should differ"),
     ],
 )

@@ -72,8 +72,9 @@ def graph_of_datasets(
             f"should have train, and valid and test if they are given; it has {present}",
             advice="Pass its parts: from_datasets(train, valid=…, test=…).",
         )
-    parts = {"valid": splits.get("valid"), "test": splits.get("test")}
-    return make_fields(splits["train"], kind="dataset", **parts, **options)
+    valid = splits.get("valid")
+    test = splits.get("test")
+    return make_fields(splits["train"], kind="dataset", valid=valid, test=test, **options)
 
 
 def graph_of_networkx(graph: Any, relation: str | None = None, **options: Any) -> dict[str, Any]:

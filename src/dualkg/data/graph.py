@@ -271,7 +271,9 @@ def load_saved_graph(folder: Path) -> Graph:
         entities = _load_vocabulary(folder / "entities", "entity", mapped=mapped)
         relations = _load_vocabulary(folder / "relations", "relation", mapped=mapped)
         shape = GraphShape(len(entities), len(relations))
-        splits = {split: _load_triples(folder / split, shape, mapped=mapped) for split in SPLITS}
+        splits: dict[str, Any] = {
+            split: _load_triples(folder / split, shape, mapped=mapped) for split in SPLITS
+        }
         pa.default_memory_pool().release_unused()  # which may be more than a small graph takes
         return Graph(entities=entities, relations=relations, notes=notes, **splits, **about)
     except DAMAGE as error:

@@ -252,7 +252,8 @@ def _choose_pairs(
     parts = list(slices(len(sizes)))
 
     def is_spare(part: slice) -> npt.NDArray[np.bool_]:
-        return ~needed[part] & (sizes[part] <= largest)
+        fits: npt.NDArray[np.bool_] = sizes[part] <= largest
+        return ~needed[part] & fits
 
     available = sum(int(sizes[part][is_spare(part)].sum()) for part in parts)
     wanted = np.rint(wanted * min(1.0, available / max(wanted.sum(), 1.0)))
