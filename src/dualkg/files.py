@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from dualkg.errors import DamagedFile, LockedError, PathExists
 
@@ -408,51 +408,72 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
     if path is None:
         yield
         return
-    from filelock import FileLock, SoftFileLock, Timeout
 
-    given = path
-    path = Path(os.path.realpath(path))
-    missing = [parent for parent in path.parents if not parent.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock: FileLock | SoftFileLock | None = None
-    for file in (_hidden(path, "lock"), path / INNER_LOCK):
-        try:
-            kind = FileLock if _has_locks(file.parent) else SoftFileLock
-            lock = kind(file, mode=0o666, is_singleton=True)
-            nested = lock.is_locked
-            lock.acquire(timeout=-1 if wait else HANDOVER_SECONDS, poll_interval=0.02)
-            break
-        except Timeout:
-            raise LockedError(_refusal(given, file)) from None
-        except OSError as error:
-            lock = None
-            if error.errno not in (*NOT_WRITABLE, errno.ENOENT, errno.ENOTDIR):
-                raise
-            if file.exists():
-                raise LockedError(_refusal(given, file)) from None
+    real_path = Path(os.path.realpath(path))
+    missing = [parent for parent in real_path.parents if not parent.exists()]
+    real_path.parent.mkdir(parents=True, exist_ok=True)
+    lock = _acquire(real_path, path, wait=wait)
     if lock is None:
         yield
         return
-    named = not nested and isinstance(lock, FileLock)
+
+    # A soft lock is a file that filelock writes itself.
+    names_holder = not lock.is_nested and not lock.is_soft
     try:
-        if named:
-            with suppress(OSError):
-                now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-                file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n{now}\n", encoding="utf-8")
-        if not nested:
-            recover(path)
-            remove_strays(path)
-            if path.exists():
-                _remove(_hidden(path, "old"))
+        if names_holder:
+            _write_holder(lock.file)
+        if not lock.is_nested:
+            recover(real_path)
+            remove_strays(real_path)
+            if real_path.exists():
+                _remove(_hidden(real_path, "old"))
         yield
     finally:
-        if named:
+        if names_holder:
             # While the lock is held: filelock tries again if the file that it locked has no name.
-            _remove(file)
+            _remove(lock.file)
         lock.release()
         for parent in missing:
             with suppress(OSError):  # it is not empty
                 parent.rmdir()
+
+
+class _HeldLock(NamedTuple):
+    """A lock that this process holds; it is nested if the same thread held it already."""
+
+    file: Path
+    release: Callable[[], None]
+    is_nested: bool
+    is_soft: bool
+
+
+def _acquire(path: Path, given: str | Path, *, wait: bool) -> _HeldLock | None:
+    """Lock a file or folder, which messages call `given`; None if no lock can be written."""
+    from filelock import FileLock, SoftFileLock, Timeout
+
+    for file in (_hidden(path, "lock"), path / INNER_LOCK):
+        try:
+            is_soft = not _has_locks(file.parent)
+            kind = SoftFileLock if is_soft else FileLock
+            lock = kind(file, mode=0o666, is_singleton=True)
+            is_nested = lock.is_locked
+            lock.acquire(timeout=-1 if wait else HANDOVER_SECONDS, poll_interval=0.02)
+            return _HeldLock(file, lock.release, is_nested, is_soft)
+        except Timeout:
+            raise LockedError(_refusal(given, file)) from None
+        except OSError as error:
+            if error.errno not in (*NOT_WRITABLE, errno.ENOENT, errno.ENOTDIR):
+                raise
+            if file.exists():
+                raise LockedError(_refusal(given, file)) from None
+    return None
+
+
+def _write_holder(file: Path) -> None:
+    """Write process, host and time into the file of a lock, for messages to others."""
+    now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    with suppress(OSError):
+        file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n{now}\n", encoding="utf-8")
 
 
 def _has_locks(folder: Path) -> bool:

@@ -522,16 +522,19 @@ def _download(entry: Entry, address: str, target: Path, sha256: str | None) -> P
     known_hash = sha256 and f"sha256:{sha256}"
     try:
         path = pooch.retrieve(address, known_hash=known_hash, fname=target.name, path=target.parent)
+        return Path(path)
     except ValueError as error:  # a checksum that differs
         reason = str(error).partition(". ")[0]
         problem = f"is not what {address} holds: {reason}. The download was deleted"
-        raise DownloadFailed(entry.name, problem, advice=OFFLINE) from None
+        failure = DownloadFailed(entry.name, problem, advice=OFFLINE)
     except OSError as error:
         # Errors of requests, which pooch downloads by, are OSErrors without a number.
         if error.errno is None:
             problem = f"could not be downloaded from {address} ({type(error).__name__})"
-            raise DownloadFailed(entry.name, problem, advice=OFFLINE) from None
-        problem = f"could not be saved in {target.parent} ({error.strerror or error})"
-        advice = "Set the variable DUALKG_CACHE to a folder that can be written."
-        raise DownloadFailed(entry.name, problem, advice=advice) from None
-    return Path(path)
+            failure = DownloadFailed(entry.name, problem, advice=OFFLINE)
+        else:
+            problem = f"could not be saved in {target.parent} ({error.strerror or error})"
+            advice = "Set the variable DUALKG_CACHE to a folder that can be written."
+            failure = DownloadFailed(entry.name, problem, advice=advice)
+    # Here the error of requests is no longer handled, so the failure does not keep its connection.
+    raise failure
