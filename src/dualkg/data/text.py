@@ -3,10 +3,11 @@
 import codecs
 import csv
 import io
+import queue
 import re
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -216,9 +217,10 @@ def read_blocks(
             stream.read(len(codecs.BOM_UTF8))
         parts: Any = _Parts(stream, layout.separator, options.block_bytes)
         blocks: Any = None
-        # A thread of Arrow may have the parts for a moment after an error.
-        released = threading.Event()
-        reference = weakref.ref(parts, lambda _: released.set())
+        # A thread of Arrow may have the parts for a moment after an error. The `put` of this queue
+        # may be called by a weak reference in any thread.
+        released: queue.SimpleQueue[object] = queue.SimpleQueue()
+        reference = weakref.ref(parts, released.put)
         last_names: list[str] = []
         try:
             with pa.csv.open_csv(parts, *_arrow_options(layout, options)) as blocks:
@@ -239,7 +241,8 @@ def read_blocks(
             # neither a variable nor the frames of the traceback, and the thread is waited for.
             error.__traceback__ = None
             parts = blocks = None
-            released.wait(RELEASE_SECONDS)
+            with suppress(queue.Empty):
+                released.get(timeout=RELEASE_SECONDS)
             raise _unreadable_text(source, layout, str(error), options) from error
         del reference
 
