@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from benchmarks.torture.power import Recorder
 from dualkg import files
-from dualkg.errors import LockedError, RequestError
+from dualkg.errors import DamagedFile, LockedError
 from dualkg.files import (
     atomic_folder,
     atomic_write,
@@ -543,7 +543,7 @@ def test_any_flipped_bit_is_found(
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(content)
     assert "its content has changed" in (file_damage(path, record) or "")
-    with pytest.raises(RequestError, match="report.json is damaged"):
+    with pytest.raises(DamagedFile):
         read_json(path, checksum=True)
 
 
@@ -551,7 +551,7 @@ def test_white_space_is_part_of_a_checksum(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     write_json(path, {"mrr": 0.5})
     path.write_text(path.read_text() + "\n")
-    with pytest.raises(RequestError, match="report.json is damaged: its checksum"):
+    with pytest.raises(DamagedFile, match="report.json is damaged: its checksum"):
         read_json(path, checksum=True)
 
 
@@ -560,7 +560,7 @@ def test_a_missing_checksum_is_told(tmp_path: Path, content: str) -> None:
     path = tmp_path / "report.json"
     path.write_text(content)
     with pytest.raises(
-        RequestError, match=r"report.json is damaged: it has no checksum \(the entry 'sha256'\)"
+        DamagedFile, match=r"report.json is damaged: it has no checksum \(the entry 'sha256'\)"
     ):
         read_json(path, checksum=True)
     assert read_json(path) == json.loads(content)

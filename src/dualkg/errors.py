@@ -102,6 +102,7 @@ class PythonWords(Words):
         "train": "train_recipe",
         "tune": "search",
         "recipes": "list_recipes",
+        "datasets": "data.loading.catalogue",
     }
 
     def option(self, name: str, value: object = None) -> str:

@@ -1,19 +1,37 @@
-"""Optional dependencies, whose errors have the line that installs them; and trust in the classes
-that files name.
-"""
+"""Optional dependencies, and trust in the classes that files name."""
 
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from dualkg.errors import MissingExtra, RequestError
+from dualkg.errors import PYTHON, MissingExtra, RequestError, Words
 
-EXTRAS = {"pyoxigraph": "rdf", "optuna": "search", "faiss": "index"}
-EXTRAS |= dict.fromkeys(("matplotlib", "scikit-learn", "scipy", "openTSNE"), "analysis")
-EXTRAS |= dict.fromkeys(("fastapi", "uvicorn", "jinja2", "prometheus-client", "rapidfuzz"), "serve")
-EXTRAS |= dict.fromkeys(("tensorboard", "mlflow", "wandb"), "tracking")
+EXTRAS = {
+    "pyoxigraph": "rdf",
+    "optuna": "search",
+    "faiss": "index",
+    **dict.fromkeys(("matplotlib", "scikit-learn", "scipy", "openTSNE"), "analysis"),
+    **dict.fromkeys(("fastapi", "uvicorn", "jinja2", "prometheus-client", "rapidfuzz"), "serve"),
+    **dict.fromkeys(("tensorboard", "mlflow", "wandb"), "tracking"),
+}
 _trusted: ContextVar[bool] = ContextVar("trusted", default=False)
+
+
+class UntrustedCode(RequestError):
+    """A file names a class of another package, and importing it would run its code."""
+
+    def __init__(self, source: object, name: str) -> None:
+        super().__init__()
+        self.source = source
+        self.name = name
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"{self.source} names the class {self.name}, which is not part of dualkg, and "
+            "importing it runs its code. If you trust those who wrote both, use "
+            f"{words.option('trust_code', True)}."
+        )
 
 
 @contextmanager
@@ -27,28 +45,27 @@ def optional_import(package: str, *, purpose: str) -> Iterator[None]:
 
 @contextmanager
 def trusted_code(trust: bool) -> Iterator[None]:
-    """Let files that are read in the block name classes to import; without trust, what was allowed
-    before holds.
+    """Let files that are read in the block name classes to import.
+
+    Without trust, what was allowed before holds.
     """
-    before = _trusted.set(trust or _trusted.get())
+    token = _trusted.set(trust or _trusted.get())
     try:
         yield
     finally:
-        _trusted.reset(before)
+        _trusted.reset(token)
 
 
 def check_trusted(names: Iterable[object], *, source: object) -> None:
-    """Refuse `package.module:Class` in a file, unless it is trusted or the program has imported
-    that module.
+    """Refuse `package.module:Class` in a file that is not trusted.
+
+    A module that the program has imported already is allowed.
     """
+    if _trusted.get():
+        return
     for name in names:
-        if (
-            isinstance(name, str)
-            and ":" in name
-            and not _trusted.get()
-            and name.partition(":")[0] not in sys.modules
-        ):
-            raise RequestError(
-                f"{source} names the class {name}, which is not part of dualkg, and importing it "
-                "runs its code. If you trust those who wrote both, use trust_code=True."
-            )
+        if not isinstance(name, str) or ":" not in name:
+            continue
+        module = name.partition(":")[0]
+        if module not in sys.modules:
+            raise UntrustedCode(source, name)

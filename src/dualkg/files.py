@@ -1,8 +1,7 @@
-"""Files and folders: atomic writes, locks, and checksums. A reader never sees an incomplete file or
-folder.
+"""Files and folders: atomic writes, locks and checksums.
 
-What a killed process leaves is finished or undone by `recover` when the folder is next opened, and
-removed when it is next locked.
+A reader never sees an incomplete file or folder. What a killed process leaves is finished or undone
+by `recover` when the folder is next opened, and removed when it is next locked.
 """
 
 import ctypes
@@ -23,25 +22,19 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
-from dualkg.errors import LockedError, RequestError
+from dualkg.errors import DamagedFile, LockedError, PathExists
 
-TEMPORARY = re.compile(
-    r"\.(.+)\.[a-z0-9_]{8}\.(tmp|full)"
-)  # a complete folder that is moved file by file is `full`
+# A complete folder that is moved file by file is `full`.
+TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.(tmp|full)")
 INNER_LOCK = ".lock"  # of a folder whose parent cannot be written
 MAX_NAME = 200  # bytes of a name that others are made from; file systems allow 255
 REMEMBERED_BYTES = 2**22  # files of this size are hashed on first use only, smaller ones always
 HANDOVER_SECONDS = 0.2  # in which a process that ends may release its lock
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
-CANNOT_SYNC = (
-    errno.EINVAL,
-    errno.ENOTSUP,
-    errno.EOPNOTSUPP,
-    errno.EBADF,
-    errno.ENOSYS,
-)  # a folder, on some systems
+# Some systems cannot sync a folder.
+CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.ENOSYS)
 NO_CHECKSUM = "0" * 64  # in the place of the checksum while it is computed
 _HAS_LOCKS: dict[int, bool] = {}  # by device
 
@@ -79,31 +72,23 @@ def atomic_folder(
     filled, the file named `last` last.
     """
     path = Path(os.path.realpath(path))
-    filling = path.is_dir() and not contents(path)
-    parent = path if filling else path.parent
+    is_empty_folder = path.is_dir() and not contents(path)
+    parent = path if is_empty_folder else path.parent
     parent.mkdir(parents=True, exist_ok=True)
     if existing == "keep":
         remove_strays(path, inside=False)
+
     with _temporary(path, parent) as fresh:
         yield fresh
         fresh.chmod(0o777 & ~_umask())
         if not _is_temporary(parent):
-            for folder, _, names in os.walk(fresh, topdown=False):
-                for name in names:
-                    sync(Path(folder, name))
-                sync(Path(folder))
-        if filling:
+            _sync_tree(fresh)
+        if is_empty_folder:
             full = fresh.with_suffix(".full")
             _put(fresh, full)
             _fill(path, full, last=last)
         elif existing == "replace" and path.exists():
-            with folder_lock(path):
-                for name in keep:
-                    if (path / name).exists():
-                        link_or_copy(path / name, fresh / name)
-                        sync(fresh / name)
-                sync(fresh)
-                _exchange(fresh, path)
+            _replace(fresh, path, keep=keep)
         else:
             try:
                 _put(fresh, path)
@@ -112,11 +97,28 @@ def atomic_folder(
                     raise
 
 
+def _sync_tree(folder: Path) -> None:
+    """Wait until a folder and all files in it are on the disk."""
+    for inner, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            sync(Path(inner, name))
+        sync(Path(inner))
+
+
+def _replace(fresh: Path, path: Path, *, keep: Collection[str]) -> None:
+    """Put a folder in the place of another, whose files in `keep` it takes over."""
+    with folder_lock(path):
+        for name in keep:
+            if (path / name).exists():
+                link_or_copy(path / name, fresh / name)
+                sync(fresh / name)
+        sync(fresh)
+        _exchange(fresh, path)
+
+
 @contextmanager
 def _temporary(path: Path, parent: Path) -> Iterator[Path]:
-    """A new folder, deleted at the end. It is locked, so that no other process takes it for a stray
-    one.
-    """
+    """A new folder, deleted at the end; its lock keeps others from taking it for a stray one."""
     name = ""
     try:
         while not name or not Path(name).exists():  # it may have been removed before it was locked
@@ -135,18 +137,14 @@ def _temporary(path: Path, parent: Path) -> Iterator[Path]:
     except OSError as error:
         if error.filename is not None and (not name or not str(error.filename).startswith(name)):
             raise
-        place = (
-            str(error.filename or name)
-            .replace(f"{name}/{path.name}", name)
-            .replace(name, str(path), 1)
-        )
+        # The error names the file that was to be written, not the temporary one.
+        place = str(error.filename or name).replace(f"{name}/{path.name}", name)
+        place = place.replace(name, str(path), 1)
         raise OSError(error.errno or errno.EIO, error.strerror or str(error), place) from error
 
 
 def _put(fresh: Path, path: Path) -> None:
-    """Give a file or folder its name, on the disk too; where that fails, a new name is taken
-    back.
-    """
+    """Give a file or folder its name, on the disk too; if that fails, take a new name back."""
     is_new = not path.exists()
     fresh.replace(path)
     if _is_temporary(path.parent):
@@ -164,18 +162,19 @@ def _put(fresh: Path, path: Path) -> None:
 def check_new_folder(path: Path) -> None:
     """Refuse a folder that is not empty, before the work that would fill it."""
     if path.exists() and (not path.is_dir() or contents(path)):
-        raise RequestError(f"{path} exists already. Name a new folder with --out.")
+        raise PathExists(path, overwritable=False)
 
 
 def contents(folder: Path) -> list[str]:
     """Names of the files in a folder, without a lock and temporary files."""
-    names = sorted(one.name for one in folder.iterdir() if not TEMPORARY.fullmatch(one.name))
-    return [name for name in names if name != INNER_LOCK]
+    names = sorted(child.name for child in folder.iterdir())
+    return [name for name in names if name != INNER_LOCK and not TEMPORARY.fullmatch(name)]
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link, or a copy if the file system has none; the former target stays until there is
-    one.
+    """Make a hard link, or a copy if the file system has none.
+
+    The former target stays until the new one is complete.
     """
     with atomic_write(target) as fresh:
         try:
@@ -202,50 +201,53 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except errors as error:
-        reason = re.sub(
-            r"^.*?(I/O error|[Ww]rite error)", r"\1", str(error), flags=re.DOTALL
-        ).replace(str(path), "")
-        raise OSError(
-            errno.EIO, f"it could not be written ({reason.strip()})", str(path)
-        ) from error
+        pattern = r"^.*?(I/O error|[Ww]rite error)"
+        reason = re.sub(pattern, r"\1", str(error), flags=re.DOTALL)
+        reason = reason.replace(str(path), "").strip()
+        raise OSError(errno.EIO, f"it could not be written ({reason})", str(path)) from error
 
 
 def read_json(path: Path, kind: Any = Any, *, checksum: bool = False) -> Any:
-    """The content of a JSON file as a type; a damaged one raises `RequestError`. With `checksum`,
-    of `write_json`.
+    """The content of a JSON file as a type; a damaged file raises `DamagedFile`.
+
+    With `checksum`, the file was written by `write_json`.
     """
-    content = path.read_bytes()
+    text = path.read_bytes()
     try:
-        found = json.loads(content.decode())
+        content = json.loads(text.decode())
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{path} is damaged: it is not JSON ({error}).") from None
+        raise DamagedFile(path, f"it is not JSON ({error})") from None
     if checksum:
-        saved = found.pop("sha256", None) if isinstance(found, dict) else None
-        if saved is None:
-            raise RequestError(f"{path} is damaged: it has no checksum (the entry 'sha256').")
-        blank = f'"{NO_CHECKSUM}"'.encode().join(
-            content.rsplit(f'"{saved}"'.encode(errors="replace"), 1)
-        )
-        former = json.dumps(found).encode()  # what it was computed of before 0.2.0
-        if saved not in [hashlib.sha256(one).hexdigest() for one in (blank, former)]:
-            raise RequestError(f"{path} is damaged: its checksum is not that of its content.")
-    return check_type(found, kind, source=path)
+        saved = content.pop("sha256", None) if isinstance(content, dict) else None
+        _check_checksum(path, text, content, saved=saved)
+    return check_type(content, kind, source=path)
 
 
-def check_type(found: Any, kind: Any, *, source: object) -> Any:
-    """What a file holds as a type, such as `dict[str, Any]`; anything else raises
-    `RequestError`.
-    """
+def _check_checksum(path: Path, text: bytes, content: Any, *, saved: Any) -> None:
+    """Refuse a JSON file whose bytes have another checksum than the saved one."""
+    if saved is None:
+        raise DamagedFile(path, "it has no checksum (the entry 'sha256')")
+    parts = text.rsplit(f'"{saved}"'.encode(errors="replace"), 1)
+    without_checksum = f'"{NO_CHECKSUM}"'.encode().join(parts)
+    before_0_2 = json.dumps(content).encode()  # what was hashed before 0.2.0
+    checksums = [hashlib.sha256(hashed).hexdigest() for hashed in (without_checksum, before_0_2)]
+    if saved not in checksums:
+        raise DamagedFile(path, "its checksum is not that of its content")
+
+
+def check_type(content: Any, kind: Any, *, source: object) -> Any:
+    """What a file holds as a type, such as `dict[str, Any]`; else `DamagedFile` is raised."""
     from pydantic import ValidationError
 
+    if kind is Any:
+        return content
     try:
-        return found if kind is Any else _adapter(kind).validate_python(found)
+        return _adapter(kind).validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise RequestError(
-            f"{source} is damaged: {place and f'{place}: '}{first['msg']}."
-        ) from None
+        place = ".".join(str(part) for part in first["loc"])
+        reason = f"{place}: {first['msg']}" if place else first["msg"]
+        raise DamagedFile(source, reason) from None
 
 
 @functools.cache  # an adapter takes a millisecond or more to build
@@ -258,7 +260,9 @@ def _adapter(kind: Any) -> Any:
 def write_json(path: Path, content: dict[str, Any], *, indent: int | None = 1) -> None:
     """Write JSON with a checksum of its bytes at the end."""
     text = json.dumps({**content, "sha256": NO_CHECKSUM}, indent=indent, ensure_ascii=False)
-    write_text(path, hashlib.sha256(text.encode()).hexdigest().join(text.rsplit(NO_CHECKSUM, 1)))
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    before, after = text.rsplit(NO_CHECKSUM, 1)
+    write_text(path, f"{before}{checksum}{after}")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -270,12 +274,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _exchange(fresh: Path, path: Path) -> None:
-    """Replace a folder by another, which gets its name; killed in between, `recover` finds the
-    former one.
+    """Replace a folder by another, which gets its name.
+
+    If the process is killed in between, `recover` finds the former one.
     """
     if _exchange_names(fresh, path):
         try:
-            sync(path.parent)  # the former one is deleted only then
+            sync(path.parent)  # the former folder is deleted only then
         except OSError:
             _exchange_names(fresh, path)
             raise
@@ -291,16 +296,18 @@ def _exchange(fresh: Path, path: Path) -> None:
     aside.rename(fresh)
 
 
-def _exchange_names(one: Path, other: Path) -> bool:
+def _exchange_names(fresh: Path, path: Path) -> bool:
     """Exchange two names in one step, if the system can."""
     libc = ctypes.CDLL(None, use_errno=True)
-    names = os.fsencode(one), os.fsencode(other)
+    fresh_name = os.fsencode(fresh)
+    name = os.fsencode(path)
     if sys.platform == "linux" and hasattr(libc, "renameat2"):
-        return bool(
-            libc.renameat2(-100, names[0], -100, names[1], 2) == 0
-        )  # AT_FDCWD, RENAME_EXCHANGE
+        at_fdcwd = -100
+        rename_exchange = 2
+        return bool(libc.renameat2(at_fdcwd, fresh_name, at_fdcwd, name, rename_exchange) == 0)
     if sys.platform == "darwin" and hasattr(libc, "renamex_np"):
-        return bool(libc.renamex_np(*names, 2) == 0)  # RENAME_SWAP
+        rename_swap = 2
+        return bool(libc.renamex_np(fresh_name, name, rename_swap) == 0)
     return False
 
 
@@ -315,9 +322,7 @@ def _fill(path: Path, full: Path, *, last: str = "") -> None:
 
 
 def recover(path: Path) -> None:
-    """Finish or undo what a killed process began to put in the place of a folder, and remove its
-    lock.
-    """
+    """Finish or undo what a killed process began to put in a folder's place; remove its lock."""
     path = Path(os.path.realpath(path))
     with suppress(OSError):
         for file in (_hidden(path, "lock"), path / INNER_LOCK):
@@ -333,14 +338,18 @@ def recover(path: Path) -> None:
 
 def strays(path: Path, *, inside: bool = True) -> list[Path]:
     """Temporary files and folders that killed processes left beside a file or folder, or in it."""
-    found = [
-        one for one in _children(path.parent) if TEMPORARY.sub(r"\1", one.name) == _short(path)
+    short_name = _short(path)
+    candidates = [
+        child for child in _children(path.parent) if TEMPORARY.sub(r"\1", child.name) == short_name
     ]
-    found += _children(path) if inside else []
+    if inside:
+        candidates += _children(path)
     return [
-        one
-        for one in found
-        if one.suffix == ".tmp" and TEMPORARY.fullmatch(one.name) and _is_left(one)
+        candidate
+        for candidate in candidates
+        if candidate.suffix == ".tmp"
+        and TEMPORARY.fullmatch(candidate.name)
+        and _is_left(candidate)
     ]
 
 
@@ -357,9 +366,8 @@ def _is_left(stray: Path, *, remove: bool = False) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(
-            os.fstat(descriptor), stray.lstat()
-        ):  # it has been removed and made again
+        was_replaced = not os.path.samestat(os.fstat(descriptor), stray.lstat())
+        if was_replaced:
             return False
         if remove:
             _remove(stray)
@@ -390,8 +398,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of a file or folder that is being written; another process is refused, or
-    waits.
+    """Hold the lock of a file or folder that is being written; others are refused, or wait.
 
     The lock is the file `.NAME.lock` beside it, or `.lock` in a folder whose parent cannot be
     written. It names process and host, and is released by the operating system if the process is
@@ -401,52 +408,72 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
     if path is None:
         yield
         return
-    from filelock import FileLock, SoftFileLock, Timeout
 
-    given = path
-    path = Path(os.path.realpath(path))
-    missing = [parent for parent in path.parents if not parent.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock: FileLock | SoftFileLock | None = None
-    for file in (_hidden(path, "lock"), path / INNER_LOCK):
-        try:
-            kind = FileLock if _has_locks(file.parent) else SoftFileLock
-            lock = kind(file, mode=0o666, is_singleton=True)
-            nested = lock.is_locked
-            lock.acquire(timeout=-1 if wait else HANDOVER_SECONDS, poll_interval=0.02)
-            break
-        except Timeout:
-            raise LockedError(_refusal(given, file)) from None
-        except OSError as error:
-            lock = None
-            if error.errno not in (*NOT_WRITABLE, errno.ENOENT, errno.ENOTDIR):
-                raise
-            if file.exists():
-                raise LockedError(_refusal(given, file)) from None
+    real_path = Path(os.path.realpath(path))
+    missing = [parent for parent in real_path.parents if not parent.exists()]
+    real_path.parent.mkdir(parents=True, exist_ok=True)
+    lock = _acquire(real_path, path, wait=wait)
     if lock is None:
         yield
         return
-    named = not nested and isinstance(lock, FileLock)
+
+    # A soft lock is a file that filelock writes itself.
+    names_holder = not lock.is_nested and not lock.is_soft
     try:
-        if named:
-            with suppress(OSError):
-                now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-                file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n{now}\n", encoding="utf-8")
-        if not nested:
-            recover(path)
-            remove_strays(path)
-            if path.exists():
-                _remove(_hidden(path, "old"))
+        if names_holder:
+            _write_holder(lock.file)
+        if not lock.is_nested:
+            recover(real_path)
+            remove_strays(real_path)
+            if real_path.exists():
+                _remove(_hidden(real_path, "old"))
         yield
     finally:
-        if named:
-            _remove(
-                file
-            )  # while it is held: filelock tries again where it has locked a file without a name
+        if names_holder:
+            # While the lock is held: filelock tries again if the file that it locked has no name.
+            _remove(lock.file)
         lock.release()
         for parent in missing:
             with suppress(OSError):  # it is not empty
                 parent.rmdir()
+
+
+class _HeldLock(NamedTuple):
+    """A lock that this process holds; it is nested if the same thread held it already."""
+
+    file: Path
+    release: Callable[[], None]
+    is_nested: bool
+    is_soft: bool
+
+
+def _acquire(path: Path, given: str | Path, *, wait: bool) -> _HeldLock | None:
+    """Lock a file or folder, which messages call `given`; None if no lock can be written."""
+    from filelock import FileLock, SoftFileLock, Timeout
+
+    for file in (_hidden(path, "lock"), path / INNER_LOCK):
+        try:
+            is_soft = not _has_locks(file.parent)
+            kind = SoftFileLock if is_soft else FileLock
+            lock = kind(file, mode=0o666, is_singleton=True)
+            is_nested = lock.is_locked
+            lock.acquire(timeout=-1 if wait else HANDOVER_SECONDS, poll_interval=0.02)
+            return _HeldLock(file, lock.release, is_nested, is_soft)
+        except Timeout:
+            raise LockedError(_refusal(given, file)) from None
+        except OSError as error:
+            if error.errno not in (*NOT_WRITABLE, errno.ENOENT, errno.ENOTDIR):
+                raise
+            if file.exists():
+                raise LockedError(_refusal(given, file)) from None
+    return None
+
+
+def _write_holder(file: Path) -> None:
+    """Write process, host and time into the file of a lock, for messages to others."""
+    now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    with suppress(OSError):
+        file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n{now}\n", encoding="utf-8")
 
 
 def _has_locks(folder: Path) -> bool:
@@ -468,9 +495,7 @@ T = TypeVar("T")
 
 
 def locks(argument: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function that writes the file or folder given as this argument: it holds the lock
-    of it.
-    """
+    """Decorate a function that holds the lock of the file or folder given as this argument."""
 
     def wrap(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
@@ -478,9 +503,8 @@ def locks(argument: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         @functools.wraps(function)
         def holding(*args: P.args, **options: P.kwargs) -> T:
             path = None
-            with suppress(
-                TypeError
-            ):  # of a wrong call, which the call below raises with the function's name
+            # A wrong call raises TypeError; the call below raises it with the function's name.
+            with suppress(TypeError):
                 path = signature.bind(*args, **options).arguments.get(argument)
             with locked(path):
                 return function(*args, **options)
@@ -495,14 +519,15 @@ def lock_holder(path: str | Path) -> str | None:
     path = Path(os.path.realpath(path))
     for file in (_hidden(path, "lock"), path / INNER_LOCK):
         with suppress(OSError, ValueError):
-            pid, host, *since = file.read_text(encoding="utf-8").splitlines()
+            pid, host, *rest = file.read_text(encoding="utf-8").splitlines()
             if host == socket.gethostname():
                 with suppress(PermissionError):  # a process of another user
                     os.kill(int(pid), 0)  # raises ProcessLookupError, an OSError, if it has ended
-            time = (
-                f" since {since[0]}" if since and ":" in since[0] else ""
-            )  # else a mark of filelock's
-            return f"process {int(pid)} on {host}{time}"
+            holder = f"process {int(pid)} on {host}"
+            # The third line is a time, or a mark of filelock's.
+            if rest and ":" in rest[0]:
+                holder = f"{holder} since {rest[0]}"
+            return holder
     return None
 
 
@@ -519,8 +544,9 @@ def _refusal(path: str | Path, file: Path) -> str:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Wait for the lock of a folder itself, for a short change of one of its files; one that is
-    replaced meanwhile is locked again. It holds no other process up, and leaves no file.
+    """Wait for the lock of a folder itself, for a short change of one of its files.
+
+    A folder that is replaced meanwhile is locked again. The lock leaves no file.
     """
     while True:
         descriptor = os.open(folder, os.O_RDONLY)
@@ -550,15 +576,16 @@ def file_record(path: Path) -> dict[str, Any]:
 def file_damage(path: Path, record: dict[str, Any], *, memory: Path | None = None) -> str | None:
     """What is wrong with a file, by its `file_record`; None if nothing is.
 
-    The file `memory` remembers which large files were good, by name, size and time, so that each is
-    hashed once.
+    The file `memory` remembers which large files were good, by name, size and time, so that each
+    is hashed once.
     """
     try:
         stat = path.stat()
         if stat.st_size != record["bytes"]:
             return f"it has {stat.st_size:,} bytes in place of {record['bytes']:,}"
-        about = f"{path.resolve()} {stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {record['sha256']}"
-        line = hashlib.sha256(os.fsencode(about)).hexdigest()
+        identity = f"{path.resolve()} {stat.st_dev} {stat.st_ino}"
+        version = f"{stat.st_size} {stat.st_mtime_ns} {record['sha256']}"
+        line = hashlib.sha256(os.fsencode(f"{identity} {version}")).hexdigest()
         remembered = memory if stat.st_size >= REMEMBERED_BYTES else None
         if remembered and remembered.exists() and line in remembered.read_text(encoding="utf-8"):
             return None
@@ -578,7 +605,7 @@ def file_damage(path: Path, record: dict[str, Any], *, memory: Path | None = Non
 
 
 def _hidden(path: Path, suffix: str) -> Path:
-    return path.parent / f".{_short(path)}.{suffix}"  # also of /, which has no name
+    return path.parent / f".{_short(path)}.{suffix}"  # the folder / has no name, and gets one
 
 
 def _short(path: Path) -> str:

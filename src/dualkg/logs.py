@@ -12,11 +12,9 @@ FORMAT = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
 
 class ProgressLog:
-    """Logs the first line about a computation, then at most one every `SECONDS`, and always the
-    last.
+    """Logs the first line about a computation, then at most one every `SECONDS`, and the last.
 
-    Without `first`, a computation that is shorter than `SECONDS` logs nothing but what is marked as
-    last.
+    Without `first`, a computation that is shorter than `SECONDS` logs only what is marked as last.
     """
 
     def __init__(self, title: str, *, first: bool = True) -> None:
@@ -25,7 +23,8 @@ class ProgressLog:
 
     def __call__(self, text: Callable[[], str], *, last: bool = False) -> None:
         """Log `title: text()` if a line is due; the text is computed only then."""
-        if logger.isEnabledFor(logging.INFO) and (last or clock() >= self._next):
+        is_due = last or clock() >= self._next
+        if is_due and logger.isEnabledFor(logging.INFO):
             self._next = clock() + SECONDS
             logger.info("%s: %s", self.title, text())
 

@@ -66,7 +66,7 @@ def test_help_fits_a_screen_and_names_every_command(dualkg):
             "choose three columns with --columns 1,2,3, or by name if line 1 is a header.",
         ),
         ("a|r|b\n", [], "If vertical bars separate the columns, use --delimiter pipe."),
-        ("a|r|b\n", ["--delimiter", "||"], "A delimiter is one character such as ',' or '|'"),
+        ("a|r|b\n", ["--delimiter", "||"], "should be one character such as ',' or '|'"),
         ("a\tr\tb\n", ["--columns", "1,1,2"], "--columns should name three columns, all different"),
     ],
 )

@@ -17,8 +17,9 @@ from dualkg.data.triples import (
     sorted_distinct,
     triple_keys,
 )
-from dualkg.errors import RequestError
+from dualkg.errors import InvalidValue, Sentence
 from tests.conftest import graph_of
+from tests.data.notes import texts
 
 SHAPE = GraphShape(5, 2)
 HUGE = GraphShape(2**31 - 1, 1000)  # more triples are possible than there are 63-bit numbers
@@ -91,22 +92,24 @@ def test_repeats_are_counted_like_sets(
 ) -> None:
     shape, *parts = case
     splits = dict(zip(SPLITS, parts, strict=True))
-    notes = count_repeats({name: array(part) for name, part in splits.items()}, shape, ["a remark"])
+    notes = count_repeats(
+        {name: array(part) for name, part in splits.items()}, shape, [Sentence("a remark")]
+    )
     assert notes.duplicates == {name: len(part) - len(set(part)) for name, part in splits.items()}
     assert notes.overlaps == {
         f"{one} and {other}": len(set(splits[one]) & set(splits[other]))
         for one, other in combinations(SPLITS, 2)
     }
-    assert notes.remarks == ("a remark",)
+    assert notes.remarks == (Sentence("a remark"),)
 
 
 def test_notes_are_errors() -> None:
     notes = Notes(
         {"train": 1, "valid": 0, "test": 2_000},
         {"train and test": 3, "valid and test": 1},
-        ("Odd.",),
+        (Sentence("Odd."),),
     )
-    assert notes.sentences() == [
+    assert texts(notes) == [
         "1 triple occurs more than once in train.",
         "2,000 triples occur more than once in test.",
         "3 triples occur in both train and test.",
@@ -129,7 +132,6 @@ def test_counts_and_shape_of_a_graph() -> None:
 def test_a_split_is_found_by_its_name_only() -> None:
     graph = graph_of([(0, 0, 1)], [(1, 0, 0)])
     assert graph.split("valid").tolist() == [[1, 0, 0]]
-    with pytest.raises(
-        RequestError, match="The splits of a graph are train, valid, test; 'name' was given"
-    ):
+    with pytest.raises(InvalidValue) as caught:
         graph.split("name")
+    assert str(caught.value) == "split should be train, valid or test; 'name' was given."

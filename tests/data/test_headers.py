@@ -11,14 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dualkg.data.errors import UnusableData
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.loading import load_graph
-from dualkg.errors import RequestError
+from dualkg.errors import InvalidValue, Unsupported
+from tests.data.notes import texts
 
 Rows = list[tuple[str, str, str]]
 PAIRS = [(head, tail) for head in range(12) for tail in range(12) if head != tail]
 DENSE: Rows = [(f"e{head}", f"r{(head + tail) % 3}", f"e{tail}") for head, tail in PAIRS]
-HEADER = "The first line of {} (von, kante, nach) was read as a header: its names occur nowhere else in their columns."
+HEADER = (
+    "The first line of {} (von, kante, nach) was read as a header: its names occur nowhere else in "
+    "their columns."
+)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +65,7 @@ def test_usual_names_are_a_header(tmp_path: Path, header: str) -> None:
     path = write(tmp_path / "mine.csv", [tuple(header.split(",")), *DENSE])  # type: ignore[list-item]
     graph = load_graph(path)
     assert named(graph) == set(DENSE)
-    assert graph.notes.sentences() == [f"The first line of {path} was read as a header."]
+    assert texts(graph.notes) == [f"The first line of {path} was read as a header."]
 
 
 def test_kgtk_columns_are_found_beside_others(tmp_path: Path) -> None:
@@ -72,14 +77,14 @@ def test_a_header_of_unknown_names_is_found_and_reported(tmp_path: Path) -> None
     path = write(tmp_path / "mine.csv", [("von", "kante", "nach"), *DENSE])
     graph = load_graph(path)
     plain = load_graph(write(tmp_path / "plain.csv", DENSE))
-    assert graph.notes.sentences() == [
+    assert texts(graph.notes) == [
         f"{HEADER.format(path)} If it is a triple, use columns=(1, 2, 3)."
     ]
     assert graph.entities == plain.entities
     assert graph.fingerprint == plain.fingerprint
     kept = load_graph(path, columns=(1, 2, 3))
     assert ("von", "kante", "nach") in named(kept)
-    assert kept.notes.sentences() == []
+    assert texts(kept.notes) == []
 
 
 def test_a_header_in_each_file_of_a_folder(tmp_path: Path) -> None:
@@ -92,7 +97,7 @@ def test_a_header_in_each_file_of_a_folder(tmp_path: Path) -> None:
             write(path / f"{split}.csv", [*first, *DENSE[i::3]])
     graph = load_graph(headers)
     assert graph.fingerprint == load_graph(folder).fingerprint
-    (sentence,) = graph.notes.sentences()
+    (sentence,) = texts(graph.notes)
     assert sentence.startswith(
         HEADER.format(f"{headers / 'train.csv'} and of {headers / 'test.csv'}")
     )
@@ -114,9 +119,7 @@ def test_a_true_triple_in_the_first_line_is_kept(
     rows = [first, *DENSE, *more]
     graph = load_graph(write(tmp_path / "mine.csv", rows))
     assert named(graph) == set(rows)
-    may_be_one = [
-        sentence for sentence in graph.notes.sentences() if "If it is a header" in sentence
-    ]
+    may_be_one = [sentence for sentence in texts(graph.notes) if "If it is a header" in sentence]
     assert len(may_be_one) == (first == ("new", "only", "newer"))
 
 
@@ -139,7 +142,7 @@ def test_numbered_columns_keep_the_line_and_mention_a_header(tmp_path: Path) -> 
     path = write(tmp_path / "mine.csv", rows)  # type: ignore[arg-type]
     graph = load_graph(path, columns=(2, 3, 4))
     assert ("von", "kante", "nach") in named(graph)
-    assert graph.notes.sentences()[0] == (
+    assert texts(graph.notes)[0] == (
         f"The first line of {path} (von, kante, nach) was read as a triple. If it is a header, use "
         "columns=('von', 'kante', 'nach')."
     )
@@ -150,7 +153,7 @@ def test_notes_name_the_file_that_was_given(tmp_path: Path) -> None:
     for folder in (tmp_path / "old", tmp_path / "new"):
         folder.mkdir()
         path = write(folder / "mine.csv", [("von", "kante", "nach "), *DENSE])
-        assert f"Blanks around 1 name was removed in {path}." in load_graph(path).notes.sentences()
+        assert f"Blanks around 1 name was removed ({path})." in texts(load_graph(path).notes)
 
 
 NAME = st.text("abc", min_size=1, max_size=2)
@@ -182,13 +185,11 @@ def test_any_header_and_any_blanks_give_the_same_graph(
         graph = load_graph(path, split="100/0/0")
         assert graph.fingerprint == plain.fingerprint
         stripped = [
-            sentence
-            for sentence in graph.notes.sentences()
-            if sentence.startswith("Blanks around ")
+            sentence for sentence in texts(graph.notes) if sentence.startswith("Blanks around ")
         ]
         num = len(rows) * sum(map(bool, blanks)) + sum(cell != cell.strip() for cell in header)
         plural = "1 name was" if num == 1 else f"{num:,} names were"
-        assert stripped == ([f"Blanks around {plural} removed in {path}."] if num else [])
+        assert stripped == ([f"Blanks around {plural} removed ({path})."] if num else [])
 
 
 @pytest.mark.parametrize(
@@ -215,22 +216,23 @@ def test_columns_separated_by_spaces_are_recognized(tmp_path: Path) -> None:
     path.write_text(
         "".join(f" {h}  {r} \t{t} \r\n" if r == "r0" else f"{h} {r} {t}\n\n" for h, r, t in DENSE)
     )
-    with pytest.raises(RequestError, match="expected 3 columns separated by tabs"):
+    with pytest.raises(UnusableData) as caught:
         load_graph(path)  # there are tabs
+    assert caught.value.problem.startswith("expected 3 columns separated by tabs")
     assert named(load_graph(path, delimiter="space")) == set(DENSE)
     path.write_text(path.read_text().replace("\t", " "))
     graph = load_graph(path)
     assert named(graph) == set(DENSE)
-    assert graph.notes.sentences() == [f"The columns of {path} are separated by spaces."]
+    assert texts(graph.notes) == [f"The columns of {path} are separated by spaces."]
 
 
 @pytest.mark.parametrize("delimiter", ["", "::", "a", '"', "\n", "ü", "tabs"])
 def test_an_impossible_delimiter_is_refused(tmp_path: Path, delimiter: str) -> None:
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(InvalidValue) as caught:
         load_graph(write(tmp_path / "mine.csv", DENSE), delimiter=delimiter)
     assert str(caught.value) == (
-        "A delimiter is one character such as ',' or '|', or one of tab, space, comma, semicolon "
-        "and pipe; "
+        "delimiter should be one character such as ',' or '|', or one of tab, space, comma, "
+        "semicolon and pipe; "
         f"'{delimiter}' was given."
     )
 
@@ -238,7 +240,8 @@ def test_an_impossible_delimiter_is_refused(tmp_path: Path, delimiter: str) -> N
 def test_other_formats_have_no_delimiter(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps(dict(zip("hrt", DENSE[0], strict=True))))
-    with pytest.raises(
-        RequestError, match=r"mine.jsonl has no delimiter, as \.jsonl is no text of columns\."
-    ):
+    with pytest.raises(Unsupported) as caught:
         load_graph(path, delimiter=",")
+    assert str(caught.value) == (
+        f"{path} has no delimiter, as .jsonl is no text of columns. Leave it out."
+    )

@@ -8,6 +8,7 @@ import pytest
 from dualkg.data.graph import SPLITS
 from dualkg.data.loading import load_graph
 from dualkg.errors import RequestError
+from tests.data.notes import texts
 from tests.data.reading.conftest import zipped
 
 ENTITIES = ["Île de Ré", "b", "c", "d", "unused"]
@@ -61,7 +62,7 @@ def test_a_folder_of_openke_is_the_graph_of_its_names(make: Make, tmp_path: Path
         rows = [f"{ENTITIES[h]}\t{RELATIONS[r]}\t{ENTITIES[t]}\n" for h, r, t in ids]
         (plain / f"{split}.tsv").write_text("".join(rows), encoding="utf-8")
     assert graph.fingerprint == load_graph(plain).fingerprint
-    assert (graph.name, graph.notes.sentences()) == ("mine", [])
+    assert (graph.name, texts(graph.notes)) == ("mine", [])
 
 
 def test_an_archive_a_benchmark_name_and_tabs(make: Make, tmp_path: Path) -> None:
@@ -84,8 +85,8 @@ def test_ids_are_names_without_their_files(make: Make) -> None:
     folder = make({"entity2id.txt": None, "relation2id.txt": None})
     graph = load_graph(folder)
     assert graph.entities.names.to_pylist() == ["0", "1", "2", "3"]
-    assert len(graph.notes.sentences()) == 3
-    assert graph.notes.sentences()[0] == (
+    assert len(texts(graph.notes)) == 3
+    assert texts(graph.notes)[0] == (
         f"{folder}/train2id.txt is read without entity2id.txt and relation2id.txt: its ids are "
         "the names."
     )
@@ -105,7 +106,7 @@ def test_ids_are_names_without_their_files(make: Make) -> None:
         ),
         (
             {"train2id.txt": "1\n0 9 0\n"},
-            "train2id.txt: the tail 9 is not one of the 5 ids of entity2id.txt.",
+            "train2id.txt has the tail 9, which is not one of the 5 ids of entity2id.txt.",
         ),
         (
             {"train2id.txt": "2\n0 1 0\n0 1\n"},

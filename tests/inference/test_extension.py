@@ -218,7 +218,7 @@ def test_the_command_prints_a_table_and_the_next_command(run_cli, folder):
     assert "Saved to" in told.err
     assert "dualkg predict" in told.err
     again = run_cli("extend", folder / "beads", folder / "new.tsv", "--out", folder / "more")
-    assert (again.code, "exists already. Name a new folder with --out" in again.err) == (2, True)
+    assert (again.code, "exists already" in again.err) == (2, True)
     kg.training.RunFolder(folder / "more").check_free(overwrite=True)
 
 

@@ -135,7 +135,7 @@ def inspect(
         cli.print_table(["redundant relations", "kind", "overlap", *titles], rows)
         _note_more(len(found.redundant), "redundant relations")
     for sentence in found.notes:
-        cli.note(sentence)
+        cli.note(str(sentence))
     for sentence in found.warnings():
         cli.note(sentence, style="yellow")
     for path in figures:

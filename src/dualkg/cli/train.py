@@ -104,7 +104,7 @@ def train(
     recipe, graph, name, is_recipe = load_source(source, given)
     out = out or Path("runs") / name
     for sentence in graph.notes.sentences():
-        cli.note(sentence)
+        cli.note(str(sentence))
     for sentence in [] if graph.is_mapped else graph.inspect().warnings():
         cli.note(f"{sentence} See: dualkg inspect {shlex.quote(graph.source)}", style="yellow")
     arguments: dict[str, Any] = {

@@ -1,36 +1,26 @@
-"""Triples of names become triples of ids: one growing vocabulary of entities and one of
-relations.
-"""
+"""Triples of names become triples of ids, by a vocabulary of entities and one of relations."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dualkg.data.archives import RDF_FORMATS, Source
-from dualkg.data.readers import (
-    ROLES,
-    Columns,
-    RdfReader,
-    Reader,
-    RowsReader,
-    TableReader,
-    check_columns,
-)
+from dualkg.data.archives import Source
+from dualkg.data.columns import ROLES, Columns, check_columns
+from dualkg.data.errors import NoTriples, literal
+from dualkg.data.formats.delimited import TextReader
+from dualkg.data.readers import Companion, Reader, ReadOptions, open_reader
 from dualkg.data.spill import SpilledTriples, first_positions, slices
-from dualkg.data.text import OpenKeReader, TextReader, read_openke_names
 from dualkg.data.triples import NO_TRIPLES, Triples
-from dualkg.errors import DataError, RequestError
+from dualkg.errors import DataError, Sentence
 
-READERS: dict[str, type[Reader]] = {".parquet": TableReader}  # others are text
-READERS |= dict.fromkeys((".jsonl", ".ndjson", ".json"), RowsReader) | dict.fromkeys(
-    RDF_FORMATS, RdfReader
-)
-OPENKE = ("entity2id", "relation2id")
+# Files without triples, whose names are those of their sources.
+COMPANIONS = ("entity2id", "relation2id")
 MIN_LINES = 4  # below a first line, for its names to be told from those of a triple
 # Names waiting for ids; every merge hashes all known names again, so merges must be few.
 MAX_WAITING = 1_000_000
@@ -51,7 +41,7 @@ class ReadTriples:
     relations: pa.Array
     triples: dict[str, Triples]
     labels: dict[str, str]
-    remarks: list[str]
+    remarks: list[Sentence]
 
 
 def read_triples(
@@ -61,157 +51,208 @@ def read_triples(
     delimiter: str | None = None,
     find_headers: bool = False,
 ) -> ReadTriples:
-    """Read the source of each split; `columns` are the names or numbers of head, relation and tail.
+    """Read the source of each split; `columns` are names or numbers of head, relation and tail.
 
     `find_headers` also finds headers with unknown names. The names of OpenKE's ids are sources of
     their own.
     """
     check_columns(columns)
-    names = {file: read_openke_names(sources[file]) for file in OPENKE if file in sources}
-    readers: dict[str, Reader] = {}
-    for split, source in sources.items():
-        if split in OPENKE:
-            continue
-        if source.file_name.lower().endswith("2id.txt"):
-            readers[split] = OpenKeReader(source, columns, names)
-        elif source.suffix not in READERS:
-            readers[split] = TextReader(source, columns, delimiter)
-        elif delimiter is not None:
-            raise RequestError(
-                f"{source.name} has no delimiter, as {source.suffix} is no text of columns. Leave "
-                "it out."
-            )
-        else:
-            readers[split] = READERS[source.suffix](source, columns)
+    companions = {file: Companion(sources[file]) for file in COMPANIONS if file in sources}
+    options = ReadOptions(columns=columns, delimiter=delimiter, companions=companions)
+    readers = {
+        split: open_reader(source, options, default=TextReader)
+        for split, source in sources.items()
+        if split not in COMPANIONS
+    }
     return encode(readers, find_headers=find_headers)
 
 
 def encode(
     readers: Mapping[str, Reader], *, find_headers: bool = False, optional: Container[str] = ()
 ) -> ReadTriples:
-    """Read all triples of each split, of which those in `optional` may be empty, and give each name
-    its id.
+    """Read all triples of each split, and give each name its id.
+
+    The splits in `optional` may be empty.
     """
     if not readers:
         raise DataError("There is no file of triples to read. Give at least one.")
-    labels: dict[str, str] = {}
-    remarks: list[str] = []
+
     with ThreadPoolExecutor(1, "dualkg-names") as worker:
         encoder = Encoder(worker)
         for split, reader in readers.items():
-            num_triples = 0
-            with closing(reader.blocks()) as blocks:
-                for block in blocks:
-                    encoder.add(split, block)
-                    num_triples += block.num_rows
+            num_triples = _add_blocks(encoder, split, reader)
             if not num_triples and split not in optional:
-                why = "".join(f" {remark}" for remark in reader.remarks)
-                raise DataError(f"{reader.name} holds no triples; at least one is expected.{why}")
-            labels = reader.labels | labels
-            remarks += reader.remarks
-            if reader.num_stripped:
-                plural = "name was" if reader.num_stripped == 1 else "names were"
-                remarks.append(
-                    f"Blanks around {reader.num_stripped:,} {plural} removed in {reader.name}."
-                )
+                raise NoTriples(reader.name, reader.remarks)
         encoder.finish()
-    spilled = encoder.spilled
-    in_memory = encoder.ids
-    found = (
-        spilled.triples()
-        if spilled
-        else {split: np.concatenate(in_memory.pop(split)) for split in list(in_memory)}
-    )
-    triples = {split: found.get(split, NO_TRIPLES) for split in readers}
-    headers, about_headers = _find_headers(readers, triples) if find_headers else ([], [])
-    if spilled and headers:
-        spilled.leave_out(np.stack([triples[split][0] for split in headers]))
-        triples |= spilled.triples()
-    triples |= {split: triples[split][1:] for split in headers}
-    if spilled:
-        entities, relations = spilled.names()
+
+    triples = dict.fromkeys(readers, NO_TRIPLES) | encoder.triples()
+    headers = _find_headers(readers, triples) if find_headers else Headers([], [])
+    if encoder.spilled and headers.splits:
+        encoder.spilled.leave_out(np.stack([triples[split][0] for split in headers.splits]))
+        triples |= encoder.spilled.triples()
+    triples |= {split: triples[split][1:] for split in headers.splits}
+
+    if encoder.spilled:
+        entities, relations = encoder.spilled.names()
         pa.default_memory_pool().release_unused()
     else:
         entities = _renumber(encoder.entities, [ids[:, ::2] for ids in triples.values()])
         relations = _renumber(encoder.relations, [ids[:, 1:2] for ids in triples.values()])
-    return ReadTriples(entities, relations, triples, labels, remarks + about_headers)
+
+    labels: dict[str, str] = {}
+    remarks: list[Sentence] = []
+    for reader in readers.values():
+        labels = reader.labels | labels  # the first label of a name counts
+        remarks += _remarks_of(reader)
+    return ReadTriples(entities, relations, triples, labels, remarks + headers.remarks)
 
 
-def _find_headers(
-    readers: Mapping[str, Reader], triples: dict[str, Triples]
-) -> tuple[list[str], list[str]]:
-    """The splits whose first lines are headers of unknown names; and a remark on each, or on what
-    may be one.
+def _add_blocks(encoder: "Encoder", split: str, reader: Reader) -> int:
+    """Add all blocks of a reader, and return the number of their triples."""
+    num_triples = 0
+    with closing(reader.blocks()) as blocks:
+        for block in blocks:
+            encoder.add(split, block)
+            num_triples += block.num_rows
+    return num_triples
+
+
+def _remarks_of(reader: Reader) -> list[Sentence]:
+    if not reader.num_stripped:
+        return reader.remarks
+    names = "name was" if reader.num_stripped == 1 else "names were"
+    text = f"Blanks around {reader.num_stripped:,} {names} removed ({reader.name})."
+    return [*reader.remarks, Sentence(text)]
+
+
+# -- headers of unknown names ------------------------------------------------
+
+
+class Headers(NamedTuple):
+    """The splits whose first lines are headers; and a remark on each, or on what may be one."""
+
+    splits: list[str]
+    remarks: list[Sentence]
+
+
+def _find_headers(readers: Mapping[str, Reader], triples: Mapping[str, Triples]) -> Headers:
+    """Find headers of unknown names among the first lines.
 
     The names of a header occur nowhere else in their columns. So may those of a triple: a first
     line is a header only if it is the only such line, if neither end occurs in the other's column,
     and if other relations have two triples on average.
     """
-    headers: list[str] = []
-    remarks = []
-    firsts = {split: reader.first_line for split, reader in readers.items() if len(triples[split])}
-    for cells in sorted(
-        {
-            cells
-            for cells in firsts.values()
-            if cells and not any(cell.isdecimal() for cell in cells)
-        }
-    ):
-        splits = [split for split, first in firsts.items() if first == cells]
-        names = triples[splits[0]][0].tolist()
-        rest = _without_headers(triples, headers)
-        if any(
-            sum(int((ids[:, i] == names[i]).sum()) for ids in rest) > len(splits) for i in (1, 0, 2)
-        ):
+    headers = Headers([], [])
+    first_lines = {
+        split: reader.first_line for split, reader in readers.items() if len(triples[split])
+    }
+    candidates = {cells for cells in first_lines.values() if cells and not _has_number(cells)}
+    for cells in sorted(candidates):
+        splits = [split for split, first_line in first_lines.items() if first_line == cells]
+        first_triple = triples[splits[0]][0].tolist()
+        others = _without_headers(triples, headers.splits)
+        if _occurs_again(first_triple, others, len(splits)):
             continue
-        rest = _without_headers(triples, [*headers, *splits])
-        num_ids = [1 + max((int(ids[:, i].max()) for ids in rest), default=0) for i in range(3)]
-        counts = [np.zeros(num, np.int64) for num in num_ids]
-        for ids in rest:
-            for i, count in enumerate(counts):
-                np.add.at(count, ids[:, i], 1)
-        if sum(map(len, rest)) < max(MIN_LINES, 2 * int(np.count_nonzero(counts[1]))):
+        others = _without_headers(triples, [*headers.splits, *splits])
+        if not _has_repeated_relations(others):
             continue
-        single = np.concatenate([ids[counts[1][ids[:, 1]] == 1] for ids in rest])
-        similar = (counts[0][single[:, 0]] == 1) & (counts[2][single[:, 2]] == 1)
-        crossed = names[0] == names[2] or any(
-            (ids[:, 2] == names[0]).any() or (ids[:, 0] == names[2]).any() for ids in rest
+
+        names = " and of ".join(readers[split].name for split in splits)
+        line = f"The first line of {names} ({', '.join(cells)})"
+        has_columns = any(readers[split].columns is not None for split in splits)
+        if has_columns or _is_ambiguous(first_triple, others):
+            template = f"{literal(line)} was read as a triple. If it is a header, use {{columns}}."
+            headers.remarks.append(Sentence(template, {"columns": cells}))
+            continue
+        headers.splits.extend(splits)
+        template = (
+            f"{literal(line)} was read as a header: its names occur nowhere else in their columns. "
+            "If it is a triple, use {columns}."
         )
-        line = f"The first line of {' and of '.join(readers[split].name for split in splits)} ({', '.join(cells)})"
-        if similar.any() or crossed or any(readers[split].columns is not None for split in splits):
-            remarks.append(
-                f"{line} was read as a triple. If it is a header, use columns={cells!r}."
-            )
-            continue
-        headers += splits
-        remarks.append(
-            f"{line} was read as a header: its names occur nowhere else in their columns. If it "
-            "is a triple, use columns=(1, 2, 3)."
-        )
-    return headers, remarks
+        headers.remarks.append(Sentence(template, {"columns": (1, 2, 3)}))
+    return headers
+
+
+def _has_number(cells: Iterable[str]) -> bool:
+    return any(cell.isdecimal() for cell in cells)
 
 
 def _without_headers(triples: Mapping[str, Triples], headers: Container[str]) -> list[Triples]:
-    """The triples of all splits without the first one of some; of large ones, a part at a time."""
-    rest = [ids[int(split in headers) :] for split, ids in triples.items()]
-    return [ids[part] for ids in rest for part in slices(len(ids), POSITIONS)]
+    """The triples of all splits in parts, without the first triple of the splits in `headers`."""
+    parts = []
+    for split, ids in triples.items():
+        rest = ids[1:] if split in headers else ids
+        parts += [rest[rows] for rows in slices(len(rest), POSITIONS)]
+    return parts
+
+
+def _occurs_again(triple: Sequence[int], parts: Sequence[Triples], num_lines: int) -> bool:
+    """Whether a name of a triple occurs in its column more often than on `num_lines` lines."""
+    for column in (1, 0, 2):
+        number = sum(int((part[:, column] == triple[column]).sum()) for part in parts)
+        if number > num_lines:
+            return True
+    return False
+
+
+def _has_repeated_relations(parts: Sequence[Triples]) -> bool:
+    """Whether there are enough triples, and relations have two of them on average."""
+    num_triples = sum(len(part) for part in parts)
+    if num_triples < MIN_LINES:
+        return False
+    num_relations = int(np.count_nonzero(_counts_in_column(parts, 1)))
+    return num_triples >= 2 * num_relations
+
+
+def _is_ambiguous(triple: Sequence[int], parts: Sequence[Triples]) -> bool:
+    """Whether an end of a first line is in the other's column, or another line is as single."""
+    head, _, tail = triple
+    if head == tail:
+        return True
+    for part in parts:
+        if (part[:, 2] == head).any() or (part[:, 0] == tail).any():
+            return True
+
+    head_counts, relation_counts, tail_counts = (
+        _counts_in_column(parts, column) for column in range(3)
+    )
+    for part in parts:
+        heads, relations, tails = part.T
+        is_single = relation_counts[relations] == 1
+        is_single &= (head_counts[heads] == 1) & (tail_counts[tails] == 1)
+        if is_single.any():
+            return True
+    return False
+
+
+def _counts_in_column(parts: Sequence[Triples], column: int) -> npt.NDArray[np.int64]:
+    """How often each id occurs in a column."""
+    largest = max((int(part[:, column].max()) for part in parts), default=0)
+    counts = np.zeros(largest + 1, np.int64)
+    for part in parts:
+        np.add.at(counts, part[:, column], 1)
+    return counts
+
+
+# -- the vocabulary ----------------------------------------------------------
 
 
 class Encoder:
-    """Takes blocks in the order of reading, and numbers their names in an order that depends on the
-    blocks.
+    """Takes blocks in the order of reading, and numbers their names.
 
-    The worker merges the names of each block into the vocabulary while the next blocks are parsed.
-    A vocabulary or triples too large for memory are written to disk, and the next block begins
-    another vocabulary.
+    The worker merges the names of each block into the vocabulary while the next blocks are parsed,
+    so that the numbers depend on the blocks. A vocabulary or triples too large for memory are
+    written to disk, and the next block begins another vocabulary.
     """
 
     def __init__(self, worker: ThreadPoolExecutor) -> None:
-        self.entities = self.relations = pa.array([], pa.string())
+        self.entities = pa.array([], pa.string())
+        self.relations = pa.array([], pa.string())
         self.spilled: SpilledTriples | None = None
-        self.ids: dict[str, list[Triples]] = {}
+        self._parts: dict[str, list[Triples]] = {}  # of each split, in memory
+        self._num_triples = 0
         self._waiting: list[tuple[str, pa.RecordBatch]] = []
-        self._num_waiting = self._num_triples = 0
+        self._num_waiting = 0
         self._worker = worker
         self._merging: Future[None] | None = None
 
@@ -219,10 +260,13 @@ class Encoder:
         """Take a block of dictionary-encoded head, relation and tail names."""
         self._waiting.append((split, block))
         self._num_waiting += sum(len(block.column(role).dictionary) for role in ROLES)
-        enough = max(MAX_WAITING, 0 if self.spilled else min(2 * len(self.entities), MAX_NAMES))
-        idle = self._merging is None or self._merging.done()
+
+        enough = MAX_WAITING
+        if not self.spilled:
+            enough = max(enough, min(2 * len(self.entities), MAX_NAMES))
         # Parsing that is faster than merging must wait, or the blocks would fill the memory.
-        if self._num_waiting > (enough if idle else 2 * enough):
+        is_idle = self._merging is None or self._merging.done()
+        if self._num_waiting > (enough if is_idle else 2 * enough):
             self._start_merging()
 
     def finish(self) -> None:
@@ -235,6 +279,13 @@ class Encoder:
             self.spilled.number()
         pa.default_memory_pool().release_unused()
 
+    def triples(self) -> dict[str, Triples]:
+        """The triples of each split that has any; to be called once, as it gives up the parts."""
+        if self.spilled:
+            return self.spilled.triples()
+        # Each split is given up once it is joined, so that only one is in memory twice.
+        return {split: np.concatenate(self._parts.pop(split)) for split in list(self._parts)}
+
     def _start_merging(self) -> None:
         if self._merging:
             self._merging.result()
@@ -245,24 +296,26 @@ class Encoder:
 
     def _merge(self, blocks: list[tuple[str, pa.RecordBatch]]) -> None:
         ends = [block.column(role) for _, block in blocks for role in ("head", "tail")]
-        self.entities, entity_ids = _extend_vocabulary(self.entities, ends)
         links = [block.column("relation") for _, block in blocks]
+        self.entities, entity_ids = _extend_vocabulary(self.entities, ends)
         self.relations, relation_ids = _extend_vocabulary(self.relations, links)
-        merged = zip(blocks, entity_ids[::2], relation_ids, entity_ids[1::2], strict=True)
-        for (split, _), *columns in merged:
-            self.ids.setdefault(split, []).append(np.stack(columns, axis=1))
-            self._num_triples += len(columns[0])
-        if (
-            max(len(self.entities), len(self.relations)) > MAX_NAMES
-            or self._num_triples > MAX_TRIPLES
-        ):
+
+        columns = zip(entity_ids[::2], relation_ids, entity_ids[1::2], strict=True)
+        for (split, _), ids in zip(blocks, columns, strict=True):
+            triples = np.stack(ids, axis=1)
+            self._parts.setdefault(split, []).append(triples)
+            self._num_triples += len(triples)
+
+        num_names = max(len(self.entities), len(self.relations))
+        if num_names > MAX_NAMES or self._num_triples > MAX_TRIPLES:
             self.spilled = self.spilled or SpilledTriples()
             self._spill(self.spilled)
 
     def _spill(self, spilled: SpilledTriples) -> None:
-        spilled.add((self.entities, self.relations), self.ids)
-        self.entities = self.relations = pa.array([], pa.string())
-        self.ids = {}
+        spilled.add((self.entities, self.relations), self._parts)
+        self.entities = pa.array([], pa.string())
+        self.relations = pa.array([], pa.string())
+        self._parts = {}
         self._num_triples = 0
         pa.default_memory_pool().release_unused()
 
@@ -272,21 +325,22 @@ def _extend_vocabulary(
 ) -> tuple[pa.StringArray, list[Ids]]:
     """The known names followed by the new ones, and each column as ids."""
     # The known names come first, in a chunk without rows, so that they keep their ids.
-    before = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), known)
-    chunks = pa.chunked_array([before, *columns]).unify_dictionaries().chunks
+    no_rows = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), known)
+    chunks = pa.chunked_array([no_rows, *columns]).unify_dictionaries().chunks
     return chunks[0].dictionary, [chunk.indices.to_numpy() for chunk in chunks[1:]]
 
 
 def _renumber(names: pa.StringArray, columns: Sequence[Ids]) -> pa.StringArray:
-    """Renumber the ids in `columns`, in place, by first appearance, and return the names that occur
-    in that order.
+    """Renumber the ids in `columns`, in place, by first appearance.
+
+    Returns the names that occur, in that order.
     """
     parts = [ids[part] for ids in columns for part in slices(len(ids), POSITIONS)]
     first = first_positions(len(names), parts)
     order = np.argsort(first)
     order = order[np.count_nonzero(first < 0) :]  # a header's names are left out
-    renumbered = np.empty(len(names), np.int32)
-    renumbered[order] = np.arange(len(order), dtype=np.int32)
+    new_ids = np.empty(len(names), np.int32)
+    new_ids[order] = np.arange(len(order), dtype=np.int32)
     for part in parts:
-        part[:] = renumbered[part]
+        part[:] = new_ids[part]
     return names.take(pa.array(order))

@@ -1,6 +1,4 @@
-"""Known answers: the entities that answer a query in some split, which filtered ranking leaves
-out.
-"""
+"""Known answers: the entities that answer a query in some split; filtered ranking omits them."""
 
 from __future__ import annotations
 
@@ -33,23 +31,26 @@ def with_reciprocals(triples: Triples, num_relations: int) -> Triples:
 def occur(
     triples: Triples | Ids, splits: Iterable[Triples], shape: GraphShape
 ) -> npt.NDArray[np.bool_]:
-    """Whether each triple is in one of some splits, which are read a part at a time,
-    `(num_triples,)`.
+    """Whether each triple is in one of some splits, `(num_triples,)`.
+
+    The splits are read a part at a time.
     """
-    found = np.zeros(len(triples), dtype=bool)
-    num = len(triples)
+    occurs = np.zeros(len(triples), dtype=bool)
     for split in splits:
         for part in slices(len(split)):
             keys = triple_keys(np.concatenate([triples, split[part]]), shape)
-            found |= np.isin(keys[:num], keys[num:][is_among(keys[num:], np.sort(keys[:num]))])
+            wanted, known = np.split(keys, [len(triples)])
+            common = known[is_among(known, np.sort(wanted))]
+            occurs |= np.isin(wanted, common)
         release(split)
-    return found
+    return occurs
 
 
 @dataclass(frozen=True)
 class KnownAnswerTensors:
-    """Known answers on a device: those of `queries[i]` are `answers[offsets[i]:offsets[i + 1]]`,
-    sorted.
+    """Known answers on a device.
+
+    Those of `queries[i]` are `answers[offsets[i]:offsets[i + 1]]`, sorted.
     """
 
     queries: Tensor
@@ -58,27 +59,30 @@ class KnownAnswerTensors:
 
     def ranges(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """The start and end of each query's answers, `(batch,)`; equal for a query without any."""
-        first, last = (
-            torch.searchsorted(self.queries, keys, side=side) for side in ("left", "right")
-        )
+        first = torch.searchsorted(self.queries, keys, side="left")
+        last = torch.searchsorted(self.queries, keys, side="right")
         return self.offsets[first], self.offsets[last]
 
     def contains(self, first: Tensor, last: Tensor, entities: Tensor) -> Tensor:
-        """Whether entities `(batch, n)` are among the answers `first` to `last` − 1 of their rows,
-        `(batch, n)`.
+        """Whether entities are among the answers `first` to `last` − 1 of their rows, `(batch, n)`.
+
+        `entities` is `(batch, n)`, `first` and `last` are `(batch,)`.
         """
         starts, rows = torch.unique(first, return_inverse=True)
         counts = torch.zeros_like(starts).scatter_reduce(0, rows, last - first, "amax")
-        which = torch.repeat_interleave(counts)
-        if not len(which):
+        query_of_answer = torch.repeat_interleave(counts)
+        if not len(query_of_answer):
             return torch.zeros_like(entities, dtype=torch.bool)
-        within = torch.arange(len(which), device=first.device) - (counts.cumsum(0) - counts)[which]
-        known = which * KEY_STRIDE + self.answers[starts[which] + within]
+
+        first_positions = (counts.cumsum(0) - counts)[query_of_answer]
+        positions = torch.arange(len(query_of_answer), device=first.device) - first_positions
+        answers = self.answers[starts[query_of_answer] + positions]
+        known = query_of_answer * KEY_STRIDE + answers
         wanted = rows[:, None] * KEY_STRIDE + entities
-        found: Tensor = known[torch.searchsorted(known, wanted).clamp(max=len(known) - 1)] == wanted
-        return (
-            found & (first < last)[:, None]
-        )  # a query without answers starts where the next one does
+        nearest = torch.searchsorted(known, wanted).clamp(max=len(known) - 1)
+        is_known: Tensor = known[nearest] == wanted
+        # A query without answers starts where the next one does.
+        return is_known & (first < last)[:, None]
 
 
 class KnownAnswers:
@@ -91,24 +95,18 @@ class KnownAnswers:
     def __init__(
         self, splits: Iterable[Triples], shape: GraphShape, *, queries: Triples | None = None
     ) -> None:
-        """With `queries`, only the answers to the queries of these triples, by a pass over parts of
-        the splits.
-        """
+        """With `queries`, only the answers to the queries of these triples are kept."""
         self.shape = shape
         splits = list(splits)
         self._by_device: dict[torch.device, KnownAnswerTensors] = {}
         if queries is None and any(is_mapped(split) for split in splits):
             self.queries, self.offsets, self.answers = self._on_disk(splits)
             return
+
         if queries is None:
             triples = with_reciprocals(np.concatenate(splits), shape.num_relations)
         else:
-            wanted = sorted_distinct(self._keys(with_reciprocals(queries, shape.num_relations)))
-            parts = [NO_TRIPLES]
-            for part in (split[rows] for split in splits for rows in slices(len(split))):
-                both = with_reciprocals(part, shape.num_relations)
-                parts.append(both[is_among(self._keys(both), wanted)])
-            triples = np.concatenate(parts)
+            triples = self._with_queries_of(queries, splits)
         # A repeated triple is one answer.
         triples = distinct_triples(triples, GraphShape(shape.num_entities, 2 * shape.num_relations))
         self.answers = triples[:, 2].copy()
@@ -117,47 +115,59 @@ class KnownAnswers:
         self.queries = keys[starts]
         self.offsets = np.append(starts, len(keys))
 
+    def _with_queries_of(self, queries: Triples, splits: list[Triples]) -> Triples:
+        """The triples of both directions with the queries of some, by a pass over the splits."""
+        num_relations = self.shape.num_relations
+        wanted = sorted_distinct(self._keys(with_reciprocals(queries, num_relations)))
+        parts = [NO_TRIPLES]
+        for split in splits:
+            for rows in slices(len(split)):
+                triples = with_reciprocals(split[rows], num_relations)
+                parts.append(triples[is_among(self._keys(triples), wanted)])
+        return np.concatenate(parts)
+
     @classmethod
     def of(
         cls, graph: Graph, splits: Iterable[str] = SPLITS, *, queries: Triples | None = None
     ) -> KnownAnswers:
-        """Those of a graph; of one larger than memory, only the answers to the queries of these
-        triples, if given.
-        """
-        queries = queries if graph.is_mapped else None
-        return cls([graph.split(name) for name in splits], graph.shape, queries=queries)
+        """Those of a graph; of one larger than memory, only the answers to `queries`, if given."""
+        triples = [graph.split(name) for name in splits]
+        return cls(triples, graph.shape, queries=queries if graph.is_mapped else None)
 
     def _on_disk(self, splits: list[Triples]) -> tuple[Ids, Ids, npt.NDArray[np.int32]]:
-        """Queries, offsets and answers of splits larger than memory, each partition of queries
-        sorted in memory.
+        """Queries, offsets and answers of splits larger than memory.
+
+        Each partition of queries is sorted in memory.
         """
         table = PartitionedRows(key=np.int64, answer=np.int32)
         num_relations = self.shape.num_relations
-        samples = (np.array(split[:: max(1, len(split) >> 16)]) for split in splits)
-        bounds = key_ranges(
-            [self._keys(with_reciprocals(sample, num_relations)) for sample in samples]
-        )
+        sample_keys = []
+        for split in splits:
+            sample = np.array(split[:: max(1, len(split) >> 16)])
+            sample_keys.append(self._keys(with_reciprocals(sample, num_relations)))
+        bounds = key_ranges(sample_keys)
         for split in splits:
             for part in slices(len(split)):
                 triples = with_reciprocals(np.array(split[part]), num_relations)
                 table.append_by_key(bounds, self._keys(triples), answer=triples[:, 2])
             release(split)
+
         queries = Column(np.int64)
         offsets = Column(np.int64)
         answers = Column(np.int32)
         for number in range(spill.NUM_PARTITIONS):
             keys = table.partition("key", number)
-            found = table.partition("answer", number)
-            order = np.lexsort((found, keys))
+            entities = table.partition("answer", number)
+            order = np.lexsort((entities, keys))
             keys = keys[order]
-            found = found[order]
-            fresh = (np.diff(keys, prepend=-1) != 0) | (np.diff(found, prepend=-1) != 0)
-            keys = keys[fresh]
-            found = found[fresh]
+            entities = entities[order]
+            is_new = (np.diff(keys, prepend=-1) != 0) | (np.diff(entities, prepend=-1) != 0)
+            keys = keys[is_new]
+            entities = entities[is_new]
             starts = np.flatnonzero(np.diff(keys, prepend=-1))
             queries.append(keys[starts])
             offsets.append(starts + answers.size)
-            answers.append(found)
+            answers.append(entities)
         offsets.append(np.array([answers.size]))
         return queries.map(), offsets.map(), answers.map()
 
@@ -172,24 +182,19 @@ class KnownAnswers:
         """The arrays on a device, copied there once; on a CPU they are shared."""
         if device not in self._by_device:
             arrays = (self.queries, self.offsets, self.answers)
-            self._by_device[device] = KnownAnswerTensors(
-                *(torch.from_numpy(array).to(device) for array in arrays)
-            )
+            tensors = [torch.from_numpy(array).to(device) for array in arrays]
+            self._by_device[device] = KnownAnswerTensors(*tensors)
         return self._by_device[device]
 
     def __call__(
         self, entities: npt.NDArray[np.integer], relations: npt.NDArray[np.integer]
     ) -> tuple[Ids, Ids]:
-        """For queries `(batch,)`: the row and the entity of every known answer, `(num_known,)`
-        each.
-        """
-        keys = self.keys(
-            np.asarray(entities, dtype=np.int64), np.asarray(relations, dtype=np.int64)
-        )
-        first, last = (
-            found.numpy() for found in self.on(torch.device("cpu")).ranges(torch.from_numpy(keys))
-        )
+        """For queries `(batch,)`: row and entity of every known answer, `(num_known,)` each."""
+        entity_ids = np.asarray(entities, dtype=np.int64)
+        relation_ids = np.asarray(relations, dtype=np.int64)
+        keys = torch.from_numpy(self.keys(entity_ids, relation_ids))
+        first, last = (limits.numpy() for limits in self.on(torch.device("cpu")).ranges(keys))
         counts = last - first
         rows = np.repeat(np.arange(len(keys)), counts)
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        return rows, self.answers[np.repeat(first, counts) + within].astype(np.int64)
+        positions = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return rows, self.answers[np.repeat(first, counts) + positions].astype(np.int64)

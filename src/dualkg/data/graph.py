@@ -1,6 +1,4 @@
-"""A knowledge graph: triples of ids in three splits with their vocabularies, from memory or
-saved.
-"""
+"""A knowledge graph: triples of ids in three splits with their vocabularies, in memory or saved."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dualkg.data import memory
+from dualkg.data import conversion
 from dualkg.data.archives import read_parquet
 from dualkg.data.inspection import Inspection
 from dualkg.data.spill import is_mapped, release, slices, text_of
@@ -30,27 +28,39 @@ from dualkg.data.triples import (
     triple_keys,
 )
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import DataError, RequestError
+from dualkg.errors import DataError, InvalidValue, Sentence
 from dualkg.files import atomic_folder
 
 __all__ = [
     "SPLITS",
+    "Graph",
     "GraphShape",
     "Notes",
     "Split",
     "Triples",
     "count_repeats",
     "distinct_triples",
+    "load_saved_graph",
+    "relations_with_self_loops",
+    "save_graph",
     "triple_keys",
 ]
-__all__ += ["Graph", "load_saved_graph", "relations_with_self_loops", "save_graph"]
 
 COLUMNS = ("head", "relation", "tail")
 TEXT = (pa.string(), pa.large_string())
-FORMAT = 1
-MAPPED_FORMAT = 2  # of Parquet files, and of files that are memory-mapped
-MIN_SELF_LOOPS = (
-    0.01  # the least fraction of self-loops in train by which a relation may have more of them
+FORMAT = 1  # of Parquet files
+MAPPED_FORMAT = 2  # of files that are memory-mapped
+# The least fraction of self-loops in train by which a relation may have more of them.
+MIN_SELF_LOOPS = 0.01
+# What reading a damaged folder may raise, beside OSError and ValueError.
+DAMAGE = (
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    RecursionError,
+    DataError,
+    pa.ArrowException,
 )
 
 
@@ -88,9 +98,8 @@ class Graph:
     fingerprint: str = ""
     catalogued: bool = False
     notes: Notes = field(default_factory=Notes)
-    read_options: dict[str, Any] = field(
-        default_factory=dict
-    )  # keys of a recipe's [data] table, for `load_graph`
+    # Keys of a recipe's [data] table, for `load_graph`.
+    read_options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_triples(
@@ -101,45 +110,39 @@ class Graph:
         relations: Sequence[str] | None = None,
         **options: Unpack[MemoryOptions],
     ) -> Graph:
-        """A graph of rows (head, relation, tail): tuples, lists, dictionaries, or an array
-        `(num_triples, 3)`.
+        """A graph of rows (head, relation, tail): tuples, lists, dictionaries, or an array.
 
-        Names are text or whole numbers. If the rows are ids from 0, `entities` and `relations` are
-        their names.
+        An array has the shape `(num_triples, 3)`. Names are text or whole numbers. If the rows are
+        ids from 0, `entities` and `relations` are their names.
         """
-        return cls(
-            **memory.make_fields(
-                triples, kind="triples", entities=entities, relations=relations, **options
-            )
-        ).with_fingerprint()
+        fields = conversion.make_fields(
+            triples, kind="triples", entities=entities, relations=relations, **options
+        )
+        return cls(**fields).with_fingerprint()
 
     @classmethod
     def from_dataframe(cls, frame: Any, **options: Unpack[MemoryOptions]) -> Graph:
-        """A graph of a table with one row per triple: pandas, polars, Arrow, or a dictionary of
-        columns.
+        """A graph of a table with one row per triple: pandas, polars, Arrow, or a dictionary.
 
         Any object with `__arrow_c_stream__` or `__dataframe__` will do.
         """
-        return cls(**memory.graph_of_table(frame, **options)).with_fingerprint()
+        return cls(**conversion.graph_of_table(frame, **options)).with_fingerprint()
 
     @classmethod
     def from_datasets(cls, dataset: Any, **options: Unpack[MemoryOptions]) -> Graph:
-        """A graph of rows of Hugging Face `datasets`: a Dataset, an IterableDataset or a
-        DatasetDict with splits.
-        """
-        return cls(**memory.graph_of_datasets(dataset, **options)).with_fingerprint()
+        """A graph of Hugging Face `datasets`: Dataset, IterableDataset or DatasetDict."""
+        return cls(**conversion.graph_of_datasets(dataset, **options)).with_fingerprint()
 
     @classmethod
     def from_networkx(
         cls, graph: Any, *, relation: str | None = None, **options: Unpack[MemoryOptions]
     ) -> Graph:
-        """A graph of the edges of a networkx graph; `relation` is the attribute of an edge that
-        names its relation.
+        """A graph of the edges of a networkx graph.
 
-        Without it, a well-known name such as `relation`, `type` or `label`, or the key of a
-        multigraph's edge.
+        `relation` is the attribute of an edge that names its relation. Without it, this is a
+        well-known name such as `relation`, `type` or `label`, or the key of a multigraph's edge.
         """
-        return cls(**memory.graph_of_networkx(graph, relation, **options)).with_fingerprint()
+        return cls(**conversion.graph_of_networkx(graph, relation, **options)).with_fingerprint()
 
     @classmethod
     def from_pyg(
@@ -154,14 +157,11 @@ class Graph:
 
         `entities` and `relations` are the names of a Data's ids.
         """
-        return cls(
-            **memory.graph_of_pyg(data, entities=entities, relations=relations, **options)
-        ).with_fingerprint()
+        fields = conversion.graph_of_pyg(data, entities=entities, relations=relations, **options)
+        return cls(**fields).with_fingerprint()
 
     def with_fingerprint(self) -> Graph:
-        """The graph with a checksum of its names and triples, in their order, however they were
-        stored.
-        """
+        """The graph with a checksum of its names and triples in their order, however stored."""
         checksum = hashlib.sha256()
         for vocabulary in (self.entities, self.relations):
             ends, letters = text_of(vocabulary.names)
@@ -187,9 +187,7 @@ class Graph:
 
     def split(self, name: str) -> Triples:
         if name not in SPLITS:
-            raise RequestError(
-                f"The splits of a graph are {', '.join(SPLITS)}; '{name}' was given."
-            )
+            raise InvalidValue("split", expected="train, valid or test", found=name)
         triples: Triples = getattr(self, name)
         return triples
 
@@ -199,16 +197,13 @@ class Graph:
         return {name: len(getattr(self, name)) for name in ("entities", "relations", *SPLITS)}
 
     def inspect(self) -> Inspection:
-        """Degrees, cardinalities, components, unseen entities, redundant relations, and the leakage
-        they cause.
-        """
+        """Degrees, cardinalities, components, unseen entities, redundant relations and leakage."""
         splits = {str(name): self.split(name) for name in SPLITS}
-        return Inspection(
-            self.name, self.entities, self.relations, splits, tuple(self.notes.sentences())
-        )
+        notes = tuple(self.notes.sentences())
+        return Inspection(self.name, self.entities, self.relations, splits, notes)
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{n:,} {name}" for name, n in self.counts.items())
+        counts = ", ".join(f"{number:,} {name}" for name, number in self.counts.items())
         return f"Graph({self.name!r}: {counts})"
 
 
@@ -220,11 +215,11 @@ def relations_with_self_loops(graph: Graph) -> frozenset[int]:
     """
     relations = graph.train[:, 1]
     is_loop = graph.train[:, 0] == graph.train[:, 2]
-    totals, loops = (
-        np.bincount(ids, minlength=graph.shape.num_relations)
-        for ids in (relations, relations[is_loop])
-    )
-    return frozenset(np.flatnonzero((loops > 0) & (loops >= MIN_SELF_LOOPS * totals)).tolist())
+    num_relations = graph.shape.num_relations
+    num_triples = np.bincount(relations, minlength=num_relations)
+    num_loops = np.bincount(relations[is_loop], minlength=num_relations)
+    has_loops = (num_loops > 0) & (num_loops >= MIN_SELF_LOOPS * num_triples)
+    return frozenset(np.flatnonzero(has_loops).tolist())
 
 
 # -- saved graphs ------------------------------------------------------------
@@ -233,75 +228,109 @@ def relations_with_self_loops(graph: Graph) -> frozenset[int]:
 def save_graph(graph: Graph, folder: Path) -> None:
     """Write a graph to a folder, which appears complete or not at all."""
     with atomic_folder(folder, existing="keep") as fresh:
-        for vocabulary, name in ((graph.entities, "entities"), (graph.relations, "relations")):
-            columns = {"name": vocabulary.names}
-            if vocabulary.labels is not None:
-                columns["label"] = vocabulary.labels
-            if graph.is_mapped:
-                _write_mapped(columns, fresh / f"{name}.arrow")
-            else:
-                _write(columns, fresh / f"{name}.parquet", use_dictionary=False)
+        _save_vocabulary(graph.entities, fresh / "entities", mapped=graph.is_mapped)
+        _save_vocabulary(graph.relations, fresh / "relations", mapped=graph.is_mapped)
         for split in SPLITS:
-            triples = graph.split(split)
-            if graph.is_mapped:
-                np.save(fresh / f"{split}.npy", triples, allow_pickle=False)
-                release(triples)
-            else:
-                columns = {name: pa.array(triples[:, i]) for i, name in enumerate(COLUMNS)}
-                _write(columns, fresh / f"{split}.parquet", use_dictionary=True)
-        plain = {
-            name: getattr(graph, name) for name in ("name", "source", "fingerprint", "catalogued")
+            _save_triples(graph.split(split), fresh / split, mapped=graph.is_mapped)
+
+        notes = {
+            "duplicates": graph.notes.duplicates,
+            "overlaps": graph.notes.overlaps,
+            "remarks": [_plain_remark(remark) for remark in graph.notes.remarks],
         }
         about = {
             "format": MAPPED_FORMAT if graph.is_mapped else FORMAT,
-            **plain,
-            "notes": asdict(graph.notes),
+            "name": graph.name,
+            "source": graph.source,
+            "fingerprint": graph.fingerprint,
+            "catalogued": graph.catalogued,
+            "notes": notes,
         }
-        (fresh / "graph.json").write_text(
-            json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8"
-        )
+        text = json.dumps(about, indent=1, ensure_ascii=False)
+        (fresh / "graph.json").write_text(text, encoding="utf-8")
 
 
 def load_saved_graph(folder: Path) -> Graph:
-    """Read a graph that `save_graph` wrote; OSError or ValueError if it is missing, damaged or of
-    another format.
+    """Read a graph that `save_graph` wrote.
+
+    Raises OSError or ValueError if it is missing, damaged or of another format.
     """
     try:
         about = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
-        if (saved := about.pop("format")) not in (FORMAT, MAPPED_FORMAT):
+        saved_format = about.pop("format")
+        if saved_format not in (FORMAT, MAPPED_FORMAT):
             raise ValueError(
-                f"{folder} has format {saved}; this version reads {FORMAT} and {MAPPED_FORMAT}"
+                f"{folder} has format {saved_format}; this version reads {FORMAT} and "
+                f"{MAPPED_FORMAT}"
             )
-        notes = about.pop("notes")
-        texts = [*(about[key] for key in ("name", "source", "fingerprint")), *notes["remarks"]]
-        counts = [*notes["duplicates"].values(), *notes["overlaps"].values()]
-        if any(not isinstance(one, str) for one in texts) or any(
-            not isinstance(one, int) for one in counts
-        ):
-            raise TypeError("graph.json has other values than names, sentences and counts")
-        about["notes"] = Notes(notes["duplicates"], notes["overlaps"], tuple(notes["remarks"]))
-        suffixes = ("parquet", "parquet") if saved == FORMAT else ("arrow", "npy")
-        about["entities"] = _load_vocabulary(folder / f"entities.{suffixes[0]}", "entity")
-        about["relations"] = _load_vocabulary(folder / f"relations.{suffixes[0]}", "relation")
-        shape = len(about["entities"]), len(about["relations"]), len(about["entities"])
-        about |= {
-            split: _load_triples(folder / f"{split}.{suffixes[1]}", shape) for split in SPLITS
+        for key in ("name", "source", "fingerprint"):
+            _check_type(about[key], str)
+        notes = _load_notes(about.pop("notes"))
+
+        mapped = saved_format == MAPPED_FORMAT
+        entities = _load_vocabulary(folder / "entities", "entity", mapped=mapped)
+        relations = _load_vocabulary(folder / "relations", "relation", mapped=mapped)
+        shape = GraphShape(len(entities), len(relations))
+        splits: dict[str, Any] = {
+            split: _load_triples(folder / split, shape, mapped=mapped) for split in SPLITS
         }
         pa.default_memory_pool().release_unused()  # which may be more than a small graph takes
-        return Graph(**about)
-    except (
-        KeyError,
-        TypeError,
-        AttributeError,
-        IndexError,
-        RecursionError,
-        DataError,
-        pa.ArrowException,
-    ) as error:
+        return Graph(entities=entities, relations=relations, notes=notes, **splits, **about)
+    except DAMAGE as error:
         raise ValueError(f"{folder} is damaged ({error})") from error
 
 
-def _write(columns: dict[str, pa.Array], path: Path, *, use_dictionary: bool) -> None:
+def _plain_remark(remark: Sentence) -> str | dict[str, Any]:
+    """A remark as JSON: a text, or a template with options if it has some."""
+    return asdict(remark) if remark.options else remark.template
+
+
+def _load_notes(saved: dict[str, Any]) -> Notes:
+    for number in (*saved["duplicates"].values(), *saved["overlaps"].values()):
+        _check_type(number, int)
+    remarks = tuple(_load_remark(remark) for remark in saved["remarks"])
+    return Notes(saved["duplicates"], saved["overlaps"], remarks)
+
+
+def _load_remark(saved: Any) -> Sentence:
+    if isinstance(saved, str):
+        return Sentence(saved)
+    # JSON has no tuples, and columns are given as one.
+    options = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in saved["options"].items()
+    }
+    remark = Sentence(_check_type(saved["template"], str), options)
+    str(remark)  # raises KeyError or ValueError if the template has other placeholders
+    return remark
+
+
+def _check_type(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError("graph.json has other values than names, sentences and counts")
+    return value
+
+
+def _save_vocabulary(vocabulary: Vocabulary, path: Path, *, mapped: bool) -> None:
+    columns = {"name": vocabulary.names}
+    if vocabulary.labels is not None:
+        columns["label"] = vocabulary.labels
+    if mapped:
+        _write_arrow(columns, path.with_suffix(".arrow"))
+    else:
+        _write_parquet(columns, path.with_suffix(".parquet"), use_dictionary=False)
+
+
+def _save_triples(triples: Triples, path: Path, *, mapped: bool) -> None:
+    if mapped:
+        np.save(path.with_suffix(".npy"), triples, allow_pickle=False)
+        release(triples)
+        return
+    columns = {name: pa.array(triples[:, index]) for index, name in enumerate(COLUMNS)}
+    _write_parquet(columns, path.with_suffix(".parquet"), use_dictionary=True)
+
+
+def _write_parquet(columns: dict[str, pa.Array], path: Path, *, use_dictionary: bool) -> None:
     pq.write_table(
         pa.table(columns),
         path,
@@ -311,49 +340,59 @@ def _write(columns: dict[str, pa.Array], path: Path, *, use_dictionary: bool) ->
     )
 
 
-def _write_mapped(columns: dict[str, pa.Array], path: Path) -> None:
-    """Write one batch of large strings, which is mapped as it is; labels that are missing are
-    empty.
-    """
-    filled = {
-        name: names.fill_null("") if names.null_count else names for name, names in columns.items()
-    }
-    batch = pa.record_batch({name: names.cast(pa.large_string()) for name, names in filled.items()})
+def _write_arrow(columns: dict[str, pa.Array], path: Path) -> None:
+    """Write one batch of large strings, which can be mapped; missing labels are empty."""
+    filled = {}
+    for name, texts in columns.items():
+        if texts.null_count:
+            texts = texts.fill_null("")
+        filled[name] = texts.cast(pa.large_string())
+    batch = pa.record_batch(filled)
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)
 
 
-def _load_vocabulary(path: Path, kind: str) -> Vocabulary:
-    mapped = path.suffix == ".arrow"
-    table = pa.ipc.open_file(pa.memory_map(str(path))).read_all() if mapped else read_parquet(path)
-    chunks = {name: table[name].chunks for name in table.column_names}
-    columns = {
-        name: found[0] if len(found) == 1 else table[name].combine_chunks()
-        for name, found in chunks.items()
-    }
-    if any(column.type not in TEXT for column in columns.values()) or columns["name"].null_count:
+def _load_vocabulary(path: Path, kind: str, *, mapped: bool) -> Vocabulary:
+    """The names and labels of a saved graph, each text checked."""
+    if mapped:
+        path = path.with_suffix(".arrow")
+        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    else:
+        path = path.with_suffix(".parquet")
+        table = read_parquet(path)
+
+    columns = {}
+    for name in table.column_names:
+        chunks = table[name].chunks
+        # Combining a single chunk would copy a mapped one.
+        columns[name] = chunks[0] if len(chunks) == 1 else table[name].combine_chunks()
+    are_texts = all(column.type in TEXT for column in columns.values())
+    if not are_texts or columns["name"].null_count:
         raise ValueError(f"{path} is damaged: it should hold names")
     for column in columns.values():
         column.validate(full=True)
     return Vocabulary(columns["name"], columns.get("label"), kind=kind)
 
 
-def _load_triples(path: Path, shape: tuple[int, int, int]) -> Triples:
-    """Triples of a saved graph, each id checked."""
-    if path.suffix == ".npy":
-        triples: Triples = np.load(
-            path, mmap_mode="c", allow_pickle=False
-        )  # PyTorch takes no read-only arrays
+def _load_triples(path: Path, shape: GraphShape, *, mapped: bool) -> Triples:
+    """The triples of a saved graph, each id checked."""
+    triples: Triples
+    if mapped:
+        path = path.with_suffix(".npy")
+        # PyTorch takes no read-only arrays: changes would stay in memory.
+        triples = np.load(path, mmap_mode="c", allow_pickle=False)
     else:
+        path = path.with_suffix(".parquet")
         table = read_parquet(path)
         triples = np.stack([table[name].to_numpy() for name in COLUMNS], axis=1)
     if triples.dtype != np.int32 or triples.ndim != 2 or triples.shape[1] != len(COLUMNS):
         raise ValueError(f"{path} is damaged: it should hold triples")
+
+    sizes = (shape.num_entities, shape.num_relations, shape.num_entities)
     for part in slices(len(triples)):
-        for name, ids, size in zip(COLUMNS, triples[part].T, shape, strict=True):
+        for name, ids, size in zip(COLUMNS, triples[part].T, sizes, strict=True):
             if ids.min() < 0 or ids.max() >= size:
-                raise ValueError(
-                    f"{path} is damaged: its {name}s should be ids from 0 to {size - 1:,}"
-                )
+                expected = f"its {name}s should be ids from 0 to {size - 1:,}"
+                raise ValueError(f"{path} is damaged: {expected}")
     release(triples)
     return triples

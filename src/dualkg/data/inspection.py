@@ -1,6 +1,4 @@
-"""Inspect a graph: degrees, cardinalities, components, unseen entities, redundant relations and
-what they leak.
-"""
+"""Inspect a graph: degrees, cardinalities, components, unseen entities, redundancy and leakage."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,6 +10,7 @@ import numpy.typing as npt
 
 from dualkg.data.triples import Triples, is_among, sorted_distinct
 from dualkg.data.vocabulary import Vocabulary
+from dualkg.errors import Sentence
 
 Ids = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -19,40 +18,32 @@ Means = npt.NDArray[np.float64]
 
 CARDINALITIES = ("1-1", "1-N", "N-1", "N-N", "unseen")
 MANY = 1.5  # answers per query, on average
-MIN_OVERLAP = (
-    0.8  # the least share of the entity pairs of each of two redundant relations that both have
-)
+MIN_OVERLAP = 0.8  # the least share of the entity pairs of two redundant relations that both have
 MIN_COMMON = 5  # entity pairs; fewer in common may be chance
 MAX_LEAKED = 0.1  # the share of leaked triples in valid or test from which there is a warning
-MAX_UNSEEN = (
-    0.05  # the share of triples in valid or test with unseen entities or relations, likewise
-)
+MAX_UNSEEN = 0.05  # the share of triples with unseen entities or relations, likewise
 NUM_HUBS = 5
 HELD_OUT = ("valid", "test")
+REDUNDANCIES = ("duplicate", "inverse", "symmetric")
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """Training triples per entity of train; each triple counts once, a self-loop for both of its
-    ends.
-    """
+    """Training triples per entity of train; each counts once, a self-loop for both of its ends."""
 
     mean: float
     median: float
     percentile_90: float
     percentile_99: float
     max: int
-    distribution: list[
-        dict[str, int]
-    ]  # the numbers of entities with degree 1, 2 to 3, 4 to 7, and so on
+    # The numbers of entities with degree 1, 2 to 3, 4 to 7, and so on.
+    distribution: list[dict[str, int]]
     hubs: list[dict[str, Any]]  # the entities of the highest degrees
 
 
 @dataclass(frozen=True)
 class Components:
-    """Connected components of train, regardless of direction: their number, and the entities of the
-    largest.
-    """
+    """Connected components of train, regardless of direction; `largest` counts entities."""
 
     number: int
     largest: int
@@ -61,8 +52,9 @@ class Components:
 
 @dataclass(frozen=True)
 class RelationFacts:
-    """Triples of a relation, its cardinality in train, and the share of its triples whose reverse
-    it also has.
+    """Triples of a relation, and its cardinality in train.
+
+    `symmetry` is the share of its triples whose reverse it also has.
     """
 
     train: int
@@ -77,8 +69,9 @@ class RelationFacts:
 
 @dataclass(frozen=True)
 class RedundantRelations:
-    """Two relations with almost the same entity pairs (duplicate) or the same reversed (inverse);
-    or one, symmetric.
+    """Two relations with almost the same entity pairs (duplicate), or the same reversed (inverse).
+
+    A symmetric relation is redundant by itself.
     """
 
     kind: str
@@ -91,9 +84,7 @@ class RedundantRelations:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Numbers of triples (h, r, t) of valid or test with something unseen, or with a counterpart in
-    train.
-    """
+    """Numbers of triples (h, r, t) of valid or test, unseen or with a counterpart in train."""
 
     unseen_entities: int
     unseen_relations: int
@@ -103,9 +94,7 @@ class HeldOut:
     inverse: int  # train has (t, r', h), and r' is an inverse of r
     symmetric: int  # train has (t, r, h), and r is symmetric
     leaked: int  # any of these four
-    reverse: (
-        int  # train has (t, r', h) for any relation r'. In a dense graph this need not be leakage
-    )
+    reverse: int  # train has (t, r', h) for any relation r'; in a dense graph, often by chance
     parallel: int  # train has (h, r', t) for any other relation r'
 
 
@@ -117,82 +106,110 @@ class Inspection:
     entities: Vocabulary
     relations: Vocabulary
     triples: Mapping[str, Triples] = field(repr=False)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Sentence, ...] = ()
 
     @cached_property
     def counts(self) -> dict[str, dict[str, int]]:
-        """By split: triples, repeated triples, self-loops, and the entities and relations that
-        occur.
-        """
-        found = {}
+        """By split: triples, duplicates, self-loops, and entities and relations that occur."""
+        counts = {}
         for split, triples in self.triples.items():
             entities, relations = self._occurring(split)
-            found[split] = {
+            counts[split] = {
                 "triples": len(triples),
                 "duplicates": len(triples) - len(self._distinct[split]),
                 "self_loops": int((triples[:, 0] == triples[:, 2]).sum()),
                 "entities": int(entities.sum()),
                 "relations": int(relations.sum()),
             }
-        return found
+        return counts
 
     @cached_property
     def degrees(self) -> Degrees:
         ends = self._ends(self._distinct["train"] // self._width)
-        degree = np.bincount(np.concatenate(ends), minlength=len(self.entities))
-        found = degree[degree > 0]
-        if not len(found):
+        degree_of_entity = np.bincount(np.concatenate(ends), minlength=len(self.entities))
+        degrees = degree_of_entity[degree_of_entity > 0]
+        if not len(degrees):
             return Degrees(0.0, 0.0, 0.0, 0.0, 0, [], [])
-        median, high, higher = np.percentile(found, (50, 90, 99)).tolist()
-        power = np.bincount(np.frexp(found)[1] - 1).tolist()  # degrees from 2^i to 2^(i + 1) - 1
+
+        # Bin number i has the degrees from 2^i to 2^(i + 1) − 1.
+        bins = np.bincount(np.frexp(degrees)[1] - 1).tolist()
         distribution = [
-            {"from": 2**i, "to": 2 ** (i + 1) - 1, "entities": n} for i, n in enumerate(power)
+            {"from": 2**i, "to": 2 ** (i + 1) - 1, "entities": number}
+            for i, number in enumerate(bins)
         ]
-        top = np.argsort(-degree, kind="stable")[: min(NUM_HUBS, len(found))].tolist()
-        hubs = [{"entity": self.entities[id], "degree": int(degree[id])} for id in top]
+        by_degree = np.argsort(-degree_of_entity, kind="stable")
+        hubs = [
+            {"entity": self.entities[id], "degree": int(degree_of_entity[id])}
+            for id in by_degree[: min(NUM_HUBS, len(degrees))].tolist()
+        ]
+        median, percentile_90, percentile_99 = np.percentile(degrees, (50, 90, 99)).tolist()
         return Degrees(
-            float(found.mean()), median, high, higher, int(found.max()), distribution, hubs
+            mean=float(degrees.mean()),
+            median=median,
+            percentile_90=percentile_90,
+            percentile_99=percentile_99,
+            max=int(degrees.max()),
+            distribution=distribution,
+            hubs=hubs,
         )
 
     @cached_property
     def components(self) -> Components:
-        pair = sorted_distinct(self._distinct["train"] // self._width)
-        root = connected_components(*self._ends(pair), len(self.entities))
-        sizes = np.bincount(root[self._occurring("train")[0]], minlength=1)
+        pairs = sorted_distinct(self._distinct["train"] // self._width)
+        root = connected_components(*self._ends(pairs), len(self.entities))
+        in_train, _ = self._occurring("train")
+        sizes = np.bincount(root[in_train], minlength=1)
         largest = int(sizes.max())
-        return Components(int((sizes > 0).sum()), largest, largest / max(int(sizes.sum()), 1))
+        share = largest / max(int(sizes.sum()), 1)
+        return Components(number=int((sizes > 0).sum()), largest=largest, share=share)
 
     @cached_property
     def by_relation(self) -> dict[str, RelationFacts]:
         """Facts of every relation, in the order of ids."""
-        size = len(self.relations)
+        num_relations = len(self.relations)
         train = self.triples["train"]
-        numbers = [
-            np.bincount(triples[:, 1], minlength=size).tolist() for triples in self.triples.values()
-        ]
-        answers = answers_per_query(train, (len(self.entities), size))
-        loops = np.bincount(train[train[:, 0] == train[:, 2], 1], minlength=size)
-        _, one, other, common = self._overlaps
-        symmetric = np.bincount(one[one == other], weights=common[one == other], minlength=size)
-        symmetry = symmetric / np.maximum(self._sizes, 1)
-        means = (column.tolist() for column in (*answers, loops, symmetry))
-        rows = zip(*numbers, _classes(*answers), *means, strict=True)
-        return {
-            name: RelationFacts(*row)
-            for name, row in zip(self.relations.names.to_pylist(), rows, strict=True)
+        numbers = {
+            split: np.bincount(triples[:, 1], minlength=num_relations).tolist()
+            for split, triples in self.triples.items()
         }
+        tails_per_head, heads_per_tail = answers_per_query(
+            train, (len(self.entities), num_relations)
+        )
+        is_loop = train[:, 0] == train[:, 2]
+        num_loops = np.bincount(train[is_loop, 1], minlength=num_relations)
+
+        _, first, second, common = self._overlaps
+        is_own = first == second
+        num_reversed = np.bincount(first[is_own], weights=common[is_own], minlength=num_relations)
+        columns = {
+            **numbers,
+            "cardinality": _classes(tails_per_head, heads_per_tail),
+            "tails_per_head": tails_per_head.tolist(),
+            "heads_per_tail": heads_per_tail.tolist(),
+            "self_loops": num_loops.tolist(),
+            "symmetry": (num_reversed / np.maximum(self._sizes, 1)).tolist(),
+        }
+        facts = {}
+        for id, name in enumerate(self.relations.names.to_pylist()):
+            row: dict[str, Any] = {fact: column[id] for fact, column in columns.items()}
+            facts[name] = RelationFacts(**row)
+        return facts
 
     @property
     def by_cardinality(self) -> dict[str, dict[str, int]]:
         """The relations of each cardinality, and their triples in each split."""
-        found = {}
-        for kind in CARDINALITIES:
-            if rows := [row for row in self.by_relation.values() if row.cardinality == kind]:
+        counts = {}
+        for cardinality in CARDINALITIES:
+            relations = [
+                facts for facts in self.by_relation.values() if facts.cardinality == cardinality
+            ]
+            if relations:
                 numbers = {
-                    split: sum(getattr(row, split) for row in rows) for split in self.triples
+                    split: sum(getattr(facts, split) for facts in relations)
+                    for split in self.triples
                 }
-                found[kind] = {"relations": len(rows), **numbers}
-        return found
+                counts[cardinality] = {"relations": len(relations), **numbers}
+        return counts
 
     @property
     def redundant(self) -> list[RedundantRelations]:
@@ -202,12 +219,12 @@ class Inspection:
     @cached_property
     def held_out(self) -> dict[str, HeldOut]:
         """What valid and test have that train has not, and what train gives away of them."""
-        in_train, (pairs, keys) = self._distinct["train"], self._pairs_and_keys
-        num_in_train = np.bincount(
-            in_train // max(len(self.relations), 1), minlength=2 * len(pairs)
-        )
+        in_train = self._distinct["train"]
+        pairs, keys = self._pairs_and_keys
+        ordered_pairs = in_train // max(len(self.relations), 1)
+        num_in_train = np.bincount(ordered_pairs, minlength=2 * len(pairs))
         seen, seen_relation = self._occurring("train")
-        found = {}
+        held_out = {}
         for split, by_kind in self._leakage[1].items():
             head, relation, tail = self.triples[split].T
             entities, relations = self._occurring(split)
@@ -223,45 +240,35 @@ class Inspection:
                 "reverse": (num_in_train[ordered ^ 1] > 0) & (head != tail),
                 "parallel": num_in_train[ordered] > copies,
             }
-            found[split] = HeldOut(**{name: int(flag.sum()) for name, flag in flags.items()})
-        return found
+            counts = {name: int(flag.sum()) for name, flag in flags.items()}
+            held_out[split] = HeldOut(**counts)
+        return held_out
 
     def warnings(self) -> list[str]:
-        """A sentence if leakage is large (`MAX_LEAKED`), and one if many triples have unseen
-        entities (`MAX_UNSEEN`).
+        """A sentence if `MAX_LEAKED` is reached, and one if `MAX_UNSEEN` is.
 
         They are about test, or about valid where test is not concerned.
         """
         sentences = []
-        if leaks := self._worst("leaked", MAX_LEAKED):
-            split, share, facts = leaks
-            reason = "occur in train too"
-            if facts.copies <= facts.leaked / 2:
-                worst = max(self.redundant, key=lambda row: row.leaked[split])
-                names = " and ".join(dict.fromkeys((worst.relation, worst.other)))
-                reason = f"follow from train by duplicate, inverse or symmetric relations (such as {names})"
-            sentences.append(
-                f"Leakage: {share:.1%} of the {split} triples {reason}; metrics are too optimistic."
-            )
-        if unseen := self._worst("unseen_triples", MAX_UNSEEN):
-            split, share, facts = unseen
-            numbers = (
-                (facts.unseen_entities, "entity", "entities"),
-                (facts.unseen_relations, "relation", "relations"),
-            )
-            listed = " and ".join(
-                f"{n:,} {one if n == 1 else many}" for n, one, many in numbers if n
-            )
-            sentences.append(
-                f"Unseen: {share:.1%} of the {split} triples contain entities or relations that "
-                f"train lacks ({listed})."
-            )
+        leakage = self._worst("leaked", MAX_LEAKED)
+        if leakage:
+            sentences.append(self._leakage_warning(*leakage))
+        unseen = self._worst("unseen_triples", MAX_UNSEEN)
+        if unseen:
+            sentences.append(_unseen_warning(*unseen))
         return sentences
 
+    def _leakage_warning(self, split: str, share: float, facts: HeldOut) -> str:
+        reason = "occur in train too"
+        if facts.copies <= facts.leaked / 2:
+            worst = max(self.redundant, key=lambda row: row.leaked[split])
+            names = " and ".join(dict.fromkeys((worst.relation, worst.other)))
+            relations = f"duplicate, inverse or symmetric relations (such as {names})"
+            reason = f"follow from train by {relations}"
+        return f"Leakage: {share:.1%} of the {split} triples {reason}; metrics are too optimistic."
+
     def _worst(self, name: str, most: float) -> tuple[str, float, HeldOut] | None:
-        """The first of test and valid with at least this share of such triples, its share and its
-        facts.
-        """
+        """The first of test and valid with this share of such triples; its share and its facts."""
         for split in ("test", "valid"):
             share = getattr(self.held_out[split], name) / max(len(self.triples[split]), 1)
             if share >= most:
@@ -281,7 +288,7 @@ class Inspection:
             "by_cardinality": self.by_cardinality,
             "by_relation": {name: asdict(row) for name, row in self.by_relation.items()},
             "redundant_relations": [asdict(row) for row in self.redundant],
-            "notes": list(self.notes),
+            "notes": [str(note) for note in self.notes],
             "warnings": self.warnings(),
         }
 
@@ -295,8 +302,10 @@ class Inspection:
 
     @cached_property
     def _pairs_and_keys(self) -> tuple[Ids, dict[str, Ids]]:
-        """The distinct pairs of entities, `low * num_entities + high`; and of each split, for each
-        triple `(pair * 2 + swapped) * num_relations + relation`.
+        """The distinct pairs of entities, and a key for each triple of each split.
+
+        A pair is `low * num_entities + high`, and a key is
+        `(pair * 2 + swapped) * num_relations + relation`.
         """
         head, relation, tail = np.concatenate(list(self.triples.values())).astype(np.int64).T
         joined = np.minimum(head, tail) * len(self.entities) + np.maximum(head, tail)
@@ -316,9 +325,8 @@ class Inspection:
 
     def _occurring(self, split: str) -> tuple[Flags, Flags]:
         """Whether each entity, and each relation, occurs in a split."""
-        entities, relations = (
-            np.zeros(len(names), dtype=bool) for names in (self.entities, self.relations)
-        )
+        entities = np.zeros(len(self.entities), dtype=bool)
+        relations = np.zeros(len(self.relations), dtype=bool)
         entities[self.triples[split][:, [0, 2]]] = True
         relations[self.triples[split][:, 1]] = True
         return entities, relations
@@ -338,11 +346,11 @@ class Inspection:
 
     @cached_property
     def _overlaps(self) -> Ids:
-        """Columns (opposite, relation, other, common): the pairs that two relations of similar size
-        have in common.
+        """Columns (opposite, relation, other, common) of two relations of similar size.
 
-        Triples between two entities are neighbours: each is compared with the next, then with the
-        one after that, as long as any two are left.
+        `common` is the number of entity pairs that both have. Triples between two entities are
+        neighbours: each is compared with the next, then with the one after that, as long as any two
+        are left.
         """
         size = max(len(self.relations), 1)
         sizes = self._sizes
@@ -361,63 +369,68 @@ class Inspection:
             second = second % size
             low = np.minimum(first, second)
             high = np.maximum(first, second)
-            similar = np.minimum(sizes[low], sizes[high]) >= MIN_OVERLAP * np.maximum(
-                sizes[low], sizes[high]
-            )
-            codes.append(((opposite * size + low) * size + high)[similar])
+            smaller = np.minimum(sizes[low], sizes[high])
+            larger = np.maximum(sizes[low], sizes[high])
+            is_similar = smaller >= MIN_OVERLAP * larger
+            codes.append(((opposite * size + low) * size + high)[is_similar])
         distinct, common = np.unique(np.concatenate(codes), return_counts=True)
-        rest, other = np.divmod(distinct, size)
-        opposite, one = np.divmod(rest, size)
+        rest, second = np.divmod(distinct, size)
+        opposite, first = np.divmod(rest, size)
         # Of a symmetric relation both triples of a pair count.
-        return np.stack([opposite, one, other, np.where(one == other, 2, 1) * common])
+        return np.stack([opposite, first, second, np.where(first == second, 2, 1) * common])
 
     @cached_property
     def _leakage(self) -> tuple[list[RedundantRelations], dict[str, dict[str, Flags]]]:
-        """The redundant relations; and for valid and test, by kind, whether each triple has a
-        counterpart in train.
+        """The redundant relations, and whether each triple of valid and test is leaked.
+
+        The flags are by split and by kind of redundancy.
         """
-        kinds = ("duplicate", "inverse", "symmetric")
-        rows_of = {}
-        rows = []
         flags = {
-            split: {kind: np.zeros(len(self.triples[split]), bool) for kind in kinds}
+            split: {kind: np.zeros(len(self.triples[split]), bool) for kind in REDUNDANCIES}
             for split in HELD_OUT
         }
-        for split in HELD_OUT:
-            ends = np.cumsum(np.bincount(self.triples[split][:, 1], minlength=len(self.relations)))[
-                :-1
-            ]
-            rows_of[split] = np.split(
-                np.argsort(self.triples[split][:, 1], kind="stable"), ends
-            )  # by relation
-        _, one, other, common = self._overlaps
-        enough = common >= np.maximum(
-            MIN_COMMON, MIN_OVERLAP * np.maximum(self._sizes[one], self._sizes[other])
-        )
-        for opposite, one, other, common in self._overlaps[:, enough].T.tolist():
-            kind = "symmetric" if one == other else "inverse" if opposite else "duplicate"
-            leaked = dict[str, int]()
+        rows_by_relation = {split: self._rows_by_relation(split) for split in HELD_OUT}
+
+        _, firsts, seconds, commons = self._overlaps
+        larger = np.maximum(self._sizes[firsts], self._sizes[seconds])
+        is_redundant = commons >= np.maximum(MIN_COMMON, MIN_OVERLAP * larger)
+        redundant = []
+        for opposite, first, second, common in self._overlaps[:, is_redundant].T.tolist():
+            kind = _redundancy(first, second, opposite)
+            leaked = {}
             for split in HELD_OUT:
-                found = [
-                    self._with_counterpart(split, rows_of[split][relation], counterpart, opposite)
-                    for relation, counterpart in {
-                        (one, other),
-                        (other, one),
-                    }  # each of the two gives away the other
+                # Each of the two relations gives away the other.
+                leaked_rows = [
+                    self._with_counterpart(
+                        split, rows_by_relation[split][relation], counterpart, opposite
+                    )
+                    for relation, counterpart in {(first, second), (second, first)}
                 ]
-                flags[split][kind][np.concatenate(found)] = True
-                leaked[split] = sum(map(len, found))
-            overlap = common / int(self._sizes[one]), common / int(self._sizes[other])
-            rows.append(
+                flags[split][kind][np.concatenate(leaked_rows)] = True
+                leaked[split] = sum(len(rows) for rows in leaked_rows)
+            overlap = common / int(self._sizes[first]), common / int(self._sizes[second])
+            redundant.append(
                 RedundantRelations(
-                    kind, self.relations[one], self.relations[other], common, overlap, leaked
+                    kind=kind,
+                    relation=self.relations[first],
+                    other=self.relations[second],
+                    common=common,
+                    overlap=overlap,
+                    leaked=leaked,
                 )
             )
-        return sorted(rows, key=lambda row: (-row.leaked["test"], -row.common)), flags
+        return sorted(redundant, key=lambda row: (-row.leaked["test"], -row.common)), flags
+
+    def _rows_by_relation(self, split: str) -> list[Ids]:
+        """The rows of a split with each relation."""
+        relations = self.triples[split][:, 1]
+        ends = np.cumsum(np.bincount(relations, minlength=len(self.relations)))[:-1]
+        return np.split(np.argsort(relations, kind="stable"), ends)
 
     def _with_counterpart(self, split: str, rows: Ids, relation: int, opposite: int) -> Ids:
-        """Those of some rows, without self-loops, that train has with another relation, in the same
-        or the opposite direction.
+        """Those of some rows that train has with another relation, without self-loops.
+
+        `opposite` is 1 if train has them in the opposite direction.
         """
         rows = rows[self.triples[split][rows, 0] != self.triples[split][rows, 2]]
         size = len(self.relations)
@@ -425,48 +438,80 @@ class Inspection:
         return rows[is_among(counterparts, self._distinct["train"])]
 
 
-def connected_components(one: Ids, other: Ids, num_nodes: int) -> Ids:
-    """The smallest node of the component of each node, `(num_nodes,)`, for edges between `one` and
-    `other`.
+def _redundancy(first: int, second: int, opposite: int) -> str:
+    if first == second:
+        return "symmetric"
+    return "inverse" if opposite else "duplicate"
+
+
+def _unseen_warning(split: str, share: float, facts: HeldOut) -> str:
+    counts = []
+    if facts.unseen_entities:
+        noun = "entity" if facts.unseen_entities == 1 else "entities"
+        counts.append(f"{facts.unseen_entities:,} {noun}")
+    if facts.unseen_relations:
+        noun = "relation" if facts.unseen_relations == 1 else "relations"
+        counts.append(f"{facts.unseen_relations:,} {noun}")
+    return (
+        f"Unseen: {share:.1%} of the {split} triples contain entities or relations that "
+        f"train lacks ({' and '.join(counts)})."
+    )
+
+
+def connected_components(sources: Ids, targets: Ids, num_nodes: int) -> Ids:
+    """The smallest node of the component of each node, `(num_nodes,)`.
+
+    An edge joins a node of `sources` and one of `targets`, in no direction.
     """
     root = np.arange(num_nodes)
-    while len(one):
-        np.minimum.at(root, np.maximum(one, other), np.minimum(one, other))
-        while (root != (above := root[root])).any():
+    while len(sources):
+        np.minimum.at(root, np.maximum(sources, targets), np.minimum(sources, targets))
+        above = root[root]
+        while (root != above).any():
             root = above
-        one = root[one]
-        other = root[other]
-        one, other = one[one != other], other[one != other]
+            above = root[root]
+        # Edges within a component are done.
+        sources = root[sources]
+        targets = root[targets]
+        is_open = sources != targets
+        sources = sources[is_open]
+        targets = targets[is_open]
     return root
 
 
 def cardinalities(train: Triples, shape: tuple[int, int]) -> list[str]:
-    """The class of each relation, counted on train: N means 1.5 or more answers per query on
-    average.
+    """The class of each relation, counted on train.
+
+    N means 1.5 or more answers per query on average.
     """
     return _classes(*answers_per_query(train, shape))
 
 
 def _classes(tails_per_head: Means, heads_per_tail: Means) -> list[str]:
-    return [
-        "unseen"
-        if not tails
-        else f"{'N' if heads >= MANY else '1'}-{'N' if tails >= MANY else '1'}"
-        for heads, tails in zip(heads_per_tail.tolist(), tails_per_head.tolist(), strict=True)
-    ]
+    classes = []
+    for heads, tails in zip(heads_per_tail.tolist(), tails_per_head.tolist(), strict=True):
+        head_side = "N" if heads >= MANY else "1"
+        tail_side = "N" if tails >= MANY else "1"
+        classes.append(f"{head_side}-{tail_side}" if tails else "unseen")
+    return classes
 
 
 def answers_per_query(train: Triples, shape: tuple[int, int]) -> tuple[Means, Means]:
-    """For each relation the mean number of tails per head, and of heads per tail; repeated triples
-    count once.
+    """For each relation the mean number of tails per head, and of heads per tail.
+
+    Repeated triples count once.
     """
     num_entities, num_relations = (max(number, 1) for number in shape)
-    head, relation, tail = train.astype(np.int64).T
-    by_head, query = np.unique(head * num_relations + relation, return_inverse=True)
-    by_tail = sorted_distinct(tail * num_relations + relation)
-    triples = by_head[sorted_distinct(query.reshape(-1) * num_entities + tail) // num_entities]
-    found = (triples, by_head, by_tail)
-    answers, heads, tails = (
-        np.bincount(keys % num_relations, minlength=shape[1]) for keys in found
-    )
-    return answers / np.maximum(heads, 1), answers / np.maximum(tails, 1)
+    heads, relations, tails = train.astype(np.int64).T
+    head_queries, query = np.unique(heads * num_relations + relations, return_inverse=True)
+    tail_queries = sorted_distinct(tails * num_relations + relations)
+    distinct = sorted_distinct(query.reshape(-1) * num_entities + tails)
+    triples = head_queries[distinct // num_entities]
+
+    def by_relation(keys: Ids) -> Ids:
+        return np.bincount(keys % num_relations, minlength=shape[1])
+
+    num_triples = by_relation(triples)
+    num_heads = by_relation(head_queries)
+    num_tails = by_relation(tail_queries)
+    return num_triples / np.maximum(num_heads, 1), num_triples / np.maximum(num_tails, 1)

@@ -1,6 +1,4 @@
-"""From a name or a path to a graph: find or download its files, read them, and cache the graph by
-their content.
-"""
+"""From a name or a path to a graph: find or download its files, read them, and cache the graph."""
 
 from __future__ import annotations
 
@@ -15,30 +13,29 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
-from dualkg.data.archives import (
-    COMPRESSIONS,
-    TARS,
-    TRIPLE_SUFFIXES,
-    Source,
-    cache_folder,
-    find_sources,
-    holds_triples,
-    one_source,
-    only_triples,
+from dualkg.data.archives import COMPRESSIONS, TARS, Source, cache_folder, find_sources
+from dualkg.data.columns import Columns, check_columns
+from dualkg.data.conversion import advice_for
+from dualkg.data.encoding import COMPANIONS, read_triples
+from dualkg.data.errors import (
+    DownloadDiscarded,
+    DownloadFailed,
+    GraphNotFound,
+    OtherGraph,
+    UnusableData,
+    WrongObject,
 )
-from dualkg.data.encoding import OPENKE, read_triples
 from dualkg.data.graph import FORMAT, SPLITS, Graph, load_saved_graph, save_graph
-from dualkg.data.memory import advice_for
-from dualkg.data.readers import Columns, check_columns
+from dualkg.data.readers import find_reader, holds_triples, one_source, only_triples
 from dualkg.data.splits import Splitting, graph_fields, parse_split
 from dualkg.data.text import read_labels
-from dualkg.errors import DataError, RequestError, did_you_mean
+from dualkg.errors import DataError, Unsupported, close_matches
 
-Files = tuple[dict[str, Source], Source | None]  # of triples by split, and of labels
 BUNDLED = "world"
 ARCHIVE_SUFFIXES = (*TARS, ".zip")
-READING = 2  # increased when the same bytes are read in another way
+READING = 3  # increased when the same bytes are read in another way
 SPLIT_WORDS = {
     "train": "train",
     "valid": "valid",
@@ -46,11 +43,14 @@ SPLIT_WORDS = {
     "dev": "valid",
     "test": "test",
 }
-
-OFFLINE = " To work offline, put its archive into a folder and name that folder in the variable DUALKG_DATA."
-OPENKE_FILES = {f"{name}2id.txt": name for name in SPLITS} | {
-    f"{name}.txt": name for name in OPENKE
+OPENKE_FILES = {
+    **{f"{split}2id.txt": split for split in SPLITS},
+    **{f"{name}.txt": name for name in COMPANIONS},
 }
+OFFLINE = (
+    "To work offline, put its archive into a folder and name that folder in the variable "
+    "DUALKG_DATA."
+)
 
 
 def load_graph(
@@ -71,91 +71,130 @@ def load_graph(
     is the size that a compressed file may expand to (default: 16 GiB, and 100 times its own size).
     """
     if not isinstance(graph, str | os.PathLike):
-        raise RequestError(advice_for(graph))
+        expected = "a name or a path"
+        raise WrongObject("load_graph", expected=expected, found=graph, advice=advice_for(graph))
     check_columns(columns)
-    splitting = parse_split(split, seed), seed
+    splitting = Splitting(parse_split(split, seed), seed)
     location = locate(graph, max_size=max_size)
     if labels is not None:
-        found_labels = find_sources(labels, max_size=max_size)
-        if len(found_labels) != 1:
-            raise DataError(
-                f"One file of labels was expected in {labels}, and it holds {len(found_labels)}. "
-                "Name one file."
-            )
-        location = replace(location, labels=found_labels[0])
-    # One checksum of the bytes to read, the names that remarks mention, and the options that
-    # determine the graph.
-    files = {"labels": location.labels, **location.files} if location.labels else location.files
-    read = {
-        name: [source.name, source.checksum(stored=True), source.compression]
-        for name, source in files.items()
+        location = replace(location, labels=_one_file_of_labels(labels, max_size))
+
+    request = _Request(location, columns, delimiter, splitting)
+    if location.source == BUNDLED:
+        loaded = _read(request)
+    else:
+        loaded = _read_or_load(request, cache_folder() / "graphs" / request.cache_key())
+
+    options: dict[str, object] = {
+        "columns": columns and tuple(columns),
+        "delimiter": delimiter,
+        "labels": labels and str(labels),
+        "max_size": max_size,
     }
-    facts = [
-        FORMAT,
-        READING,
-        location.name,
-        location.entry and asdict(location.entry),
-        read,
-        list(columns or []),
-    ]
-    facts += [delimiter, splitting if location.single else []]
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
-    cached = cache_folder() / "graphs" / key
-    found = None
-    if location.source != BUNDLED:
-        with suppress(OSError, ValueError):
-            found = load_saved_graph(cached)
-    if found is None:
-        shutil.rmtree(
-            cached, ignore_errors=True
-        )  # damaged or of an older version: it is written again
-        labels_read = read_labels(location.labels) if location.labels else {}
-        with _discard_on_error(location.entry, location.where):
-            found = _read(location, columns, delimiter, splitting, labels_read).with_fingerprint()
-        if location.source != BUNDLED:
-            with suppress(OSError):  # loading works without a writable cache
-                save_graph(found, cached)
-            if found.is_mapped and cached.exists():
-                del found  # its temporary files take as much disk, and memory while they are read
-                found = load_saved_graph(cached)
-    read_options: dict[str, object] = (
-        {"split": split, "split_seed": seed} if location.single else {}
-    )
-    read_options |= {"columns": columns and tuple(columns), "delimiter": delimiter}
-    read_options |= {"labels": labels and str(labels), "max_size": max_size}
-    read_options = {name: option for name, option in read_options.items() if option is not None}
-    return replace(found, source=location.source, read_options=read_options)
+    if location.single:
+        options = {"split": split, "split_seed": seed, **options}
+    read_options = {name: value for name, value in options.items() if value is not None}
+    return replace(loaded, source=location.source, read_options=read_options)
 
 
-def _read(
-    location: Location,
-    columns: Columns | None,
-    delimiter: str | None,
-    splitting: Splitting,
-    labels: dict[str, str],
-) -> Graph:
+def _one_file_of_labels(path: str | Path, max_size: int | str | None) -> Source:
+    sources = find_sources(path, max_size=max_size)
+    if len(sources) != 1:
+        problem = f"holds {len(sources)} files, and one file of labels was expected"
+        raise UnusableData(path, problem, advice="Name one file.")
+    return sources[0]
+
+
+class _Request(NamedTuple):
+    """The files of a graph, and the options that determine what is read from them."""
+
+    location: Location
+    columns: Columns | None
+    delimiter: str | None
+    splitting: Splitting
+
+    def cache_key(self) -> str:
+        """A checksum of the bytes to read, the names that notes mention, and the options."""
+        location = self.location
+        files = dict(location.files)
+        if location.labels:
+            files["labels"] = location.labels
+        contents = {
+            name: [source.name, source.checksum(stored=True), source.compression]
+            for name, source in files.items()
+        }
+        facts = [
+            FORMAT,
+            READING,
+            location.name,
+            location.entry and asdict(location.entry),
+            contents,
+            list(self.columns or []),
+            self.delimiter,
+            self.splitting if location.single else [],
+        ]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _read_or_load(request: _Request, cached: Path) -> Graph:
+    """The cached graph, or one that is read and cached."""
+    with suppress(OSError, ValueError):
+        return load_saved_graph(cached)
+
+    # A graph that is damaged, or of an older version, is written again.
+    shutil.rmtree(cached, ignore_errors=True)
+    graph = _read(request)
+    with suppress(OSError):  # loading works without a writable cache
+        save_graph(graph, cached)
+    if graph.is_mapped and cached.exists():
+        # Its temporary files take as much disk as the cache, and memory while they are read.
+        del graph
+        return load_saved_graph(cached)
+    return graph
+
+
+def _read(request: _Request) -> Graph:
     """Read a graph from its files, and check or look up its catalogue entry."""
-    entry = location.entry
-    as_published = columns is None or list(columns) == [1, 2, 3]
-    if entry and not as_published:
-        raise RequestError(
-            f"{entry.name} is read as it is published, and columns {tuple(columns or ())} were "
-            f"given. Leave them out; if it is another graph, give {location.where} another name."
+    location, columns, delimiter, splitting = request
+    labels = read_labels(location.labels) if location.labels else {}
+    with _discard_on_error(location.entry, location.where):
+        entry = location.entry
+        as_published = columns is None or list(columns) == [1, 2, 3]
+        if entry and not as_published:
+            raise Unsupported(
+                entry.name,
+                f"is read as it is published, and columns {tuple(columns or ())} were given",
+                advice=f"Leave them out; if it is another graph, give {location.where} another "
+                "name.",
+            )
+
+        read = read_triples(location.files, columns=columns, delimiter=delimiter, find_headers=True)
+        fields = graph_fields(
+            read,
+            location.name,
+            splitting,
+            labels=labels,
+            where=location.single.name if location.single else location.where,
+            alternative="a folder with train, valid and test",
         )
-    read = read_triples(location.files, columns=columns, delimiter=delimiter, find_headers=True)
-    where = location.single.name if location.single else location.where
-    advice = "a folder with train, valid and test"
-    graph = Graph(
-        **graph_fields(read, location.name, splitting, labels=labels, where=where, advice=advice)
-    )
-    if entry:
-        _check_entry(entry, graph, location.files, location.where)
-    elif as_published:
-        entry = _identify(graph, location.files)
-    return replace(graph, name=entry.name, catalogued=True) if entry else graph
+        graph = Graph(**fields)
+        if entry:
+            _check_entry(entry, graph, location.files, location.where)
+        elif as_published:
+            entry = _identify(graph, location.files)
+        if entry:
+            graph = replace(graph, name=entry.name, catalogued=True)
+        return graph.with_fingerprint()
 
 
 # -- the files of a graph ----------------------------------------------------
+
+
+class Files(NamedTuple):
+    """The files of triples by split, and the file of labels."""
+
+    triples: dict[str, Source]
+    labels: Source | None
 
 
 @dataclass(frozen=True)
@@ -181,33 +220,42 @@ def locate(graph: str | Path, *, max_size: int | str | None = None) -> Location:
     with suppress(RuntimeError):  # `~nobody/x`: there is no such user
         path = path.expanduser()
     is_name = os.sep not in text and not text.startswith("~")
+
     if is_name and text == BUNDLED:
-        return Location(
-            BUNDLED,
-            BUNDLED,
-            BUNDLED,
-            *_files_at(Path(str(resources.files("dualkg.data") / BUNDLED))),
-        )
+        files = _files_at(Path(str(resources.files("dualkg.data") / BUNDLED)))
+        return Location(BUNDLED, BUNDLED, BUNDLED, *files)
+
     if is_name and (entry := find_entry(text)):
-        found = _in_data_folder(entry.name)
-        files = _files_at(found, max_size) if found else _by_split(fetch(entry), entry.address)
-        return Location(entry.name, entry.name, str(found or entry.address), *files, entry)
+        archive = _in_data_folder(entry.name)
+        if archive:
+            files = _files_at(archive, max_size)
+        else:
+            files = _by_split(fetch(entry), entry.address)
+        return Location(entry.name, entry.name, str(archive or entry.address), *files, entry)
+
     if _exists(path):
-        at_path = _files_at(path, max_size)
+        files = _files_at(path, max_size)
         name = stem(path)
-        openke = any(source.file_name.lower() in OPENKE_FILES for source in at_path[0].values())
-        return Location(
-            name, text, str(path), *at_path, None if openke else find_entry(name)
-        )  # other bytes
-    if is_name and (found := _in_data_folder(text)):
-        return Location(text, text, str(found), *_files_at(found, max_size))
+        # OpenKE's files of a graph of the catalogue have other bytes than the published ones.
+        is_openke = any(
+            source.file_name.lower() in OPENKE_FILES for source in files.triples.values()
+        )
+        return Location(name, text, str(path), *files, None if is_openke else find_entry(name))
+
+    if is_name and (archive := _in_data_folder(text)):
+        return Location(text, text, str(archive), *_files_at(archive, max_size))
+
+    raise GraphNotFound(text, suggestions=_similar_graphs(text, path))
+
+
+def _similar_graphs(name: str, path: Path) -> list[str]:
+    """Graphs with similar names, or else files beside the path."""
     known = [BUNDLED, *catalogue(), *names_in_data_folder()]
-    suggestion = did_you_mean(text, known)
-    if not suggestion and _exists(path.parent) and path.parent.is_dir():
-        suggestion = did_you_mean(path.name, [found.name for found in path.parent.iterdir()])
-    raise RequestError(
-        f"There is no graph, file or folder '{text}'.{suggestion} See: dualkg datasets"
-    )
+    suggestions = close_matches(name, known)
+    if not suggestions and _exists(path.parent) and path.parent.is_dir():
+        neighbours = [neighbour.name for neighbour in path.parent.iterdir()]
+        suggestions = close_matches(path.name, neighbours)
+    return suggestions
 
 
 def _exists(path: Path) -> bool:
@@ -226,9 +274,7 @@ def stem(path: Path) -> str:
         if name.lower().endswith(suffix):
             name = name[: -len(suffix)]
             break
-    return (
-        PurePosixPath(name).stem if PurePosixPath(name).suffix.lower() in TRIPLE_SUFFIXES else name
-    )
+    return PurePosixPath(name).stem if find_reader(name) else name
 
 
 def data_folder() -> Path | None:
@@ -238,18 +284,16 @@ def data_folder() -> Path | None:
         return None
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        raise RequestError(f"DUALKG_DATA names {folder}, which is not a folder.")
+        raise Unsupported("DUALKG_DATA", f"names {folder}, which is not a folder")
     return folder
 
 
 def names_in_data_folder() -> list[str]:
     """The names of the graphs in DUALKG_DATA, archives or folders."""
     folder = data_folder()
-    return (
-        sorted({stem(path) for path in folder.iterdir() if _looks_like_graph(path)})
-        if folder
-        else []
-    )
+    if folder is None:
+        return []
+    return sorted({stem(path) for path in folder.iterdir() if _looks_like_graph(path)})
 
 
 def _looks_like_graph(path: Path) -> bool:
@@ -259,51 +303,54 @@ def _looks_like_graph(path: Path) -> bool:
 
 
 def _in_data_folder(name: str) -> Path | None:
+    """The archive or folder of a graph in DUALKG_DATA, by its name without regard to case."""
     folder = data_folder()
-    paths = {path.name.casefold(): path for path in sorted(folder.iterdir())} if folder else {}
-    wanted = [f"{name}{suffix}".casefold() for suffix in (*ARCHIVE_SUFFIXES, "")]
-    return next((paths[file_name] for file_name in wanted if file_name in paths), None)
+    if folder is None:
+        return None
+    paths = {path.name.casefold(): path for path in sorted(folder.iterdir())}
+    for suffix in (*ARCHIVE_SUFFIXES, ""):
+        path = paths.get(f"{name}{suffix}".casefold())
+        if path:
+            return path
+    return None
 
 
 def _files_at(path: Path, max_size: int | str | None = None) -> Files:
     """The files of triples and the file of labels in a folder or an archive, or a single file."""
     if path.is_dir():
         return _files_in_folder(path, max_size)
+
     sources = find_sources(path, max_size=max_size)
-    if len(sources) > 1 and _is_openke(source.file_name for source in sources):
-        return _openke_files(sources, path)
-    if len(sources) > 1 and any(
-        _split_of(source.file_name) and holds_triples(source) for source in sources
-    ):
-        return _by_split(sources, path)
-    return {"triples": only_triples(sources, path)}, _find_labels(sources)
+    if len(sources) > 1:
+        if _is_openke(source.file_name for source in sources):
+            return _openke_files(sources, path)
+        if any(_split_of(source.file_name) and holds_triples(source) for source in sources):
+            return _by_split(sources, path)
+    return Files({"triples": only_triples(sources, path)}, _find_labels(sources))
 
 
 def _files_in_folder(folder: Path, max_size: int | str | None) -> Files:
-    if _is_openke(path.name for path in folder.iterdir()):
-        paths = [
-            path
-            for path in folder.iterdir()
-            if path.name.lower() in OPENKE_FILES or _is_labels(path.name)
-        ]
-        return _openke_files(
-            [source for path in paths for source in find_sources(path, max_size=max_size)], folder
-        )
-    paths = [
-        path for path in sorted(folder.iterdir()) if _split_of(path.name) or _is_labels(path.name)
-    ]
-    files = [path for path in paths if not path.is_dir()]
-    in_files = {_split_of(path.name) for path in files}
-    for path in paths:
-        if path.is_dir() and _split_of(path.name) not in in_files:
-            raise DataError(
-                f"{path} is a folder; a file of triples was expected. Name the file "
-                f"{path.name}.tsv."
-            )
-    inner = [path for path in folder.iterdir() if path.is_dir() and _looks_like_graph(path)]
-    if not paths and len(inner) == 1:  # as an archive unpacks
+    children = sorted(folder.iterdir())
+    if _is_openke(child.name for child in children):
+        sources: list[Source] = []
+        for child in children:
+            if child.name.lower() in OPENKE_FILES or _is_labels(child.name):
+                sources += find_sources(child, max_size=max_size)
+        return _openke_files(sources, folder)
+
+    named = [child for child in children if _split_of(child.name) or _is_labels(child.name)]
+    files = [child for child in named if not child.is_dir()]
+    splits_in_files = {_split_of(file.name) for file in files}
+    for child in named:
+        if child.is_dir() and _split_of(child.name) not in splits_in_files:
+            problem = "is a folder; a file of triples was expected"
+            raise UnusableData(child, problem, advice=f"Name the file {child.name}.tsv.")
+
+    # An archive may have unpacked into a folder inside this one.
+    inner = [child for child in children if child.is_dir() and _looks_like_graph(child)]
+    if not named and len(inner) == 1:
         return _files_in_folder(inner[0], max_size)
-    return _by_split([one_source(path, max_size=max_size) for path in files], folder)
+    return _by_split([one_source(file, max_size=max_size) for file in files], folder)
 
 
 def _is_openke(file_names: Iterable[str]) -> bool:
@@ -313,14 +360,22 @@ def _is_openke(file_names: Iterable[str]) -> bool:
 
 def _openke_files(sources: list[Source], where: str | Path) -> Files:
     """The files of OpenKE, train2id.txt and so on; those of names are optional."""
-    found = {source.file_name.lower(): source for source in sources}
-    files = {name: found[file] for file, name in OPENKE_FILES.items() if file in found}
-    if missing := [split for split in SPLITS if split not in files]:
-        raise DataError(
-            f"{where} has train2id.txt, so it should hold the files of OpenKE, and "
-            f"{missing[0]}2id.txt is missing. Add it, or name train2id.txt itself to split it."
+    by_file_name = {source.file_name.lower(): source for source in sources}
+    files = {
+        name: by_file_name[file_name]
+        for file_name, name in OPENKE_FILES.items()
+        if file_name in by_file_name
+    }
+    missing = [split for split in SPLITS if split not in files]
+    if missing:
+        problem = (
+            "has train2id.txt, so it should hold the files of OpenKE, and "
+            f"{missing[0]}2id.txt is missing"
         )
-    return files, _find_labels(sources)
+        raise UnusableData(
+            where, problem, advice="Add it, or name train2id.txt itself to split it."
+        )
+    return Files(files, _find_labels(sources))
 
 
 def _by_split(sources: Iterable[Source], where: str | Path) -> Files:
@@ -330,18 +385,16 @@ def _by_split(sources: Iterable[Source], where: str | Path) -> Files:
         if not split or not holds_triples(source):
             continue
         if split in splits:
-            raise DataError(
-                f"{where} has two files for {split}: {splits[split].file_name} and "
-                f"{source.file_name}."
-            )
+            first_name = splits[split].file_name
+            problem = f"has two files for {split}: {first_name} and {source.file_name}"
+            raise UnusableData(where, problem)
         splits[split] = source
+
     if len(splits) < len(SPLITS):
-        found = ", ".join(split for split in SPLITS if split in splits) or "none of them"
-        raise DataError(
-            f"{where} should hold train, valid and test (as train.tsv and so on); it has {found}. "
-            "To split one file, name the file itself."
-        )
-    return {split: splits[split] for split in SPLITS}, _find_labels(sources)
+        present = ", ".join(split for split in SPLITS if split in splits) or "none of them"
+        problem = f"should hold train, valid and test (as train.tsv and so on); it has {present}"
+        raise UnusableData(where, problem, advice="To split one file, name the file itself.")
+    return Files({split: splits[split] for split in SPLITS}, _find_labels(sources))
 
 
 def _find_labels(sources: Iterable[Source]) -> Source | None:
@@ -361,8 +414,9 @@ def _is_labels(file_name: str) -> bool:
 
 @dataclass(frozen=True)
 class Entry:
-    """A public graph. Checksums are of the split files, so that a repacked archive is
-    recognized.
+    """A public graph.
+
+    Checksums are of the split files, so that a repacked archive is recognized.
     """
 
     name: str
@@ -385,9 +439,8 @@ def catalogue() -> dict[str, Entry]:
 
 def find_entry(name: str) -> Entry | None:
     """The entry of that name, case aside."""
-    return next(
-        (entry for entry in catalogue().values() if entry.name.casefold() == name.casefold()), None
-    )
+    folded = name.casefold()
+    return next((entry for entry in catalogue().values() if entry.name.casefold() == folded), None)
 
 
 def _identify(graph: Graph, sources: Mapping[str, Source]) -> Entry | None:
@@ -395,58 +448,58 @@ def _identify(graph: Graph, sources: Mapping[str, Source]) -> Entry | None:
     same_counts = [entry for entry in catalogue().values() if entry.counts == graph.counts]
     if not same_counts or not sources.keys() >= set(SPLITS):
         return None
-    sums = {split: sources[split].checksum() for split in SPLITS}
-    return next((entry for entry in same_counts if entry.sha256 == sums), None)
+    checksums = {split: sources[split].checksum() for split in SPLITS}
+    return next((entry for entry in same_counts if entry.sha256 == checksums), None)
 
 
 def _check_entry(entry: Entry, graph: Graph, sources: Mapping[str, Source], where: str) -> None:
     """Refuse a graph with the name of an entry and other counts or checksums."""
-    advice = (
-        "" if where == entry.address else f" If it is another graph, give {where} another name."
-    )
+    # What the catalogue's own address holds cannot be given another name.
+    rename = "" if where == entry.address else where
+
+    def other(expected: str, found: str) -> OtherGraph:
+        return OtherGraph(entry.name, expected=expected, found=found, rename=rename)
+
     if not sources.keys() >= set(SPLITS):
-        raise DataError(
-            f"{entry.name} has train, valid and test; {where} is one file of triples.{advice}"
-        )
+        raise other("train, valid and test", f"{where} is one file of triples")
+
     for what, expected in entry.counts.items():
-        if graph.counts[what] != expected:
+        number = graph.counts[what]
+        if number != expected:
             noun = f"{what} triples" if what in SPLITS else what
-            raise DataError(
-                f"{entry.name} should have {expected:,} {noun}; {where} has "
-                f"{graph.counts[what]:,}.{advice}"
-            )
-    for kind, sums in (("sha256", entry.sha256), ("md5", entry.md5)):
-        for split, expected_sum in sums.items():
-            found = sources[split].checksum(kind)
-            if found != expected_sum:
-                raise DataError(
-                    f"{sources[split].name} is not the {split} file of {entry.name}: its {kind} "
-                    f"should begin with {expected_sum[:12]} and begins with {found[:12]}.{advice}"
+            raise other(f"{expected:,} {noun}", f"{where} has {number:,}")
+
+    for kind, checksums in (("sha256", entry.sha256), ("md5", entry.md5)):
+        for split, expected_checksum in checksums.items():
+            checksum = sources[split].checksum(kind)
+            if checksum != expected_checksum:
+                raise other(
+                    f"a {split} file whose {kind} begins with {expected_checksum[:12]}",
+                    f"that of {sources[split].name} begins with {checksum[:12]}",
                 )
 
 
 def fetch(entry: Entry) -> list[Source]:
     """Download the files of an entry once, and check their sha256 if it is known."""
     if "{split}" in entry.address:
-        paths = [
-            _download(
-                entry,
-                entry.address.format(split=split),
-                f"{entry.name}/{split}.txt",
-                entry.sha256.get(split),
-            )
-            for split in SPLITS
-        ]
+        paths = []
+        for split in SPLITS:
+            address = entry.address.format(split=split)
+            target = _downloads() / entry.name / f"{split}.txt"
+            paths.append(_download(entry, address, target, entry.sha256.get(split)))
     else:
-        paths = [_download(entry, entry.address, f"{entry.name}.tar.gz", entry.archive_sha256)]
+        target = _downloads() / f"{entry.name}.tar.gz"
+        paths = [_download(entry, entry.address, target, entry.archive_sha256)]
+
     with _discard_on_error(entry, entry.address):
         return [source for path in paths for source in find_sources(path)]
 
 
 @contextmanager
 def _discard_on_error(entry: Entry | None, where: str) -> Iterator[None]:
-    """Delete the downloads of an entry that turn out to be another graph, so that the next call
-    downloads again.
+    """Delete the downloads of an entry that turn out to be another graph.
+
+    The next call then downloads again. Files of the user stay.
     """
     try:
         yield
@@ -455,37 +508,33 @@ def _discard_on_error(entry: Entry | None, where: str) -> Iterator[None]:
             raise
         shutil.rmtree(_downloads() / entry.name, ignore_errors=True)
         (_downloads() / f"{entry.name}.tar.gz").unlink(missing_ok=True)
-        raise DataError(f"{error} The download from {entry.address} was deleted.") from None
+        raise DownloadDiscarded(error, entry.address) from None
 
 
 def _downloads() -> Path:
     return cache_folder() / "downloads"
 
 
-def _download(entry: Entry, address: str, file_name: str, sha256: str | None) -> Path:
+def _download(entry: Entry, address: str, target: Path, sha256: str | None) -> Path:
     import pooch
 
     pooch.get_logger().setLevel(logging.WARNING)
-    target = _downloads() / file_name
+    known_hash = sha256 and f"sha256:{sha256}"
     try:
-        found = pooch.retrieve(
-            address, known_hash=sha256 and f"sha256:{sha256}", fname=target.name, path=target.parent
-        )
+        path = pooch.retrieve(address, known_hash=known_hash, fname=target.name, path=target.parent)
+        return Path(path)
     except ValueError as error:  # a checksum that differs
         reason = str(error).partition(". ")[0]
-        raise DataError(
-            f"{address} is not {entry.name}: {reason}. The download was deleted.{OFFLINE}"
-        ) from None
+        problem = f"is not what {address} holds: {reason}. The download was deleted"
+        failure = DownloadFailed(entry.name, problem, advice=OFFLINE)
     except OSError as error:
-        if (
-            error.errno is None
-        ):  # errors of requests, which pooch downloads by, are OSErrors without a number
-            reason = type(error).__name__
-            raise DataError(
-                f"{entry.name} could not be downloaded from {address} ({reason}).{OFFLINE}"
-            ) from None
-        raise DataError(
-            f"{entry.name} could not be saved in {target.parent} ({error.strerror or error}). Set "
-            "the variable DUALKG_CACHE to a folder that can be written."
-        ) from None
-    return Path(found)
+        # Errors of requests, which pooch downloads by, are OSErrors without a number.
+        if error.errno is None:
+            problem = f"could not be downloaded from {address} ({type(error).__name__})"
+            failure = DownloadFailed(entry.name, problem, advice=OFFLINE)
+        else:
+            problem = f"could not be saved in {target.parent} ({error.strerror or error})"
+            advice = "Set the variable DUALKG_CACHE to a folder that can be written."
+            failure = DownloadFailed(entry.name, problem, advice=advice)
+    # Here the error of requests is no longer handled, so the failure does not keep its connection.
+    raise failure

@@ -1,132 +1,143 @@
-"""The interface of all readers of triples, the choice of columns, and the readers of tables, of
-rows and of RDF.
+"""Readers of triples: their interface, their registry, and the parts that formats share.
+
+A format is a module in `dualkg.data.formats` with a reader that names the endings of its files:
+
+    @reads(".parquet")
+    class ParquetReader(TableReader): ...
+
+Another package adds a format by an entry point, whose name is the ending:
+
+    [project.entry-points."dualkg.readers"]
+    ".graphml" = "my_package:GraphmlReader"
 """
 
-import json
+from __future__ import annotations
+
+import pkgutil
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
 from itertools import islice
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet
 
-from dualkg.data.archives import RDF_FORMATS, Source, parquet_size, unreadable
+from dualkg.data import formats
+from dualkg.data.archives import Source, find_sources
+from dualkg.data.columns import ROLES, Columns, Indices, find_columns, recognize_header
+from dualkg.data.errors import UnusableData, quoted
 from dualkg.data.spill import text_of
-from dualkg.errors import DataError, RequestError, did_you_mean
-from dualkg.extras import optional_import
+from dualkg.errors import Sentence, Unsupported
+from dualkg.registry import Registry
 
-Columns = Sequence[str | int]
-Indices = tuple[int, ...]
+# Files of these names beside the triples are about something else.
+NOT_TRIPLES = ("readme", "license", "licence", "copying", "citation", "changelog", "labels")
+T = TypeVar("T")
+TEXT_TYPES = (
+    pa.string(),
+    pa.large_string(),
+    pa.string_view(),
+    pa.binary(),
+    pa.large_binary(),
+    pa.binary_view(),
+)
 
-ROLES = ("head", "relation", "tail")
-# Earlier words take precedence, so that `head relation tail source` is read as intended.
-WORDS = {
-    "head": ("head", "subject", "subj", "source", "src", "from", "start", "node1", "h", "s"),
-    "relation": (
-        *(
-            "relation",
-            "predicate",
-            "property",
-            "relationship",
-            "rel",
-            "pred",
-            "edge",
-            "link",
-            "type",
-            "r",
-            "p",
-        ),
-        "label",
-    ),
-    "tail": (
-        "tail",
-        "object",
-        "obj",
-        "target",
-        "dst",
-        "dest",
-        "destination",
-        "to",
-        "end",
-        "node2",
-        "t",
-        "o",
-    ),
-}
-ENDINGS = (
-    "",
-    "id",
-    "name",
-    "entity",
-    "node",
-    "type",
-    "uri",
-    "iri",
-    "label",
-)  # head_id, Head Entity, edge_type
-NUM_ROWS = 1 << 17
-RDF_LABEL = "http://www.w3.org/2000/01/rdf-schema#label"
-SKIPPED = {"literal": "a literal", "blank": "a blank node", "quoted": "a quoted triple"}
+
+class Companion:
+    """A file beside the triples that the readers of all splits need, and that is parsed once."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._parsed: Any = None
+
+    def parsed(self, parse: Callable[[Source], T]) -> T:
+        """What `parse` makes of the file; all callers must give the same function."""
+        if self._parsed is None:
+            self._parsed = parse(self.source)
+        parsed: T = self._parsed
+        return parsed
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a request says about its files, and how much of them is read at a time.
+
+    `columns` are the names or numbers of head, relation and tail. `companions` are files without
+    triples that belong to the format, such as OpenKE's files of names.
+    """
+
+    columns: Columns | None = None
+    delimiter: str | None = None
+    companions: Mapping[str, Companion] = field(default_factory=dict)
+    block_rows: int = 1 << 17
+    # Small enough that the hash table of a block's names stays in the processor's cache.
+    block_bytes: int = 4 << 20
 
 
 class Reader(ABC):
-    """Reads the triples of `data`, a file or an object in memory that errors call `name`.
+    """Reads the triples of `data`, a file or an object in memory that messages call `name`.
 
-    `labels` and `remarks` are complete once all blocks are read.
+    `labels`, `remarks` and `num_stripped` are complete once all blocks are read.
     """
 
-    def __init__(self, data: Any, columns: Columns | None = None, name: str = "") -> None:
+    takes_delimiter: ClassVar[bool] = False
+
+    def __init__(self, data: Any, options: ReadOptions, *, name: str = "") -> None:
         self.data = data
-        self.columns = columns
+        self.options = options
+        self.columns = options.columns
         self.name: str = name or data.name
         self.labels: dict[str, str] = {}
-        self.remarks: list[str] = []
+        self.remarks: list[Sentence] = []
         self.num_stripped = 0  # names with blanks around them
-        self.first_line: tuple[str, ...] | None = (
-            None  # three cells that may be a header of unknown names
-        )
+        # Three cells that may be a header of unknown names.
+        self.first_line: tuple[str, ...] | None = None
 
     @abstractmethod
     def blocks(self) -> Generator[pa.RecordBatch]:
-        """Triples in the order of the file, as dictionary-encoded columns head, relation and
-        tail.
-        """
+        """Triples in the order of the file, as dictionary-encoded columns head, relation, tail."""
+
+    def remark(self, text: str) -> None:
+        """Add a sentence to the notes about the graph."""
+        self.remarks.append(Sentence(text))
+
+    def unusable(
+        self, problem: str, *, place: str = "", advice: str | Sentence = ""
+    ) -> UnusableData:
+        """The error that the data cannot be used; `place` is a line or a row."""
+        return UnusableData(self.name, problem, place=place, advice=advice)
 
     def choose(self, header: Sequence[str], *, what: str = "column") -> Indices:
-        """The positions of head, relation and tail among names: as chosen, as recognized, or the
-        only three.
-        """
+        """The positions of head, relation and tail: as chosen, as recognized, or the only three."""
         if self.columns is not None:
             return find_columns(self.columns, header, self.name)
-        if indices := recognize_header(header):
+
+        indices = recognize_header(header)
+        if indices:
             return indices
+
         if len(header) == len(ROLES):
-            self.remarks.append(
-                f"Head, relation and tail of {self.name} are its {what}s {', '.join(header)}."
-            )
+            listed = ", ".join(header)
+            self.remark(f"{self.name}: head, relation and tail are its {what}s {listed}.")
             return 0, 1, 2
-        listed = ", ".join(f"'{cell}'" for cell in header[:20])
+
         example = tuple(header[:3]) if len(header) > len(ROLES) else ROLES
-        raise DataError(
-            f"{self.name} should have three {what}s, or some named head, relation and tail; its "
-            f"{what}s are {listed}. Choose three, such as columns={example!r}."
+        raise self.unusable(
+            f"should have three {what}s, or some named head, relation and tail; its {what}s are "
+            f"{quoted(header)}",
+            advice=Sentence("Choose three, such as {columns}.", {"columns": example}),
         )
 
     def strip(self, column: pa.DictionaryArray) -> pa.DictionaryArray:
         """A column without the blanks around its names, which are counted."""
-        ends, letters = text_of(column.dictionary)
-        starts = ends[:-1][ends[1:] > ends[:-1]]
-        ends = ends[1:][ends[1:] > ends[:-1]]
-        # Only ASCII blanks and bytes of other alphabets need a closer look, which is several times
-        # slower.
-        if not any(
-            ((edges <= 32) | (edges >= 127)).any() for edges in (letters[starts], letters[ends - 1])
-        ):
+        if not _may_have_blanks(column.dictionary):
             return column
+
         # Slow to import, and most graphs are loaded from a cache or a run.
         import pyarrow.compute as pc
 
@@ -134,96 +145,113 @@ class Reader(ABC):
         changed = pc.not_equal(stripped, column.dictionary)
         if not changed.true_count:
             return column
+
         self.num_stripped += changed.take(column.indices).true_count
         encoded = stripped.dictionary_encode()  # two names may have become one
-        return pa.DictionaryArray.from_arrays(
-            encoded.indices.take(column.indices), encoded.dictionary
-        )
+        indices = encoded.indices.take(column.indices)
+        return pa.DictionaryArray.from_arrays(indices, encoded.dictionary)
+
+
+def _may_have_blanks(names: pa.Array) -> bool:
+    """Whether a name begins or ends with a blank or a byte of another alphabet than ASCII.
+
+    Only such names need a closer look, which is several times slower.
+    """
+    ends, letters = text_of(names)
+    is_name = ends[1:] > ends[:-1]
+    first_letters = letters[ends[:-1][is_name]]
+    last_letters = letters[ends[1:][is_name] - 1]
+    return any(
+        bool(((edges <= 32) | (edges >= 127)).any()) for edges in (first_letters, last_letters)
+    )
 
 
 def is_empty(names: pa.Array) -> npt.NDArray[np.bool_]:
     """Whether each name is empty."""
-    return np.asarray(np.diff(text_of(names)[0]) == 0)
+    ends, _ = text_of(names)
+    return np.asarray(np.diff(ends) == 0)
 
 
-def blocks_of(triples: Iterator[Sequence[str]]) -> Generator[pa.RecordBatch]:
+def blocks_of(triples: Iterator[Sequence[str]], num_rows: int) -> Generator[pa.RecordBatch]:
     """Blocks of triples of names."""
-    while found := list(islice(triples, NUM_ROWS)):
+    while rows := list(islice(triples, num_rows)):
         columns = [
-            pa.array(names, pa.string()).dictionary_encode() for names in zip(*found, strict=True)
+            pa.array(names, pa.string()).dictionary_encode() for names in zip(*rows, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(columns, names=ROLES)
 
 
-# -- choice of columns -------------------------------------------------------
+# -- the registry ------------------------------------------------------------
+
+READERS: Registry[type[Reader]] = Registry("reader", group="dualkg.readers")
+ReaderClass = TypeVar("ReaderClass", bound=type[Reader])
 
 
-def check_columns(columns: Columns | None) -> None:
-    """Refuse a choice of columns that no file could satisfy."""
-    if columns is None:
-        return
-    three = not isinstance(columns, str) and len(columns) == len(ROLES) == len(set(columns))
-    if not three or not all(type(column) in (str, int) for column in columns):
-        raise RequestError(
-            "Columns are three different names or numbers, of head, relation and tail, such as "
-            f"('subject', 'predicate', 'object') or (1, 2, 3); {columns!r} was given."
-        )
-    for column in columns:
-        if isinstance(column, int) and column < 1:
-            raise RequestError(f"Columns are counted from 1; {column} was given.")
+def reads(*endings: str) -> Callable[[ReaderClass], ReaderClass]:
+    """Register a reader of the files whose names have one of these endings, as a decorator."""
+
+    def register(reader: ReaderClass) -> ReaderClass:
+        for ending in endings:
+            READERS.add(ending, reader)
+        return reader
+
+    return register
 
 
-def recognize_header(cells: Sequence[str]) -> Indices | None:
-    """The positions of head, relation and tail in a header, or None if the cells are not one."""
-    cells = ["".join(letter for letter in cell.casefold() if letter.isalnum()) for cell in cells]
-    indices = []
-    for role in ROLES:
-        words = (
-            word + ending
-            for ending in ENDINGS
-            for word in WORDS[role]
-            if len(word) > 1 or not ending
-        )
-        found = next((cells.index(word) for word in words if word in cells), None)
-        if found is None or found in indices:
-            return None
-        indices.append(found)
-    return tuple(indices)
+@cache
+def _import_formats() -> None:
+    """Import all modules of `dualkg.data.formats`, which register their readers."""
+    for module in pkgutil.iter_modules(formats.__path__):
+        import_module(f"{formats.__name__}.{module.name}")
 
 
-def find_columns(columns: Columns, header: Sequence[str], name: str) -> Indices:
-    """The positions of the chosen columns in a header, or in a first line if all are numbers."""
-    indices = tuple(_find_column(column, header, name) for column in columns)
-    if len(set(indices)) < len(indices):
-        raise RequestError(
-            f"Three different columns are needed; {tuple(columns)} means one of {name} twice."
-        )
-    return indices
+def find_reader(file_name: str) -> type[Reader] | None:
+    """The reader of the longest ending that a file name has, or None."""
+    _import_formats()
+    lower_name = file_name.lower()
+    endings = [ending for ending in READERS if lower_name.endswith(ending)]
+    if not endings:
+        return None
+    return READERS[max(endings, key=len)]
 
 
-def _find_column(column: str | int, header: Sequence[str], name: str) -> int:
-    if isinstance(column, int):
-        if column > len(header):
-            raise DataError(
-                f"{name} has {len(header)} columns, and column {column} was given. "
-                f"Choose numbers from 1 to {len(header)}."
-            )
-        return column - 1
-    exact = [index for index, cell in enumerate(header) if cell == column]
-    folded = column.strip().casefold()
-    indices = exact or [
-        index for index, cell in enumerate(header) if cell.strip().casefold() == folded
-    ]
-    if len(indices) == 1:
-        return indices[0]
-    if indices:
-        raise DataError(
-            f"{name} has {len(indices)} columns named '{column}'. Choose by number instead."
-        )
-    listed = ", ".join(f"'{cell}'" for cell in header[:20])
-    raise DataError(
-        f"{name} has no column named '{column}'. Its columns are "
-        f"{listed}.{did_you_mean(column, header)}"
+def open_reader(source: Source, options: ReadOptions, *, default: type[Reader]) -> Reader:
+    """The reader of a file; `default` reads the files of unknown endings."""
+    reader = find_reader(source.file_name) or default
+    if options.delimiter is not None and not reader.takes_delimiter:
+        reason = f"has no delimiter, as {source.suffix} is no text of columns"
+        raise Unsupported(source.name, reason, advice="Leave it out.")
+    return reader(source, options)
+
+
+# -- files of triples --------------------------------------------------------
+
+
+def holds_triples(source: Source) -> bool:
+    """Whether the name of a file is that of a file of triples, not of labels or a licence."""
+    stem = PurePosixPath(source.file_name).stem.lower()
+    return stem not in NOT_TRIPLES and find_reader(source.file_name) is not None
+
+
+def one_source(path: str | Path, *, max_size: int | str | None = None) -> Source:
+    """A file, or the only file of triples in an archive."""
+    return only_triples(find_sources(path, max_size=max_size), path)
+
+
+def only_triples(sources: list[Source], path: str | Path) -> Source:
+    """The only source, or the only one of triples."""
+    candidates = sources
+    if len(sources) != 1:
+        candidates = [source for source in sources if holds_triples(source)]
+    if len(candidates) == 1:
+        return candidates[0]
+
+    listed = ", ".join(source.file_name for source in (candidates or sources)[:5])
+    raise UnusableData(
+        path,
+        f"holds {len(candidates)} files of triples, and one was expected",
+        advice=f"Its files: {listed or 'none'}. Make an archive of one, or extract the one you "
+        "mean.",
     )
 
 
@@ -231,264 +259,161 @@ def _find_column(column: str | int, header: Sequence[str], name: str) -> int:
 
 
 class TableReader(Reader):
-    """A Parquet file or an Arrow table: columns of strings, or of integers that stand for names.
+    """Reads columns of strings, or of integers that stand for names.
 
     Errors count rows from 1.
     """
 
-    def blocks(self) -> Generator[pa.RecordBatch]:
-        if isinstance(self.data, pa.Table):
-            names = self._column_names(self.data.schema)
-            yield from self._blocks(names, self.data.to_batches(NUM_ROWS))
-            return
-        plain = not self.data.compression and not self.data.in_archive
-        with self.data.opener() if plain else self.data.open() as stream:
-            seekable = stream if plain else pa.BufferReader(stream.read())
-            try:
-                with pa.parquet.ParquetFile(seekable) as table:
-                    self.data.check_size(parquet_size(table.metadata))
-                    names = self._column_names(table.schema_arrow)
-                    yield from self._blocks(names, table.iter_batches(NUM_ROWS, columns=names))
-            except (
-                pa.ArrowException,
-                OSError,
-                UnicodeDecodeError,
-            ) as error:  # the last one of names of columns
-                raise unreadable(error, self.data.path, self.name) from error
-
-    def _column_names(self, schema: pa.Schema) -> list[str]:
+    def column_names(self, schema: pa.Schema) -> list[str]:
         """The columns of head, relation and tail, which hold names."""
         names = [schema.names[index] for index in self.choose(schema.names)]
         for role, name in zip(ROLES, names, strict=True):
-            if schema.names.count(name) > 1:
-                raise DataError(
-                    f"{self.name} has several columns named '{name}'. Rename all but one."
-                )
-            kind = schema.field(name).type
-            values = kind.value_type if pa.types.is_dictionary(kind) else kind
-            strings = (
-                pa.string(),
-                pa.large_string(),
-                pa.string_view(),
-                pa.binary(),
-                pa.large_binary(),
-                pa.binary_view(),
-            )
-            if values not in strings and not pa.types.is_integer(values):
-                raise DataError(
-                    f"{self.name}: the {role}s should be text or whole numbers, and column "
-                    f"'{name}' holds {kind}. Convert it, or choose another column."
-                )
+            self._check_column(role, name, schema)
         return names
 
-    def _blocks(
+    def _check_column(self, role: str, name: str, schema: pa.Schema) -> None:
+        if schema.names.count(name) > 1:
+            problem = f"has several columns named '{name}'"
+            raise self.unusable(problem, advice="Rename all but one.")
+
+        column_type = schema.field(name).type
+        value_type = column_type
+        if pa.types.is_dictionary(column_type):
+            value_type = column_type.value_type
+        if value_type not in TEXT_TYPES and not pa.types.is_integer(value_type):
+            raise self.unusable(
+                f"should have text or whole numbers as {role}s, and column '{name}' holds "
+                f"{column_type}",
+                advice="Convert it, or choose another column.",
+            )
+
+    def table_blocks(
         self, names: Sequence[str], batches: Iterable[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        row = 1
+        """The blocks of batches of a table; `names` are the columns of head, relation and tail."""
+        first_row = 1
         for batch in batches:
             columns = [
-                self._names(role, batch.column(name), row)
+                self._names(role, batch.column(name), first_row)
                 for role, name in zip(ROLES, names, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(columns, names=ROLES)
-            row += batch.num_rows
+            first_row += batch.num_rows
 
     def _names(self, role: str, column: pa.Array, first_row: int) -> pa.DictionaryArray:
         """A column as dictionary-encoded strings, each of its names checked."""
         if column.null_count:
             raise self._bad_row(role, column.is_null(), first_row, "is missing")
+
         if pa.types.is_dictionary(column.type):
-            values = column.dictionary  # of polars, views, which Arrow cannot take from
-            column = (values.cast(pa.string()) if values.type == pa.string_view() else values).take(
-                column.indices
-            )
+            column = _decoded(column)
         try:
             strings = column.cast(pa.string())
             strings.validate(full=True)
         except pa.ArrowInvalid:
-            values = column.cast(pa.binary()).to_pylist()
-            bad = [value.decode("utf-8", "ignore").encode() != value for value in values]
-            raise self._bad_row(role, bad, first_row, "is not valid UTF-8") from None
+            contents = column.cast(pa.binary()).to_pylist()
+            is_bad = [_is_invalid_text(content) for content in contents]
+            raise self._bad_row(role, is_bad, first_row, "is not valid UTF-8") from None
+
         encoded = self.strip(strings.dictionary_encode())
-        if (empty := is_empty(encoded.dictionary)).any():
+        empty = is_empty(encoded.dictionary)
+        if empty.any():
             raise self._bad_row(role, empty[encoded.indices], first_row, "is empty")
         return encoded
 
-    def _bad_row(self, role: str, bad: Any, first_row: int, problem: str) -> DataError:
-        row = first_row + int(np.argmax(bad))
-        return DataError(
-            f"{self.name}, row {row:,}: the {role} {problem}. Give it a name, or remove the row."
-        )
+    def _bad_row(self, role: str, is_bad: Any, first_row: int, problem: str) -> UnusableData:
+        row = first_row + int(np.argmax(is_bad))
+        advice = "Give it a name, or remove the row."
+        return self.unusable(f"the {role} {problem}", place=f"row {row:,}", advice=advice)
+
+
+def _decoded(column: pa.DictionaryArray) -> pa.Array:
+    values = column.dictionary
+    # Polars has views of strings, which Arrow cannot take from.
+    if values.type == pa.string_view():
+        values = values.cast(pa.string())
+    return values.take(column.indices)
+
+
+def _is_invalid_text(content: bytes) -> bool:
+    return content.decode("utf-8", "ignore").encode() != content
 
 
 # -- rows --------------------------------------------------------------------
 
 
-class RowsReader(Reader):
-    """Rows with keys (mappings) or in an order (sequences): of Python, of JSON lines or of one JSON
-    array.
-    """
+class RowReader(Reader):
+    """Reads rows with keys (mappings) or in an order (sequences), as those of JSON or of Python."""
+
+    @abstractmethod
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        """Each row, after its place, such as `line 3`."""
 
     def blocks(self) -> Generator[pa.RecordBatch]:
-        return blocks_of(self._triples())
+        return blocks_of(self._triples(), self.options.block_rows)
 
     def _triples(self) -> Iterator[list[str]]:
         keys: list[Any] = []
-        for place, row in self._rows():
-            if not keys:
+        for place, row in self.rows():
+            if not keys:  # the first row shows what all rows are like
                 keys = self._keys(place, row)
-                named = isinstance(row, Mapping)
+                has_keys = isinstance(row, Mapping)
                 width = len(row)
-            fits = (
-                isinstance(row, Mapping) and all(key in row for key in keys)
-                if named
-                else _is_row(row)
-            )
-            if not fits or (not named and len(row) != width):
-                expected = f"the keys {', '.join(map(repr, keys))}" if named else f"{width} values"
+
+            if has_keys:
+                fits = isinstance(row, Mapping) and all(key in row for key in keys)
+                expected = f"the keys {', '.join(map(repr, keys))}"
+            else:
+                fits = _is_sequence(row) and len(row) == width
+                expected = f"{width} values"
+            if not fits:
                 raise self._not_a_row(place, row, expected)
+
             yield [
                 self._checked_name(place, role, row[key])
                 for role, key in zip(ROLES, keys, strict=True)
             ]
 
-    def _rows(self) -> Iterator[tuple[str, Any]]:
-        """Each row, after its place, such as `line 3`."""
-        if not isinstance(self.data, Source):
-            for number, row in enumerate(self.data, start=1):
-                yield f"row {number:,}", row
-            return
-        with self.data.open() as stream:
-            if stream.peek(1)[:1] == b"[" and self.data.suffix == ".json":
-                for number, row in enumerate(self._parse(stream.read(), "its array"), start=1):
-                    yield f"row {number:,}", row
-                return
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield f"line {number:,}", self._parse(line, f"line {number:,}")
-
-    def _parse(self, content: bytes, place: str) -> Any:
-        try:
-            return json.loads(content.decode("utf-8-sig"))
-        except UnicodeDecodeError:
-            raise DataError(
-                f"{self.name}, {place}: this is not valid UTF-8. Save the file as UTF-8."
-            ) from None
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{self.name}, {place}: this is not JSON ({error}). Each line should be an object such as "
-                '{"head": "France", "relation": "capital", "tail": "Paris"}.'
-            ) from None
-
     def _keys(self, place: str, row: Any) -> list[Any]:
         """The keys of head, relation and tail in a mapping, or their positions in a sequence."""
+        chosen = self.columns or ()
         if isinstance(row, Mapping):
-            if any(isinstance(column, int) for column in self.columns or ()):
-                raise RequestError(
-                    f"{self.name} has rows with keys. Choose columns by their names, not by number."
-                )
+            if any(isinstance(column, int) for column in chosen):
+                advice = "Choose columns by their names, not by number."
+                raise Unsupported(self.name, "has rows with keys", advice=advice)
             keys = list(row)
-            return [keys[index] for index in self.choose(list(map(str, keys)), what="key")]
-        if not _is_row(row) or (self.columns is None and len(row) != len(ROLES)):
-            raise self._not_a_row(place, row, "head, relation and tail")
-        if any(isinstance(column, str) for column in self.columns or ()):
-            raise RequestError(
-                f"{self.name} has rows without keys. Choose columns by number, counted from 1."
-            )
-        return list(find_columns(self.columns or (1, 2, 3), list(map(str, row)), self.name))
+            header = [str(key) for key in keys]
+            return [keys[index] for index in self.choose(header, what="key")]
 
-    def _not_a_row(self, place: str, row: Any, expected: str) -> DataError:
+        if not _is_sequence(row) or (self.columns is None and len(row) != len(ROLES)):
+            raise self._not_a_row(place, row, "head, relation and tail")
+        if any(isinstance(column, str) for column in chosen):
+            advice = "Choose columns by number, counted from 1."
+            raise Unsupported(self.name, "has rows without keys", advice=advice)
+        header = [str(cell) for cell in row]
+        return list(find_columns(self.columns or (1, 2, 3), header, self.name))
+
+    def _not_a_row(self, place: str, row: Any, expected: str) -> UnusableData:
         text = repr(row)
-        return DataError(
-            f"{self.name}, {place}: expected {expected}, found "
-            f"{text[:60]}{'…' if len(text) > 60 else ''}. Correct the row, or remove it."
-        )
+        if len(text) > 60:
+            text = f"{text[:60]}…"
+        problem = f"expected {expected}, found {text}"
+        return self.unusable(problem, place=place, advice="Correct the row, or remove it.")
 
     def _checked_name(self, place: str, role: str, value: Any) -> str:
         if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
             return str(int(value))
         if not isinstance(value, str):
-            raise DataError(
-                f"{self.name}, {place}: the {role} should be text or a whole number, and it is "
-                f"{value!r}. Convert it, or remove the row."
-            )
+            problem = f"the {role} should be text or a whole number, and it is {value!r}"
+            raise self.unusable(problem, place=place, advice="Convert it, or remove the row.")
+
         stripped = value.strip()
         self.num_stripped += len(stripped) < len(value)
         if not stripped:
-            raise DataError(
-                f"{self.name}, {place}: the {role} is empty. Give it a name, or remove the row."
-            )
+            advice = "Give it a name, or remove the row."
+            raise self.unusable(f"the {role} is empty", place=place, advice=advice)
         return str(stripped)
 
 
-def _is_row(row: Any) -> bool:
+def _is_sequence(row: Any) -> bool:
     return isinstance(row, Sequence | np.ndarray) and not isinstance(row, str | bytes)
-
-
-# -- RDF ---------------------------------------------------------------------
-
-
-class RdfReader(Reader):
-    """RDF, by pyoxigraph: triples of three IRIs; an English or untagged rdfs:label becomes a
-    label.
-    """
-
-    def blocks(self) -> Generator[pa.RecordBatch]:
-        if self.columns is not None:
-            raise RequestError(
-                f"{self.name} is RDF, which has no columns to choose. Leave them out."
-            )
-        yield from blocks_of(self._triples())
-
-    def _triples(self) -> Iterator[tuple[str, str, str]]:
-        skipped = Counter[str]()
-        named_graphs = set[str]()
-        label_ranks = dict[str, int]()
-        for triple in self._parse():
-            named_graphs.add(str(triple.graph_name))
-            ends = {type(triple.subject).__name__, type(triple.object).__name__}
-            if "Literal" in ends:
-                skipped["literal"] += not self._add_label(triple, label_ranks)
-            elif "BlankNode" in ends:
-                skipped["blank"] += 1
-            elif ends == {"NamedNode"}:
-                yield triple.subject.value, triple.predicate.value, triple.object.value
-            else:
-                skipped["quoted"] += 1
-        if len(named_graphs) > 1:
-            self.remarks.append(
-                f"{self.name}: the triples of {len(named_graphs):,} named graphs were put together."
-            )
-        if counts := [
-            f"{skipped[kind]:,} with {text}" for kind, text in SKIPPED.items() if skipped[kind]
-        ]:
-            self.remarks.append(f"{self.name}: triples skipped: {', '.join(counts)}.")
-
-    def _parse(self) -> Iterator[Any]:
-        with optional_import("pyoxigraph", purpose=f"{self.name} is RDF, and reading it"):
-            import pyoxigraph as ox
-        rdf_format = getattr(ox.RdfFormat, RDF_FORMATS[self.data.suffix])
-        with self.data.open() as stream:
-            try:
-                yield from ox.parse(stream, format=rdf_format)
-            except SyntaxError as error:
-                detail = str(error.msg).partition(": ")[2] or str(error.msg)
-                raise DataError(
-                    f"{self.name}, line {error.lineno or 1:,}: this is not valid "
-                    f"{rdf_format.name} ({detail.rstrip('.')}). Correct the line, or remove it."
-                ) from error
-
-    def _add_label(self, triple: Any, ranks: dict[str, int]) -> bool:
-        """Keep a label unless it is in another language; English precedes untagged, then the first
-        one wins.
-        """
-        if type(triple.subject).__name__ != "NamedNode" or triple.predicate.value != RDF_LABEL:
-            return False
-        language = (triple.object.language or "").lower()
-        if language and language.partition("-")[0] != "en":
-            return False
-        name = triple.subject.value
-        rank = {"en": 0, "": 1}.get(language, 2)
-        if rank < ranks.get(name, 3):
-            self.labels[name], ranks[name] = triple.object.value, rank
-        return True

@@ -1,8 +1,6 @@
-"""Arrays of triples of ids: shape of a graph, distinct triples, repeated triples, and notes on
-them.
-"""
+"""Arrays of triples of ids: shape of a graph, distinct and repeated triples, and notes on them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Literal, NamedTuple
@@ -10,7 +8,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dualkg.errors import Sentence
+
 Triples = npt.NDArray[np.int32]
+Keys = npt.NDArray[np.int64]
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 MAX_KEYS = 2**63  # if there are more possible triples, the queries that occur are numbered first
@@ -26,25 +27,29 @@ class GraphShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Notes:
-    """Repeated triples and remarks of the readers."""
+    """Numbers of repeated triples, by split and by pair of splits, and remarks of the readers."""
 
     duplicates: dict[str, int] = field(default_factory=dict)
     overlaps: dict[str, int] = field(default_factory=dict)
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[Sentence, ...] = ()
 
-    def sentences(self) -> list[str]:
+    def sentences(self) -> list[Sentence]:
         """One sentence for each irregularity; none for a clean graph."""
-        counts = [(n, f"more than once in {split}") for split, n in self.duplicates.items()]
-        counts += [(n, f"in both {pair}") for pair, n in self.overlaps.items()]
-        found = [
-            f"{n:,} {'triple occurs' if n == 1 else 'triples occur'} {where}."
-            for n, where in counts
-            if n
-        ]
-        return found + list(self.remarks)
+        sentences = []
+        for split, number in self.duplicates.items():
+            if number:
+                sentences.append(Sentence(f"{_occurring(number)} more than once in {split}."))
+        for pair, number in self.overlaps.items():
+            if number:
+                sentences.append(Sentence(f"{_occurring(number)} in both {pair}."))
+        return [*sentences, *self.remarks]
 
 
-def triple_keys(triples: Triples, shape: GraphShape) -> npt.NDArray[np.int64]:
+def _occurring(number: int) -> str:
+    return "1 triple occurs" if number == 1 else f"{number:,} triples occur"
+
+
+def triple_keys(triples: Triples, shape: GraphShape) -> Keys:
     """One number per triple, ordered like (head, relation, tail).
 
     If 63 bits are too few for all possible triples, it depends on the others: only keys of one call
@@ -63,51 +68,50 @@ def triple_keys(triples: Triples, shape: GraphShape) -> npt.NDArray[np.int64]:
 
 def distinct_triples(triples: Triples, shape: GraphShape) -> Triples:
     """The distinct triples, sorted by (head, relation, tail)."""
-    if shape.num_entities**2 * shape.num_relations >= MAX_KEYS:
+    num_entities, num_relations = shape
+    if num_entities**2 * num_relations >= MAX_KEYS:
         _, first = np.unique(triple_keys(triples, shape), return_index=True)
-        found: Triples = triples[first]
-        return found
+        in_order: Triples = triples[first]
+        return in_order
+
     keys = sorted_distinct(triple_keys(triples, shape))
     distinct = np.empty((len(keys), 3), dtype=np.int32)
-    keys, distinct[:, 2] = np.divmod(keys, max(shape.num_entities, 1))
-    distinct[:, 0], distinct[:, 1] = np.divmod(keys, max(shape.num_relations, 1))
+    keys, distinct[:, 2] = np.divmod(keys, max(num_entities, 1))
+    distinct[:, 0], distinct[:, 1] = np.divmod(keys, max(num_relations, 1))
     return distinct
 
 
 def count_repeats(
-    splits: dict[str, Triples], shape: GraphShape, remarks: Iterable[str] = ()
+    splits: Mapping[str, Triples], shape: GraphShape, remarks: Iterable[Sentence] = ()
 ) -> Notes:
     """Count the triples that occur twice in one split, or in two splits."""
     joined = np.concatenate(list(splits.values()))
     ends = np.cumsum([len(triples) for triples in splits.values()])[:-1]
-    return count_repeated_keys(
-        dict(zip(splits, np.split(triple_keys(joined, shape), ends), strict=True)), remarks
-    )
+    keys = np.split(triple_keys(joined, shape), ends)
+    return count_repeated_keys(dict(zip(splits, keys, strict=True)), remarks)
 
 
-def count_repeated_keys(
-    keys: dict[str, npt.NDArray[np.int64]], remarks: Iterable[str] = ()
-) -> Notes:
+def count_repeated_keys(keys: Mapping[str, Keys], remarks: Iterable[Sentence] = ()) -> Notes:
     """Count the triples that occur twice, by their keys in each split."""
-    distinct = {name: sorted_distinct(found) for name, found in keys.items()}
-    duplicates = {name: len(keys[name]) - len(distinct[name]) for name in keys}
-    common = {
-        (one, other): is_among(distinct[other], distinct[one])
-        for one, other in combinations(keys, 2)
-    }
-    overlaps = {" and ".join(pair): int(found.sum()) for pair, found in common.items()}
+    distinct = {split: sorted_distinct(split_keys) for split, split_keys in keys.items()}
+    duplicates = {split: len(keys[split]) - len(distinct[split]) for split in keys}
+    overlaps = {}
+    for first, second in combinations(keys, 2):
+        is_common = is_among(distinct[second], distinct[first])
+        overlaps[f"{first} and {second}"] = int(is_common.sum())
     return Notes(duplicates, overlaps, tuple(remarks))
 
 
-def sorted_distinct(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def sorted_distinct(keys: Keys) -> Keys:
     """The distinct keys, sorted; several times faster than `np.unique`, which hashes."""
     keys = np.sort(keys)
-    fresh = np.ones(len(keys), dtype=bool)
-    np.not_equal(keys[1:], keys[:-1], out=fresh[1:])
-    return keys[fresh]
+    is_new = np.ones(len(keys), dtype=bool)
+    np.not_equal(keys[1:], keys[:-1], out=is_new[1:])
+    return keys[is_new]
 
 
-def is_among(keys: npt.NDArray[np.int64], table: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def is_among(keys: Keys, table: Keys) -> npt.NDArray[np.bool_]:
     """Whether each key is in a sorted table; `np.isin` would sort the keys."""
-    found: npt.NDArray[np.bool_] = np.append(table, -1)[np.searchsorted(table, keys)] == keys
-    return found
+    candidates = np.append(table, -1)[np.searchsorted(table, keys)]
+    is_equal: npt.NDArray[np.bool_] = candidates == keys
+    return is_equal

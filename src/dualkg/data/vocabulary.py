@@ -6,13 +6,14 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from dualkg.data.errors import AmbiguousName, NotInVocabulary, UnknownId
 from dualkg.data.spill import NameIndex, slices
-from dualkg.errors import RequestError, did_you_mean
+from dualkg.errors import InvalidValue, close_matches
 
 MANY_NAMES = 200_000
-INDEXED_NAMES = (
-    1_000_000  # more are found by an index of hashes, as a dictionary takes over 100 bytes for each
-)
+# More names are found by an index of hashes, as a dictionary takes over 100 bytes for each.
+INDEXED_NAMES = 1_000_000
+MAX_MATCHES = 5  # names of an ambiguous label that are listed
 
 
 class Vocabulary:
@@ -29,18 +30,12 @@ class Vocabulary:
         *,
         kind: str = "entity",
     ) -> None:
-        self.kind = kind
-        self.names: pa.Array = (
-            names if isinstance(names, pa.Array) else pa.array(names, pa.string())
-        )
+        if not isinstance(names, pa.Array):
+            names = pa.array(names, pa.string())
         if isinstance(labels, Mapping):
-            parts = (self.names[part].to_pylist() for part in slices(len(self.names)))
-            found = [pa.array(map(labels.get, names), self.names.type) for names in parts]
-            labels = (
-                pa.concat_arrays(found)
-                if any(part.null_count < len(part) for part in found)
-                else None
-            )
+            labels = _labels_in_order(names, labels)
+        self.kind = kind
+        self.names: pa.Array = names
         self.labels: pa.Array | None = labels
 
     def __len__(self) -> int:
@@ -63,17 +58,78 @@ class Vocabulary:
 
     def label(self, id: int) -> str:
         """The label, or the name if there is none."""
-        found = self.labels[id].as_py() if self.labels is not None else None
-        return found or self[id]
+        label = None if self.labels is None else self.labels[id].as_py()
+        return label or self[id]
 
     def text(self, id: int) -> str:
         """The label if it is unique, so that `id` finds it; else the name."""
         label = self.label(id)
-        return (
-            label
-            if self._ids.get(label, id) == id and len(self._ids_of_label.get(label, [id])) == 1
-            else self[id]
-        )
+        is_own_name = self._ids.get(label, id) == id
+        is_unique = len(self._ids_of_label.get(label, [id])) == 1
+        return label if is_own_name and is_unique else self[id]
+
+    def id(self, name: str | int) -> int:
+        """The id of a name, of a label, or an id itself; names take precedence over labels."""
+        if not isinstance(name, str):
+            return self._checked_id(name)
+
+        id = self._ids.get(name)
+        if id is not None:
+            return id
+
+        ids = self._ids_of_label.get(name) or self.ids_ignoring_case(name)
+        if len(ids) == 1:
+            return ids[0]
+        if ids:
+            matches = [self[id] for id in ids[:MAX_MATCHES]]
+            raise AmbiguousName(self.kind, name, matches=matches, number=len(ids))
+        suggestions = self._similar_names(name)
+        raise NotInVocabulary(self.kind, name, number=len(self), suggestions=suggestions)
+
+    def ids(self, names: Sequence[str]) -> list[int]:
+        return [self.id(name) for name in names]
+
+    def _checked_id(self, id: object) -> int:
+        if isinstance(id, bool) or not isinstance(id, (int, np.integer)):
+            raise InvalidValue(self.kind, expected="a name or an id", found=id)
+        if not 0 <= id < len(self):
+            raise UnknownId(self.kind, int(id), number=len(self))
+        return int(id)
+
+    def ids_ignoring_case(self, name: str) -> list[int]:
+        """The ids with this name or label, ignoring case."""
+        if len(self.names) <= INDEXED_NAMES:
+            return sorted(set(self._ids_of_folded.get(name.casefold(), [])))
+
+        # A dictionary of so many names takes too much memory: all of them are scanned.
+        import pyarrow.compute as pc
+
+        wanted = pa.scalar(name.lower(), self.names.type)
+        columns = [self.names] if self.labels is None else [self.names, self.labels]
+        ids = set[int]()
+        for column in columns:
+            for part in slices(len(column)):
+                is_same = pc.equal(pc.utf8_lower(column[part]), wanted).fill_null(False)
+                positions = np.flatnonzero(is_same.to_numpy(zero_copy_only=False))
+                ids.update((part.start + positions).tolist())
+        return sorted(ids)
+
+    def _similar_names(self, name: str) -> list[str]:
+        """Similar names or labels, best first.
+
+        Of very many names, only those of similar length with the same first letter are compared.
+        """
+        names = self.names
+        if len(names) > MANY_NAMES:
+            import pyarrow.compute as pc  # slow to import, and rarely needed
+
+            length_difference = pc.abs(pc.subtract(pc.utf8_length(names), len(name)))
+            first_letters = pc.utf8_lower(pc.utf8_slice_codeunits(names, 0, 1))
+            is_similar = pc.and_(
+                pc.less_equal(length_difference, 2), pc.equal(first_letters, name[:1].lower())
+            )
+            names = names.filter(is_similar)
+        return close_matches(name, [*self._ids_of_label, *names.to_pylist()])
 
     @cached_property
     def _ids(self) -> dict[str, int] | NameIndex:
@@ -84,75 +140,30 @@ class Vocabulary:
     @cached_property
     def _ids_of_label(self) -> dict[str, list[int]]:
         ids: dict[str, list[int]] = {}
-        for id, label in enumerate([] if self.labels is None else self.labels.to_pylist()):
+        if self.labels is None:
+            return ids
+        for id, label in enumerate(self.labels.to_pylist()):
             if label:
                 ids.setdefault(label, []).append(id)
         return ids
 
     @cached_property
     def _ids_of_folded(self) -> dict[str, list[int]]:
+        """The ids of names and labels in lower case."""
         ids: dict[str, list[int]] = {}
         for id, name in enumerate(self.names.to_pylist()):
             ids.setdefault(name.casefold(), []).append(id)
-        for label, found in self._ids_of_label.items():
-            ids.setdefault(label.casefold(), []).extend(found)
+        for label, ids_of_label in self._ids_of_label.items():
+            ids.setdefault(label.casefold(), []).extend(ids_of_label)
         return ids
 
-    def ids_ignoring_case(self, name: str) -> list[int]:
-        """The ids with this name or label, ignoring case."""
-        if len(self.names) <= INDEXED_NAMES:
-            return sorted(set(self._ids_of_folded.get(name.casefold(), [])))
-        import pyarrow.compute as pc
 
-        wanted = pa.scalar(name.lower(), self.names.type)
-        found = set[int]()
-        for texts in (self.names, *([] if self.labels is None else [self.labels])):
-            for part in slices(len(texts)):  # without a dictionary, by a scan of all names
-                same = pc.equal(pc.utf8_lower(texts[part]), wanted).fill_null(False)
-                found.update(
-                    (part.start + np.flatnonzero(same.to_numpy(zero_copy_only=False))).tolist()
-                )
-        return sorted(found)
-
-    def id(self, name: str | int) -> int:
-        """The id of a name, of a label, or an id itself; names take precedence over labels."""
-        if not isinstance(name, str):
-            if isinstance(name, bool) or not isinstance(name, (int, np.integer)):
-                raise RequestError(
-                    f"An {self.kind} is given by its name or by its id; {name!r} was given."
-                )
-            if not 0 <= name < len(self):
-                known = f"ids go from 0 to {len(self) - 1:,}" if len(self) else "none is known"
-                raise RequestError(f"There is no {self.kind} {int(name):,}: {known}.")
-            return int(name)
-        if (id := self._ids.get(name)) is not None:
-            return id
-        ids = self._ids_of_label.get(name) or self.ids_ignoring_case(name)
-        if len(ids) == 1:
-            return ids[0]
-        if ids:
-            options = ", ".join(f"'{self[id]}'" for id in ids[:5])
-            plural = "entities" if self.kind == "entity" else f"{self.kind}s"
-            raise RequestError(
-                f"'{name}' matches {len(ids)} {plural}: {options}. Use one of these names."
-            )
-        known = f"among the {len(self):,} known" if len(self) else "because none is known"
-        raise RequestError(f"No {self.kind} is named '{name}' {known}.{self._suggestion(name)}")
-
-    def ids(self, names: Sequence[str]) -> list[int]:
-        return [self.id(name) for name in names]
-
-    def _suggestion(self, name: str) -> str:
-        """A similar name or label; of very many names, only those of similar length with the same
-        first letter.
-        """
-        names = self.names
-        if len(names) > MANY_NAMES:
-            import pyarrow.compute as pc  # slow to import, and rarely needed
-
-            similar = pc.and_(
-                pc.less_equal(pc.abs(pc.subtract(pc.utf8_length(names), len(name))), 2),
-                pc.equal(pc.utf8_lower(pc.utf8_slice_codeunits(names, 0, 1)), name[:1].lower()),
-            )
-            names = names.filter(similar)
-        return did_you_mean(name, [*self._ids_of_label, *names.to_pylist()])
+def _labels_in_order(names: pa.Array, labels: Mapping[str, str]) -> pa.Array | None:
+    """The label of each name, null if it has none; None if no name has one."""
+    parts = []
+    for part in slices(len(names)):
+        labels_of_part = map(labels.get, names[part].to_pylist())
+        parts.append(pa.array(labels_of_part, names.type))
+    if all(part.null_count == len(part) for part in parts):
+        return None
+    return pa.concat_arrays(parts)

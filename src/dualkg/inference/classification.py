@@ -8,10 +8,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from dualkg.data.archives import one_source
 from dualkg.data.encoding import read_triples
 from dualkg.data.filters import occur
 from dualkg.data.graph import SPLITS, Graph, Split
+from dualkg.data.readers import one_source
 from dualkg.errors import DataError, RequestError
 from dualkg.inference.calibration import MIN_TRIPLES, DomainRange, Flags
 from dualkg.inference.scoring import Floats, Ids, triple_log_probabilities

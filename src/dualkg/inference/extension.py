@@ -15,10 +15,10 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from dualkg.data.archives import one_source
+from dualkg.data.columns import Columns
 from dualkg.data.encoding import ReadTriples, read_triples
 from dualkg.data.graph import Graph, GraphShape, Triples, distinct_triples
-from dualkg.data.readers import Columns
+from dualkg.data.readers import one_source
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError, did_you_mean
 from dualkg.files import check_new_folder, locks, read_json
@@ -186,7 +186,7 @@ def _new_triples(
     """Names of new entities, the triples by id that connect them to the graph, and remarks on
     triples left out.
     """
-    remarks = list(read.remarks)
+    remarks = [str(remark) for remark in read.remarks]
     num_known = len(graph.entities)
     names = read.entities.to_pylist()
     relations = read.relations.to_pylist()

@@ -134,7 +134,7 @@ def _details(served: ServedRun) -> RunDetails:
         model=run.model_name,
         engine=folder.saved_environment.get("engine") if folder else None,
         graph=schemas.GraphSummary(
-            name=graph.name, counts=graph.counts, notes=graph.notes.sentences()
+            name=graph.name, counts=graph.counts, notes=list(map(str, graph.notes.sentences()))
         ),
         relations=served.relations,
         recipe=run.settings,

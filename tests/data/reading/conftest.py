@@ -12,8 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from dualkg.data.archives import one_source
-from dualkg.data.encoding import ReadTriples, read_triples
+from dualkg.data.columns import check_columns
+from dualkg.data.encoding import ReadTriples, encode
+from dualkg.data.formats.delimited import TextReader
+from dualkg.data.readers import ReadOptions, one_source, open_reader
 
 Names = list[tuple[str, str, str]]
 
@@ -59,8 +61,12 @@ class Kit:
     named = staticmethod(named)
 
     @staticmethod
-    def read(path: Path, columns: object = None) -> ReadTriples:
-        return read_triples({"all": one_source(path)}, columns=columns)  # type: ignore[arg-type]
+    def read(path: Path, columns: object = None, **limits: int) -> ReadTriples:
+        """Read a file; `limits` are sizes of blocks."""
+        check_columns(columns)  # type: ignore[arg-type]
+        options = ReadOptions(columns=columns, **limits)  # type: ignore[arg-type]
+        reader = open_reader(one_source(path), options, default=TextReader)
+        return encode({"all": reader})
 
 
 @pytest.fixture(scope="session")

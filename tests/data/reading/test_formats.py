@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.data import encoding, text
-from dualkg.data.archives import find_sources, one_source
+from dualkg.data import encoding
+from dualkg.data.archives import find_sources
 from dualkg.data.encoding import read_triples
+from dualkg.data.readers import one_source
 
 Write = Callable[[str, bytes], Path]
 TRIPLES = [
@@ -127,10 +128,9 @@ def test_ids_do_not_depend_on_how_a_file_is_cut_into_blocks(
     triples = [(f"e{h}", f"r{r}", f"e{t}") for h, r, t in rng.integers(0, 500, (5000, 3)).tolist()]
     path = write("mine.tsv", as_tsv(triples))
     whole = kit.read(path)
-    monkeypatch.setattr(text, "BLOCK_SIZE", 1000)
     monkeypatch.setattr(encoding, "MAX_WAITING", 50)
     monkeypatch.setattr(encoding, "POSITIONS", 64)
-    cut = kit.read(path)
+    cut = kit.read(path, block_bytes=1000)
     assert kit.named(whole) == triples
     assert cut.entities.equals(whole.entities)
     assert cut.relations.equals(whole.relations)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from dualkg.data import readers
 from dualkg.errors import RequestError
 
 Write = Callable[[str, bytes], Path]
@@ -16,22 +15,22 @@ ABC = [("a", "r", "b"), ("c", "7", "d")]
     ("content", "columns"),
     [
         (
-            b'{"id": 1, "head": "a", "relation": "r", "tail": "b"}\n\n{"tail": "d", "relation": 7, "head": "c"}',
+            b'{"id": 1, "head": "a", "relation": "r", "tail": "b"}\n\n'
+            b'{"tail": "d", "relation": 7, "head": "c"}',
             None,
         ),
         (
-            b'\xef\xbb\xbf{"x": "a", "y": "r", "z": "b", "w": null}\r\n{"x": "c", "y": 7, "z": " d"}\r\n',
+            b'\xef\xbb\xbf{"x": "a", "y": "r", "z": "b", "w": null}\r\n'
+            b'{"x": "c", "y": 7, "z": " d"}\r\n',
             ("x", "y", "z"),
         ),
         (b'["a", "r", "b"]\n["c", 7, "d"]\n', None),
         (b'["b", "r", "a"]\n["d", 7, "c"]\n', (3, 2, 1)),
     ],
 )
-def test_keys_and_positions(
-    kit, write: Write, monkeypatch: pytest.MonkeyPatch, content: bytes, columns: object
-) -> None:
-    monkeypatch.setattr(readers, "NUM_ROWS", 1)
-    assert kit.named(kit.read(write("mine.jsonl", content), columns)) == ABC
+def test_keys_and_positions(kit, write: Write, content: bytes, columns: object) -> None:
+    read = kit.read(write("mine.jsonl", content), columns, block_rows=1)
+    assert kit.named(read) == ABC
 
 
 def test_three_unknown_keys_are_taken_in_order_and_reported(kit, write: Write) -> None:
@@ -41,7 +40,8 @@ def test_three_unknown_keys_are_taken_in_order_and_reported(kit, write: Write) -
     )
     read = kit.read(path)
     assert kit.named(read) == ABC
-    assert read.remarks == [f"Head, relation and tail of {path} are its keys von, kante, nach."]
+    expected = f"{path}: head, relation and tail are its keys von, kante, nach."
+    assert [str(remark) for remark in read.remarks] == [expected]
 
 
 def test_a_json_array_of_objects(kit, write: Write) -> None:

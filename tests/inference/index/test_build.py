@@ -69,7 +69,7 @@ def test_a_folder_that_is_not_empty_is_refused(model, small_graph, tmp_path):
     index = build_index(model, small_graph, kind="exact")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    with pytest.raises(kg.RequestError, match="full exists already. Name a new folder with --out"):
+    with pytest.raises(kg.RequestError, match="full exists already"):
         save_index(index, tmp_path / "full")
     with pytest.raises(kg.RequestError, match=r"full holds no index \(there is no index.json\)"):
         load_index(tmp_path / "full")

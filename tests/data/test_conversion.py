@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from dualkg.data.graph import Graph
 from dualkg.data.loading import load_graph
 from dualkg.errors import RequestError
+from tests.data.notes import texts
 
 PAIRS = [(head, tail) for head in range(12) for tail in range(12) if head != tail]
 ROWS = [(f"e{head}", f"r{(head + tail) % 3}", f"e{tail}") for head, tail in PAIRS]
@@ -117,8 +118,8 @@ def test_ids_may_have_names(ids: Any, from_file: Graph) -> None:
 def test_tables_are_the_triples_of_the_same_file(frame: Any, from_file: Graph) -> None:
     graph = Graph.from_dataframe(frame)
     assert graph.fingerprint == from_file.fingerprint
-    assert graph.notes.sentences() == [
-        "Head, relation and tail of the dataframe are its columns von, kante, nach."
+    assert texts(graph.notes) == [
+        "The dataframe: head, relation and tail are its columns von, kante, nach."
     ]
     assert Graph.from_dataframe(frame, columns=(3, 2, 1)).entities[0] == "e1"
 
@@ -127,7 +128,7 @@ def test_a_filtered_frame_has_no_column_of_its_index(from_file: Graph) -> None:
     frame = pd.DataFrame([("x", "y", "z"), *ROWS], columns=["head", "relation", "tail"])
     graph = Graph.from_dataframe(frame[frame["head"] != "x"])
     assert graph.fingerprint == from_file.fingerprint
-    assert graph.notes.sentences() == []
+    assert texts(graph.notes) == []
 
 
 def test_given_splits_and_labels(tmp_path: Path) -> None:
@@ -166,10 +167,8 @@ def test_any_names_give_the_same_graph_by_rows_and_by_columns(
     assert by_rows.fingerprint == by_columns.fingerprint
     names = [name.strip() for head, _, tail in rows for name in (head, tail)]
     assert by_rows.entities.names.to_pylist() == list(dict.fromkeys(names))
-    in_rows = [
-        sentence.replace("the list", "the dataframe") for sentence in by_rows.notes.sentences()
-    ]
-    assert in_rows == by_columns.notes.sentences()
+    in_rows = [sentence.replace("The list", "The dataframe") for sentence in texts(by_rows.notes)]
+    assert in_rows == texts(by_columns.notes)
 
 
 def test_networkx_edges_by_attribute_by_key_and_by_choice() -> None:
@@ -180,7 +179,7 @@ def test_networkx_edges_by_attribute_by_key_and_by_choice() -> None:
         found = Graph.from_networkx(graph, **options)
         assert found.counts["relations"] == 3
         assert found.entities.label(found.entities.id("e0")) == "Zero"
-        assert found.notes.sentences() == ["1 node without edges was left out."]
+        assert texts(found.notes) == ["1 node without edges was left out."]
     keyed = nx.MultiDiGraph()
     keyed.add_edges_from((head, tail, relation) for head, relation, tail in ROWS)
     assert (
@@ -190,7 +189,7 @@ def test_networkx_edges_by_attribute_by_key_and_by_choice() -> None:
     plain = Graph.from_networkx(nx.complete_graph(12))
     assert sum(map(len, (plain.train, plain.valid, plain.test))) == 132
     assert plain.relations.names.to_pylist() == ["edge"]
-    assert plain.notes.sentences() == [
+    assert texts(plain.notes) == [
         "The graph is undirected: every edge became two triples, one in each direction."
     ]
     given = Graph.from_networkx(
@@ -291,8 +290,8 @@ def test_the_real_pyg_and_datasets(from_file: Graph) -> None:
         ([], {}, "The list holds no triples; at least one is expected."),
         (ROWS[:1], {}, "The list cannot be split: of its 1 triples none can go to valid"),
         (ROWS, {"valid": ROWS}, "valid was given without test. Give both, or test=[] for none."),
-        (ROWS, {"split": "80/20"}, "A split is three percentages"),
-        (ROWS, {"seed": -1}, "A seed is a whole number, 0 or more; -1 was given."),
+        (ROWS, {"split": "80/20"}, "split should be three percentages"),
+        (ROWS, {"seed": -1}, "seed should be a whole number, 0 or more; -1 was given."),
         (
             np.ones((3, 2), int),
             {},
@@ -306,10 +305,14 @@ def test_the_real_pyg_and_datasets(from_file: Graph) -> None:
         (
             "mine.tsv",
             {},
-            "Data in memory were expected, and 'mine.tsv' was given. Load a file with "
-            "kg.load_graph.",
+            "A graph of data in memory takes rows; an object of type str was given. Load a file "
+            "with kg.load_graph.",
         ),
-        (3, {}, "Rows of head, relation and tail were expected; an object of type int was given."),
+        (
+            3,
+            {},
+            "A graph of data in memory takes rows of head, relation and tail; an object",
+        ),
         (IDS, {"entities": ["same"] * 12}, "The names of entities should differ"),
     ],
 )
@@ -322,7 +325,7 @@ def test_bad_rows_are_errors(data: Any, options: dict[str, Any], sentence: str) 
     [
         (
             {"h": [1.5], "r": ["a"], "t": ["b"]},
-            "The dataframe: the heads should be text or whole numbers",
+            "The dataframe should have text or whole numbers as heads",
         ),
         (
             {"h": ["x", None], "r": ["a", "a"], "t": ["b", "c"]},
