@@ -12,10 +12,11 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import uvicorn
 
 import dualkg as kg
 from dualkg.inference.calibration import calibration_for
-from dualkg.inference.predictor import Predictor
+from dualkg.inference.predictor import Predictor, Query, QueryType
 from dualkg.serve.app import application
 from dualkg.serve.limits import Limits
 from dualkg.serve.server import address_of, bind, server_for
@@ -87,13 +88,20 @@ def served(run_folders) -> ServedRuns:
 @contextmanager
 def serving(app) -> Iterator[str]:
     """The address of an application that runs in a thread."""
+    with running(app) as (address, _):
+        yield address
+
+
+@contextmanager
+def running(app) -> Iterator[tuple[str, uvicorn.Server]]:
+    """The address and the server of an application that runs in a thread."""
     listening = bind("127.0.0.1", 0)
     server = server_for(app, limits=replace(app.state.service.limits, shutdown_seconds=5))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
         until(lambda: server.started)
-        yield address_of(listening)
+        yield address_of(listening), server
     finally:
         server.should_exit = True
         thread.join(LIMIT)
@@ -105,8 +113,10 @@ def client_of(served) -> Iterator[Callable[..., httpx.Client]]:
     """Start a server with some options: `client_of(token="secret")`."""
     with ExitStack() as stack:
 
-        def start(limits: Limits | None = None, **options) -> httpx.Client:
-            address = stack.enter_context(serving(application(served, limits=limits, **options)))
+        def start(
+            limits: Limits | None = None, *, runs: ServedRuns = served, **options
+        ) -> httpx.Client:
+            address = stack.enter_context(serving(application(runs, limits=limits, **options)))
             return stack.enter_context(httpx.Client(base_url=address, timeout=LIMIT))
 
         yield start
@@ -124,18 +134,52 @@ def client(address) -> Iterator[httpx.Client]:
         yield found
 
 
+class StandIn:
+    """A predictor that does something before it answers a batch of queries."""
+
+    def __init__(self, predictor: Predictor, *, before: Callable[[], object]) -> None:
+        self._predictor = predictor
+        self._before = before
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._predictor, name)
+
+    def predict(self, kind: QueryType, queries: list[Query]) -> object:
+        self._before()
+        return self._predictor.predict(kind, queries)
+
+
+def with_predictors(served: ServedRuns, *, before: Callable[[], object]) -> ServedRuns:
+    """The runs with predictors that do something first."""
+    return ServedRuns(
+        [replace(run, predictor=StandIn(run.predictor, before=before)) for run in served]
+    )
+
+
+class Blocked:
+    """A context within which no query of `runs` is answered."""
+
+    def __init__(self, served: ServedRuns) -> None:
+        self._finish = threading.Event()
+        self.runs = with_predictors(served, before=lambda: self._finish.wait(LIMIT))
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        self._finish.set()
+
+
 @pytest.fixture
-def blocked(monkeypatch):
-    """A context within which no batch of queries is finished."""
-    finish = threading.Event()
-    answer = Predictor.predict
-    monkeypatch.setattr(Predictor, "predict", lambda *args: finish.wait(LIMIT) and answer(*args))
+def blocked(served) -> Blocked:
+    return Blocked(served)
 
-    @contextmanager
-    def block() -> Iterator[None]:
-        try:
-            yield
-        finally:
-            finish.set()
 
-    return block()
+def fail() -> None:
+    raise ZeroDivisionError("secret with a\nline end")
+
+
+@pytest.fixture
+def failing(served) -> ServedRuns:
+    """Runs whose predictors raise an unexpected exception."""
+    return with_predictors(served, before=fail)

@@ -8,7 +8,9 @@ import pytest
 import dualkg as kg
 from dualkg.errors import RequestError
 from dualkg.inference.predictor import QUERY_TYPES, Query
-from dualkg.serve.service import BusyError, MicroBatcher, ServerMetrics
+from dualkg.serve.batching import MicroBatcher
+from dualkg.serve.errors import QueueFull
+from dualkg.serve.metrics import ServerMetrics
 
 SIZES = {"tails": "er", "heads": "re", "relations": "ee", "triple": "ere", "similar": "e"}
 
@@ -122,8 +124,9 @@ def test_a_full_queue_refuses_queries(served):
             for _ in range(3)
         ]
         await asyncio.sleep(0)
-        with pytest.raises(BusyError, match="2 queries are waiting already"):
+        with pytest.raises(QueueFull) as error:
             await asks[2]
+        assert error.value.num_waiting == 2
         asks[0].cancel()  # its client has disconnected
         await asyncio.sleep(0)
         await batcher.start()

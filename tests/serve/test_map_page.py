@@ -2,16 +2,18 @@
 
 import re
 import shutil
-from concurrent.futures import Future
+from dataclasses import replace
+from threading import Event
 
 import numpy as np
 import pytest
 
 from dualkg.analysis.projection import save_map
-from dualkg.serve import entities
 from dualkg.serve.app import application
+from dualkg.serve.limits import Limits
 from dualkg.serve.server import request_once
-from dualkg.serve.service import ServedRuns, Service
+from dualkg.serve.service import ServedRuns
+from tests.processes import LIMIT
 from tests.serve.conftest import HOSTILE
 
 
@@ -66,10 +68,12 @@ def test_the_map_as_json(mapped):
     assert body == get(mapped, "/api/map")[1]
 
 
-def test_a_pending_map(mapped, monkeypatch):
-    monkeypatch.setattr(Service, "entity_map", lambda self, run: Future())
-    monkeypatch.setattr(entities, "MAP_SHARE", 0)
-    reply = request_once(application(mapped), "/map.json")
+def test_a_pending_map(mapped):
+    finish = Event()
+    run = replace(mapped.default, compute_map=lambda run: finish.wait(LIMIT))
+    app = application(ServedRuns([run]), limits=Limits(map_share=0.0))
+    reply = request_once(app, "/map.json")
+    finish.set()
     assert reply.status == 202
     assert b"is being computed" in reply.body
 
