@@ -98,9 +98,12 @@ def without_limit_of_clients() -> None:
     from dualkg.serve import connections
 
     close = connections.connections_to_close
-    connections.connections_to_close = lambda observations, limits, now: close(
-        observations, limits=replace(limits, client_connections=limits.connections), now=now
-    )
+
+    def close_of_all_clients(observations: Any, *, limits: Any, now: float) -> Any:
+        unlimited = replace(limits, client_connections=limits.connections)
+        return close(observations, limits=unlimited, now=now)
+
+    connections.connections_to_close = close_of_all_clients
 
 
 def without_grace() -> None:

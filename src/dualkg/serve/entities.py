@@ -97,20 +97,20 @@ async def entity(context: Context, name: EntityName) -> Entity:
 @pages.get("/entity/{name:name}")
 async def entity_page(context: Context, name: EntityName) -> Response:
     try:
-        found = await entity(context, name)
+        details = await entity(context, name)
     except UnknownNameError as error:
         names = context.run.graph.entities
         similar = [Item.of(names, names.id(suggestion)) for suggestion in error.suggestions]
         return page(context, "unknown_entity.html", status=404, error=error, similar=similar)
 
-    groups = groups_of(found)
+    groups = groups_of(details)
     inward = [group for group in groups if not group.outwards]
     outward = [group for group in groups if group.outwards]
     return page(
         context,
         "entity.html",
-        json=page_url(context, "/entity.json", name=found.entity.name),
-        found=found,
+        json=page_url(context, "/entity.json", name=details.entity.name),
+        details=details,
         groups=groups,
         sides=[fitting(inward, MAX_ROWS), fitting(outward, MAX_ROWS)],
         tree=fitting(groups, 2 * MAX_ROWS),
@@ -161,18 +161,18 @@ class Group:
         )
 
 
-def groups_of(found: Entity) -> list[Group]:
+def groups_of(details: Entity) -> list[Group]:
     """Facts by relation and direction: outward ones first, then by size.
 
     A triple of two splits counts once.
     """
     facts: dict[tuple[int, int, int], LabelledFact] = {}
-    for fact in [*found.known, *found.predicted]:
+    for fact in [*details.known, *details.predicted]:
         facts.setdefault((fact.head.id, fact.relation.id, fact.tail.id), fact)
 
     groups: dict[tuple[bool, int], Group] = {}
     for fact in facts.values():
-        outwards = fact.head.id == found.entity.id
+        outwards = fact.head.id == details.entity.id
         group = groups.setdefault((outwards, fact.relation.id), Group(fact.relation, outwards))
         members = group.predicted if fact.split is None else group.known
         members.append(fact)
@@ -270,8 +270,9 @@ async def map_predictions(
         query = await page_query(head=entity, relation=relation, find=find, k=MAP_PREDICTIONS)
     else:
         query = await page_query(relation=relation, tail=entity, find=find, k=MAP_PREDICTIONS)
-    found = await query_results(context, query)
-    return page(context, "map_predictions.html", found=found, new=_coloured(found.predictions))
+    results = await query_results(context, query)
+    coloured = _coloured(results.predictions)
+    return page(context, "map_predictions.html", results=results, new=coloured)
 
 
 def _coloured(predictions: list[ScoredItem]) -> list[tuple[ScoredItem, float]]:

@@ -214,7 +214,7 @@ async def explanation_page(
         )
 
     json = page_url(context, "/explain.json", head=head, relation=relation, tail=tail)
-    return page(context, "explanation.html", json=json, found=explanation, triple=with_labels)
+    return page(context, "explanation.html", json=json, explanation=explanation, triple=with_labels)
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ GivenQuery = Annotated[PageQuery, Depends(page_query)]
 @pages.get("/")
 async def query_page(context: Context, query: GivenQuery) -> Response:
     """The form, and with two parts given the predictions."""
-    values: dict[str, Any] = {"query": query, "found": None, "error": None}
+    values: dict[str, Any] = {"query": query, "results": None, "error": None}
     if len(query.missing) == 2:
         return page(context, "query.html", examples=_examples(context), **values)
     if query.missing:
@@ -279,7 +279,7 @@ async def query_page(context: Context, query: GivenQuery) -> Response:
         return page(context, "query.html", offered=offered, **values)
 
     try:
-        values["found"] = await query_results(context, query)
+        values["results"] = await query_results(context, query)
     except DualkgError as error:
         values["error"] = error
         return page(context, "query.html", status=error_reply(error).status, **values)

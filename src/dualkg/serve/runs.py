@@ -180,8 +180,8 @@ def _comparison(a: ServedRun, b: ServedRun, *, most: int) -> ComparisonResponse:
 @pages.get("/run")
 async def page_of_run(context: Context, other: OtherRun = None) -> Response:
     """One run; next to it another one, if two are served or one was named."""
-    found = await run_page(context, other)
-    runs = found.runs
+    page_of_runs = await run_page(context, other)
+    runs = page_of_runs.runs
     second = runs[1].run if len(runs) == 2 else ""
     reports = [run.reports["test"] for run in runs if run.reports.get("test")]
     reliabilities = [run.reliability or {} for run in runs]
@@ -190,7 +190,7 @@ async def page_of_run(context: Context, other: OtherRun = None) -> Response:
         context,
         "run.html",
         json=page_url(context, "/run.json", **params),
-        found=found,
+        page_of_runs=page_of_runs,
         runs=list(zip(runs, RUN_CLASSES, strict=False)),
         second=second,
         reports=reports if len(reports) == len(runs) else [],
