@@ -1,6 +1,4 @@
-"""Two runs of a small graph with names that look like markup, paths or commands, and servers for
-them.
-"""
+"""Two runs of a graph whose names look like markup, paths or commands, and servers for them."""
 
 import shutil
 import threading
@@ -42,33 +40,33 @@ HOSTILE = [
 def hostile_graph() -> kg.Graph:
     """40 entities and 3 relations."""
     random = np.random.default_rng(0)
-    triples = np.unique(
-        np.stack([random.integers(0, n, 400) for n in (40, 3, 40)], axis=1), axis=0
-    ).astype(np.int32)
+    columns = [random.integers(0, number, 400) for number in (40, 3, 40)]
+    triples = np.unique(np.stack(columns, axis=1), axis=0).astype(np.int32)
     random.shuffle(triples)
     names = [*HOSTILE, *(f"thing {i}" for i in range(len(HOSTILE), 40))]
     return kg.Graph(
         "made",
         kg.Vocabulary(names, {"thing 20": "Twenty", "thing 21": "Twenty-one"}),
         kg.Vocabulary(["likes", "is a", "<b>bold</b>"], kind="relation"),
-        *np.split(triples, [len(triples) - 100, len(triples) - 50])[:1],
-        *np.split(triples[-100:], 2),
+        train=triples[:-100],
+        valid=triples[-100:-50],
+        test=triples[-50:],
         fingerprint="made",
     )
 
 
 @pytest.fixture(scope="session")
 def untouched_folders(tmp_path_factory) -> list[Path]:
-    """`calibrated`, and `plain` without probabilities; to be copied, since servers write into run
-    folders.
+    """The folders of `calibrated`, and of `plain`, which has no probabilities.
+
+    Tests copy them, since servers write into run folders.
     """
     folder = tmp_path_factory.mktemp("serve")
     graph = hostile_graph()
     for name, seed in (("calibrated", 0), ("plain", 1)):
         model = kg.ComplEx(graph.shape, dim=4)
-        kg.train(model, graph, regularizer=kg.DURA(0.01), batch_size=64, epochs=3, seed=seed).save(
-            folder / name
-        )
+        run = kg.train(model, graph, regularizer=kg.DURA(0.01), batch_size=64, epochs=3, seed=seed)
+        run.save(folder / name)
     calibration_for(kg.load_run(folder / "calibrated"))
     return [folder / "calibrated", folder / "plain"]
 
@@ -76,8 +74,8 @@ def untouched_folders(tmp_path_factory) -> list[Path]:
 @pytest.fixture(scope="session")
 def run_folders(untouched_folders, tmp_path_factory) -> list[Path]:
     """Copies of the two folders that all tests share."""
-    folder = tmp_path_factory.mktemp("served")
-    return [shutil.copytree(one, folder / one.name) for one in untouched_folders]
+    copies = tmp_path_factory.mktemp("served")
+    return [shutil.copytree(folder, copies / folder.name) for folder in untouched_folders]
 
 
 @pytest.fixture(scope="session")
@@ -124,14 +122,14 @@ def client_of(served) -> Iterator[Callable[..., httpx.Client]]:
 
 @pytest.fixture(scope="session")
 def address(served) -> Iterator[str]:
-    with serving(application(served)) as found:
-        yield found
+    with serving(application(served)) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")
 def client(address) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address, timeout=LIMIT) as found:
-        yield found
+    with httpx.Client(base_url=address, timeout=LIMIT) as client:
+        yield client
 
 
 class StandIn:

@@ -81,14 +81,15 @@ def test_a_pending_map(mapped):
 def test_the_predictions_of_a_query(client):
     params = {"entity": "Twenty", "relation": "likes"}
     page = client.get("/map/predictions", params=params)
-    found = client.get(
-        "/query.json", params={"head": "Twenty", "relation": "likes", "k": 200}
-    ).json()
+    query = {"head": "Twenty", "relation": "likes", "k": 200}
+    results = client.get("/query.json", params=query).json()
+    predictions = results["predictions"]
+    known = results["known"]
     assert page.status_code == 200
-    assert f"{len(found['predictions'])} new, {len(found['known'])} known" in page.text
+    assert f"{len(predictions)} new, {len(known)} known" in page.text
     ids = [int(id) for id in re.findall(r'<li[^>]* data-id="(\d+)"', page.text)]
-    by_probability = sorted(found["predictions"], key=lambda one: -one["probability"])
-    assert ids == [one["id"] for one in by_probability + found["known"]]
+    predictions.sort(key=lambda prediction: -prediction["probability"])
+    assert ids == [item["id"] for item in predictions + known]
     strengths = [float(value) for value in re.findall(r'data-strength="([\d.e-]+)"', page.text)]
     assert max(strengths) == strengths[0] == 1
     assert client.get("/map/predictions", params=params | {"entity": "nobody"}).status_code == 404

@@ -48,15 +48,14 @@ def test_calibration_checks_are_in_the_details(run_cli, untouched_folders, tmp_p
 
 
 def test_queries_on_which_two_runs_differ_most(client, run_cli, run_folders):
-    found = client.get("/api/compare", params={"most": 5}).json()
+    response = client.get("/api/compare", params={"most": 5}).json()
     result = run_cli("compare", *run_folders, "--differences", 5, "--samples", 2000, "--json").json
-    assert (found["a"], found["b"], found["split"]) == ("calibrated", "plain", "test")
-    assert [q["difference"] for q in found["queries"]] == [
-        q["difference"] for q in result["differences"]
-    ]
-    assert found["queries"][0]["head"]["label"] == result["differences"][0]["head"]
-    assert found["metrics"]["MRR"]["difference"] == pytest.approx(result["mrr"]["difference"])
-    assert found["sentence"].split(" (")[0].rpartition(" ")[2] in result["sentence"]
+    assert (response["a"], response["b"], response["split"]) == ("calibrated", "plain", "test")
+    differences = [query["difference"] for query in response["queries"]]
+    assert differences == [query["difference"] for query in result["differences"]]
+    assert response["queries"][0]["head"]["label"] == result["differences"][0]["head"]
+    assert response["metrics"]["MRR"]["difference"] == pytest.approx(result["mrr"]["difference"])
+    assert response["sentence"].split(" (")[0].rpartition(" ")[2] in result["sentence"]
 
 
 def test_a_comparison_needs_two_runs(served, client_of):
