@@ -203,6 +203,10 @@ class RequestMiddleware:
         self._checks = checks
         self._answering: Counter[str] = Counter()  # complete requests by client
         self._body_bytes = 0  # of the requests that are being received
+        most = f"{service.limits.body_bytes:,}"
+        self._too_large = ErrorReply(
+            413, f"A body must have at most {most} bytes. Send several requests.", headers=CLOSE
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -234,18 +238,25 @@ class RequestMiddleware:
         return limits.stream_seconds + GRACE if path in COMPLETIONS else limits.seconds
 
     async def _answer(self, exchange: Exchange) -> None:
-        body = self._refusal(exchange) or await self._read_body(exchange)
-        if body is None:  # the client has gone
+        body = await self._accept(exchange)
+        if body is None:
             return
-        reply = body if isinstance(body, ErrorReply) else self._overload(exchange)
-        if reply:
-            await reply.as_json()(exchange.scope, exchange.receive, exchange.send)
+        if isinstance(body, ErrorReply):
+            await body.as_json()(exchange.scope, exchange.receive, exchange.send)
             return
-
-        assert isinstance(body, bytes)
         with self._counted(exchange.client):
             receive = _with_body(body, exchange.receive)
             await self._app(exchange.scope, receive, exchange.send)
+
+    async def _accept(self, exchange: Exchange) -> bytes | ErrorReply | None:
+        """The body of a request, or its refusal, or None if the client has gone."""
+        refusal = self._refusal(exchange)
+        if refusal:
+            return refusal
+        body = await self._read_body(exchange)
+        if isinstance(body, bytes):
+            return self._overload(exchange) or body
+        return body
 
     def _refusal(self, exchange: Exchange) -> ErrorReply | None:
         for check in self._checks:
@@ -257,11 +268,9 @@ class RequestMiddleware:
     async def _read_body(self, exchange: Exchange) -> bytes | ErrorReply | None:
         """The body of a request, a refusal if it is too large, or None if the client has gone."""
         limits = self._service.limits
-        message = f"A body must have at most {limits.body_bytes:,} bytes. Send several requests."
-        too_large = ErrorReply(413, message, headers=CLOSE)
         declared_length = exchange.headers.get("content-length", "")
         if declared_length.isdecimal() and int(declared_length[:20]) > limits.body_bytes:
-            return too_large
+            return self._too_large
 
         body = bytearray()
         more_body = True
@@ -280,7 +289,7 @@ class RequestMiddleware:
                     )
                     return ErrorReply(503, message, headers=RETRY | CLOSE)
                 if len(body) > limits.body_bytes:
-                    return too_large
+                    return self._too_large
         finally:
             self._body_bytes -= len(body)
         return bytes(body)
