@@ -269,7 +269,13 @@ MALFORMED = [
 
 def test_malformed_requests_leave_nothing_in_the_log(client_of, connect, capfd):
     client = client_of(Limits(receive_seconds=0.1, idle_seconds=0))
-    for connection in [connect(client, sent) for sent in MALFORMED]:
+    connections = [connect(client, sent) for sent in MALFORMED]
+    # A request to another host is refused before its body, which is malformed, has arrived.
+    refused = connect(client, CHUNKED.replace(b"localhost", b"other.example") + b"\r\n")
+    assert refused.recv(12) == b"HTTP/1.1 400"
+    with suppress(ConnectionError):
+        refused.sendall(b"zz\r\n")
+    for connection in [*connections, refused]:
         with suppress(ConnectionError):
             while connection.recv(2**16):
                 pass
