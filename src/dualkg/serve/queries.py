@@ -351,7 +351,8 @@ def _splits_of_known(
         return predictor.known_relations(ids["head"], ids["tail"])
 
     relation = ids["relation"]
-    if query.find == "head":  # of the inverse relation, whose id follows those of all relations
+    if query.find == "head":
+        # Heads are the answers of the inverse relation, whose id follows those of all relations.
         relation += context.run.graph.shape.num_relations
     return predictor.known_answers(ids[OTHER_END[query.find]], relation)
 
