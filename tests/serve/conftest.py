@@ -1,6 +1,4 @@
-"""Two runs of a small graph with names that look like markup, paths or commands, and servers for
-them.
-"""
+"""Two runs of a graph whose names look like markup, paths or commands, and servers for them."""
 
 import shutil
 import threading
@@ -12,10 +10,11 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import uvicorn
 
 import dualkg as kg
 from dualkg.inference.calibration import calibration_for
-from dualkg.inference.predictor import Predictor
+from dualkg.inference.predictor import Predictor, Query, QueryType
 from dualkg.serve.app import application
 from dualkg.serve.limits import Limits
 from dualkg.serve.server import address_of, bind, server_for
@@ -41,33 +40,33 @@ HOSTILE = [
 def hostile_graph() -> kg.Graph:
     """40 entities and 3 relations."""
     random = np.random.default_rng(0)
-    triples = np.unique(
-        np.stack([random.integers(0, n, 400) for n in (40, 3, 40)], axis=1), axis=0
-    ).astype(np.int32)
+    columns = [random.integers(0, number, 400) for number in (40, 3, 40)]
+    triples = np.unique(np.stack(columns, axis=1), axis=0).astype(np.int32)
     random.shuffle(triples)
     names = [*HOSTILE, *(f"thing {i}" for i in range(len(HOSTILE), 40))]
     return kg.Graph(
         "made",
         kg.Vocabulary(names, {"thing 20": "Twenty", "thing 21": "Twenty-one"}),
         kg.Vocabulary(["likes", "is a", "<b>bold</b>"], kind="relation"),
-        *np.split(triples, [len(triples) - 100, len(triples) - 50])[:1],
-        *np.split(triples[-100:], 2),
+        train=triples[:-100],
+        valid=triples[-100:-50],
+        test=triples[-50:],
         fingerprint="made",
     )
 
 
 @pytest.fixture(scope="session")
 def untouched_folders(tmp_path_factory) -> list[Path]:
-    """`calibrated`, and `plain` without probabilities; to be copied, since servers write into run
-    folders.
+    """The folders of `calibrated`, and of `plain`, which has no probabilities.
+
+    Tests copy them, since servers write into run folders.
     """
     folder = tmp_path_factory.mktemp("serve")
     graph = hostile_graph()
     for name, seed in (("calibrated", 0), ("plain", 1)):
         model = kg.ComplEx(graph.shape, dim=4)
-        kg.train(model, graph, regularizer=kg.DURA(0.01), batch_size=64, epochs=3, seed=seed).save(
-            folder / name
-        )
+        run = kg.train(model, graph, regularizer=kg.DURA(0.01), batch_size=64, epochs=3, seed=seed)
+        run.save(folder / name)
     calibration_for(kg.load_run(folder / "calibrated"))
     return [folder / "calibrated", folder / "plain"]
 
@@ -75,8 +74,8 @@ def untouched_folders(tmp_path_factory) -> list[Path]:
 @pytest.fixture(scope="session")
 def run_folders(untouched_folders, tmp_path_factory) -> list[Path]:
     """Copies of the two folders that all tests share."""
-    folder = tmp_path_factory.mktemp("served")
-    return [shutil.copytree(one, folder / one.name) for one in untouched_folders]
+    copies = tmp_path_factory.mktemp("served")
+    return [shutil.copytree(folder, copies / folder.name) for folder in untouched_folders]
 
 
 @pytest.fixture(scope="session")
@@ -87,13 +86,20 @@ def served(run_folders) -> ServedRuns:
 @contextmanager
 def serving(app) -> Iterator[str]:
     """The address of an application that runs in a thread."""
+    with running(app) as (address, _):
+        yield address
+
+
+@contextmanager
+def running(app) -> Iterator[tuple[str, uvicorn.Server]]:
+    """The address and the server of an application that runs in a thread."""
     listening = bind("127.0.0.1", 0)
     server = server_for(app, limits=replace(app.state.service.limits, shutdown_seconds=5))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
         until(lambda: server.started)
-        yield address_of(listening)
+        yield address_of(listening), server
     finally:
         server.should_exit = True
         thread.join(LIMIT)
@@ -105,8 +111,10 @@ def client_of(served) -> Iterator[Callable[..., httpx.Client]]:
     """Start a server with some options: `client_of(token="secret")`."""
     with ExitStack() as stack:
 
-        def start(limits: Limits | None = None, **options) -> httpx.Client:
-            address = stack.enter_context(serving(application(served, limits=limits, **options)))
+        def start(
+            limits: Limits | None = None, *, runs: ServedRuns = served, **options
+        ) -> httpx.Client:
+            address = stack.enter_context(serving(application(runs, limits=limits, **options)))
             return stack.enter_context(httpx.Client(base_url=address, timeout=LIMIT))
 
         yield start
@@ -114,28 +122,62 @@ def client_of(served) -> Iterator[Callable[..., httpx.Client]]:
 
 @pytest.fixture(scope="session")
 def address(served) -> Iterator[str]:
-    with serving(application(served)) as found:
-        yield found
+    with serving(application(served)) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")
 def client(address) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address, timeout=LIMIT) as found:
-        yield found
+    with httpx.Client(base_url=address, timeout=LIMIT) as client:
+        yield client
+
+
+class StandIn:
+    """A predictor that does something before it answers a batch of queries."""
+
+    def __init__(self, predictor: Predictor, *, before: Callable[[], object]) -> None:
+        self._predictor = predictor
+        self._before = before
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._predictor, name)
+
+    def predict(self, kind: QueryType, queries: list[Query]) -> object:
+        self._before()
+        return self._predictor.predict(kind, queries)
+
+
+def with_predictors(served: ServedRuns, *, before: Callable[[], object]) -> ServedRuns:
+    """The runs with predictors that do something first."""
+    return ServedRuns(
+        [replace(run, predictor=StandIn(run.predictor, before=before)) for run in served]
+    )
+
+
+class Blocked:
+    """A context within which no query of `runs` is answered."""
+
+    def __init__(self, served: ServedRuns) -> None:
+        self._finish = threading.Event()
+        self.runs = with_predictors(served, before=lambda: self._finish.wait(LIMIT))
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        self._finish.set()
 
 
 @pytest.fixture
-def blocked(monkeypatch):
-    """A context within which no batch of queries is finished."""
-    finish = threading.Event()
-    answer = Predictor.predict
-    monkeypatch.setattr(Predictor, "predict", lambda *args: finish.wait(LIMIT) and answer(*args))
+def blocked(served) -> Blocked:
+    return Blocked(served)
 
-    @contextmanager
-    def block() -> Iterator[None]:
-        try:
-            yield
-        finally:
-            finish.set()
 
-    return block()
+def fail() -> None:
+    raise ZeroDivisionError("secret with a\nline end")
+
+
+@pytest.fixture
+def failing(served) -> ServedRuns:
+    """Runs whose predictors raise an unexpected exception."""
+    return with_predictors(served, before=fail)

@@ -8,7 +8,9 @@ import pytest
 import dualkg as kg
 from dualkg.errors import RequestError
 from dualkg.inference.predictor import QUERY_TYPES, Query
-from dualkg.serve.service import BusyError, MicroBatcher, ServerMetrics
+from dualkg.serve.batching import MicroBatcher
+from dualkg.serve.errors import QueueFull
+from dualkg.serve.metrics import ServerMetrics
 
 SIZES = {"tails": "er", "heads": "re", "relations": "ee", "triple": "ere", "similar": "e"}
 
@@ -28,23 +30,20 @@ def queries(kind, graph, number=60):
 
 def sizes(metrics):
     """Queries, batches, and queries of the largest batch."""
-    values = {
-        line.split()[0]: float(line.split()[1])
-        for line in metrics.text().decode().splitlines()
-        if line[0] != "#"
-    }
-    return tuple(
-        values[f"dualkg_{name}"] for name in ("queries_total", "batches_total", "largest_batch")
-    )
+    values = {}
+    for line in metrics.text().decode().splitlines():
+        if not line.startswith("#"):
+            name, value = line.split()
+            values[name.removeprefix("dualkg_")] = float(value)
+    return values["queries_total"], values["batches_total"], values["largest_batch"]
 
 
-def assert_same(found, wanted):
-    for one, other in zip(found, wanted, strict=True):
-        assert [(a.id, a.name, a.split) for a in one] == [(a.id, a.name, a.split) for a in other]
-        assert [a.score for a in one] == pytest.approx([a.score for a in other], abs=1e-4)
-        assert [a.probability for a in one] == pytest.approx(
-            [a.probability for a in other], abs=1e-4
-        )
+def assert_same(batched, alone):
+    """Compare the predictions of each query."""
+    for a, b in zip(batched, alone, strict=True):
+        assert [(p.id, p.name, p.split) for p in a] == [(p.id, p.name, p.split) for p in b]
+        assert [p.score for p in a] == pytest.approx([p.score for p in b], abs=1e-4)
+        assert [p.probability for p in a] == pytest.approx([p.probability for p in b], abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", QUERY_TYPES)
@@ -52,8 +51,8 @@ def assert_same(found, wanted):
 def test_a_batch_has_the_predictions_of_each_query_alone(served, kind, name):
     run = served.get(name)
     given = queries(kind, run.run.graph)
-    found = run.predictor.predict(kind, given)
-    assert_same(found, [run.predictor.predict(kind, [query])[0] for query in given])
+    batched = run.predictor.predict(kind, given)
+    assert_same(batched, [run.predictor.predict(kind, [query])[0] for query in given])
 
 
 @pytest.mark.parametrize("model", [kg.DistMult, kg.TransE, kg.RESCAL])
@@ -63,8 +62,8 @@ def test_a_batch_for_models_without_inverse_relations(small_graph, model):
     )
     for kind in QUERY_TYPES:
         given = queries(kind, small_graph, 20)
-        found = predictor.predict(kind, given)
-        assert_same(found, [predictor.predict(kind, [query])[0] for query in given])
+        batched = predictor.predict(kind, given)
+        assert_same(batched, [predictor.predict(kind, [query])[0] for query in given])
 
 
 def test_pending_queries_are_one_batch_per_kind(served):
@@ -81,15 +80,10 @@ def test_pending_queries_are_one_batch_per_kind(served):
         finally:
             await batcher.stop()
 
-    found = asyncio.run(all_at_once(MicroBatcher(max_pending=1000, on_batch=metrics.batch)))
-    assert_same(
-        found,
-        asyncio.run(
-            all_at_once(
-                MicroBatcher(max_pending=1000, on_batch=ServerMetrics({}).batch, max_predictions=1)
-            )
-        ),
-    )
+    batching = MicroBatcher(max_pending=1000, on_batch=metrics.batch)
+    alone = MicroBatcher(max_pending=1000, on_batch=lambda size: None, max_predictions=1)
+    batched = asyncio.run(all_at_once(batching))
+    assert_same(batched, asyncio.run(all_at_once(alone)))
     assert sizes(metrics) == (100, len(QUERY_TYPES), 20)
 
 
@@ -100,11 +94,10 @@ def test_a_query_that_fails_does_not_fail_the_others(served):
     async def ask():
         batcher = MicroBatcher(max_pending=10, on_batch=ServerMetrics({}).batch)
         await batcher.start()
-        found = await asyncio.gather(
-            *(batcher.predict(run.predictor, "tails", one) for one in given), return_exceptions=True
-        )
+        predictions = (batcher.predict(run.predictor, "tails", query) for query in given)
+        results = await asyncio.gather(*predictions, return_exceptions=True)
         await batcher.stop()
-        return found
+        return results
 
     first, second, third = asyncio.run(ask())
     assert len(first) == len(third) == 3
@@ -122,14 +115,15 @@ def test_a_full_queue_refuses_queries(served):
             for _ in range(3)
         ]
         await asyncio.sleep(0)
-        with pytest.raises(BusyError, match="2 queries are waiting already"):
+        with pytest.raises(QueueFull) as error:
             await asks[2]
+        assert error.value.num_waiting == 2
         asks[0].cancel()  # its client has disconnected
         await asyncio.sleep(0)
         await batcher.start()
-        found = await asks[1]
+        predictions = await asks[1]
         await batcher.stop()
-        return found
+        return predictions
 
     assert len(asyncio.run(ask())) == 10
 
@@ -141,11 +135,11 @@ def test_a_large_batch_leaves_the_rest_for_the_next_one(served):
     async def ask():
         batcher = MicroBatcher(max_pending=100, on_batch=metrics.batch, max_predictions=30)
         await batcher.start()
-        found = await asyncio.gather(
+        results = await asyncio.gather(
             *(batcher.predict(run.predictor, "tails", Query((0, 0), k=10)) for _ in range(9))
         )
         await batcher.stop()
-        return found
+        return results
 
     assert len(asyncio.run(ask())) == 9
     assert sizes(metrics) == (9, 3, 3)

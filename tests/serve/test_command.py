@@ -51,7 +51,7 @@ def test_one_wrong_request(run_cli, run_folders, address, sentence):
         ),
         (
             ("--host", "0.0.0.0"),
-            "On 0.0.0.0 other machines could reach the server. Protect it with --token,",
+            "On 0.0.0.0 other machines could reach the server. Protect it with ",
         ),
         (
             ("--token", ""),

@@ -10,39 +10,43 @@ import time
 from contextlib import ExitStack, suppress
 
 import httpx
+import numpy as np
 import pytest
-import uvicorn
 
+from dualkg.serve.app import application
 from dualkg.serve.connections import (
     CLOSED_AT_ONCE,
-    Connection,
-    LimitedServer,
+    Observation,
     Phase,
-    within_file_limit,
+    Refusal,
+    close_all,
+    connections_to_close,
+    fit_into_files,
 )
 from dualkg.serve.limits import Limits
 from dualkg.serve.middleware import client_of as client_name
+from dualkg.serve.replies import ErrorReply
 from tests.processes import LIMIT, until
+from tests.serve.conftest import running
 
 HALF = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 POST = b"POST /api/score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
 RUNS = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-class Fake(Connection):
+class FakeConnection:
     """A connection without a socket."""
 
     def __init__(self, phase: Phase) -> None:
-        self.client_name = "client"
         self.phase = phase
-        self.since = 10.0
-        self.closed = False
+        self.is_closed = False
 
-    def observe(self, now: float) -> Phase:
-        return self.phase
+    def refuse(self, reply: ErrorReply) -> None:
+        self.is_closed = True
 
-    def refuse(self, status: int, message: str) -> None:
-        self.closed = True
+
+def observed(phase: Phase, *, since: float = 10.0) -> Observation:
+    return Observation(FakeConnection(phase), "client", phase, since)
 
 
 @pytest.fixture
@@ -91,47 +95,52 @@ def test_half_headers_do_not_shut_others_out(client_of, connect):
 
 
 def test_new_connections_do_not_close_the_idle_ones():
-    """An idle connection was closed in place of connections that had just arrived, which are given
-    a moment.
-    """
-    server = LimitedServer(
-        uvicorn.Config("app"), limits=Limits(connections=8, client_connections=2)
-    )
-    server.server_state.connections = {Fake(Phase.IDLE), *(Fake(Phase.HEAD) for _ in range(3))}
-    assert server.check_connections(10.2) == []
-    assert [(status, one.phase) for one, status, _ in server.check_connections(10.6)] == [
-        (429, Phase.HEAD)
-    ] * 2
+    """An idle connection was closed in place of connections that had just arrived."""
+    limits = Limits(connections=8, client_connections=2)
+    observations = [observed(Phase.IDLE), *(observed(Phase.HEAD) for _ in range(3))]
+    assert connections_to_close(observations, limits=limits, now=10.2) == []
+    refusals = connections_to_close(observations, limits=limits, now=10.6)
+    assert [refusal.connection.phase for refusal in refusals] == [Phase.HEAD, Phase.HEAD]
+    assert {refusal.reply.status for refusal in refusals} == {429}
+
+
+@pytest.mark.parametrize(
+    ("phase", "seconds"),
+    [(Phase.HEAD, 10), (Phase.SENDING, 10), (Phase.IDLE, 6)],
+)
+def test_time_limits(phase, seconds):
+    limits = Limits(receive_seconds=10, idle_seconds=5)
+    observations = [observed(phase, since=0.0), observed(Phase.ANSWERING, since=0.0)]
+    assert connections_to_close(observations, limits=limits, now=seconds) == []
+    [refusal] = connections_to_close(observations, limits=limits, now=seconds + 0.1)
+    assert refusal.connection is observations[0].connection
+    assert refusal.reply.status == 503
 
 
 def test_requests_are_answered_while_many_connections_are_closed():
     """A thousand connections that were closed at once made all requests wait."""
-    server = LimitedServer(uvicorn.Config("app"), limits=Limits(connections=1))
-    held = [Fake(Phase.HEAD) for _ in range(3 * CLOSED_AT_ONCE)]
-    server.server_state.connections = set(held)
-    most = 0
-    turns = 0
+    connections = [FakeConnection(Phase.HEAD) for _ in range(3 * CLOSED_AT_ONCE)]
+    refusals = [Refusal(connection, ErrorReply(503, "")) for connection in connections]
+    closed_by_turn = []
 
     async def others() -> None:
-        nonlocal most, turns
-        before = 0
         while True:
-            now = sum(one.closed for one in held)
-            most = max(most, now - before)
-            turns = turns + 1
-            before = now
-            if turns == 2:  # one that waits to be closed gets its request
-                next(one for one in held if not one.closed).phase = Phase.ANSWERING
+            closed_by_turn.append(sum(connection.is_closed for connection in connections))
+            if len(closed_by_turn) == 2:
+                # A connection that waits to be closed gets its request.
+                late = next(connection for connection in connections if not connection.is_closed)
+                late.phase = Phase.ANSWERING
             await asyncio.sleep(0)
 
     async def run() -> None:
         other = asyncio.create_task(others())
-        await server.on_tick(1)
+        await close_all(refusals)
         other.cancel()
 
     asyncio.run(run())
-    assert 0 < most <= CLOSED_AT_ONCE
-    assert [one.phase for one in held if not one.closed].count(Phase.ANSWERING) == 1
+    assert 0 < max(np.diff(closed_by_turn)) <= CLOSED_AT_ONCE
+    still_open = [connection.phase for connection in connections if not connection.is_closed]
+    assert still_open == [Phase.ANSWERING]
 
 
 def test_slow_bodies_and_empty_connections_make_room(client_of, connect):
@@ -167,8 +176,8 @@ def test_a_head_has_a_time_limit(client_of, connect):
 
 
 def test_bytes_after_a_refusal_do_not_hold_a_connection(client_of, connect):
-    """uvicorn's own limit on idle connections begins again with every byte."""
-    client = client_of(Limits(idle_seconds=0), token="secret")
+    """uvicorn's own limit on idle connections ends with the first byte."""
+    client = client_of(Limits(idle_seconds=1), token="secret")
     refused = connect(client, POST + b"\r\n")
     refused.settimeout(0.02)
     deadline = time.monotonic() + 60
@@ -184,20 +193,17 @@ def test_bytes_after_a_refusal_do_not_hold_a_connection(client_of, connect):
     assert time.monotonic() < deadline
 
 
-def test_a_client_that_does_not_read_is_cut_off(client_of, connect, monkeypatch):
-    client = client_of(Limits(receive_seconds=0.1, idle_seconds=0))
-    cut = threading.Event()
-    lost = Connection.connection_lost
-    monkeypatch.setattr(
-        Connection, "connection_lost", lambda self, error: cut.set() or lost(self, error)
-    )
-    slow = connect(client)
-    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    slow.setblocking(False)
-    with suppress(BlockingIOError, ConnectionError):
-        for _ in range(1000):
-            slow.sendall(RUNS.replace(b"/api/runs", b"/static/style.css"))
-    assert cut.wait(60)
+def test_a_client_that_does_not_read_is_cut_off(served, connect):
+    app = application(served, limits=Limits(receive_seconds=0.1, idle_seconds=0))
+    with running(app) as (address, server), httpx.Client(base_url=address) as client:
+        slow = connect(client)
+        until(lambda: len(server.server_state.connections) == 1)
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.setblocking(False)
+        with suppress(BlockingIOError, ConnectionError):
+            for _ in range(1000):
+                slow.sendall(RUNS.replace(b"/api/runs", b"/static/style.css"))
+        until(lambda: not server.server_state.connections)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +218,7 @@ def test_a_client_that_does_not_read_is_cut_off(client_of, connect, monkeypatch)
     ],
 )
 def test_requests_in_progress_are_limited(client_of, blocked, limits, status, message):
-    client = client_of(limits)
+    client = client_of(limits, runs=blocked.runs)
     query = {"head": "thing 30", "relation": "likes"}
     replies: list[int] = []
 
@@ -261,40 +267,44 @@ MALFORMED = [
 ]
 
 
-def test_malformed_requests_leave_nothing_in_the_log(client_of, connect, capfd):
-    client = client_of(Limits(receive_seconds=0.1, idle_seconds=0))
-    for connection in [connect(client, sent) for sent in MALFORMED]:
+def test_malformed_requests_leave_nothing_in_the_log(client_of, connect, capfd, caplog):
+    client = client_of(Limits(receive_seconds=0.1, idle_seconds=1))
+    connections = [connect(client, sent) for sent in MALFORMED]
+    # A request to another host is refused before its body, which is malformed, has arrived.
+    refused = connect(client, CHUNKED.replace(b"localhost", b"other.example") + b"\r\n")
+    assert refused.recv(12) == b"HTTP/1.1 400"
+    with suppress(ConnectionError):
+        refused.sendall(b"zz\r\n")
+    for connection in [*connections, refused]:
         with suppress(ConnectionError):
             while connection.recv(2**16):
                 pass
     assert client.get("/health").status_code == 200
     assert capfd.readouterr().err == ""
+    assert [
+        record for record in caplog.records if record.name in ("asyncio", "uvicorn.error")
+    ] == []
 
 
 def test_who_counts_as_one_client():
     assert client_name(None) == ""
-    assert (
-        client_name(("10.0.0.1", 1))
-        == client_name(("::ffff:10.0.0.1", 2))
-        != client_name(("10.0.0.2", 1))
-    )
-    assert (
-        client_name(("2001:db8::1", 1))
-        == client_name(("2001:db8::2:1", 1))
-        != client_name(("2001:db8:0:1::1", 1))
-    )
+    assert client_name(("10.0.0.1", 1)) == client_name(("::ffff:10.0.0.1", 2))
+    assert client_name(("10.0.0.1", 1)) != client_name(("10.0.0.2", 1))
+    assert client_name(("2001:db8::1", 1)) == client_name(("2001:db8::2:1", 1))
+    assert client_name(("2001:db8::1", 1)) != client_name(("2001:db8:0:1::1", 1))
     assert client_name(("anything", 1)) == "anything"
 
 
-def test_connections_fit_into_the_limit_of_open_files(monkeypatch):
-    raised = []
-    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
-    for files, connections in (
-        ((1024, 100_000), 1000),
-        ((1024, 1024), 384),
-        ((100, 100), 1),
-        ((10**6, 10**6), 1000),
-    ):
-        monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: files)
-        assert within_file_limit(Limits()).connections == connections
-    assert raised == [(2256, 100_000), (1024, 1024), (100, 100)]
+@pytest.mark.parametrize(
+    ("soft", "hard", "fitting"),
+    [
+        (1024, 100_000, (2256, 1000)),
+        (1024, resource.RLIM_INFINITY, (2256, 1000)),
+        (1024, 1024, (1024, 384)),
+        (100, 100, (100, 1)),
+        (10**6, 10**6, (10**6, 1000)),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, (resource.RLIM_INFINITY, 1000)),
+    ],
+)
+def test_connections_fit_into_the_limit_of_open_files(soft, hard, fitting):
+    assert fit_into_files(1000, soft=soft, hard=hard) == fitting

@@ -63,23 +63,18 @@ def test_decisions_are_stored_in_the_run_folder(curator, folder):
 
 def test_a_later_decision_replaces_an_earlier_one(curator):
     decide(curator, ACCEPT, REJECT, ACCEPT | {"verdict": "rejected"})
-    assert decide(curator, REJECT | {"verdict": "undecided"}).json() == {
-        "run": "mine",
-        "accepted": 0,
-        "rejected": 1,
-    }
-    assert decide(curator, ACCEPT | {"verdict": "undecided"}).json() == {
-        "run": "mine",
-        "accepted": 0,
-        "rejected": 0,
-    }
+    counts = decide(curator, REJECT | {"verdict": "undecided"}).json()
+    assert counts == {"run": "mine", "accepted": 0, "rejected": 1}
+    counts = decide(curator, ACCEPT | {"verdict": "undecided"}).json()
+    assert counts == {"run": "mine", "accepted": 0, "rejected": 0}
     assert decide(curator, ACCEPT | {"verdict": "undecided"}).status_code == 200
 
 
 def test_decisions_by_id_or_label_are_stored_by_name(curator):
     decide(curator, {"head": 30, "relation": 0, "tail": "Twenty", "verdict": "accepted"})
-    [one] = curator.get("/api/decisions").json()["decisions"]
-    assert (one["head"], one["relation"], one["tail"]) == ("thing 30", "likes", "thing 20")
+    [stored] = curator.get("/api/decisions").json()["decisions"]
+    triple = (stored["head"], stored["relation"], stored["tail"])
+    assert triple == ("thing 30", "likes", "thing 20")
 
 
 def test_one_wrong_name_stores_no_decision(curator, folder):
@@ -138,8 +133,9 @@ def test_a_full_disk_is_named(curator, folder, monkeypatch):
     monkeypatch.setattr("dualkg.inference.decisions.write_text", full)
     reply = decide(curator, REJECT)
     assert reply.status_code == 500
-    expected = f"{folder / 'decisions.jsonl'} cannot be written: No space left on device. Nothing was stored."
-    assert reply.json()["error"] == expected
+    error = reply.json()["error"]
+    assert error.startswith(f"{folder / 'decisions.jsonl'} cannot be written: No space left on")
+    assert error.endswith("Nothing was stored.")
     assert len(curator.get("/api/decisions").json()["decisions"]) == 1
 
 
@@ -159,10 +155,9 @@ def test_new_facts_have_their_decisions(curator):
     decide(curator, second | {"verdict": "rejected"})
     again = curator.get("/facts.json", params={"top": 5}).json()["facts"]
     assert [fact["verdict"] for fact in again] == [None, "rejected", None, None, None]
-    of_one = curator.get(
-        "/facts.json", params={"relation": "is a", "min_probability": 0.001}
-    ).json()["facts"]
-    assert {fact["relation"]["name"] for fact in of_one} == {"is a"}
+    params = {"relation": "is a", "min_probability": 0.001}
+    of_relation = curator.get("/facts.json", params=params).json()["facts"]
+    assert {fact["relation"]["name"] for fact in of_relation} == {"is a"}
 
 
 @pytest.mark.parametrize(
@@ -190,13 +185,8 @@ def test_a_page_of_another_host_cannot_decide(curator, folder, headers):
 
 def test_a_page_of_this_server_can_decide(curator):
     origin = str(curator.base_url).rstrip("/")
-    assert (
-        decide(
-            curator, ACCEPT, headers={"Origin": origin, "Sec-Fetch-Site": "same-origin"}
-        ).status_code
-        == 200
-    )
-    assert decide(curator, ACCEPT, headers={"Origin": origin}).status_code == 200
+    for headers in ({"Origin": origin}, {"Origin": origin, "Sec-Fetch-Site": "same-origin"}):
+        assert decide(curator, ACCEPT, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -210,12 +200,8 @@ def test_a_form_cannot_decide(curator, folder, kind):
     assert reply.status_code == 415
     assert "Content-Type: application/json" in reply.json()["error"]
     assert not (folder / "decisions.jsonl").exists()
-    assert (
-        decide(
-            curator, ACCEPT, headers={"Content-Type": "application/json; charset=utf-8"}
-        ).status_code
-        == 200
-    )
+    as_json = {"Content-Type": "application/json; charset=utf-8"}
+    assert decide(curator, ACCEPT, headers=as_json).status_code == 200
 
 
 def test_decisions_need_the_token(folder):
@@ -232,10 +218,7 @@ def test_a_read_only_server(folder):
     with serving(app) as address, httpx.Client(base_url=address, timeout=LIMIT) as client:
         reply = decide(client, ACCEPT)
         assert reply.status_code == 403
-        assert (
-            reply.json()["error"]
-            == "This server was started with --read-only and accepts no decisions."
-        )
+        assert "--read-only" in reply.json()["error"]
         assert not client.get("/api/decisions").json()["can_decide"]
         assert "data-can-decide" not in client.get("/facts").text
 
@@ -253,9 +236,8 @@ def test_a_run_without_a_folder(untouched_folders):
 def test_concurrent_decisions_are_all_stored(curator, folder):
     made = [ACCEPT | {"tail": f"thing {number}"} for number in range(12, 40)]
     with ThreadPoolExecutor(8) as threads:
-        assert {
-            reply.status_code for reply in threads.map(lambda one: decide(curator, one), made)
-        } == {200}
+        replies = list(threads.map(lambda decision: decide(curator, decision), made))
+    assert {reply.status_code for reply in replies} == {200}
     assert len((folder / "decisions.jsonl").read_text("utf-8").splitlines()) == len(made)
 
 
@@ -265,8 +247,8 @@ def test_decisions_survive_a_kill(folder):
         with httpx.Client(base_url=address, timeout=LIMIT) as client:
             assert decide(client, ACCEPT).status_code == 200
         server.kill()
-    [one] = DecisionStore(RunFolder(folder).decisions).load().values()
-    assert one.triple == ("thing 30", "likes", "thing 31")
+    [stored] = DecisionStore(RunFolder(folder).decisions).load().values()
+    assert stored.triple == ("thing 30", "likes", "thing 31")
 
 
 def some(tail="c", verdict="accepted"):
@@ -276,11 +258,11 @@ def some(tail="c", verdict="accepted"):
 
 
 def test_a_file_written_by_another_store_is_read_again(tmp_path):
-    one = DecisionStore(tmp_path / "d.jsonl")
-    other = DecisionStore(tmp_path / "d.jsonl")
-    one.update([some("c")])
-    other.update([some("d")])
-    assert [decision.tail for decision in one.load().values()] == ["c", "d"]
+    first = DecisionStore(tmp_path / "d.jsonl")
+    second = DecisionStore(tmp_path / "d.jsonl")
+    first.update([some("c")])
+    second.update([some("d")])
+    assert [decision.tail for decision in first.load().values()] == ["c", "d"]
     assert as_tsv([some()]).splitlines()[1] == "a\tb\tc\t0.25\t2026-01-01T00:00:00+00:00"
 
 
@@ -293,19 +275,20 @@ store = DecisionStore(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(50):
-    store.update([Decision(sys.argv[2], "likes", str(number), "accepted", 0.5, "2026-01-01T00:00:00+00:00")])
+    names = sys.argv[2], "likes", str(number)
+    store.update([Decision(*names, "accepted", 0.5, "2026-01-01T00:00:00+00:00")])
 """
 
 
 def test_two_processes_that_decide_at_once(tmp_path):
     path = tmp_path / "decisions.jsonl"
-    with Started(WRITER, path, "one") as one, Started(WRITER, path, "other") as other:
-        for writer in (one, other):
+    with Started(WRITER, path, "a") as first, Started(WRITER, path, "b") as second:
+        for writer in (first, second):
             assert writer.stdout.readline() == "ready\n"
-        for writer in (one, other):
+        for writer in (first, second):
             writer.write("go")
-        assert [one.finish().code, other.finish().code] == [0, 0]
-    expected = {(head, "likes", str(number)) for head in ("one", "other") for number in range(50)}
+        assert [first.finish().code, second.finish().code] == [0, 0]
+    expected = {(head, "likes", str(number)) for head in ("a", "b") for number in range(50)}
     assert set(DecisionStore(path).load()) == expected
     assert [file.name for file in tmp_path.iterdir()] == ["decisions.jsonl"]  # no lock stays behind
 

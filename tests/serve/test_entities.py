@@ -1,6 +1,7 @@
 """Entities by a few letters, all about one, and all on a map."""
 
 import shutil
+from dataclasses import replace
 from threading import Event
 from urllib.parse import quote
 
@@ -10,10 +11,10 @@ import pytest
 import torch
 
 from dualkg.inference.scoring import triple_log_probabilities
-from dualkg.serve import entities, service
 from dualkg.serve.app import application
+from dualkg.serve.limits import Limits
 from dualkg.serve.service import ServedRuns
-from tests.processes import LIMIT
+from tests.processes import LIMIT, until
 from tests.serve.conftest import HOSTILE, serving
 
 
@@ -120,19 +121,20 @@ def assert_computed_once(client, path):
     assert path.stat().st_mtime_ns == written
 
 
-def test_a_map_that_takes_long_is_pending(client_of, monkeypatch):
+def test_a_map_that_takes_long_is_pending(client_of, served):
     """No request waits for the map: the first one is answered while the map is blocked."""
     finish = Event()
-    monkeypatch.setattr(
-        service, "entity_map", lambda run: np.zeros((40, 2)) if finish.wait(60) else None
-    )
-    monkeypatch.setattr(entities, "MAP_SHARE", 0)
-    client = client_of()
-    reply = client.get("/api/map", params={"run": "plain"})
+
+    def blocked_map(run):
+        assert finish.wait(LIMIT)
+        return np.zeros((40, 2))
+
+    run = replace(served.get("plain"), compute_map=blocked_map)
+    client = client_of(Limits(map_share=0.0), runs=ServedRuns([run]))
+    reply = client.get("/api/map")
     assert reply.status_code == 202
     assert (
         reply.json()["message"] == "The map of 40 entities is being computed. Try again in a while."
     )
     finish.set()
-    monkeypatch.setattr(entities, "MAP_SHARE", 0.8)
-    assert client.get("/api/map", params={"run": "plain"}).status_code == 200
+    until(lambda: client.get("/api/map").status_code == 200)

@@ -2,8 +2,29 @@
 
 import pytest
 
-from dualkg.errors import RequestError
+from dualkg.errors import DivergedError, InvalidValue, UnknownName
+from dualkg.serve.errors import (
+    HTTP,
+    CompletionRunning,
+    DecisionsRefused,
+    DuplicateRunName,
+    IncompleteQuery,
+    InvalidAddress,
+    InvalidTimeLimit,
+    InvalidToken,
+    NoRunsToServe,
+    NothingToCompareWith,
+    QueueFull,
+    TimeLimitExceeded,
+    UnknownNameError,
+    UnknownRunError,
+    UnprotectedHost,
+    UnsavedRun,
+    UnusableHost,
+    UnusablePort,
+)
 from dualkg.serve.limits import Limits
+from dualkg.serve.replies import error_reply
 from dualkg.serve.server import bind, check_access
 from tests.processes import until
 
@@ -160,7 +181,7 @@ def test_large_heads_are_refused_unparsed(client_of, path, headers):
 
 
 def test_a_request_that_takes_too_long_is_cancelled(client_of, blocked):
-    client = client_of(Limits(seconds=0.2))
+    client = client_of(Limits(seconds=0.2), runs=blocked.runs)
     with blocked:
         reply = client.get("/api/tails", params=TAILS)
     assert reply.status_code == 503
@@ -168,14 +189,8 @@ def test_a_request_that_takes_too_long_is_cancelled(client_of, blocked):
     until(lambda: client.get("/api/tails", params=TAILS).status_code == 200)
 
 
-def test_an_unexpected_exception_is_not_shown(client_of, monkeypatch, capfd):
-    from dualkg.serve.service import RequestContext
-
-    def fail(*args, **kwargs):
-        raise ZeroDivisionError("with a\nline end")
-
-    monkeypatch.setattr(RequestContext, "ids", fail)
-    reply = client_of().get("/api/tails", params=TAILS)
+def test_an_unexpected_exception_is_not_shown(client_of, failing, capfd):
+    reply = client_of(runs=failing).get("/api/tails", params=TAILS)
     assert reply.status_code == 500
     assert reply.json()["error"] == "The server failed to answer. The error is in its log."
     lines = [line for line in capfd.readouterr().err.splitlines() if "ZeroDivisionError" in line]
@@ -209,30 +224,24 @@ def test_a_token_is_required(client_of):
 
 
 OTHER_HOSTS = [
-    *(
-        "evil.example",
-        "evil.example:80",
-        "127.0.0.1.evil.example",
-        "10.0.0.1",
-        "[2001:db8::1]:80",
-        "",
-        ":80",
-    ),
-    *(
-        "[::1].evil.example",
-        "[::1%.evil.example]",
-        "]::1[",
-        "::1",
-        "localhost:80@evil.example",
-        "localhost@evil.example",
-    ),
-    *(
-        "localhost,evil.example",
-        "evil.example#localhost",
-        "localhost..",
-        "127.0.0.1:80:80",
-        "127.0.0.1:999999",
-    ),
+    "evil.example",
+    "evil.example:80",
+    "127.0.0.1.evil.example",
+    "10.0.0.1",
+    "[2001:db8::1]:80",
+    "",
+    ":80",
+    "[::1].evil.example",
+    "[::1%.evil.example]",
+    "]::1[",
+    "::1",
+    "localhost:80@evil.example",
+    "localhost@evil.example",
+    "localhost,evil.example",
+    "evil.example#localhost",
+    "localhost..",
+    "127.0.0.1:80:80",
+    "127.0.0.1:999999",
 ]
 
 
@@ -255,8 +264,9 @@ def test_other_host_names_are_refused_without_a_token(client):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "kg.example"])
 def test_a_public_host_needs_a_token(host):
-    with pytest.raises(RequestError, match="Protect it with --token, or leave out --host."):
+    with pytest.raises(UnprotectedHost) as error:
         check_access(host, None)
+    assert error.value.host == host
     check_access(host, "secret")
 
 
@@ -267,11 +277,136 @@ def test_a_loopback_host_needs_no_token(host):
 
 @pytest.mark.parametrize("token", ["", "  ", "schlüssel", "a\nb"])
 def test_a_token_must_fit_into_a_header(token):
-    with pytest.raises(RequestError, match="A token must consist of ASCII"):
+    with pytest.raises(InvalidToken):
         check_access("127.0.0.1", token)
 
 
 def test_a_port_in_use():
-    result = "cannot be used: Address already in use. Choose another with --port."
-    with bind("127.0.0.1", 0) as taken, pytest.raises(RequestError, match=result):
-        bind("127.0.0.1", taken.getsockname()[1])
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UnusablePort) as error:
+            bind("127.0.0.1", port)
+    assert (error.value.port, error.value.host) == (port, "127.0.0.1")
+    assert error.value.reason == "Address already in use"
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 64 + ".example", "\udc80"])
+def test_a_host_without_an_address(host):
+    with pytest.raises(UnusableHost) as error:
+        bind(host, 0)
+    assert error.value.host == host
+
+
+NOBODY = UnknownName("entity", "nobody")
+WORDS = [
+    (UnknownNameError(NOBODY, part="head"), 404, "No entity is named 'nobody'."),
+    (
+        UnknownRunError("c", served=["a", "b"]),
+        404,
+        "No served run is named 'c'. Available: 'a', 'b'.",
+    ),
+    (
+        IncompleteQuery(find="tail", missing=["head", "relation"]),
+        400,
+        "Name the head and the relation to find the tail.",
+    ),
+    (
+        NothingToCompareWith(),
+        400,
+        "A comparison needs two runs, and one is served. Serve both: dualkg serve RUN RUN",
+    ),
+    (
+        DecisionsRefused(),
+        403,
+        "This server was started with --read-only and accepts no decisions.",
+    ),
+    (UnsavedRun("a"), 400, "The run a has no folder to store decisions in. Save it first."),
+    (QueueFull(1000), 503, "1,000 queries are waiting already. Try again in a moment."),
+    (
+        CompletionRunning(),
+        503,
+        "Another completion is running. Try again when it has finished.",
+    ),
+    (
+        TimeLimitExceeded("The request", seconds=0.5),
+        503,
+        "The request took longer than its limit of 0.5 seconds.",
+    ),
+    (
+        InvalidValue("k", expected="at least 1", found=0),
+        400,
+        "k should be at least 1; 0 was given.",
+    ),
+    (DivergedError("A score is NaN."), 500, "A score is NaN."),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "message"), WORDS)
+def test_errors_are_worded_for_requests(error, status, message):
+    reply = error_reply(error)
+    assert (reply.status, reply.message) == (status, message)
+    assert ("Retry-After" in reply.headers) == (status == 503)
+
+
+def test_suggestions_of_a_reply():
+    error = UnknownNameError(NOBODY, part="head", suggestions=["somebody"])
+    assert error_reply(error).suggestions == ["somebody"]
+    assert error_reply(UnknownRunError("c", served=["a", "b"])).suggestions == ["a", "b"]
+
+
+START_UP = [
+    (NoRunsToServe(), "Name at least one run to serve."),
+    (
+        DuplicateRunName("a"),
+        "Two of the runs are named 'a'. Serve runs from folders with different names.",
+    ),
+    (InvalidTimeLimit("seconds", seconds=-1), "A time limit must be above 0 seconds; got -1."),
+    (
+        InvalidAddress("entity"),
+        "An address must begin with a slash, such as /entity/France.json; got 'entity'.",
+    ),
+    (
+        InvalidToken(),
+        "A token must consist of ASCII letters, digits and punctuation, and must not be empty.",
+    ),
+    (
+        UnprotectedHost("::"),
+        "On :: other machines could reach the server. Protect it with token, or leave out host.",
+    ),
+    (UnusableHost("a.b", reason="Unknown"), "The host a.b cannot be used: Unknown."),
+    (
+        UnusablePort(80, host="::1", reason="Permission denied"),
+        "Port 80 of ::1 cannot be used: Permission denied. Choose another with port.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "message"), START_UP)
+def test_errors_of_the_start_are_worded_for_python(error, message):
+    assert str(error) == message
+
+
+@pytest.mark.parametrize(
+    ("spelled", "text"),
+    [
+        (HTTP.option("k"), "k"),
+        (HTTP.option("k", 5), "k=5"),
+        (HTTP.option("types", False), "types=false"),
+        (HTTP.option("known", "omit"), "known=omit"),
+        (HTTP.option("relations"), "relation"),
+        (HTTP.option("token"), "--token"),
+        (HTTP.option("read_only", True), "--read-only"),
+        (HTTP.option("overwrite", False), "--no-overwrite"),
+        (HTTP.option("out", "my run"), "--out 'my run'"),
+        (HTTP.key("model.dim", 5), "model.dim = 5"),
+        (HTTP.key("model.dim"), "model.dim"),
+        (HTTP.call("calibrate", "runs/a", overwrite=True), "dualkg calibrate runs/a --overwrite"),
+        (HTTP.call("complete", "runs/a"), "/api/complete"),
+        (
+            HTTP.call("complete", "runs/a", heads="Île de France", types=False),
+            "/api/complete?head=%C3%8Ele+de+France&types=false",
+        ),
+    ],
+)
+def test_words_of_a_request(spelled, text):
+    assert spelled == text

@@ -2,16 +2,18 @@
 
 import re
 import shutil
-from concurrent.futures import Future
+from dataclasses import replace
+from threading import Event
 
 import numpy as np
 import pytest
 
 from dualkg.analysis.projection import save_map
-from dualkg.serve import entities
 from dualkg.serve.app import application
+from dualkg.serve.limits import Limits
 from dualkg.serve.server import request_once
-from dualkg.serve.service import ServedRuns, Service
+from dualkg.serve.service import ServedRuns
+from tests.processes import LIMIT
 from tests.serve.conftest import HOSTILE
 
 
@@ -66,10 +68,12 @@ def test_the_map_as_json(mapped):
     assert body == get(mapped, "/api/map")[1]
 
 
-def test_a_pending_map(mapped, monkeypatch):
-    monkeypatch.setattr(Service, "entity_map", lambda self, run: Future())
-    monkeypatch.setattr(entities, "MAP_SHARE", 0)
-    reply = request_once(application(mapped), "/map.json")
+def test_a_pending_map(mapped):
+    finish = Event()
+    run = replace(mapped.default, compute_map=lambda run: finish.wait(LIMIT))
+    app = application(ServedRuns([run]), limits=Limits(map_share=0.0))
+    reply = request_once(app, "/map.json")
+    finish.set()
     assert reply.status == 202
     assert b"is being computed" in reply.body
 
@@ -77,14 +81,15 @@ def test_a_pending_map(mapped, monkeypatch):
 def test_the_predictions_of_a_query(client):
     params = {"entity": "Twenty", "relation": "likes"}
     page = client.get("/map/predictions", params=params)
-    found = client.get(
-        "/query.json", params={"head": "Twenty", "relation": "likes", "k": 200}
-    ).json()
+    query = {"head": "Twenty", "relation": "likes", "k": 200}
+    results = client.get("/query.json", params=query).json()
+    predictions = results["predictions"]
+    known = results["known"]
     assert page.status_code == 200
-    assert f"{len(found['predictions'])} new, {len(found['known'])} known" in page.text
+    assert f"{len(predictions)} new, {len(known)} known" in page.text
     ids = [int(id) for id in re.findall(r'<li[^>]* data-id="(\d+)"', page.text)]
-    by_probability = sorted(found["predictions"], key=lambda one: -one["probability"])
-    assert ids == [one["id"] for one in by_probability + found["known"]]
+    predictions.sort(key=lambda prediction: -prediction["probability"])
+    assert ids == [item["id"] for item in predictions + known]
     strengths = [float(value) for value in re.findall(r'data-strength="([\d.e-]+)"', page.text)]
     assert max(strengths) == strengths[0] == 1
     assert client.get("/map/predictions", params=params | {"entity": "nobody"}).status_code == 404

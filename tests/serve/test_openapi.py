@@ -12,15 +12,23 @@ from tests.serve.conftest import HOSTILE
 
 KNOWN = {"head": "thing 30", "tail": HOSTILE[0], "entity": HOSTILE[4], "relation": "likes"}
 PATHS = {
-    *(
-        f"/api/{name}"
-        for name in ("tails", "heads", "relations", "similar", "prediction-set", "score", "explain")
-    ),
-    *(
-        f"/api/{name}"
-        for name in ("entities", "entity/{name}", "complete", "map", "runs", "run", "compare")
-    ),
-    *("/api/decisions", "/health", "/metrics"),
+    "/api/tails",
+    "/api/heads",
+    "/api/relations",
+    "/api/similar",
+    "/api/prediction-set",
+    "/api/score",
+    "/api/explain",
+    "/api/entities",
+    "/api/entity/{name}",
+    "/api/complete",
+    "/api/map",
+    "/api/runs",
+    "/api/run",
+    "/api/compare",
+    "/api/decisions",
+    "/health",
+    "/metrics",
 }
 
 
@@ -36,9 +44,7 @@ def check(case):
 
 
 def requests(operation, check, *, mode):
-    """Generated requests, each checked: 3 valid ones of an operation or 3 invalid ones, and 20 in
-    the slow suite.
-    """
+    """Generated requests, valid or invalid, each checked: 3, and 20 in the slow suite."""
     from schemathesis import GenerationMode
 
     quick = settings(

@@ -13,8 +13,8 @@ from starlette.requests import Request
 import dualkg as kg
 from dualkg import serve
 from dualkg.serve.app import application
-from dualkg.serve.errors import ErrorReply
 from dualkg.serve.limits import Limits
+from dualkg.serve.replies import ErrorReply
 from dualkg.serve.service import RequestContext, ServedRun, ServedRuns, Service
 from dualkg.serve.templating import entity_url, fill, percent, short, visible
 from tests.serve.conftest import HOSTILE, serving
@@ -23,15 +23,8 @@ STATIC = Path(serve.__file__).with_name("static")
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 SVG = "http://www.w3.org/2000/svg"  # a name, not an address
 QUERY = {"head": "thing 20", "relation": "likes"}
-FOREIGN = {
-    "b",
-    "base",
-    "embed",
-    "iframe",
-    "img",
-    "object",
-    "style",
-}  # pages have none; names would like to
+# Elements that pages do not have, and that names would like to be.
+FOREIGN = {"b", "base", "embed", "iframe", "img", "object", "style"}
 
 
 def context_of(served, query_string: bytes = b"") -> RequestContext:
@@ -59,7 +52,12 @@ class Audit(HTMLParser):
         self.text += data
 
     def values(self, tag, key):
-        return [value for of, found, value in self.attributes if (of, found) == (tag, key)]
+        """The values of an attribute of all elements with a tag."""
+        return [value for *attribute, value in self.attributes if attribute == [tag, key]]
+
+    def addresses(self):
+        """All that the page links to or loads."""
+        return [value for _, key, value in self.attributes if key in ("href", "src", "action")]
 
 
 def audited(reply) -> Audit:
@@ -71,10 +69,9 @@ def audited(reply) -> Audit:
     assert not FOREIGN & set(page.tags)
     assert all(not key.startswith("on") and key != "style" for _, key, _ in page.attributes)
     assert page.tags.count("script") == len(page.values("script", "src"))
-    for key in ("href", "src", "action"):
-        for value in (value for _, found, value in page.attributes if found == key):
-            assert value[0] in "/#"
-            assert not value.startswith("//")
+    for address in page.addresses():
+        assert address[0] in "/#"
+        assert not address.startswith("//")
     return page
 
 
@@ -133,9 +130,9 @@ def test_the_query_page_has_the_content_of_its_json(client, params, find):
     for answer in found["known"] + found["predictions"]:
         assert short(answer["label"]) in page.text
     assert len(page.values("a", "data-why")) == len(found["predictions"])
-    assert not {answer["name"] for answer in found["known"]} & {
-        answer["name"] for answer in found["predictions"]
-    }
+    known = {answer["name"] for answer in found["known"]}
+    predicted = {answer["name"] for answer in found["predictions"]}
+    assert not known & predicted
 
 
 def test_known_answers_are_those_of_the_graph(client, served):
@@ -144,9 +141,8 @@ def test_known_answers_are_those_of_the_graph(client, served):
     relation = graph.relations.id("likes")
     triples = [row for split in ("train", "valid", "test") for row in graph.split(split).tolist()]
     tails = {graph.entities[t] for h, r, t in triples if (h, r) == (head, relation)}
-    assert {
-        answer["name"] for answer in client.get("/query.json", params=QUERY).json()["known"]
-    } == tails
+    known = client.get("/query.json", params=QUERY).json()["known"]
+    assert {answer["name"] for answer in known} == tails
 
 
 def test_the_prediction_set_is_that_of_the_api(client):
@@ -157,10 +153,8 @@ def test_the_prediction_set_is_that_of_the_api(client):
         assert page["prediction_set"] == {"coverage": coverage, "size": found["size"]}
         first = [answer["name"] for answer in page["predictions"][: found["size"]]]
         assert first == [answer["name"] for answer in found["predictions"]]
-        assert (
-            f"{100 * coverage:g} % of the time"
-            in client.get("/", params=QUERY | {"coverage": coverage}).text
-        )
+        text = client.get("/", params=QUERY | {"coverage": coverage}).text
+        assert f"{100 * coverage:g} % of the time" in text
 
 
 def test_a_run_without_calibration_has_scores(client):
@@ -274,11 +268,8 @@ def test_api_addresses_have_no_error_pages(client, where):
 
 def test_a_program_gets_json_for_an_unknown_address(client):
     for headers in ({}, {"Accept": "application/json"}, {"Accept": ""}):
-        assert (
-            client.get("/nonsense", headers=headers)
-            .json()["error"]
-            .startswith("There is nothing at this address.")
-        )
+        error = client.get("/nonsense", headers=headers).json()["error"]
+        assert error.startswith("There is nothing at this address.")
 
 
 def test_a_browser_that_posts_to_a_page(client):
@@ -287,14 +278,8 @@ def test_a_browser_that_posts_to_a_page(client):
     assert "This address accepts GET; got POST." in audited(reply).text
 
 
-def test_an_unexpected_exception_is_a_page_without_a_traceback(client_of, monkeypatch, capfd):
-    from dualkg.serve import entities
-
-    def fail(*nouns):
-        raise ZeroDivisionError("secret")
-
-    monkeypatch.setattr(entities, "groups_of", fail)
-    reply = client_of().get("/entity/Twenty", headers=BROWSER)
+def test_an_unexpected_exception_is_a_page_without_a_traceback(client_of, failing, capfd):
+    reply = client_of(runs=failing).get("/entity/Twenty", headers=BROWSER)
     assert reply.status_code == 500
     assert "The server failed to answer. The error is in its log." in audited(reply).text
     for word in ("secret", "ZeroDivisionError", "Traceback", ".py"):
@@ -303,7 +288,7 @@ def test_an_unexpected_exception_is_a_page_without_a_traceback(client_of, monkey
 
 
 def test_a_page_that_takes_too_long(client_of, blocked):
-    client = client_of(Limits(seconds=0.2))
+    client = client_of(Limits(seconds=0.2), runs=blocked.runs)
     with blocked:
         reply = client.get("/", params=QUERY, headers=BROWSER)
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
@@ -317,10 +302,8 @@ def test_an_incomplete_query_says_what_to_name(client):
     assert len(offered) == 3
     for link in offered:
         assert client.get(link).status_code == 200
-    assert (
-        "Name the head to find the relation."
-        in client.get("/", params={"find": "relation", "tail": "Twenty"}).text
-    )
+    other = client.get("/", params={"find": "relation", "tail": "Twenty"})
+    assert "Name the head to find the relation." in other.text
     assert client.get("/", params={"find": "tail", "head": "nobody"}).status_code == 200
 
 
@@ -362,25 +345,28 @@ def test_no_other_file_is_sent(client, name):
 def test_pages_load_files_of_the_package(client):
     for address in ("/", "/entity/Twenty", "/explain?head=Twenty&relation=likes&tail=Twenty-one"):
         page = audited(client.get(address))
-        loaded = page.values("script", "src") + [
-            value for value in page.values("link", "href") if "static" in value
-        ]
-        assert {name.removeprefix("/static/") for name in loaded} <= {
-            path.name for path in STATIC.iterdir()
-        }
+        scripts = page.values("script", "src")
+        styles = [value for value in page.values("link", "href") if "static" in value]
+        loaded = {name.removeprefix("/static/") for name in scripts + styles}
+        assert loaded <= {path.name for path in STATIC.iterdir()}
 
 
 def test_no_file_of_a_page_names_another_host():
     for path in [*STATIC.iterdir(), *STATIC.with_name("templates").iterdir()]:
         text = path.read_text(encoding="utf-8").replace(SVG, "")
-        external = r"https?:|url\([\"']?http|@import|[\"'`]//|innerHTML|outerHTML|insertAdjacentHTML|eval\("
-        assert not re.search(external, text), path
+        external = r"https?:|url\([\"']?http|@import|[\"'`]//"
+        as_markup = r"innerHTML|outerHTML|insertAdjacentHTML|eval\("
+        assert not re.search(f"{external}|{as_markup}", text), path
 
 
 def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    """The relative luminance of `#rrggbb` by WCAG."""
+    red, green, blue = (linear(int(colour[i : i + 2], 16) / 255) for i in (1, 3, 5))
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def linear(part: float) -> float:
+    return part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
 
 
 def contrast(a: str, b: str) -> float:
@@ -439,13 +425,12 @@ def test_percent(probability, text):
 
 
 def test_pages_of_an_ensemble_offer_no_explanation(run_folders):
-    ensemble = kg.Ensemble(run_folders, weights="equal")
-    both = ServedRuns(
-        [ServedRun.of(ensemble, name="both"), ServedRun.of(kg.load_run(run_folders[1]), name="one")]
-    )
-    with serving(application(both)) as address, httpx.Client(base_url=address) as client:
+    ensemble = ServedRun.of(kg.Ensemble(run_folders, weights="equal"), name="both")
+    member = ServedRun.of(kg.load_run(run_folders[1]), name="member")
+    app = application(ServedRuns([ensemble, member]))
+    with serving(app) as address, httpx.Client(base_url=address) as client:
         query = {"head": "Twenty", "relation": "likes"}
         assert "Why?" not in client.get("/", params=query).raise_for_status().text
-        assert "Why?" in client.get("/", params={**query, "run": "one"}).text
+        assert "Why?" in client.get("/", params={**query, "run": "member"}).text
         refused = client.get("/api/explain", params={**query, "tail": "Twenty-one"})
         assert "has no embeddings of its own" in refused.text

@@ -16,27 +16,23 @@ def expected(predictions):
 
 def received(reply):
     assert reply.status_code == 200, reply.text
-    return [
-        (a["id"], a["name"], a["label"], a["known"], a["split"])
-        for a in reply.json()["predictions"]
-    ]
+    predictions = reply.json()["predictions"]
+    return [(p["id"], p["name"], p["label"], p["known"], p["split"]) for p in predictions]
 
 
 def test_tails(client, predictor):
     reply = client.get("/api/tails", params={"head": "thing 30", "relation": "likes", "k": 7})
-    answers = predictor.tails("thing 30", "likes", k=7)
-    assert received(reply) == expected(answers)
-    found = reply.json()
-    assert found["run"] == "calibrated"
-    assert found["query"]["head"] == {"id": 30, "name": "thing 30", "label": "thing 30"}
-    assert found["query"]["tail"] is None
-    assert [a["score"] for a in found["predictions"]] == pytest.approx(
-        [a.score for a in answers], abs=1e-5
-    )
-    assert [a["probability"] for a in found["predictions"]] == pytest.approx(
-        [a.probability for a in answers], abs=1e-5
-    )
-    assert any(a["probability"] for a in found["predictions"])
+    wanted = predictor.tails("thing 30", "likes", k=7)
+    assert received(reply) == expected(wanted)
+    response = reply.json()
+    assert response["run"] == "calibrated"
+    assert response["query"]["head"] == {"id": 30, "name": "thing 30", "label": "thing 30"}
+    assert response["query"]["tail"] is None
+    scores = [prediction["score"] for prediction in response["predictions"]]
+    probabilities = [prediction["probability"] for prediction in response["predictions"]]
+    assert scores == pytest.approx([p.score for p in wanted], abs=1e-5)
+    assert probabilities == pytest.approx([p.probability for p in wanted], abs=1e-5)
+    assert any(probabilities)
 
 
 def test_heads_without_known_answers(client, predictor):
@@ -52,32 +48,29 @@ def test_relations(client, predictor):
 
 def test_similar(client, predictor):
     reply = client.get("/api/similar", params={"entity": "thing 30", "k": 4})
-    assert [a["id"] for a in reply.json()["predictions"]] == [
-        a.id for a in predictor.similar("thing 30", k=4)
-    ]
+    wanted = predictor.similar("thing 30", k=4)
+    ids = [prediction["id"] for prediction in reply.json()["predictions"]]
+    assert ids == [prediction.id for prediction in wanted]
 
 
 def test_a_run_is_chosen_by_name(client, served):
-    reply = client.get(
-        "/api/tails", params={"head": "thing 30", "relation": "likes", "run": "plain"}
-    )
+    params = {"head": "thing 30", "relation": "likes", "run": "plain"}
+    reply = client.get("/api/tails", params=params)
     assert received(reply) == expected(served.get("plain").predictor.tails("thing 30", "likes"))
-    assert {a["probability"] for a in reply.json()["predictions"]} == {None}
+    assert {prediction["probability"] for prediction in reply.json()["predictions"]} == {None}
 
 
 def test_score_of_one_triple_and_of_several(client, predictor):
-    one = client.get(
-        "/api/score", params={"head": "thing 30", "relation": "likes", "tail": "Twenty"}
-    ).json()
-    judged = predictor.triple("thing 30", "likes", "Twenty")
-    assert one["scores"][0]["score"] == pytest.approx(judged.score, abs=1e-5)
-    assert one["scores"][0]["known"] == judged.known
+    params = {"head": "thing 30", "relation": "likes", "tail": "Twenty"}
+    [scored] = client.get("/api/score", params=params).json()["scores"]
+    prediction = predictor.triple("thing 30", "likes", "Twenty")
+    assert scored["score"] == pytest.approx(prediction.score, abs=1e-5)
+    assert scored["known"] == prediction.known
+
     triples = [["thing 30", "likes", "Twenty"], [0, 1, 2], ["thing 31", 2, HOSTILE[0]]]
     many = client.post("/api/score", json={"triples": triples}).json()["scores"]
-    wanted = [predictor.triple(*triple) for triple in triples]
-    assert [score["score"] for score in many] == pytest.approx(
-        [answer.score for answer in wanted], abs=1e-5
-    )
+    wanted = [predictor.triple(*triple).score for triple in triples]
+    assert [scored["score"] for scored in many] == pytest.approx(wanted, abs=1e-5)
     assert many[1]["head"]["name"] == HOSTILE[0]
     assert many[2]["tail"]["name"] == HOSTILE[0]
 
@@ -85,20 +78,19 @@ def test_score_of_one_triple_and_of_several(client, predictor):
 @pytest.mark.parametrize("side", ["tail", "head"])
 def test_prediction_set(client, predictor, side):
     params = {"entity": "thing 30", "relation": "likes", "coverage": 0.5, "side": side}
-    found = client.get("/api/prediction-set", params=params).json()
-    ends = ("thing 30", "likes", None) if side == "tail" else (None, "likes", "thing 30")
-    wanted = predictor.prediction_set(*ends, coverage=0.5)
-    assert found["size"] == len(wanted)
-    assert [a["id"] for a in found["predictions"]] == [a.id for a in wanted]
-    assert found["query"][side] is None
+    response = client.get("/api/prediction-set", params=params).json()
+    query = ("thing 30", "likes", None) if side == "tail" else (None, "likes", "thing 30")
+    wanted = predictor.prediction_set(*query, coverage=0.5)
+    assert response["size"] == len(wanted)
+    ids = [prediction["id"] for prediction in response["predictions"]]
+    assert ids == [prediction.id for prediction in wanted]
+    assert response["query"][side] is None
 
 
 def test_explanation(client, predictor):
-    reply = client.get(
-        "/api/explain", params={"head": "thing 30", "relation": "likes", "tail": "thing 31", "k": 2}
-    )
+    params = {"head": "thing 30", "relation": "likes", "tail": "thing 31", "k": 2}
+    response = client.get("/api/explain", params=params).json()
     wanted = predictor.explain("thing 30", "likes", "thing 31", k=2)
-    assert reply.json()["sentences"] == wanted.sentences()
-    assert [reason["sentence"] for reason in reply.json()["supporting_triples"]] == [
-        one.sentence for one in wanted.supporting_triples
-    ]
+    assert response["sentences"] == wanted.sentences()
+    sentences = [triple["sentence"] for triple in response["supporting_triples"]]
+    assert sentences == [triple.sentence for triple in wanted.supporting_triples]

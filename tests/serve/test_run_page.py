@@ -113,20 +113,16 @@ def test_a_run_of_one_epoch_with_a_long_name():
     ("low", "high"), [(0, 1), (2.21, 6.7), (0.35, 0.36), (5, 5), (0, 40), (-3, 1e6), (1e-9, 2e-9)]
 )
 def test_ticks_enclose_the_values(low, high):
-    found = ticks(low, high)
-    assert found[0] <= low <= high <= found[-1] + 1e-9
-    assert 2 <= len(found) <= 8
-    assert found == sorted(set(found))
+    numbers = ticks(low, high)
+    assert numbers[0] <= low <= high <= numbers[-1] + 1e-9
+    assert 2 <= len(numbers) <= 8
+    assert numbers == sorted(set(numbers))
 
 
 def test_an_axis_maps_values_to_pixels():
     assert [Axis(0, 10, 100, 200)(value) for value in (0, 5, 10)] == [100, 150, 200]
-    assert [Axis(0.01, 1, 0, 100, log=True)(value) for value in (0, 0.01, 0.1, 1)] == [
-        0,
-        0,
-        50,
-        100,
-    ]
+    logarithmic = Axis(0.01, 1, 0, 100, log=True)
+    assert [logarithmic(value) for value in (0, 0.01, 0.1, 1)] == [0, 0, 50, 100]
 
 
 def test_charts_leave_out_nan():
@@ -143,12 +139,8 @@ def test_charts_leave_out_nan():
 
 
 def test_metrics_are_written_as_in_papers():
-    assert [metric_text(value) for value in (0.4795, 1.0, 0.0, None)] == [
-        ".479",
-        "1.000",
-        ".000",
-        "–",
-    ]
+    texts = [metric_text(value) for value in (0.4795, 1.0, 0.0, None)]
+    assert texts == [".479", "1.000", ".000", "–"]
     assert [metric_text(value, "mr") for value in (16.42, 1234.5)] == ["16.4", "1,234"]
 
 
@@ -159,16 +151,11 @@ def test_the_page_as_json(run_cli, run_folders):
 
 
 def test_the_page_shows_the_engine(run_cli, tmp_path):
-    assert (
-        run_cli(
-            "train", "world", "--no-tune", "--dim", 2, "--epochs", 1, "--out", tmp_path / "trained"
-        ).code
-        == 0
-    )
-    served = ServedRuns.load([tmp_path / "trained"], device="cpu")
-    engine = json.loads((tmp_path / "trained" / "environment.json").read_text())["engine"]
-    assert (
-        json.loads(request_once(application(served), "/run.json").body)["runs"][0]["engine"]
-        == engine
-    )
+    folder = tmp_path / "trained"
+    options = ("--no-tune", "--dim", 2, "--epochs", 1, "--out", folder)
+    assert run_cli("train", "world", *options).code == 0
+    engine = json.loads((folder / "environment.json").read_text())["engine"]
+    served = ServedRuns.load([folder], device="cpu")
+    details = json.loads(request_once(application(served), "/run.json").body)
+    assert details["runs"][0]["engine"] == engine
     assert f"Trained with {engine}." in page_of(served)[1]

@@ -4,15 +4,16 @@ import asyncio
 import json
 import shutil
 import time
+from dataclasses import replace
 from threading import Event
 
 import pytest
 
 import dualkg as kg
-from dualkg.errors import RequestError
 from dualkg.inference.completion import complete
-from dualkg.serve import facts as completion
+from dualkg.serve import facts
 from dualkg.serve.app import application
+from dualkg.serve.errors import DuplicateRunName, NoRunsToServe
 from dualkg.serve.limits import Limits
 from dualkg.serve.server import request_once
 from dualkg.serve.service import RequestContext, ServedRun, ServedRuns
@@ -47,15 +48,14 @@ def test_calibration_checks_are_in_the_details(run_cli, untouched_folders, tmp_p
 
 
 def test_queries_on_which_two_runs_differ_most(client, run_cli, run_folders):
-    found = client.get("/api/compare", params={"most": 5}).json()
+    response = client.get("/api/compare", params={"most": 5}).json()
     result = run_cli("compare", *run_folders, "--differences", 5, "--samples", 2000, "--json").json
-    assert (found["a"], found["b"], found["split"]) == ("calibrated", "plain", "test")
-    assert [q["difference"] for q in found["queries"]] == [
-        q["difference"] for q in result["differences"]
-    ]
-    assert found["queries"][0]["head"]["label"] == result["differences"][0]["head"]
-    assert found["metrics"]["MRR"]["difference"] == pytest.approx(result["mrr"]["difference"])
-    assert found["sentence"].split(" (")[0].rpartition(" ")[2] in result["sentence"]
+    assert (response["a"], response["b"], response["split"]) == ("calibrated", "plain", "test")
+    differences = [query["difference"] for query in response["queries"]]
+    assert differences == [query["difference"] for query in result["differences"]]
+    assert response["queries"][0]["head"]["label"] == result["differences"][0]["head"]
+    assert response["metrics"]["MRR"]["difference"] == pytest.approx(result["mrr"]["difference"])
+    assert response["sentence"].split(" (")[0].rpartition(" ")[2] in result["sentence"]
 
 
 def test_a_comparison_needs_two_runs(served, client_of):
@@ -79,8 +79,14 @@ def test_runs_of_different_graphs_cannot_be_compared(served, small_graph):
 
 def test_runs_must_have_different_names(served):
     run = served.get("plain")
-    with pytest.raises(RequestError, match="Two of the runs are named 'plain'."):
+    with pytest.raises(DuplicateRunName) as error:
         ServedRuns([run, run])
+    assert error.value.name == "plain"
+
+
+def test_at_least_one_run_is_served():
+    with pytest.raises(NoRunsToServe):
+        ServedRuns([])
 
 
 def lines_of(reply):
@@ -104,17 +110,16 @@ def test_other_requests_are_answered_between_the_lines_of_a_completion(served):
         nonlocal since, most
         other = asyncio.create_task(others())
         kinds = []
-        async for line in completion.completion(
-            context, {"top": 5 * completion.LINES_AT_ONCE, "types": False}
-        ):
+        options = {"top": 5 * facts.LINES_AT_ONCE, "types": False}
+        async for line in facts.completion(context, options):
             kinds.append(line.kind)
             since += 1
             most = max(most, since)
         other.cancel()
         return kinds
 
-    assert asyncio.run(run()).count("triple") == 5 * completion.LINES_AT_ONCE
-    assert 1 < most <= completion.LINES_AT_ONCE + 1
+    assert asyncio.run(run()).count("triple") == 5 * facts.LINES_AT_ONCE
+    assert 1 < most <= facts.LINES_AT_ONCE + 1
 
 
 @pytest.mark.parametrize("name", ["calibrated", "plain"])
@@ -159,7 +164,7 @@ def test_a_completion_that_takes_too_long_ends_with_an_error(client_of):
     )
 
 
-def test_a_completion_without_a_reader_is_cancelled(client_of, monkeypatch):
+def test_a_completion_without_a_reader_is_cancelled(client_of, served):
     cancelled = Event()
 
     def endless(*args, on_progress, **options):
@@ -170,16 +175,14 @@ def test_a_completion_without_a_reader_is_cancelled(client_of, monkeypatch):
         finally:
             cancelled.set()
 
-    monkeypatch.setattr(completion, "complete", endless)
-    client = client_of()
-    with client.stream("GET", "/api/complete") as reply:
+    endless_run = replace(served.get("plain"), complete=endless)
+    client = client_of(runs=ServedRuns([served.get("calibrated"), endless_run]))
+    with client.stream("GET", "/api/complete", params={"run": "plain"}) as reply:
         assert json.loads(next(reply.iter_lines())) == {"kind": "progress", "done": 1, "total": 2}
         assert client.get("/api/complete").status_code == 503
     assert cancelled.wait(120)
-    monkeypatch.undo()
-    until(
-        lambda: client.get("/api/complete", params={"top": 1}).status_code == 200
-    )  # the lock is released afterwards
+    # The lock is released afterwards.
+    until(lambda: client.get("/api/complete", params={"top": 1}).status_code == 200)
     assert lines_of(client.get("/api/complete"))[-1]["kind"] == "end"
 
 

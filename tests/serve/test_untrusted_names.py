@@ -98,32 +98,24 @@ def test_no_name_reverses_a_page(client):
 
 
 def test_no_name_reverses_a_terminal(run_cli, run_folders):
-    """Tables, titles, sentences and errors of commands; as JSON names are the same, with
-    escapes.
+    """Tables, titles, sentences and errors of commands.
+
+    As JSON, names are the same, with escapes.
     """
     name = HOSTILE[8]
+    run = run_folders[1]
+    query = ("--head", name, "--relation", "likes")
     results = [
-        run_cli("predict", run_folders[1], "--head", name, "--relation", "likes", "--top", "40"),
-        run_cli("similar", run_folders[1], name),
-        run_cli(
-            "explain", run_folders[1], "--head", name, "--relation", "likes", "--tail", "thing 30"
-        ),
-        run_cli("predict", run_folders[1], "--head", f"no {name}", "--relation", "likes"),
-        run_cli(
-            "predict",
-            run_folders[1],
-            "--head",
-            name,
-            "--relation",
-            "likes",
-            "--top",
-            "40",
-            "--json",
-        ),
+        run_cli("predict", run, *query, "--top", "40"),
+        run_cli("similar", run, name),
+        run_cli("explain", run, *query, "--tail", "thing 30"),
+        run_cli("predict", run, "--head", f"no {name}", "--relation", "likes"),
+        run_cli("predict", run, *query, "--top", "40", "--json"),
     ]
     assert [result.code for result in results] == [0, 0, 0, 2, 0]
     for result in results:
         assert not {"\u202e", "\x1b"} & set(result.out + result.err)
     for result in results[:4]:
         assert "⟨U+202E⟩reversed�[31m" in result.out + result.err
-    assert name in {one["name"] for one in json.loads(results[4].out)["predictions"]}
+    predictions = json.loads(results[4].out)["predictions"]
+    assert name in {prediction["name"] for prediction in predictions}

@@ -13,16 +13,26 @@ from starlette.staticfiles import StaticFiles
 
 from dualkg.errors import DualkgError
 from dualkg.serve import entities, facts, middleware, queries, runs
-from dualkg.serve.errors import error_reply
 from dualkg.serve.limits import Limits
+from dualkg.serve.replies import error_reply
 from dualkg.serve.service import Context, ServedRuns, Service
 from dualkg.serve.templating import error_response, page, page_router
 
 pages = page_router()
-ROUTERS = (  # JSON first: /entity/NAME.json also matches /entity/NAME
-    *(queries.routes, entities.routes, facts.routes, facts.decision_routes, runs.routes),
-    *(queries.pages, entities.pages, facts.pages, runs.pages, pages),
+# JSON before pages, since /entity/NAME.json also matches /entity/NAME.
+ROUTERS = (
+    queries.routes,
+    entities.routes,
+    facts.routes,
+    facts.decision_routes,
+    runs.routes,
+    queries.pages,
+    entities.pages,
+    facts.pages,
+    runs.pages,
+    pages,
 )
+# The page of all API routes has no script.
 POLICY = "default-src 'none'; style-src 'self'; base-uri 'none'; frame-ancestors 'none'"
 
 
@@ -66,24 +76,8 @@ def application(
         app.include_router(router)
     app.mount("/static", StaticFiles(packages=[("dualkg.serve", "static")]))
 
-    async def handle(request: Request, error: Exception) -> Response:
-        if (
-            isinstance(error, HTTPException) and error.status_code == 405
-        ):  # it names the methods of one route alone
-            found = [
-                one
-                for router in ROUTERS
-                for one in router.routes
-                if one.matches(request.scope)[0] != Match.NONE
-            ]
-            methods = {
-                method for route in found for method in getattr(route, "methods", None) or ()
-            }
-            error.headers = {"Allow": ", ".join(sorted(methods))}
-        return await error_response(request, error_reply(error, request.method))
-
     for kind in (DualkgError, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, handle)
+        app.add_exception_handler(kind, handle_error)
     access = middleware.loopback_host if token is None else middleware.requires_token(token)
     app.add_middleware(
         middleware.RequestMiddleware, service=service, checks=[access, middleware.same_origin]
@@ -91,14 +85,30 @@ def application(
     return app
 
 
+async def handle_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        # Starlette names the methods of one route; an address may have several.
+        error.headers = {"Allow": ", ".join(sorted(allowed_methods(request)))}
+    return await error_response(request, error_reply(error, request.method))
+
+
+def allowed_methods(request: Request) -> set[str]:
+    """The methods of all routes that the address of a request matches."""
+    methods: set[str] = set()
+    for router in ROUTERS:
+        for route in router.routes:
+            match, _ = route.matches(request.scope)
+            if match != Match.NONE:
+                methods.update(getattr(route, "methods", None) or ())
+    return methods
+
+
 def description(app: FastAPI) -> bytes:
-    """The OpenAPI description as JSON. It takes half a second to make and 2 ms to write, so it is
-    made once.
-    """
+    """The OpenAPI description as JSON, which is made once, since that takes half a second."""
     if not hasattr(app.state, "description"):
         app.state.description = JSONResponse(app.openapi()).body
-    made: bytes = app.state.description
-    return made
+    body: bytes = app.state.description
+    return body
 
 
 @pages.get("/openapi.json")

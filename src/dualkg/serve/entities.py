@@ -8,6 +8,7 @@ from fastapi import Query, Response
 from fastapi.responses import JSONResponse
 
 from dualkg.inference.predictor import known_facts, predicted_facts
+from dualkg.serve.errors import UnknownNameError
 from dualkg.serve.limits import MAX_MATCHES, MAX_NAME_LENGTH
 from dualkg.serve.queries import EntityName, page_query, query_results
 from dualkg.serve.schemas import (
@@ -17,8 +18,9 @@ from dualkg.serve.schemas import (
     LabelledFact,
     MatchedEntities,
     MatchedEntity,
+    ScoredItem,
 )
-from dualkg.serve.service import Context, ServedRun, UnknownNameError
+from dualkg.serve.service import Context, RequestContext, ServedRun
 from dualkg.serve.templating import api_router, links, page, page_router, page_url, short, visible
 
 routes = api_router("entities")
@@ -26,10 +28,10 @@ pages = page_router()
 MAX_KNOWN = 500
 NUM_PREDICTED = 20
 NUM_SIMILAR = 10
-MAP_SHARE = 0.8  # of the time limit of a request that it waits for a map
 MAP_PREDICTIONS = 200
-MIN_SCALE = 0.002  # probability that is coloured fully on the map if no prediction has a higher one
-FIRST = "/entities/0/name"
+# The probability that is coloured fully on the map if no prediction has a higher one.
+MIN_SCALE = 0.002
+FIRST = "/entities/0/name"  # the JSON pointer to the first name of `MatchedEntities`
 MAX_ROWS = 22  # on one side of the wide drawing
 # Known and predicted neighbours of each relation, from the most detailed drawing to the least.
 DETAILS = ((8, 3), (5, 3), (4, 2), (3, 2), (2, 2), (2, 1), (1, 1))
@@ -49,29 +51,32 @@ async def entities(
     k: Annotated[int, Query(ge=1, le=MAX_MATCHES, description="Number of names.")] = 10,
 ) -> MatchedEntities:
     """Search entities by name while typing; case and accents are ignored."""
-    names = context.run.graph.entities
-    search = context.run.name_search.search
-    found = []
-    for match in await context.in_thread(lambda: search(q, limit=k)):
-        item = Item.of(names, match.id)
-        note = short(item.name) if item.name != item.label else None
-        found.append(
+    run = context.run
+    matches = await context.in_thread(lambda: run.name_search.search(q, limit=k))
+    matched = []
+    for match in matches:
+        item = Item.of(run.graph.entities, match.id)
+        matched.append(
             MatchedEntity(
-                **dict(item), match_type=match.match_type, text=short(item.label), note=note
+                id=item.id,
+                name=item.name,
+                label=item.label,
+                match_type=match.match_type,
+                text=short(item.label),
+                note=short(item.name) if item.name != item.label else None,
             )
         )
-    return MatchedEntities(run=context.run.name, q=q, entities=found)
+    return MatchedEntities(run=run.name, q=q, entities=matched)
 
 
+# The last address is for names that a browser would change in a path, such as `..`.
 @routes.get("/api/entity/{name:name}")
 @routes.get("/entity/{name:name}.json", include_in_schema=False)
-@routes.get(
-    "/entity.json", include_in_schema=False
-)  # for names that a browser would change in a path, such as `..`
+@routes.get("/entity.json", include_in_schema=False)
 async def entity(context: Context, name: EntityName) -> Entity:
     """Known facts, predicted facts and similar entities of an entity."""
     run = context.run
-    graph = context.run.graph
+    graph = run.graph
     id = await context.id(name)
     similar = await context.predict("similar", id, k=NUM_SIMILAR)
     known, num_known = await context.in_thread(
@@ -92,30 +97,31 @@ async def entity(context: Context, name: EntityName) -> Entity:
 @pages.get("/entity/{name:name}")
 async def entity_page(context: Context, name: EntityName) -> Response:
     try:
-        found = await entity(context, name)
+        details = await entity(context, name)
     except UnknownNameError as error:
         names = context.run.graph.entities
-        similar = [Item.of(names, names.id(name)) for name in error.suggestions]
+        similar = [Item.of(names, names.id(suggestion)) for suggestion in error.suggestions]
         return page(context, "unknown_entity.html", status=404, error=error, similar=similar)
-    groups = groups_of(found)
+
+    groups = groups_of(details)
+    inward = [group for group in groups if not group.outwards]
+    outward = [group for group in groups if group.outwards]
     return page(
         context,
         "entity.html",
-        json=page_url(context, "/entity.json", name=found.entity.name),
-        found=found,
+        json=page_url(context, "/entity.json", name=details.entity.name),
+        details=details,
         groups=groups,
-        sides=[
-            fitting([group for group in groups if group.outwards is out], MAX_ROWS)
-            for out in (False, True)
-        ],
+        sides=[fitting(inward, MAX_ROWS), fitting(outward, MAX_ROWS)],
         tree=fitting(groups, 2 * MAX_ROWS),
     )
 
 
 @dataclass(frozen=True)
 class Group:
-    """Facts with one relation: their tails are neighbours of the entity if `outwards`, else their
-    heads.
+    """Facts of an entity with one relation.
+
+    The neighbours of the entity are their tails if `outwards`, else their heads.
     """
 
     relation: Item
@@ -127,53 +133,72 @@ class Group:
     @property
     def anchor(self) -> str:
         """The id of the list of all these facts on the page."""
-        return f"{'to' if self.outwards else 'from'}-{self.relation.id}"
+        direction = "to" if self.outwards else "from"
+        return f"{direction}-{self.relation.id}"
 
     @property
     def rows(self) -> list[LabelledFact | None]:
-        """The rows of a drawing; None is the number of omitted neighbours."""
-        return [*self.known, *self.predicted, *([None] if self.num_omitted else [])]
+        """The rows of a drawing; None is the row with the number of omitted neighbours."""
+        rows: list[LabelledFact | None] = [*self.known, *self.predicted]
+        if self.num_omitted:
+            rows.append(None)
+        return rows
 
     def neighbour(self, fact: LabelledFact) -> Item:
         return fact.tail if self.outwards else fact.head
 
-    def shortened(self, num_known: int, num_predicted: int) -> "Group":
+    def shortened(self, *, num_known: int, num_predicted: int) -> "Group":
+        """The group with fewer neighbours."""
         num_omitted = max(0, len(self.known) - num_known)
         if num_omitted == 1:  # "1 more" takes as much space as the neighbour itself
-            num_known = num_known + 1
+            num_known += 1
             num_omitted = 0
-        known = self.known[:num_known]
-        predicted = self.predicted[:num_predicted]
-        return replace(self, known=known, predicted=predicted, num_omitted=num_omitted)
+        return replace(
+            self,
+            known=self.known[:num_known],
+            predicted=self.predicted[:num_predicted],
+            num_omitted=num_omitted,
+        )
 
 
-def groups_of(found: Entity) -> list[Group]:
-    """Facts by relation and direction: outward ones first, then by size. A triple of two splits
-    counts once.
+def groups_of(details: Entity) -> list[Group]:
+    """Facts by relation and direction: outward ones first, then by size.
+
+    A triple of two splits counts once.
     """
-    groups: dict[tuple[bool, int], Group] = {}
     facts: dict[tuple[int, int, int], LabelledFact] = {}
-    for fact in [*found.known, *found.predicted]:
+    for fact in [*details.known, *details.predicted]:
         facts.setdefault((fact.head.id, fact.relation.id, fact.tail.id), fact)
+
+    groups: dict[tuple[bool, int], Group] = {}
     for fact in facts.values():
-        outwards = fact.head.id == found.entity.id
+        outwards = fact.head.id == details.entity.id
         group = groups.setdefault((outwards, fact.relation.id), Group(fact.relation, outwards))
-        (group.predicted if fact.split is None else group.known).append(fact)
-    return sorted(
-        groups.values(),
-        key=lambda group: (not group.outwards, -len(group.known), group.relation.id),
-    )
+        members = group.predicted if fact.split is None else group.known
+        members.append(fact)
+
+    def order(group: Group) -> tuple[bool, int, int]:
+        return (not group.outwards, -len(group.known), group.relation.id)
+
+    return sorted(groups.values(), key=order)
 
 
 def fitting(groups: list[Group], max_rows: int) -> list[Group]:
     """The groups with as many neighbours as fit into a drawing."""
-    for details in DETAILS:
-        short = [group.shortened(*details) for group in groups]
-        if sum(len(group.rows) for group in short) <= max_rows:
+    drawn = groups
+    for num_known, num_predicted in DETAILS:
+        drawn = [
+            group.shortened(num_known=num_known, num_predicted=num_predicted) for group in groups
+        ]
+        if _num_rows(drawn) <= max_rows:
             break
-    while sum(len(group.rows) for group in short) > max_rows:
-        short.pop()
-    return short
+    while _num_rows(drawn) > max_rows:
+        drawn.pop()
+    return drawn
+
+
+def _num_rows(groups: list[Group]) -> int:
+    return sum(len(group.rows) for group in groups)
 
 
 @routes.get(
@@ -181,33 +206,38 @@ def fitting(groups: list[Group], max_rows: int) -> list[Group]:
 )
 @routes.get("/map.json", include_in_schema=False)
 async def entity_map(context: Context) -> Response:
-    """The t-SNE position of each entity; computed once, which may take minutes, and stored. Until
-    then 202.
+    """The t-SNE position of each entity; until it has been computed, the status is 202.
+
+    It is computed once, which may take minutes, and stored.
     """
-    service = context.service
     run = context.run
-    future = asyncio.wrap_future(service.entity_map(run))
-    done, _ = await asyncio.wait([future], timeout=MAP_SHARE * service.limits.seconds)
+    limits = context.service.limits
+    future = asyncio.wrap_future(context.service.entity_map(run))
+    done, _ = await asyncio.wait([future], timeout=limits.map_share * limits.seconds)
     if not done:
-        message = f"The map of {len(run.graph.entities):,} entities is being computed. Try again in a while."
+        message = (
+            f"The map of {len(run.graph.entities):,} entities is being computed. "
+            "Try again in a while."
+        )
         return JSONResponse(
             {"run": run.name, "message": message}, status_code=202, headers={"Retry-After": "10"}
         )
+
     positions = future.result()
-    body = await context.in_thread(
-        lambda: _map(run, *positions.round(5).T.tolist()).model_dump_json()
-    )
+    x, y = positions.round(5).T.tolist()
+    body = await context.in_thread(lambda: _map(run, x, y).model_dump_json())
     return Response(body, media_type="application/json")
 
 
 def _map(run: ServedRun, x: list[float], y: list[float]) -> EntityMap:
     vocabulary = run.graph.entities
     names = vocabulary.names.to_pylist()
-    given = names if vocabulary.labels is None else vocabulary.labels.to_pylist()
-    labels = [visible(label or name) for label, name in zip(given, names, strict=True)]
-    return EntityMap(
-        run=run.name, x=x, y=y, names=names, labels=None if labels == names else labels
-    )
+    given_labels = names if vocabulary.labels is None else vocabulary.labels.to_pylist()
+    labels = []
+    for label, name in zip(given_labels, names, strict=True):
+        labels.append(visible(label or name))
+    has_labels = labels != names
+    return EntityMap(run=run.name, x=x, y=y, names=names, labels=labels if has_labels else None)
 
 
 @pages.get("/map")
@@ -219,12 +249,16 @@ async def map_page(
         context,
         "map.html",
         json=page_url(context, "/map.json"),
-        entity=Item.of(context.run.graph.entities, await context.id(entity)) if entity else None,
-        relation=context.run.relations[await context.id(relation, "relation")]
-        if relation
-        else None,
+        entity=await _chosen_entity(context, entity),
+        relation=await context.relation(relation),
         find=find,
     )
+
+
+async def _chosen_entity(context: RequestContext, name: str) -> Item | None:
+    if not name:
+        return None
+    return Item.of(context.run.graph.entities, await context.id(name))
 
 
 @pages.get("/map/predictions")
@@ -232,14 +266,28 @@ async def map_predictions(
     context: Context, entity: Name, relation: Name, find: End = "tail"
 ) -> Response:
     """The list next to the map; each row has the strength of its colour, from 0 to 1."""
-    head, tail = (entity, None) if find == "tail" else (None, entity)
-    found = await query_results(
-        context, await page_query(head, relation, tail, find, k=MAP_PREDICTIONS)
-    )
-    best = max([MIN_SCALE, *(one.probability or 0 for one in found.predictions)])
-    new = [
-        (one, 1 / (1 + rank / 5) if one.probability is None else one.probability / best)
-        for rank, one in enumerate(found.predictions)
-    ]
-    new.sort(key=lambda pair: -(pair[0].probability or 0))
-    return page(context, "map_predictions.html", found=found, new=new)
+    if find == "tail":
+        query = await page_query(head=entity, relation=relation, find=find, k=MAP_PREDICTIONS)
+    else:
+        query = await page_query(relation=relation, tail=entity, find=find, k=MAP_PREDICTIONS)
+    results = await query_results(context, query)
+    coloured = _coloured(results.predictions)
+    return page(context, "map_predictions.html", results=results, new=coloured)
+
+
+def _coloured(predictions: list[ScoredItem]) -> list[tuple[ScoredItem, float]]:
+    """Predictions with the strength of their colour, most probable first.
+
+    Without probabilities, the strength falls with the rank.
+    """
+    probabilities = [prediction.probability or 0.0 for prediction in predictions]
+    highest = max([MIN_SCALE, *probabilities])
+    rows = []
+    for index, prediction in enumerate(predictions):
+        if prediction.probability is None:
+            strength = 1 / (1 + index / 5)
+        else:
+            strength = prediction.probability / highest
+        rows.append((prediction, strength))
+    rows.sort(key=lambda row: -(row[0].probability or 0.0))
+    return rows

@@ -1,105 +1,304 @@
-"""Errors as HTTP responses: a status and the message that the command line would print."""
+"""Errors of the server: their parameters, and how options and calls are spelled over HTTP.
 
+`replies.py` gives each error its status.
+"""
+
+import json
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
+from urllib.parse import urlencode
 
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
-
-from dualkg.errors import RequestError
-from dualkg.serve.schemas import Error
-from dualkg.serve.service import BusyError, UnknownNameError
-
-MAX_QUOTED = 100  # characters of a quoted value
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    400: {"model": Error, "description": "The request was wrong."},
-    401: {"model": Error, "description": "A token is required."},
-    404: {"model": Error, "description": "Nothing has this name."},
-    413: {"model": Error, "description": "The body is too large."},
-    422: {"model": Error, "description": "A value is not valid."},
-    429: {"model": Error, "description": "This client has too many requests in progress."},
-    431: {"model": Error, "description": "The address and headers are too large."},
-    503: {"model": Error, "description": "The server is busy, or the request took too long."},
-}
-MESSAGES = {  # by the type of a pydantic error, with its context
-    "missing": "{name} is missing.",
-    "json_invalid": "The body is not JSON: {error}.",
-    "greater_than_equal": "{name} must be at least {ge:,}; {got}.",
-    "less_than_equal": "{name} must be at most {le:,}; {got}.",
-    "greater_than": "{name} must be above {gt:,}; {got}.",
-    "less_than": "{name} must be below {lt:,}; {got}.",
-    "literal_error": "{name} must be {expected}; {got}.",
-    **dict.fromkeys(
-        ("int_parsing", "int_type", "int_from_float", "int_parsing_size"),
-        "{name} must be an integer; {got}.",
-    ),
-    **dict.fromkeys(
-        ("float_parsing", "float_type", "finite_number"), "{name} must be a number; {got}."
-    ),
-    **dict.fromkeys(("bool_parsing", "bool_type"), "{name} must be true or false; {got}."),
-    **dict.fromkeys(("string_type", "string_unicode"), "{name} must be text; {got}."),
-    "string_too_long": "{name} must have at most {max_length:,} characters; got {length:,}.",
-    "too_long": "{name} must have at most {max_length:,} items; got {actual_length:,}.",
-    "too_short": "{name} must have at least {min_length:,} items; got {actual_length:,}.",
-}
+from dualkg.errors import PYTHON, DualkgError, RequestError, Words
 
 
-@dataclass(frozen=True)
-class ErrorReply:
-    """Status, message and headers of a response to a request that was not answered."""
+class HttpWords(Words):
+    """Options are parameters of a request, and calls are addresses.
 
-    status: int
-    message: str
-    suggestions: Sequence[str] = ()  # similar names
-    headers: Mapping[str, str] = field(default_factory=dict)
+    What only the operator of the server can do is spelled as on the command line.
+    """
 
-    def as_json(self) -> JSONResponse:
-        body = Error(error=self.message, suggestions=list(self.suggestions)).model_dump()
-        return JSONResponse(body, status_code=self.status, headers=dict(self.headers))
+    operator_options: ClassVar[frozenset[str]] = frozenset(
+        {
+            "device",
+            "host",
+            "out",
+            "overwrite",
+            "port",
+            "read_only",
+            "threads",
+            "timeout",
+            "token",
+            "trust_code",
+        }
+    )
+    # Arguments of functions whose parameters have another name, since a request repeats them.
+    parameters: ClassVar[Mapping[str, str]] = {"relations": "relation", "heads": "head"}
+    # Commands that are also addresses; the run is that of the request.
+    addresses: ClassVar[Mapping[str, str]] = {
+        "complete": "/api/complete",
+        "explain": "/api/explain",
+        "similar": "/api/similar",
+    }
+
+    def option(self, name: str, value: object = None) -> str:
+        if name in self.operator_options:
+            return _command_option(name, value)
+
+        parameter = self.parameters.get(name, name)
+        return parameter if value is None else f"{parameter}={_parameter_value(value)}"
+
+    def key(self, key: str, value: object = None) -> str:
+        return key if value is None else f"{key} = {value}"
+
+    def call(self, name: str, *arguments: object, **options: object) -> str:
+        if name not in self.addresses:
+            return _command(name, *arguments, **options)
+
+        parameters = {
+            self.parameters.get(option, option): _parameter_value(value)
+            for option, value in options.items()
+        }
+        address = self.addresses[name]
+        return f"{address}?{urlencode(parameters)}" if parameters else address
 
 
-def error_reply(error: Exception, method: str = "GET") -> ErrorReply:
-    match error:
-        case UnknownNameError():
-            return ErrorReply(404, str(error), suggestions=error.suggestions)
-        case RequestError():
-            return ErrorReply(400, str(error))
-        case BusyError():
-            return ErrorReply(503, str(error), headers={"Retry-After": "1"})
-        case RequestValidationError():
-            return ErrorReply(422, validation_message(error.errors()[0]))
-        case HTTPException(
-            status_code=400, __cause__=Exception() as cause
-        ):  # by FastAPI, of a body
-            reason = "it is nested too deeply" if isinstance(cause, RecursionError) else str(cause)
-            return ErrorReply(400, f"The body cannot be read as JSON: {reason}.")
-        case HTTPException(status_code=404):
-            return ErrorReply(404, "There is nothing at this address. /docs lists all addresses.")
-        case HTTPException(status_code=405):
-            allowed = (error.headers or {}).get("Allow", "GET")
-            return ErrorReply(
-                405, f"This address accepts {allowed}; got {method}.", headers=error.headers or {}
-            )
-        case HTTPException():
-            return ErrorReply(error.status_code, str(error.detail), headers=error.headers or {})
-    return ErrorReply(500, str(error))
+HTTP = HttpWords()
 
 
-def validation_message(error: dict[str, Any]) -> str:
-    """Pydantic's description of a wrong value as a sentence."""
-    hidden = (
-        "query",
-        "path",
-        "body",
-        "constrained-str",
-    )  # the last is pydantic's word for one type of several
-    name = ".".join(str(part) for part in error["loc"] if part not in hidden) or "The body"
-    value = (
-        str(error.get("input")).encode(errors="backslashreplace").decode()
-    )  # JSON may hold half a character
-    got = f"got '{value[:MAX_QUOTED]}…'" if len(value) > MAX_QUOTED else f"got '{value}'"
-    message = MESSAGES.get(error["type"], "{name} is not valid: {reason}.")
-    values = {"name": name, "got": got, "length": len(value), "reason": error["msg"].lower()}
-    return message.format(**values | error.get("ctx", {}))
+def _parameter_value(value: object) -> str:
+    """A value as a query parameter spells it: `true`, and text without quotes."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _command(name: str, *arguments: object, **options: object) -> str:
+    words = ["dualkg", name]
+    words += [shlex.quote(str(argument)) for argument in arguments]
+    words += [_command_option(option, value) for option, value in options.items()]
+    return " ".join(words)
+
+
+def _command_option(name: str, value: object) -> str:
+    option = name.replace("_", "-")
+    if value is False:
+        return f"--no-{option}"
+    if value is None or value is True:
+        return f"--{option}"
+    return f"--{option} {shlex.quote(str(value))}"
+
+
+# -- requests that name something unknown ------------------------------------
+
+
+class UnknownNameError(RequestError):
+    """A part of a triple has an unknown name; `suggestions` are similar ones, best first.
+
+    `problem` is the error of the vocabulary, which words the message.
+    """
+
+    def __init__(
+        self, problem: RequestError, *, part: str, suggestions: Sequence[str] = ()
+    ) -> None:
+        super().__init__()
+        self.problem = problem
+        self.part = part
+        self.suggestions = list(suggestions)
+
+    def message(self, words: Words = PYTHON) -> str:
+        return self.problem.message(words)
+
+
+class UnknownRunError(RequestError):
+    """No run with this name is served."""
+
+    def __init__(self, name: str, *, served: Sequence[str]) -> None:
+        super().__init__()
+        self.name = name
+        self.served = list(served)
+
+    def message(self, words: Words = PYTHON) -> str:
+        served = ", ".join(f"'{name}'" for name in self.served)
+        return f"No served run is named '{self.name}'. Available: {served}."
+
+
+# -- requests that cannot be answered ----------------------------------------
+
+
+class IncompleteQuery(RequestError):
+    """Fewer than two parts of a triple were named; `find` is the part to find."""
+
+    def __init__(self, *, find: str, missing: Sequence[str]) -> None:
+        super().__init__()
+        self.find = find
+        self.missing = list(missing)
+
+    def message(self, words: Words = PYTHON) -> str:
+        return f"Name the {' and the '.join(self.missing)} to find the {self.find}."
+
+
+class NothingToCompareWith(RequestError):
+    """A comparison was requested, and only one run is served."""
+
+    def message(self, words: Words = PYTHON) -> str:
+        both = words.call("serve", "RUN", "RUN")
+        return f"A comparison needs two runs, and one is served. Serve both: {both}"
+
+
+class DecisionsRefused(RequestError):
+    """The server was started to be read only."""
+
+    def message(self, words: Words = PYTHON) -> str:
+        read_only = words.option("read_only", True)
+        return f"This server was started with {read_only} and accepts no decisions."
+
+
+class UnsavedRun(RequestError):
+    """A run without a folder has no place for decisions."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__()
+        self.run = run
+
+    def message(self, words: Words = PYTHON) -> str:
+        return f"The run {self.run} has no folder to store decisions in. Save it first."
+
+
+# -- a server that has too much to do ----------------------------------------
+
+
+class BusyError(DualkgError):
+    """The server has more to do than it accepts; the same request may succeed later.
+
+    It is abstract.
+    """
+
+
+class QueueFull(BusyError):
+    """As many queries as the server accepts are waiting for the model."""
+
+    def __init__(self, num_waiting: int) -> None:
+        super().__init__()
+        self.num_waiting = num_waiting
+
+    def message(self, words: Words = PYTHON) -> str:
+        return f"{self.num_waiting:,} queries are waiting already. Try again in a moment."
+
+
+class CompletionRunning(BusyError):
+    """One completion runs at a time."""
+
+    def message(self, words: Words = PYTHON) -> str:
+        return "Another completion is running. Try again when it has finished."
+
+
+class TimeLimitExceeded(BusyError):
+    """A request was given up; `subject` is what took too long."""
+
+    def __init__(self, subject: str, *, seconds: float) -> None:
+        super().__init__()
+        self.subject = subject
+        self.seconds = seconds
+
+    def message(self, words: Words = PYTHON) -> str:
+        return f"{self.subject} took longer than its limit of {self.seconds:g} seconds."
+
+
+# -- a server that cannot start ----------------------------------------------
+
+
+class NoRunsToServe(RequestError):
+    """A server was to be started without a run."""
+
+    def message(self, words: Words = PYTHON) -> str:
+        return "Name at least one run to serve."
+
+
+class DuplicateRunName(RequestError):
+    """Two runs have the same name, so that requests could not choose between them."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"Two of the runs are named '{self.name}'. Serve runs from folders with different "
+            "names."
+        )
+
+
+class InvalidTimeLimit(RequestError):
+    """A time limit of zero or less; `limit` is the name of the limit."""
+
+    def __init__(self, limit: str, *, seconds: float) -> None:
+        super().__init__()
+        self.limit = limit
+        self.seconds = seconds
+
+    def message(self, words: Words = PYTHON) -> str:
+        return f"A time limit must be above 0 seconds; got {self.seconds:g}."
+
+
+class InvalidAddress(RequestError):
+    """The address of a request without a port does not begin with a slash."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self.address = address
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            "An address must begin with a slash, such as /entity/France.json; "
+            f"got '{self.address}'."
+        )
+
+
+class InvalidToken(RequestError):
+    """No header can hold the token. It is a secret, so the message does not quote it."""
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            "A token must consist of ASCII letters, digits and punctuation, and must not be empty."
+        )
+
+
+class UnprotectedHost(RequestError):
+    """Other machines reach the host, and no token is set."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__()
+        self.host = host
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"On {self.host} other machines could reach the server. "
+            f"Protect it with {words.option('token')}, or leave out {words.option('host')}."
+        )
+
+
+class UnusableHost(RequestError):
+    """The host has no address that can be listened on."""
+
+    def __init__(self, host: str, *, reason: str) -> None:
+        super().__init__()
+        self.host = host
+        self.reason = reason
+
+    def message(self, words: Words = PYTHON) -> str:
+        return f"The host {self.host} cannot be used: {self.reason}."
+
+
+class UnusablePort(RequestError):
+    """The port is taken, or this user may not listen on it."""
+
+    def __init__(self, port: int, *, host: str, reason: str) -> None:
+        super().__init__()
+        self.port = port
+        self.host = host
+        self.reason = reason
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"Port {self.port} of {self.host} cannot be used: {self.reason}. "
+            f"Choose another with {words.option('port')}."
+        )

@@ -1,6 +1,4 @@
-"""New facts: completion as a stream of JSON lines, decisions on the new triples, and the page of a
-curator.
-"""
+"""New facts: a completion as JSON lines, decisions on new triples, and the page of a curator."""
 
 import asyncio
 import json
@@ -13,16 +11,24 @@ from datetime import UTC, datetime
 from threading import Event
 from typing import Annotated, Any
 
-from fastapi import Depends, HTTPException, Query, Response
+from fastapi import Depends, Query, Response
 from fastapi.responses import StreamingResponse
 
 from dualkg.errors import DualkgError
-from dualkg.inference.completion import Completion, complete
-from dualkg.inference.decisions import Decision, DecisionStore, Triple, as_csv, as_tsv
+from dualkg.inference.completion import Completion
+from dualkg.inference.decisions import (
+    Decision,
+    DecisionStore,
+    Triple,
+    Verdict,
+    as_csv,
+    as_tsv,
+)
 from dualkg.serve import schemas
+from dualkg.serve.errors import HTTP, CompletionRunning, DecisionsRefused, TimeLimitExceeded
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_NEW_TRIPLES
 from dualkg.serve.schemas import CompletionLine
-from dualkg.serve.service import BusyError, Context, RequestContext
+from dualkg.serve.service import Context, RequestContext, ServedRun
 from dualkg.serve.templating import api_router, fill, page, page_router, page_url, relation_text
 
 routes = api_router("completion")
@@ -33,8 +39,8 @@ PROGRESS_INTERVAL = 0.25  # seconds
 # threads their turn.
 LINES_AT_ONCE = 20
 PAUSE = 0.001
-BUSY = "Another completion is running. Try again when it has finished."
-LENGTHS = (50, 100, 500, 2000)  # of the list of a page
+LENGTHS = (50, 100, 500, 2000)  # triples that a page may list
+DEFAULT_LENGTH = 100
 REFUSALS: dict[int | str, dict[str, Any]] = {
     403: {
         "model": schemas.Error,
@@ -46,7 +52,7 @@ ByTriple = Mapping[Triple, Decision]
 Names = Annotated[list[Annotated[str, Query(max_length=MAX_NAME_LENGTH)]], Query(max_length=100)]
 
 
-class _CancelledError(Exception):
+class _ReaderGone(Exception):
     """The reader of the stream has gone."""
 
 
@@ -63,11 +69,11 @@ async def completion_options(
     ] = True,
 ) -> dict[str, Any]:
     """Keyword arguments of `complete`; all relations and heads where none is named."""
-    relations = [await context.id(name, "relation") for name in relation] or None
-    heads = [await context.id(name) for name in head] or None
+    relations = [await context.id(name, "relation") for name in relation]
+    heads = [await context.id(name) for name in head]
     return {
-        "relations": relations,
-        "heads": heads,
+        "relations": relations or None,
+        "heads": heads or None,
         "top": top,
         "min_probability": min_probability,
         "types": types,
@@ -89,8 +95,9 @@ Options = Annotated[dict[str, Any], Depends(completion_options)]
     },
 )
 async def complete_run(context: Context, options: Options) -> StreamingResponse:
-    """The most plausible triples that the graph does not have, as JSON lines, after lines of
-    progress.
+    """The most plausible triples that the graph does not have, as JSON lines.
+
+    Lines of progress come first.
     """
     return _stream(context, options, lambda line: line.model_dump_json(exclude_none=True))
 
@@ -100,64 +107,68 @@ def _stream(
 ) -> StreamingResponse:
     """A completion as a stream of lines; a late error is its last line."""
     if context.service.completing.locked():
-        raise BusyError(BUSY)
+        raise CompletionRunning
 
     async def lines() -> AsyncIterator[str]:
-        group: list[
-            str
-        ] = []  # sent at once, since every chunk passes through all layers of the application
+        # Lines are sent in groups, since every chunk passes through all layers of the application.
+        group: list[str] = []
         try:
-            async with aclosing(completion(context, options)) as found:
-                async for line in found:
+            async with aclosing(completion(context, options)) as completion_lines:
+                async for line in completion_lines:
                     group.append(f"{dump(line)}\n")
                     if line.kind != "triple" or len(group) == LINES_AT_ONCE:
                         yield "".join(group)
                         group.clear()
-        except (TimeoutError, DualkgError) as error:
-            late = f"The completion took longer than its limit of {context.service.limits.stream_seconds:g} seconds."
-            message = late if isinstance(error, TimeoutError) else str(error)
-            yield f"{dump(CompletionLine(kind='error', error=message))}\n"
+        except TimeoutError:
+            seconds = context.service.limits.stream_seconds
+            yield f"{dump(_error_line(TimeLimitExceeded('The completion', seconds=seconds)))}\n"
+        except DualkgError as error:
+            yield f"{dump(_error_line(error))}\n"
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+def _error_line(error: DualkgError) -> CompletionLine:
+    return CompletionLine(kind="error", error=error.in_words(HTTP))
 
 
 async def completion(
     context: RequestContext, options: dict[str, Any]
 ) -> AsyncGenerator[CompletionLine, None]:
-    """The lines of a completion that runs in a thread; closing the generator stops it at its next
-    block of queries.
+    """The lines of a completion that runs in a thread.
+
+    Closing the generator stops the completion at its next block of queries.
     """
     service = context.service
     run = context.run
     loop = asyncio.get_running_loop()
-    progress = asyncio.Queue[CompletionLine | None]()
-    cancelled = Event()
-    reported = 0.0
     deadline = loop.time() + service.limits.stream_seconds
+    progress = asyncio.Queue[CompletionLine | None]()  # None is the end
+    cancelled = Event()
+    last_report = 0.0
     if not service.completing.acquire(blocking=False):
-        raise BusyError(BUSY)
+        raise CompletionRunning
 
     def on_progress(done: int, total: int) -> None:
-        nonlocal reported
+        nonlocal last_report
         if cancelled.is_set():
-            raise _CancelledError
-        if time.monotonic() >= reported + PROGRESS_INTERVAL or done == total:
-            reported = time.monotonic()
-            loop.call_soon_threadsafe(
-                progress.put_nowait, CompletionLine(kind="progress", done=done, total=total)
-            )
+            raise _ReaderGone
+        now = time.monotonic()
+        if now >= last_report + PROGRESS_INTERVAL or done == total:
+            last_report = now
+            line = CompletionLine(kind="progress", done=done, total=total)
+            loop.call_soon_threadsafe(progress.put_nowait, line)
 
     def work() -> Completion | None:
         try:
-            calibration = run.predictor.calibration
-            return complete(
+            return run.complete(
                 run.predictor.model,
                 run.graph,
-                calibration=calibration,
+                calibration=run.predictor.calibration,
                 on_progress=on_progress,
                 **options,
             )
-        except _CancelledError:
+        except _ReaderGone:
             return None
         finally:
             service.completing.release()
@@ -165,108 +176,148 @@ async def completion(
 
     running = loop.run_in_executor(service.completions, work)
     try:
-        while (line := await asyncio.wait_for(progress.get(), deadline - loop.time())) is not None:
+        while True:
+            line = await asyncio.wait_for(progress.get(), deadline - loop.time())
+            if line is None:
+                break
             yield line
     finally:
         cancelled.set()
-    if (found := await running) is None:
+
+    completed = await running
+    if completed is None:
         return
-    for number, triple in enumerate(found.triples.tolist()):
-        yield CompletionLine(
-            kind="triple",
-            rank=number + 1,
-            **dict(schemas.Triple.of(run.graph, *triple)),
-            probability=None if found.probability is None else float(found.probability[number]),
-            score=float(found.score[number]),
-            log_probability=float(found.log_probability[number]),
-        )
-        if number % LINES_AT_ONCE == LINES_AT_ONCE - 1:
+    for index in range(len(completed)):
+        yield _triple_line(run, completed, index)
+        if index % LINES_AT_ONCE == LINES_AT_ONCE - 1:
             await asyncio.sleep(PAUSE)  # sending does not wait, unless the client does not read
-    yield CompletionLine(kind="end", num_triples=len(found))
+    yield CompletionLine(kind="end", num_triples=len(completed))
+
+
+def _triple_line(run: ServedRun, completed: Completion, index: int) -> CompletionLine:
+    triple = schemas.Triple.of(
+        run.graph,
+        int(completed.heads[index]),
+        int(completed.relations[index]),
+        int(completed.tails[index]),
+    )
+    probability = None
+    if completed.probability is not None:
+        probability = float(completed.probability[index])
+    return CompletionLine(
+        kind="triple",
+        rank=index + 1,
+        head=triple.head,
+        relation=triple.relation,
+        tail=triple.tail,
+        probability=probability,
+        score=float(completed.score[index]),
+        log_probability=float(completed.log_probability[index]),
+    )
 
 
 @decision_routes.get("/api/decisions")
 async def decisions(context: Context) -> schemas.DecisionList:
     """The new facts that were accepted or rejected, in the order of the decisions."""
-    found = await _load_decisions(context)
+    decided = await _load_decisions(context)
     can_decide = not context.service.read_only and context.run.run.folder is not None
     return schemas.DecisionList(
-        **_counts(context, found), can_decide=can_decide, decisions=list(found.values())
+        **_counts(context, decided), can_decide=can_decide, decisions=list(decided.values())
     )
 
 
 @decision_routes.post("/api/decisions", responses=REFUSALS)
 async def decide(context: Context, new: schemas.NewDecisions) -> schemas.DecisionCounts:
-    """Accept or reject new facts, or take decisions back. Either all are stored or none; a later
-    one counts.
+    """Accept or reject new facts, or take decisions back.
 
-    The body must be declared as JSON; a browser must send it from a page of this server.
+    Either all are stored or none; a later one counts. The body must be declared as JSON; a browser
+    must send it from a page of this server.
     """
-    if context.service.read_only:
-        raise HTTPException(
-            403, "This server was started with --read-only and accepts no decisions."
-        )
-    by_triple = dict(await asyncio.gather(*(_decision(context, one) for one in new.decisions)))
-    made = [one for one in by_triple.values() if one is not None]
-    undone = [triple for triple, one in by_triple.items() if one is None]
     service = context.service
     run = context.run
-    found = await context.in_thread(
-        lambda: service.decisions(run, lambda store: store.update(made, removed=undone))
-    )
-    return schemas.DecisionCounts(**_counts(context, found))
+    if service.read_only:
+        raise DecisionsRefused
+
+    resolved = await asyncio.gather(*(_decision(context, decision) for decision in new.decisions))
+    made: list[Decision] = []
+    taken_back: list[Triple] = []
+    for triple, decision in dict(resolved).items():
+        if decision is None:
+            taken_back.append(triple)
+        else:
+            made.append(decision)
+
+    def update(store: DecisionStore) -> ByTriple:
+        return store.update(made, removed=taken_back)
+
+    decided = await context.in_thread(lambda: service.decisions(run, update))
+    return schemas.DecisionCounts(**_counts(context, decided))
 
 
 async def _decision(
     context: RequestContext, new: schemas.NewDecision
 ) -> tuple[Triple, Decision | None]:
-    """The decision by names, with the current probability of the triple; none if it is taken
-    back.
-    """
-    ids = await context.ids(**new.model_dump(exclude={"verdict"}))
-    head, relation, tail = (
-        schemas.vocabulary_of(context.run.graph, part)[id] for part, id in ids.items()
-    )
-    triple = head, relation, tail
+    """The triple by its names, and the decision on it; none if it is taken back."""
+    graph = context.run.graph
+    ids = await context.ids(head=new.head, relation=new.relation, tail=new.tail)
+    head = graph.entities[ids["head"]]
+    relation = graph.relations[ids["relation"]]
+    tail = graph.entities[ids["tail"]]
+    triple = (head, relation, tail)
     if new.verdict == "undecided":
         return triple, None
-    [found] = await context.predict("triple", *ids.values(), k=1)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return triple, Decision(
-        *triple, verdict=new.verdict, probability=found.probability, decided_at=now
+
+    [prediction] = await context.predict("triple", *ids.values(), k=1)
+    decision = Decision(
+        head,
+        relation,
+        tail,
+        verdict=new.verdict,
+        probability=prediction.probability,
+        decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+    return triple, decision
 
 
 async def _load_decisions(context: RequestContext) -> ByTriple:
-    if context.run.run.folder is None:
+    service = context.service
+    run = context.run
+    if run.run.folder is None:
         return {}
-    return await context.in_thread(
-        lambda: context.service.decisions(context.run, DecisionStore.load)
-    )
+    return await context.in_thread(lambda: service.decisions(run, DecisionStore.load))
 
 
-def _counts(context: RequestContext, found: ByTriple) -> dict[str, Any]:
-    number = Counter(one.verdict for one in found.values())
-    return {"run": context.run.name, "accepted": number["accepted"], "rejected": number["rejected"]}
+def _counts(context: RequestContext, decided: ByTriple) -> dict[str, Any]:
+    numbers = Counter(decision.verdict for decision in decided.values())
+    return {
+        "run": context.run.name,
+        "accepted": numbers["accepted"],
+        "rejected": numbers["rejected"],
+    }
 
 
 @decision_routes.get("/facts.tsv", include_in_schema=False)
+async def accepted_facts_as_tsv(context: Context) -> Response:
+    """The accepted facts for programs."""
+    body = as_tsv(await _accepted(context)).encode()
+    return _download(context, body, suffix="tsv", media_type="text/tab-separated-values")
+
+
 @decision_routes.get("/facts.csv", include_in_schema=False)
-async def accepted_facts(context: Context) -> Response:
-    """TSV for programs, and CSV for spreadsheets, which recognize UTF-8 by a byte order mark."""
-    accepted = [
-        one for one in (await _load_decisions(context)).values() if one.verdict == "accepted"
-    ]
-    if context.request.url.path.endswith(".tsv"):
-        suffix = "tsv"
-        media_type = "text/tab-separated-values"
-        body = as_tsv(accepted).encode()
-    else:
-        suffix = "csv"
-        media_type = "text/csv"
-        body = as_csv(accepted).encode("utf-8-sig")
-    name = re.sub(r"[^a-zA-Z0-9._-]", "_", context.run.name)
-    headers = {"Content-Disposition": f'attachment; filename="{name}-accepted.{suffix}"'}
+async def accepted_facts_as_csv(context: Context) -> Response:
+    """The accepted facts for spreadsheets, which recognize UTF-8 by a byte order mark."""
+    body = as_csv(await _accepted(context)).encode("utf-8-sig")
+    return _download(context, body, suffix="csv", media_type="text/csv")
+
+
+async def _accepted(context: RequestContext) -> list[Decision]:
+    decided = await _load_decisions(context)
+    return [decision for decision in decided.values() if decision.verdict == "accepted"]
+
+
+def _download(context: RequestContext, body: bytes, *, suffix: str, media_type: str) -> Response:
+    run = re.sub(r"[^a-zA-Z0-9._-]", "_", context.run.name)
+    headers = {"Content-Disposition": f'attachment; filename="{run}-accepted.{suffix}"'}
     return Response(body, media_type=f"{media_type}; charset=utf-8", headers=headers)
 
 
@@ -279,14 +330,15 @@ async def new_facts(context: Context, options: Options) -> schemas.NewFacts:
         async for line in lines:
             if line.kind == "triple":
                 fact = schemas.NewFact.model_validate(line)
-                facts.append(fact.model_copy(update={"verdict": _verdict(decided, line)}))
+                fact.verdict = _verdict(decided, line)
+                facts.append(fact)
     return schemas.NewFacts(run=context.run.name, facts=facts)
 
 
-def _verdict(decided: ByTriple, line: CompletionLine) -> str | None:
-    head, relation, tail = (
-        item.name if item else "" for item in (line.head, line.relation, line.tail)
-    )
+def _verdict(decided: ByTriple, line: CompletionLine) -> Verdict | None:
+    """The decision on the triple of a line."""
+    items = (line.head, line.relation, line.tail)
+    head, relation, tail = (item.name if item else "" for item in items)
     decision = decided.get((head, relation, tail))
     return decision.verdict if decision else None
 
@@ -296,7 +348,7 @@ async def facts_page(
     context: Context,
     relation: Annotated[str, Query(max_length=MAX_NAME_LENGTH)] = "",
     min_probability: Annotated[float, Query(ge=0, le=1)] = 0.0,
-    top: Annotated[int, Query(ge=1, le=LENGTHS[-1])] = LENGTHS[1],
+    top: Annotated[int, Query(ge=1, le=LENGTHS[-1])] = DEFAULT_LENGTH,
 ) -> Response:
     """The frame of the list; a script adds the rows as they are found."""
     params = {"relation": relation or None, "min_probability": min_probability or None, "top": top}
@@ -305,7 +357,7 @@ async def facts_page(
         "facts.html",
         json=page_url(context, "/facts.json", **params),
         relations=sorted(context.run.relations, key=lambda item: relation_text(item.label)),
-        chosen=context.run.relations[await context.id(relation, "relation")] if relation else None,
+        chosen=await context.relation(relation),
         min_probability=min_probability,
         top=top,
         lengths=sorted({*LENGTHS, top}),
@@ -317,12 +369,18 @@ async def facts_page(
 async def fact_rows(context: Context, options: Options) -> StreamingResponse:
     """The lines of `/api/complete`, with each triple as a row of the page."""
     status = await decisions(context)
-    decided = {one.triple: one for one in status.decisions}
+    decided = {decision.triple: decision for decision in status.decisions}
 
     def dump(line: CompletionLine) -> str:
         if line.kind != "triple":
             return line.model_dump_json(exclude_none=True)
-        values = {"fact": line, "verdict": _verdict(decided, line), "can_decide": status.can_decide}
-        return json.dumps({"kind": line.kind, "html": fill(context, "fact_row.html", **values)})
+        row = fill(
+            context,
+            "fact_row.html",
+            fact=line,
+            verdict=_verdict(decided, line),
+            can_decide=status.can_decide,
+        )
+        return json.dumps({"kind": line.kind, "html": row})
 
     return _stream(context, options, dump)

@@ -1,8 +1,8 @@
 """Middleware: checks of headers, limits of body and time, and the observation of every request.
 
 Starlette's TrustedHostMiddleware accepts neither `[::1]:8000` nor upper case, and its refusal is
-not a message in JSON; its GZipMiddleware holds back the lines of a stream. Both checks are
-therefore written here, or left out.
+not a message in JSON; its GZipMiddleware holds back the lines of a stream. So the hosts are checked
+here, and responses are not compressed.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -25,119 +26,120 @@ from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dualkg.serve.errors import ErrorReply
+from dualkg.serve.errors import HTTP, TimeLimitExceeded
+from dualkg.serve.replies import RETRY, ErrorReply, error_reply
 from dualkg.serve.service import Service
 from dualkg.serve.templating import error_response
 
+Check = Callable[[Scope, Headers], ErrorReply | None]
 # A name, an IPv4 address or an IPv6 address in brackets; then perhaps a port.
 HOST = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[0-9a-zA-Z.-]+))(?::\d{0,5})?", re.ASCII)
-Check = Callable[[Scope, Headers], ErrorReply | None]
-STREAMED = (
-    "/api/complete",
-    "/facts/rows",
-    "/facts.json",
-)  # the last one waits for the same completion
+# Addresses that stream a completion, or wait for one.
+COMPLETIONS = ("/api/complete", "/facts/rows", "/facts.json")
 MAX_LOGGED_PATH = 500  # characters
 GRACE = 5.0  # seconds in which a stream may end itself with a message
-RETRY = {"Retry-After": "1"}
 CLOSE = {"Connection": "close"}
 FAILED = ErrorReply(500, "The server failed to answer. The error is in its log.")
+CHALLENGE = {"WWW-Authenticate": 'Bearer realm="dualkg", Basic realm="dualkg", charset="UTF-8"'}
+# No page loads anything from another host, and nothing in a name can become a script.
+POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
     b"x-frame-options": b"DENY",
     b"cache-control": b"no-cache",  # browsers revalidate styles and scripts by their ETag
-    # No page loads anything from another host, and nothing in a name can become a script.
-    b"content-security-policy": b"default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    b"content-security-policy": POLICY.encode(),
 }
 
 
 def requires_token(token: str) -> Check:
-    """The token as `Authorization: Bearer TOKEN`, or as the password of any user (Basic), which
-    browsers can ask for.
+    """Check the token: `Authorization: Bearer TOKEN`, or the password of any user (Basic).
 
-    Digests are compared in constant time, which reveals neither the characters nor the length of
-    the token.
+    Browsers can ask for a password. Digests are compared in constant time, which reveals neither
+    the characters nor the length of the token.
     """
     expected = hashlib.sha256(token.encode()).digest()
-    challenge = {"WWW-Authenticate": 'Bearer realm="dualkg", Basic realm="dualkg", charset="UTF-8"'}
     message = "This server requires a token: send the header 'Authorization: Bearer TOKEN'."
+    refusal = ErrorReply(401, message, headers=CHALLENGE)
 
     def check(scope: Scope, headers: Headers) -> ErrorReply | None:
         sent = hashlib.sha256(_sent_token(headers.get("authorization", ""))).digest()
-        if scope["path"] == "/health" or hmac.compare_digest(sent, expected):
+        is_public = scope["path"] == "/health"
+        if is_public or hmac.compare_digest(sent, expected):
             return None
-        return ErrorReply(401, message, headers=challenge)
+        return refusal
 
     return check
 
 
 def _sent_token(header: str) -> bytes:
     scheme, _, value = header.partition(" ")
-    sent = value.strip().encode("latin-1", "replace")
+    credentials = value.strip().encode("latin-1", "replace")
     if scheme.lower() == "bearer":
-        return sent
+        return credentials
+    if scheme.lower() != "basic":
+        return b""
     try:
-        return (
-            base64.b64decode(sent, validate=True).partition(b":")[2]
-            if scheme.lower() == "basic"
-            else b""
-        )
+        user_and_password = base64.b64decode(credentials, validate=True)
     except binascii.Error:
         return b""
+    return user_and_password.partition(b":")[2]
 
 
 def loopback_host(scope: Scope, headers: Headers) -> ErrorReply | None:
     """Without a token, requests must name this machine as their host, which stops DNS rebinding."""
-    found = HOST.fullmatch(headers.get("host", ""))
-    if found and is_loopback(found["v6"] or found["name"]):
+    host = HOST.fullmatch(headers.get("host", ""))
+    if host and is_loopback(host["v6"] or host["name"]):
         return None
-    return ErrorReply(
-        400,
-        "This server answers requests to localhost only. Start it with --token for other names.",
-    )
+    start = f"Start it with {HTTP.option('token')} for other names."
+    return ErrorReply(400, f"This server answers requests to localhost only. {start}")
 
 
 def is_loopback(host: str) -> bool:
     if host.lower().removesuffix(".") == "localhost":
         return True
+    has_zone = "%" in host  # which may be any text
     try:
-        return ipaddress.ip_address(host).is_loopback and "%" not in host  # a zone may be any text
+        return ipaddress.ip_address(host).is_loopback and not has_zone
     except ValueError:
         return False
 
 
 @lru_cache(4096)
 def client_of(address: tuple[str, int] | None) -> str:
-    """The client that an address belongs to: an IPv4 address, or the first half of an IPv6
-    address.
-    """
+    """The client of an address: an IPv4 address, or the first half of an IPv6 address."""
+    host = address[0] if address else ""
     try:
-        found = ipaddress.ip_address(address[0] if address else "")
+        ip = ipaddress.ip_address(host)
     except ValueError:  # a proxy may write anything
-        return address[0] if address else ""
-    if found.version == 6 and found.ipv4_mapped:
-        return str(found.ipv4_mapped)
-    return str(found) if found.version == 4 else found.exploded[:19]
+        return host
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    if ip.ipv4_mapped:
+        return str(ip.ipv4_mapped)
+    return ip.exploded[:19]
 
 
 def same_origin(scope: Scope, headers: Headers) -> ErrorReply | None:
-    """Decisions come from this server's pages or from a program, and as JSON, which a form of
-    another host cannot send.
+    """Refuse decisions that a page of another host sends.
 
-    A browser sends the origin of its page with every POST; a program sends none.
+    A browser sends the origin of its page with every POST; a program sends none. Decisions must be
+    JSON, which a form of another host cannot send.
     """
     if scope["method"] in ("GET", "HEAD", "OPTIONS") or scope["path"] != "/api/decisions":
         return None
     if not _is_same_origin(headers):
-        return ErrorReply(
-            403,
-            "Decisions are accepted from this server's own pages only; this one came from another.",
-        )
-    sent = headers.get("content-type", "")
-    if scope["method"] == "POST" and sent.partition(";")[0].strip().lower() != "application/json":
         message = (
-            f"Decisions must be sent with 'Content-Type: application/json'; got '{sent or 'none'}'."
+            "Decisions are accepted from this server's own pages only; this one came from another."
+        )
+        return ErrorReply(403, message)
+
+    content_type = headers.get("content-type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if scope["method"] == "POST" and media_type != "application/json":
+        message = (
+            "Decisions must be sent with 'Content-Type: application/json'; "
+            f"got '{content_type or 'none'}'."
         )
         return ErrorReply(415, message)
     return None
@@ -151,14 +153,49 @@ def _is_same_origin(headers: Headers) -> bool:
         return True
     # A proxy that terminates HTTPS changes the scheme; it passes the host on unchanged, with its
     # port.
-    scheme, _, host = headers["origin"].lower().partition("://")
-    return scheme in ("http", "https") and host == headers.get("host", "").lower() != ""
+    scheme, _, origin_host = headers["origin"].lower().partition("://")
+    host = headers.get("host", "").lower()
+    return scheme in ("http", "https") and host != "" and origin_host == host
+
+
+class Exchange:
+    """A request that is being answered, and what is known of its response."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.headers = Headers(scope=scope)
+        self.client = client_of(scope.get("client"))
+        self.status = 0  # of the response, once it has begun
+        self._send = send
+        self._started = time.perf_counter()
+
+    @property
+    def path(self) -> str:
+        return str(self.scope["path"])
+
+    @property
+    def route(self) -> str:
+        """The route as in the OpenAPI description; `other` for addresses that have none."""
+        return str(getattr(self.scope.get("route"), "path_format", "other"))
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._started
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the response; security headers are added to those that it has."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            present = {name for name, _ in message["headers"]}
+            for name, value in HEADERS.items():
+                if name not in present:
+                    message["headers"].append((name, value))
+        await self._send(message)
 
 
 class RequestMiddleware:
-    """The only middleware: checks, limits of body and time, security headers, metrics, access log
-    and failures.
-    """
+    """The only middleware: checks, limits, security headers, metrics, access log and failures."""
 
     def __init__(self, app: ASGIApp, *, service: Service, checks: Sequence[Check]) -> None:
         self._app = app
@@ -166,107 +203,143 @@ class RequestMiddleware:
         self._checks = checks
         self._answering: Counter[str] = Counter()  # complete requests by client
         self._body_bytes = 0  # of the requests that are being received
+        most = f"{service.limits.body_bytes:,}"
+        self._too_large = ErrorReply(
+            413, f"A body must have at most {most} bytes. Send several requests.", headers=CLOSE
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        service = self._service
-        limits = self._service.limits
-        headers = Headers(scope=scope)
-        started = time.perf_counter()
-        status = 0
-        client = client_of(scope.get("client"))
-        limit = limits.stream_seconds + GRACE if scope["path"] in STREAMED else limits.seconds
 
-        async def send_observed(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                present = {key for key, _ in message["headers"]}
-                message["headers"] += [
-                    (key, value) for key, value in HEADERS.items() if key not in present
-                ]
-            await send(message)
+        exchange = Exchange(scope, receive, send)
+        self._service.metrics.in_progress.inc()
+        try:
+            await self._answer_in_time(exchange)
+        finally:
+            self._service.metrics.in_progress.dec()
+            self._record(exchange)
 
-        service.metrics.in_progress.inc()
+    async def _answer_in_time(self, exchange: Exchange) -> None:
+        """Answer a request; one that fails or takes too long gets a message."""
+        limit = self._time_limit(exchange.path)
         try:
             async with asyncio.timeout(limit):
-                refusal = next(
-                    filter(None, (check(scope, headers) for check in self._checks)), None
-                )
-                body = refusal or await self._read_body(headers, receive)
-                if isinstance(body, bytes):
-                    body = self._overload(scope, client) or body
-                if isinstance(body, ErrorReply):
-                    await body.as_json()(scope, receive, send_observed)
-                elif body is not None:
-                    self._answering[client] += 1
-                    try:
-                        await self._app(scope, _with_body(body, receive), send_observed)
-                    finally:
-                        self._answering[client] -= 1
-                        if not self._answering[client]:
-                            del self._answering[client]
-        except Exception as error:
-            reply = FAILED
-            if isinstance(error, TimeoutError):
-                message = f"The request took longer than its limit of {limit:g} seconds."
-                reply = ErrorReply(503, message, headers=RETRY)
-            else:
-                write_log(failed=_route_of(scope), trace=traceback.format_exc())
-            if not status:
-                await (await error_response(Request(scope), reply))(scope, receive, send_observed)
-        finally:
-            service.metrics.in_progress.dec()
-            seconds = time.perf_counter() - started
-            service.metrics.request(_route_of(scope), status, seconds)
-            if service.access_log:
-                path = scope["path"][:MAX_LOGGED_PATH]
-                write_log(
-                    method=scope["method"], path=path, status=status, ms=round(seconds * 1000, 2)
-                )
+                await self._answer(exchange)
+        except TimeoutError:
+            await _fail(exchange, error_reply(TimeLimitExceeded("The request", seconds=limit)))
+        except Exception:
+            write_log(failed=exchange.route, trace=traceback.format_exc())
+            await _fail(exchange, FAILED)
 
-    async def _read_body(self, headers: Headers, receive: Receive) -> bytes | ErrorReply | None:
+    def _time_limit(self, path: str) -> float:
+        limits = self._service.limits
+        return limits.stream_seconds + GRACE if path in COMPLETIONS else limits.seconds
+
+    async def _answer(self, exchange: Exchange) -> None:
+        body = await self._accept(exchange)
+        if body is None:
+            return
+        if isinstance(body, ErrorReply):
+            await body.as_json()(exchange.scope, exchange.receive, exchange.send)
+            return
+        with self._counted(exchange.client):
+            receive = _with_body(body, exchange.receive)
+            await self._app(exchange.scope, receive, exchange.send)
+
+    async def _accept(self, exchange: Exchange) -> bytes | ErrorReply | None:
+        """The body of a request, or its refusal, or None if the client has gone."""
+        refusal = self._refusal(exchange)
+        if refusal:
+            return refusal
+        body = await self._read_body(exchange)
+        if isinstance(body, bytes):
+            return self._overload(exchange) or body
+        return body
+
+    def _refusal(self, exchange: Exchange) -> ErrorReply | None:
+        for check in self._checks:
+            refusal = check(exchange.scope, exchange.headers)
+            if refusal:
+                return refusal
+        return None
+
+    async def _read_body(self, exchange: Exchange) -> bytes | ErrorReply | None:
         """The body of a request, a refusal if it is too large, or None if the client has gone."""
         limits = self._service.limits
+        declared_length = exchange.headers.get("content-length", "")
+        if declared_length.isdecimal() and int(declared_length[:20]) > limits.body_bytes:
+            return self._too_large
+
         body = bytearray()
-        declared = headers.get("content-length", "")
-        more = True
-        too_large = declared.isdecimal() and int(declared[:20]) > limits.body_bytes
+        more_body = True
         try:
-            while more and not too_large:
-                message = await receive()
-                if message["type"] == "http.disconnect":
+            while more_body:
+                event = await exchange.receive()
+                if event["type"] == "http.disconnect":
                     return None
-                body += message.get("body", b"")
-                self._body_bytes += len(message.get("body", b""))
-                more = message.get("more_body", False)
-                too_large = len(body) > limits.body_bytes
+                part = event.get("body", b"")
+                more_body = event.get("more_body", False)
+                body += part
+                self._body_bytes += len(part)
                 if self._body_bytes > limits.all_body_bytes:
-                    text = "The server is receiving more than it can hold. Try again in a moment."
-                    return ErrorReply(503, text, headers=RETRY | CLOSE)
+                    message = (
+                        "The server is receiving more than it can hold. Try again in a moment."
+                    )
+                    return ErrorReply(503, message, headers=RETRY | CLOSE)
+                if len(body) > limits.body_bytes:
+                    return self._too_large
         finally:
             self._body_bytes -= len(body)
-        if too_large:
-            text = f"A body must have at most {limits.body_bytes:,} bytes. Send several requests."
-            return ErrorReply(413, text, headers=CLOSE)
         return bytes(body)
 
-    def _overload(self, scope: Scope, client: str) -> ErrorReply | None:
-        """The refusal of a request if its client or the server has too many; monitoring is answered
-        regardless.
+    def _overload(self, exchange: Exchange) -> ErrorReply | None:
+        """The refusal of a request if its client or the server has too many in progress.
+
+        Monitoring is answered regardless.
         """
         limits = self._service.limits
-        if scope["path"] == "/health":
+        if exchange.path == "/health":
             return None
-        if self._answering[client] >= limits.client_connections:
-            message = f"{limits.client_connections:,} requests of this client are in progress. Try again in a moment."
-            return ErrorReply(429, message, headers=RETRY | CLOSE)
+        if self._answering[exchange.client] >= limits.client_connections:
+            in_progress = f"{limits.client_connections:,} requests of this client are in progress."
+            return ErrorReply(429, f"{in_progress} Try again in a moment.", headers=RETRY | CLOSE)
         if self._answering.total() >= limits.connections:
-            message = f"{limits.connections:,} requests are in progress. Try again in a moment."
-            return ErrorReply(503, message, headers=RETRY | CLOSE)
+            in_progress = f"{limits.connections:,} requests are in progress."
+            return ErrorReply(503, f"{in_progress} Try again in a moment.", headers=RETRY | CLOSE)
         return None
+
+    @contextmanager
+    def _counted(self, client: str) -> Iterator[None]:
+        """Count a request as one that is being answered."""
+        self._answering[client] += 1
+        try:
+            yield
+        finally:
+            self._answering[client] -= 1
+            if not self._answering[client]:
+                del self._answering[client]
+
+    def _record(self, exchange: Exchange) -> None:
+        """Add a request to the metrics and to the access log."""
+        seconds = exchange.seconds
+        self._service.metrics.request(exchange.route, exchange.status, seconds)
+        if self._service.access_log:
+            write_log(
+                method=exchange.scope["method"],
+                path=exchange.path[:MAX_LOGGED_PATH],
+                status=exchange.status,
+                ms=round(seconds * 1000, 2),
+            )
+
+
+async def _fail(exchange: Exchange, reply: ErrorReply) -> None:
+    """Send an error, unless the response has begun."""
+    if exchange.status:
+        return
+    response = await error_response(Request(exchange.scope), reply)
+    await response(exchange.scope, exchange.receive, exchange.send)
 
 
 def _with_body(body: bytes, receive: Receive) -> Receive:
@@ -279,13 +352,9 @@ def _with_body(body: bytes, receive: Receive) -> Receive:
     return next_message
 
 
-def _route_of(scope: Scope) -> str:
-    """The route as in the OpenAPI description; `other` for addresses that have none."""
-    return str(getattr(scope.get("route"), "path_format", "other"))
-
-
 def write_log(**line: Any) -> None:
-    """A line of JSON on stderr; JSON escapes line breaks, quotes and terminal control codes in an
-    address.
+    """Write a line of JSON on stderr.
+
+    JSON escapes line breaks, quotes and terminal control codes in an address.
     """
     print(json.dumps(line), file=sys.stderr, flush=True)

@@ -1,6 +1,4 @@
-"""Queries: missing parts of a triple, scores, prediction sets, similar entities, explanations; and
-the start page.
-"""
+"""Queries: predictions, scores, prediction sets, similar entities, explanations; the start page."""
 
 import asyncio
 from dataclasses import dataclass
@@ -11,11 +9,13 @@ from fastapi import Depends, Query, Response
 from pydantic import Field
 from starlette.convertors import PathConvertor, register_url_convertor
 
-from dualkg.errors import DualkgError, RequestError
+from dualkg.errors import DualkgError
+from dualkg.inference.explanation import NamedTriple
 from dualkg.inference.predictor import Prediction, QueryType
 from dualkg.serve import schemas
-from dualkg.serve.errors import error_reply
+from dualkg.serve.errors import IncompleteQuery
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_PREDICTIONS
+from dualkg.serve.replies import error_reply
 from dualkg.serve.schemas import (
     PARTS,
     Item,
@@ -53,7 +53,10 @@ K = Annotated[int, Query(ge=1, le=MAX_PREDICTIONS, description="Number of predic
 Known = Annotated[
     Literal["mark", "omit"], Query(description="Whether known answers are marked or left out.")
 ]
-HEAD, RELATION, TAIL = (f"/scores/0/{part}/name" for part in PARTS)
+# JSON pointers to the names of the first triple of `Scores`.
+HEAD = "/scores/0/head/name"
+RELATION = "/scores/0/relation/name"
+TAIL = "/scores/0/tail/name"
 SCORE_LINKS = links(
     tails={"head": HEAD, "relation": RELATION},
     heads={"relation": RELATION, "tail": TAIL},
@@ -61,12 +64,13 @@ SCORE_LINKS = links(
     prediction_set={"entity": HEAD, "relation": RELATION},
     explain={"head": HEAD, "relation": RELATION, "tail": TAIL},
 )
-KINDS: dict[Part, QueryType] = {"head": "heads", "relation": "relations", "tail": "tails"}
+QUERY_TYPES: dict[Part, QueryType] = {"head": "heads", "relation": "relations", "tail": "tails"}
 OTHER_END: dict[Part, Part] = {"head": "tail", "tail": "head"}
+# Of the page.
 DEFAULTS = {"k": 20, "coverage": 0.9}
-MAX_KNOWN = 500  # known answers on a page
+MAX_KNOWN = 500  # known answers
 NUM_EXAMPLES = 9
-MAX_OFFERED = 40  # relations
+MAX_OFFERED = 40  # relations to choose from
 
 
 @routes.get("/api/tails")
@@ -74,9 +78,8 @@ async def tails(
     context: Context, head: Head, relation: Relation, k: K = 10, known: Known = "mark"
 ) -> Predictions:
     """Answer (head, relation, ?)."""
-    return await _predictions(
-        context, "tails", await context.ids(head=head, relation=relation), k, known
-    )
+    ids = await context.ids(head=head, relation=relation)
+    return await _predictions(context, "tails", ids, k=k, known=known)
 
 
 @routes.get("/api/heads")
@@ -84,9 +87,8 @@ async def heads(
     context: Context, relation: Relation, tail: Tail, k: K = 10, known: Known = "mark"
 ) -> Predictions:
     """Answer (?, relation, tail)."""
-    return await _predictions(
-        context, "heads", await context.ids(relation=relation, tail=tail), k, known
-    )
+    ids = await context.ids(relation=relation, tail=tail)
+    return await _predictions(context, "heads", ids, k=k, known=known)
 
 
 @routes.get("/api/relations")
@@ -94,17 +96,18 @@ async def relations(
     context: Context, head: Head, tail: Tail, k: K = 10, known: Known = "mark"
 ) -> Predictions:
     """Answer (head, ?, tail)."""
-    return await _predictions(
-        context, "relations", await context.ids(head=head, tail=tail), k, known
-    )
+    ids = await context.ids(head=head, tail=tail)
+    return await _predictions(context, "relations", ids, k=k, known=known)
 
 
 async def _predictions(
-    context: RequestContext, kind: QueryType, ids: dict[Part, int], k: int, known: Known
+    context: RequestContext, kind: QueryType, ids: dict[Part, int], *, k: int, known: Known
 ) -> Predictions:
-    found = await context.predict(kind, *ids.values(), k=k, known=known)
+    predictions = await context.predict(kind, *ids.values(), k=k, known=known)
     return Predictions(
-        run=context.run.name, query=schemas.QueryParts.of(context.run.graph, ids), predictions=found
+        run=context.run.name,
+        query=schemas.QueryParts.of(context.run.graph, ids),
+        predictions=predictions,
     )
 
 
@@ -112,10 +115,10 @@ async def _predictions(
 async def similar(context: Context, entity: EntityName, k: K = 10) -> schemas.SimilarEntities:
     """The entities whose embeddings have the highest cosine with an entity's."""
     id = await context.id(entity)
-    run = context.run
-    found = await context.predict("similar", id, k=k)
     return schemas.SimilarEntities(
-        run=run.name, entity=Item.of(run.graph.entities, id), predictions=found
+        run=context.run.name,
+        entity=Item.of(context.run.graph.entities, id),
+        predictions=await context.predict("similar", id, k=k),
     )
 
 
@@ -132,12 +135,13 @@ async def prediction_set(
     ] = 0.9,
     k: K = 100,
 ) -> schemas.PredictionSetResponse:
-    """The smallest set of new answers that contains the missing one with a given probability
-    (conformal).
+    """The smallest set of new answers with a given coverage (conformal).
+
+    The set contains the missing answer with that probability.
     """
     ids = await context.ids(**{OTHER_END[side]: entity}, relation=relation)
     run = context.run
-    found = await context.in_thread(
+    members = await context.in_thread(
         lambda: run.predictor.prediction_set(
             ids.get("head"), ids["relation"], ids.get("tail"), coverage=coverage
         )
@@ -145,9 +149,9 @@ async def prediction_set(
     return schemas.PredictionSetResponse(
         run=run.name,
         query=schemas.QueryParts.of(run.graph, ids),
-        predictions=found[:k],
+        predictions=members[:k],
         coverage=coverage,
-        size=len(found),
+        size=len(members),
     )
 
 
@@ -160,16 +164,16 @@ async def score(context: Context, head: Head, relation: Relation, tail: Tail) ->
 @routes.post("/api/score", responses=SCORE_LINKS)
 async def scores(context: Context, triples: Triples) -> Scores:
     """The scores of several triples, in the order of the request."""
-    found = await asyncio.gather(*(_score(context, *triple) for triple in triples.triples))
-    return Scores(run=context.run.name, scores=found)
+    results = await asyncio.gather(*(_score(context, *triple) for triple in triples.triples))
+    return Scores(run=context.run.name, scores=results)
 
 
 async def _score(
     context: RequestContext, head: str | int, relation: str | int, tail: str | int
 ) -> Score:
     ids = await context.ids(head=head, relation=relation, tail=tail)
-    [found] = await context.predict("triple", *ids.values(), k=1)
-    values = {name: getattr(found, name) for name in schemas.Scored.model_fields}
+    [prediction] = await context.predict("triple", *ids.values(), k=1)
+    values = {name: getattr(prediction, name) for name in schemas.Scored.model_fields}
     return Score.of(context.run.graph, **ids, **values)
 
 
@@ -182,13 +186,14 @@ async def explain(
     tail: Tail,
     k: Annotated[int, Query(ge=1, le=50, description="Number of supporting triples.")] = 5,
 ) -> schemas.ExplanationResponse:
-    """The training triples that support a triple's score, and similar entities that have the same
-    triple.
+    """The training triples that support a triple's score, and similar entities.
+
+    Similar entities are those that have the same triple.
     """
     ids = await context.ids(head=head, relation=relation, tail=tail)
-    found = await context.in_thread(lambda: context.run.predictor.explain(**ids, k=k))
+    explanation = await context.in_thread(lambda: context.run.predictor.explain(**ids, k=k))
     return schemas.ExplanationResponse(
-        run=context.run.name, sentences=found.sentences(), **vars(found)
+        run=context.run.name, sentences=explanation.sentences(), **vars(explanation)
     )
 
 
@@ -197,19 +202,19 @@ async def explanation_page(
     context: Context, head: Head, relation: Relation, tail: Tail
 ) -> Response:
     """Supporting triples as a page; with scripts, its section is opened below a prediction."""
-    found = await explain(context, head, relation, tail)
+    explanation = await explain(context, head, relation, tail)
     graph = context.run.graph
 
-    def triple(named: Any) -> schemas.Triple:
-        ids = (
-            graph.entities.id(named.head),
-            graph.relations.id(named.relation),
-            graph.entities.id(named.tail),
+    def with_labels(triple: NamedTriple) -> schemas.Triple:
+        return schemas.Triple.of(
+            graph,
+            graph.entities.id(triple.head),
+            graph.relations.id(triple.relation),
+            graph.entities.id(triple.tail),
         )
-        return schemas.Triple.of(graph, *ids)
 
     json = page_url(context, "/explain.json", head=head, relation=relation, tail=tail)
-    return page(context, "explanation.html", json=json, found=found, triple=triple)
+    return page(context, "explanation.html", json=json, explanation=explanation, triple=with_labels)
 
 
 @dataclass(frozen=True)
@@ -231,16 +236,17 @@ class PageQuery:
 
     @property
     def instruction(self) -> str:
-        return f"Name the {' and the '.join(self.missing)} to find the {self.find}."
+        return str(IncompleteQuery(find=self.find, missing=self.missing))
 
     def params(self, **changes: Any) -> dict[str, Any]:
         """Parameters of the page's address, without those that have their default."""
-        params: dict[str, Any] = {
-            "find": self.find,
-            **{part: self.names[part] for part in self.given},
-        }
-        params |= {"k": self.k, "coverage": self.coverage, **changes}
-        return {key: value for key, value in params.items() if DEFAULTS.get(key) != value}
+        params: dict[str, Any] = {"find": self.find}
+        for part in self.given:
+            params[part] = self.names[part]
+        params["k"] = self.k
+        params["coverage"] = self.coverage
+        params.update(changes)
+        return {name: value for name, value in params.items() if DEFAULTS.get(name) != value}
 
 
 async def page_query(
@@ -254,7 +260,9 @@ async def page_query(
     """By default the part to find is the one that was not given."""
     names: dict[Part, str | None] = {"head": head, "relation": relation, "tail": tail}
     missing: list[Part] = [part for part in PARTS if not names[part]]
-    return PageQuery(names, find or (missing[0] if len(missing) == 1 else "tail"), k, coverage)
+    if find is None:
+        find = missing[0] if len(missing) == 1 else "tail"
+    return PageQuery(names, find, k, coverage)
 
 
 GivenQuery = Annotated[PageQuery, Depends(page_query)]
@@ -263,31 +271,29 @@ GivenQuery = Annotated[PageQuery, Depends(page_query)]
 @pages.get("/")
 async def query_page(context: Context, query: GivenQuery) -> Response:
     """The form, and with two parts given the predictions."""
-    values: dict[str, Any] = {"query": query, "found": None, "error": None}
+    values: dict[str, Any] = {"query": query, "results": None, "error": None}
     if len(query.missing) == 2:
-        return page(context, "query.html", **values, examples=_examples(context))
+        return page(context, "query.html", examples=_examples(context), **values)
     if query.missing:
-        return page(
-            context, "query.html", **values, offered=await _offered_relations(context, query)
-        )
+        offered = await _offered_relations(context, query)
+        return page(context, "query.html", offered=offered, **values)
+
     try:
-        values["found"] = await query_results(context, query)
+        values["results"] = await query_results(context, query)
     except DualkgError as error:
-        return page(
-            context, "query.html", **values | {"error": error}, status=error_reply(error).status
-        )
-    return page(
-        context, "query.html", **values, json=page_url(context, "/query.json", **query.params())
-    )
+        values["error"] = error
+        return page(context, "query.html", status=error_reply(error).status, **values)
+    json = page_url(context, "/query.json", **query.params())
+    return page(context, "query.html", json=json, **values)
 
 
 @pages.get("/query.json")
 async def query_results(context: Context, query: GivenQuery) -> QueryPage:
     """New predictions, known answers, and how many of the former the prediction set has."""
     if query.missing:
-        raise RequestError(query.instruction)
+        raise IncompleteQuery(find=query.find, missing=query.missing)
     ids = await context.ids(**{part: query.names[part] or "" for part in query.given})
-    kind = KINDS[query.find]
+    kind = QUERY_TYPES[query.find]
     k = query.k
     excluded = context.run.predictor.entity_to_omit(kind, list(ids.values()))
     new, marked = await asyncio.gather(
@@ -306,26 +312,49 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
 
 def _known_answers(
     context: RequestContext, query: PageQuery, ids: dict[Part, int], ranked: dict[int, Prediction]
-) -> list[Prediction]:
-    """All known answers; first those among the best predictions, with their scores, then the others
-    by label.
+) -> list[Prediction | schemas.ScoredItem]:
+    """All known answers.
+
+    Those among the best predictions, `ranked`, come first, with their scores, then the others by
+    label.
     """
+    splits = _splits_of_known(context, query, ids)
+    scored = [prediction for id, prediction in ranked.items() if id in splits]
+    vocabulary = schemas.vocabulary_of(context.run.graph, query.find)
+    unscored = []
+    for id in list(splits)[: MAX_KNOWN + len(scored)]:
+        if id in ranked:
+            continue
+        item = Item.of(vocabulary, id)
+        unscored.append(
+            schemas.ScoredItem(
+                id=item.id,
+                name=item.name,
+                label=item.label,
+                score=None,
+                probability=None,
+                known=True,
+                split=splits[id],
+            )
+        )
+    unscored.sort(key=lambda item: item.label.casefold())
+    known: list[Prediction | schemas.ScoredItem] = [*scored, *unscored]
+    return known[:MAX_KNOWN]
+
+
+def _splits_of_known(
+    context: RequestContext, query: PageQuery, ids: dict[Part, int]
+) -> dict[int, str]:
+    """The known answers by id, each with the split that has its triple."""
     predictor = context.run.predictor
-    graph = context.run.graph
     if query.find == "relation":
-        splits = predictor.known_relations(ids["head"], ids["tail"])
-    else:
-        inverse = graph.shape.num_relations if query.find == "head" else 0
-        splits = predictor.known_answers(ids[OTHER_END[query.find]], ids["relation"] + inverse)
-    first = [found for id, found in ranked.items() if id in splits]
-    vocabulary = schemas.vocabulary_of(graph, query.find)
-    unranked = {"score": None, "probability": None, "known": True}
-    rest = [
-        schemas.ScoredItem(**dict(Item.of(vocabulary, id)), **unranked, split=splits[id])
-        for id in list(splits)[: MAX_KNOWN + len(first)]
-        if id not in ranked
-    ]
-    return (first + sorted(rest, key=lambda found: found.label.casefold()))[:MAX_KNOWN]  # type: ignore[return-value]
+        return predictor.known_relations(ids["head"], ids["tail"])
+
+    relation = ids["relation"]
+    if query.find == "head":
+        # Heads are the answers of the inverse relation, whose id follows those of all relations.
+        relation += context.run.graph.shape.num_relations
+    return predictor.known_answers(ids[OTHER_END[query.find]], relation)
 
 
 async def _set_size(
@@ -350,34 +379,37 @@ async def _set_size(
 
 
 async def _offered_relations(context: RequestContext, query: PageQuery) -> list[Item]:
-    """Relations to choose from when only the relation is missing: those of the entity in train
-    first.
+    """Relations to choose from when only the relation is missing.
+
+    Those that the entity has in train come first.
     """
     side = OTHER_END.get(query.find)
-    graph = context.run.graph
     name = query.names[side] if side else None
-    if query.missing != ["relation"] or name not in graph.entities:
+    graph = context.run.graph
+    if query.missing != ["relation"] or not name or name not in graph.entities:
         return []
-    column = 0 if side == "head" else 2
-    own = np.unique(graph.train[graph.train[:, column] == await context.id(name or ""), 1]).tolist()
-    rest = [id for id in range(len(graph.relations)) if id not in set(own)]
-    return [context.run.relations[id] for id in [*own, *rest][:MAX_OFFERED]]
+
+    entity = await context.id(name)
+    entities_of_triples = graph.train[:, 0 if side == "head" else 2]
+    own = np.unique(graph.train[entities_of_triples == entity, 1]).tolist()
+    others = sorted(set(range(len(graph.relations))) - set(own))
+    return [context.run.relations[id] for id in [*own, *others][:MAX_OFFERED]]
 
 
 def _examples(context: RequestContext) -> list[tuple[Item, Item]]:
-    """Heads and relations of test queries, each of another relation: the model has not seen their
-    answers.
+    """Heads and relations of test queries, each with another relation.
+
+    The model has not seen the answers of test queries.
     """
     graph = context.run.graph
     triples = graph.test if len(graph.test) else graph.train
     relations, numbers = np.unique(triples[:, 1], return_counts=True)
+    most_frequent = relations[np.argsort(-numbers, kind="stable")][:NUM_EXAMPLES]
+
     examples = []
-    for place, id in enumerate(
-        relations[np.argsort(-numbers, kind="stable")][:NUM_EXAMPLES], start=1
-    ):
-        heads = triples[triples[:, 1] == id, 0]
-        head = int(
-            heads[len(heads) * place // (NUM_EXAMPLES + 1)]
-        )  # names that begin with different letters
-        examples.append((Item.of(graph.entities, head), context.run.relations[id]))
+    for position, relation in enumerate(most_frequent, start=1):
+        heads = triples[triples[:, 1] == relation, 0]
+        # Heads at different positions have names that begin with different letters.
+        head = int(heads[len(heads) * position // (NUM_EXAMPLES + 1)])
+        examples.append((Item.of(graph.entities, head), context.run.relations[relation]))
     return examples

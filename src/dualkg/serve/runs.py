@@ -1,6 +1,4 @@
-"""Runs: their details, two compared, health and metrics; and the page of a run, or of two side by
-side.
-"""
+"""Runs: their details, two compared, health and metrics; and the page of one run or of two."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,6 +11,7 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from dualkg.analysis.sparsity import storage_of
+from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.comparison import (
     check_comparable,
@@ -23,22 +22,24 @@ from dualkg.evaluation.comparison import (
 from dualkg.evaluation.metrics import METRICS
 from dualkg.inference.calibration import load_calibration
 from dualkg.serve import schemas
+from dualkg.serve.errors import HTTP, NothingToCompareWith
 from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.schemas import ComparisonResponse, DifferingQuery, RunDetails, RunPage
 from dualkg.serve.service import Context, ServedRun, Service, service_of
 from dualkg.serve.templating import TEMPLATES, api_router, minus, page, page_router, page_url
-from dualkg.training.run import RunFolder
+from dualkg.training.run import Run, RunFolder
 
 routes = api_router("runs")
 pages = page_router()
 BOOTSTRAP_SAMPLES = 2000  # enough for a page, and fast
 PAGE_QUERIES = 20  # differing queries on the page of two runs
-LETTERS = "ab"  # CSS classes of the first and the second run
+RUN_CLASSES = ("a", "b")  # in CSS
 CurrentService = Annotated[Service, Depends(service_of)]
 RunName = Annotated[str | None, Query(max_length=MAX_NAME_LENGTH)]
 OtherRun = Annotated[
     str | None, Query(alias="with", max_length=MAX_NAME_LENGTH, description="Another run.")
 ]
+# The points of one or two runs.
 Series = Sequence[Sequence[tuple[float, ...]]]
 
 
@@ -77,58 +78,39 @@ async def compare(
 
     By default the first two runs are compared.
     """
-    if len(service.runs) < 2 and (a is None or b is None):
-        raise RequestError(
-            "A comparison needs two runs, and one is served. Serve both: dualkg serve RUN RUN"
-        )
     names = service.runs.names
-    sides = (
-        service.runs.get(names[0] if a is None else a),
-        service.runs.get(names[1] if b is None else b),
-    )
-    return await service.in_thread(lambda: _comparison(*sides, most=most))
+    if len(names) < 2 and (a is None or b is None):
+        raise NothingToCompareWith
+    run_a = service.runs.get(names[0] if a is None else a)
+    run_b = service.runs.get(names[1] if b is None else b)
+    return await service.in_thread(lambda: _comparison(run_a, run_b, most=most))
 
 
 @routes.get("/run.json", include_in_schema=False)
 async def run_page(context: Context, other: OtherRun = None) -> RunPage:
-    """A run, and next to it another one if it is named; of two served runs both, unless `with=` is
-    empty.
+    """A run, and next to it another one if it is named.
+
+    Of two served runs both are shown, unless `with=` is empty.
     """
     served = context.service.runs
     if other is None and len(served) == 2:
         other = next(name for name in served.names if name != context.run.name)
     if not other or other == context.run.name:
         return RunPage(runs=[await run_details(context)])
+
     runs = [await run_details(context), await run_details(replace(context, run=served.get(other)))]
     try:
-        return RunPage(
-            runs=runs,
-            comparison=await compare(context.service, context.run.name, other, PAGE_QUERIES),
-        )
+        comparison = await compare(context.service, context.run.name, other, PAGE_QUERIES)
     except RequestError as error:  # such as two graphs
-        return RunPage(runs=runs, problem=str(error))
+        return RunPage(runs=runs, problem=error.in_words(HTTP))
+    return RunPage(runs=runs, comparison=comparison)
 
 
 def _details(served: ServedRun) -> RunDetails:
     run = served.run
     graph = served.graph
     folder = RunFolder(run.folder) if run.folder else None
-    checks = (
-        load_calibration(folder.path, graph).checks
-        if folder and folder.calibration.exists()
-        else {}
-    )
-    if folder and folder.report.exists():
-        reports = folder.saved_reports()
-    else:
-        if folder and len(graph.test):  # of several seeds, which has no report of its own
-            run.report_on("test")
-        reports = {name: one.as_dict() for name, one in run.reports.items()}
-    try:
-        storage = storage_of(run.model)
-        sparsity = {"share": storage.share, "storage": storage.as_dict(), "pruning": run.sparsity}
-    except RequestError:  # a model whose vectors are not a table
-        sparsity = None
+    checks = _calibration_checks(folder, graph)
     return RunDetails(
         run=served.name,
         model=run.model_name,
@@ -140,30 +122,58 @@ def _details(served: ServedRun) -> RunDetails:
         recipe=run.settings,
         recipe_toml=run.settings_text,
         history=run.history,
-        reports=reports,
+        reports=_reports(run, folder),
         costs=run.costs,
         calibrated=served.predictor.calibration is not None,
         reliability=checks.get("calibration"),
         coverage=checks.get("coverage"),
-        sparsity=sparsity,
+        sparsity=_sparsity(run),
     )
 
 
+def _calibration_checks(folder: RunFolder | None, graph: Graph) -> dict[str, Any]:
+    if folder is None or not folder.calibration.exists():
+        return {}
+    return load_calibration(folder.path, graph).checks
+
+
+def _reports(run: Run, folder: RunFolder | None) -> dict[str, Any]:
+    if folder and folder.report.exists():
+        return folder.saved_reports()
+    if folder and len(run.graph.test):
+        # A run of several seeds has no saved report of its own.
+        run.report_on("test")
+    return {split: report.as_dict() for split, report in run.reports.items()}
+
+
+def _sparsity(run: Run) -> dict[str, Any] | None:
+    try:
+        storage = storage_of(run.model)
+    except RequestError:  # a model whose vectors are not a table
+        return None
+    return {"share": storage.share, "storage": storage.as_dict(), "pruning": run.sparsity}
+
+
 def _comparison(a: ServedRun, b: ServedRun, *, most: int) -> ComparisonResponse:
-    report_a, report_b = (side.run.report_on("test").ranks for side in (a, b))
+    report_a = a.run.report_on("test").ranks
+    report_b = b.run.report_on("test").ranks
     check_comparable((a.name, a.graph, report_a.triples), (b.name, b.graph, report_b.triples))
+
     ranks_a = stack_mean_ranks([report_a])
     ranks_b = stack_mean_ranks([report_b])
-    found = compare_ranks(ranks_a, ranks_b, samples=BOOTSTRAP_SAMPLES)
+    comparison = compare_ranks(ranks_a, ranks_b, samples=BOOTSTRAP_SAMPLES)
     differing = largest_differences(ranks_a, ranks_b, report_a.triples, most=most)
     return ComparisonResponse(
         a=a.name,
         b=b.name,
         graph=a.graph.name,
         split="test",
-        sentence=found.sentence(a.name, b.name),
-        metrics={name: difference.as_dict() for name, difference in found.differences.items()},
-        **{name: getattr(found, name) for name in ("better", "worse", "equal", "num_triples")},
+        sentence=comparison.sentence(a.name, b.name),
+        metrics={name: metric.as_dict() for name, metric in comparison.differences.items()},
+        better=comparison.better,
+        worse=comparison.worse,
+        equal=comparison.equal,
+        num_triples=comparison.num_triples,
         queries=[DifferingQuery.of(a.graph, **vars(query)) for query in differing],
     )
 
@@ -171,19 +181,20 @@ def _comparison(a: ServedRun, b: ServedRun, *, most: int) -> ComparisonResponse:
 @pages.get("/run")
 async def page_of_run(context: Context, other: OtherRun = None) -> Response:
     """One run; next to it another one, if two are served or one was named."""
-    found = await run_page(context, other)
-    runs = found.runs
+    page_of_runs = await run_page(context, other)
+    runs = page_of_runs.runs
     second = runs[1].run if len(runs) == 2 else ""
-    params = {"with": second if len(context.service.runs) > 1 else None}
     reports = [run.reports["test"] for run in runs if run.reports.get("test")]
+    reliabilities = [run.reliability or {} for run in runs]
+    params = {"with": second if len(context.service.runs) > 1 else None}
     return page(
         context,
         "run.html",
         json=page_url(context, "/run.json", **params),
-        found=found,
+        page_of_runs=page_of_runs,
         metrics={name: metric.label for name, metric in METRICS.headlines().items()},
         compared={name: metric.title for name, metric in METRICS.compared().items()},
-        runs=list(zip(runs, LETTERS, strict=False)),
+        runs=list(zip(runs, RUN_CLASSES, strict=False)),
         second=second,
         reports=reports if len(reports) == len(runs) else [],
         labels={item.name: item.label for run in runs for item in run.relations},
@@ -191,9 +202,7 @@ async def page_of_run(context: Context, other: OtherRun = None) -> Response:
             "Loss": line_chart(_history(runs, "loss"), text="{:.2f}".format),
             "MRR on valid": line_chart(_history(runs, "valid_mrr"), text=metric_text, dots=True),
         },
-        reliability=reliability_diagram(
-            [(run.reliability or {}).get("likely") or {} for run in runs]
-        ),
+        reliability=reliability_diagram([checks.get("likely") or {} for checks in reliabilities]),
         settings=_settings(runs),
     )
 
@@ -208,47 +217,63 @@ def metric_text(value: float | None, metric: str = "mrr") -> str:
 
 
 def signed(value: float) -> str:
+    """A difference of metrics: +.012, −.003."""
     return minus(f"{value:+.3f}".replace("0.", ".", 1))
 
 
-def duration(number: float) -> str:
-    minutes, seconds = divmod(round(number), 60)
-    return f"{minutes:,} min {seconds} s" if minutes else f"{number:.{0 if number >= 10 else 1}f} s"
+def duration(total_seconds: float) -> str:
+    """2 min 5 s, 12 s, or 3.4 s."""
+    minutes, seconds = divmod(round(total_seconds), 60)
+    if minutes:
+        return f"{minutes:,} min {seconds} s"
+    num_decimals = 0 if total_seconds >= 10 else 1
+    return f"{total_seconds:.{num_decimals}f} s"
 
 
 TEMPLATES.filters |= {"metric_text": metric_text, "signed": signed, "duration": duration}
 
 
 def _settings(runs: Sequence[RunDetails]) -> list[tuple[str, str, list[Any], bool]]:
-    """Section, name and values of every recipe key, and whether they agree; keys without a value
-    are left out.
-    """
-    flat = [
-        {
-            (section, name): value
-            for section, values in run.recipe.items()
-            for name, value in (values.items() if isinstance(values, dict) else [("", values)])
-            if value not in (None, {}, [])
-        }
-        for run in runs
-    ]
-    values = {key: [one.get(key) for one in flat] for one in flat for key in one}
-    return [(*key, found, found[0] == found[-1]) for key, found in values.items()]
+    """Section, name and values of every recipe key, and whether the values agree."""
+    by_run = [_flat(run.recipe) for run in runs]
+    keys = dict.fromkeys(key for settings in by_run for key in settings)
+    rows = []
+    for section, name in keys:
+        values = [settings.get((section, name)) for settings in by_run]
+        agree = values[0] == values[-1]
+        rows.append((section, name, values, agree))
+    return rows
+
+
+def _flat(recipe: dict[str, Any]) -> dict[tuple[str, str], Any]:
+    """The settings of a recipe by section and name; those without a value are left out."""
+    settings: dict[tuple[str, str], Any] = {}
+    for section, values in recipe.items():
+        # A key outside all sections is shown as a section without names.
+        named_values = values if isinstance(values, dict) else {"": values}
+        for name, value in named_values.items():
+            if value not in (None, {}, []):
+                settings[section, name] = value
+    return settings
 
 
 class Axis(NamedTuple):
-    """From numbers to pixels."""
+    """From numbers to pixels; `first` is the pixel of the lowest number."""
 
     low: float
     high: float
-    first: float  # pixel of the lowest number
+    first: float
     last: float
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        numbers = [max(value, self.low), self.low, self.high]
-        at, *ends = [math.log(number) for number in numbers] if self.log else numbers
-        return round(float(np.interp(at, ends, (self.first, self.last))), 1)
+        value = max(value, self.low)
+        ends = (self.low, self.high)
+        if self.log:
+            value = math.log(value)
+            ends = (math.log(self.low), math.log(self.high))
+        pixel = np.interp(value, ends, (self.first, self.last))
+        return round(float(pixel), 1)
 
 
 @dataclass(frozen=True)
@@ -265,10 +290,12 @@ class Chart:
 
 
 def _history(runs: Sequence[RunDetails], key: str) -> Series:
-    return [
-        [(one["epoch"], one[key]) for one in run.history if one.get(key) is not None]
-        for run in runs
-    ]
+    """The values of a key of the histories, with their epochs; not all epochs have one."""
+    series = []
+    for run in runs:
+        epochs = [epoch for epoch in run.history if epoch.get(key) is not None]
+        series.append([(epoch["epoch"], epoch[key]) for epoch in epochs])
+    return series
 
 
 def line_chart(series: Series, *, text: Callable[[float], str], dots: bool = False) -> Chart | None:
@@ -277,40 +304,55 @@ def line_chart(series: Series, *, text: Callable[[float], str], dots: bool = Fal
     points = [point for line in finite for point in line]
     if not points:
         return None
+
     epochs, values = zip(*points, strict=True)
-    last = max(1, *epochs)
+    last_epoch = max(1, *epochs)
+    x_ticks = [tick for tick in ticks(0, last_epoch) if tick <= last_epoch and tick == int(tick)]
     y_ticks = ticks(min(values), max(values))
-    x_ticks = [tick for tick in ticks(0, last) if tick <= last and tick == int(tick)]
-    x = Axis(0, last, 46, 388)
-    y = Axis(y_ticks[0], y_ticks[-1], 206, 14)
-    return Chart(finite, x, y, x_ticks, y_ticks, text, dots)
+    return Chart(
+        finite,
+        x=Axis(0, last_epoch, first=46, last=388),
+        y=Axis(y_ticks[0], y_ticks[-1], first=206, last=14),
+        x_ticks=x_ticks,
+        y_ticks=y_ticks,
+        text=text,
+        dots=dots,
+    )
 
 
 def reliability_diagram(checks: Sequence[dict[str, Any]]) -> Chart | None:
-    """Predicted probability, observed frequency and its standard error; on the diagonal the first
-    two agree.
+    """Predicted probability, observed frequency and its standard error.
+
+    On the diagonal the first two agree.
     """
-    series = [
-        [(bin["predicted"], bin["observed"], bin["noise"]) for bin in one.get("bins") or []]
-        for one in checks
-    ]
+    series = []
+    for check in checks:
+        bins = check.get("bins") or []
+        series.append([(bin["predicted"], bin["observed"], bin["noise"]) for bin in bins])
     if not any(series):
         return None
-    least = min(one["min_probability"] for one in checks if one)
-    steps = [step for step in (0.01, 0.03, 0.1, 0.3, 1.0) if step >= least]
-    x = Axis(least, 1, 46, 324, log=True)
-    y = Axis(least, 1, 306, 14, log=True)
-    return Chart(series, x, y, steps, steps, lambda share: f"{100 * share:g} %")
+
+    lowest = min(check["min_probability"] for check in checks if check)
+    steps = [step for step in (0.01, 0.03, 0.1, 0.3, 1.0) if step >= lowest]
+    return Chart(
+        series,
+        x=Axis(lowest, 1, first=46, last=324, log=True),
+        y=Axis(lowest, 1, first=306, last=14, log=True),
+        x_ticks=steps,
+        y_ticks=steps,
+        text=lambda share: f"{100 * share:g} %",
+    )
 
 
 def ticks(low: float, high: float) -> list[float]:
     """About four round numbers, from below the lowest to above the highest."""
     if high <= low:
-        low = low - 0.5
-        high = high + 0.5
-    rough = (high - low) / 4
-    size: float = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
+        low -= 0.5
+        high += 0.5
+    smallest_step = (high - low) / 4
+    power_of_ten: float = 10.0 ** math.floor(math.log10(smallest_step))
+    round_steps = [power_of_ten * factor for factor in (1, 2, 2.5, 5, 10)]
+    step = next(step for step in round_steps if step >= smallest_step * 0.999)
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [round(number * step, 10) for number in range(first, last + 1)]

@@ -1,5 +1,6 @@
-"""Schemas of requests and responses, filled from the objects of `inference` and `evaluation` by
-their attributes.
+"""Schemas of requests and responses.
+
+They are filled from the attributes of objects of `inference` and `evaluation`.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -30,7 +31,7 @@ class OfRun(Schema):
 
 
 class Error(Schema):
-    """The message that the command line would print."""
+    """What was wrong, and what to do."""
 
     error: str
     suggestions: list[str] = Field(default_factory=list, description="Similar names.")
@@ -69,8 +70,12 @@ class Triple(Schema):
     @classmethod
     def of(cls, graph: Graph, head: int, relation: int, tail: int, **values: Any) -> Self:
         """A triple of this class by its ids; `values` are the other fields."""
-        ends = {"head": Item.of(graph.entities, head), "tail": Item.of(graph.entities, tail)}
-        return cls(**ends, relation=Item.of(graph.relations, relation), **values)
+        return cls(
+            head=Item.of(graph.entities, head),
+            relation=Item.of(graph.relations, relation),
+            tail=Item.of(graph.entities, tail),
+            **values,
+        )
 
 
 class QueryParts(Schema):
@@ -190,9 +195,7 @@ class ExplanationResponse(OfRun):
 
 
 class CompletionLine(Schema):
-    """One line of a completion: progress, a new triple, the end, or the error that ended it
-    early.
-    """
+    """One line of a completion: progress, a new triple, the end, or an error that ended it."""
 
     kind: Literal["progress", "triple", "end", "error"]
     done: int | None = Field(None, description="Of progress: queries that are done.")
@@ -209,8 +212,9 @@ class CompletionLine(Schema):
 
 
 class NewDecision(Schema):
-    """A decision on a triple, whose parts are names, or ids as numbers; `undecided` takes a
-    decision back.
+    """A decision on a triple; `undecided` takes a decision back.
+
+    The parts of the triple are names, or ids as numbers.
     """
 
     head: NameOrId
@@ -280,7 +284,10 @@ class RunDetails(OfRun):
     )
     coverage: dict[str, Any] | None = Field(description="Coverage of the prediction sets on test.")
     sparsity: dict[str, Any] | None = Field(
-        description="Share of zeros in the entity tables, storage dense and sparse, and pruning if there was one."
+        description=(
+            "Share of zeros in the entity tables, storage dense and sparse, and pruning if there "
+            "was one."
+        )
     )
 
 

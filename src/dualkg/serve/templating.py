@@ -13,7 +13,8 @@ from jinja2.ext import Extension
 from markupsafe import Markup
 
 from dualkg import errors
-from dualkg.serve.errors import RESPONSES, ErrorReply
+from dualkg.serve.errors import HTTP
+from dualkg.serve.replies import RESPONSES, ErrorReply
 from dualkg.serve.service import RequestContext, service_of
 
 MAX_SHORT = 160  # characters of a name within a list
@@ -43,7 +44,9 @@ def percent(probability: float) -> str:
         return ">99.9 %"
     if probability < 0.001:
         return "<0.1 %"
-    return f"{100 * probability:.{1 if probability < 0.0995 or probability >= 0.995 else 0}f} %"
+    rounds_to_two_digits = 0.0995 <= probability < 0.995
+    num_decimals = 0 if rounds_to_two_digits else 1
+    return f"{100 * probability:.{num_decimals}f} %"
 
 
 def minus(text: str) -> str:
@@ -51,10 +54,17 @@ def minus(text: str) -> str:
     return text.replace("-", "−")
 
 
+def decimals(value: float, format: str) -> str:
+    return minus(f"{value:{format}}")
+
+
+def message(error: errors.DualkgError) -> str:
+    """The message of an error in the words of a request."""
+    return error.in_words(HTTP)
+
+
 class LineBreaks(Extension):
-    """Drops line breaks next to a tag from templates, so that their layout adds no space to a
-    page.
-    """
+    """Drops line breaks next to a tag, so that the layout of a template adds no space to a page."""
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
         source = re.sub(r"(?<=[>}])\s*\n\s*|\s*\n\s*(?=[<{])", "", source.strip())
@@ -74,37 +84,37 @@ TEMPLATES.filters |= {
     "relation_text": relation_text,
     "percent": percent,
     "thousands": "{:,}".format,
-    "decimals": lambda value, format: minus(f"{value:{format}}"),
+    "decimals": decimals,
+    "message": message,
 }
 
 
 def page_url(context: RequestContext, path: str, **params: Any) -> str:
     """The address of a page; the run is added unless it is the default."""
-    given = {key: value for key, value in params.items() if value is not None}
+    query = {name: value for name, value in params.items() if value is not None}
     if not context.is_default_run:
-        given["run"] = context.run.name
-    return f"{path}?{urlencode(given)}" if given else path
+        query["run"] = context.run.name
+    return f"{path}?{urlencode(query)}" if query else path
 
 
 def entity_url(context: RequestContext, name: str) -> str:
-    """`/entity/NAME`, or `/entity?name=NAME` for names that browsers take for folders, or that end
-    in .json.
-    """
-    if name in ("", ".", "..") or name.endswith(".json"):
+    """`/entity/NAME`, or `/entity?name=NAME` for names that would be read as something else."""
+    is_folder = name in ("", ".", "..")  # to a browser
+    if is_folder or name.endswith(".json"):
         return page_url(context, "/entity", name=name)
     return page_url(context, f"/entity/{quote(name, safe='')}")
 
 
 def fill(context: RequestContext, template: str, **values: Any) -> Markup:
-    """A filled template; carriage returns, which browsers would turn into line feeds, are spelled
-    out.
-    """
-    names = {
-        "context": context,
-        "url": partial(page_url, context),
-        "entity_url": partial(entity_url, context),
-    }
-    return Markup(TEMPLATES.get_template(template).render(**names, **values).replace("\r", "&#13;"))
+    """A filled template."""
+    html = TEMPLATES.get_template(template).render(
+        context=context,
+        url=partial(page_url, context),
+        entity_url=partial(entity_url, context),
+        **values,
+    )
+    # Browsers would turn carriage returns into line feeds.
+    return Markup(html.replace("\r", "&#13;"))
 
 
 def page(
@@ -122,19 +132,23 @@ def page_router() -> APIRouter:
     return APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
-def links(**paths: dict[str, str]) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI links: GET requests that the names in a response can be used for, by JSON pointers to
-    the names.
+def links(**pointers_by_operation: dict[str, str]) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI links: the GET requests that the names in a response can be used for.
+
+    For every operation, the parameters are given as JSON pointers into the response.
     """
-    found = {}
-    for name, pointers in paths.items():
-        path = f"/api/{name.replace('_', '-')}" + ("/{name}" if "name" in pointers else "")
-        parameters = {key: f"$response.body#{pointer}" for key, pointer in pointers.items()}
-        found[name] = {
+    operations = {}
+    for operation, pointers in pointers_by_operation.items():
+        path = f"/api/{operation.replace('_', '-')}"
+        if "name" in pointers:
+            path += "/{name}"
+        operations[operation] = {
             "operationRef": f"#/paths/{path.replace('/', '~1')}/get",
-            "parameters": parameters,
+            "parameters": {
+                parameter: f"$response.body#{pointer}" for parameter, pointer in pointers.items()
+            },
         }
-    return {200: {"links": found}}
+    return {200: {"links": operations}}
 
 
 def api_router(tag: str) -> APIRouter:
@@ -142,8 +156,9 @@ def api_router(tag: str) -> APIRouter:
 
 
 async def error_response(request: Request, reply: ErrorReply) -> Response:
-    """An error as a page for pages and browsers, else as JSON; all addresses under /api or with
-    .json are JSON.
+    """An error as a page for pages and browsers, else as JSON.
+
+    All addresses below /api and those that end in .json are JSON.
     """
     path = request.url.path
     accepted = request.headers.get("accept", "").lower()
@@ -152,7 +167,7 @@ async def error_response(request: Request, reply: ErrorReply) -> Response:
     if is_api or not (is_page or "text/html" in accepted):
         return reply.as_json()
     service = await service_of(request)
-    context = RequestContext(request, service, service.runs.get(None))
+    context = RequestContext(request, service, service.runs.default)
     title = ERROR_TITLES.get(reply.status, "That cannot be answered")
     response = page(context, "error.html", status=reply.status, title=title, reply=reply)
     response.headers.update(reply.headers)

@@ -21,8 +21,9 @@ def chromium_path() -> str | None:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """One for all tests of this folder. It ends with them: while it runs, no other test could run
-    an event loop.
+    """One browser for all tests of this folder.
+
+    It ends with them: while it runs, no other test could run an event loop.
     """
     driver = pytest.importorskip(
         "playwright.sync_api", reason="needs Playwright: pip install playwright"
@@ -33,9 +34,9 @@ def browser() -> Iterator[Any]:
     with driver.sync_playwright() as started:
         # Tests open their own server's pages alone, so that a container's root may do without the
         # sandbox.
-        found = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield found
-        found.close()
+        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="package")
@@ -80,9 +81,14 @@ def opened(browser, address, reused) -> Iterator[Callable[..., Any]]:
 
     def open_page(where: str = "/", *, allow: str | None = None, **choices: Any) -> Any:
         """`allow` is part of a message of the console that is expected."""
-        page = new_page(**choices) if choices or pages else reused.pop(address, None) or new_page()
+        page = None
+        if not choices and not pages:
+            page = reused.pop(address, None)
+        if page is None:
+            page = new_page(**choices)
         pages.append((page, choices))
-        allowed.extend([allow] if allow else [])
+        if allow:
+            allowed.append(allow)
         for event, listener in listeners.items():
             page.on(event, listener)
         page.goto(where)
@@ -109,8 +115,9 @@ def overflow(page: Any) -> int:
 
 
 def wait_for_heading(page: Any, text: str) -> None:
-    """Until the page is the one that is headed so. Conditions in JavaScript would be stopped by the
-    pages' policy.
+    """Wait until the page has this heading.
+
+    The policy of the pages would stop a condition in JavaScript.
     """
     from playwright.sync_api import expect
 

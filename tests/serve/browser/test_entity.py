@@ -6,7 +6,12 @@ from dualkg.serve.templating import visible
 from tests.serve.browser.conftest import PHONE, overflow, wait_for_heading
 from tests.serve.conftest import HOSTILE
 
-ADDRESS = "name => import('/static/common.js').then(({entityAddress}) => new URL(entityAddress(name), location.href).href)"
+ADDRESS = """
+async (name) => {
+  const { entityAddress } = await import("/static/common.js");
+  return new URL(entityAddress(name), location.href).href;
+}
+"""
 
 
 def test_links_of_the_drawing(opened):

@@ -17,9 +17,11 @@ def test_two_runs_and_one_alone(opened):
 def test_a_table_is_sorted_by_any_column(opened):
     page = opened("/run?with=")
     table = page.locator("table", has=page.get_by_role("button", name="Relation"))
-    numbers = lambda: [
-        float(text) for text in table.locator("tbody td:nth-child(3)").all_inner_texts()
-    ]
+
+    def numbers():
+        texts = table.locator("tbody td:nth-child(3)").all_inner_texts()
+        return [float(text) for text in texts]
+
     button = table.get_by_role("button", name="MRR")
     button.click()
     assert numbers() == sorted(numbers(), reverse=True)

@@ -2,7 +2,7 @@
 
 const { run: RUN, firstRun: FIRST_RUN } = document.body.dataset;
 
-// --- Addresses -----------------------------------------------------------------------------------------------------
+// --- Addresses -----------------------------------------------------------------------------------
 
 /** An address with parameters; the run is added unless it is the default. */
 export function address(path, params = {}) {
@@ -20,7 +20,7 @@ export function entityAddress(name) {
   return ambiguous ? address("/entity", { name }) : address(`/entity/${encodeURIComponent(name)}`);
 }
 
-// --- Elements ------------------------------------------------------------------------------------------------------
+// --- Elements ------------------------------------------------------------------------------------
 
 /** An element: element("a", {href: "/", class: "name"}, "text", other elements …). Text stays text. */
 export function element(tag, attributes = {}, ...children) {
@@ -39,7 +39,7 @@ export function parsed(html) {
   return new DOMParser().parseFromString(html, "text/html");
 }
 
-// --- Requests ------------------------------------------------------------------------------------------------------
+// --- Requests ------------------------------------------------------------------------------------
 
 /** An error response of the server: its message and its status. */
 export class ServerError extends Error {
@@ -59,7 +59,9 @@ export async function request(where, options = {}) {
   if (reply.ok) return reply;
   const text = await reply.text();
   const isJson = reply.headers.get("Content-Type")?.startsWith("application/json");
-  const message = isJson ? JSON.parse(text).error : parsed(text).querySelector(".lead")?.textContent;
+  const message = isJson
+    ? JSON.parse(text).error
+    : parsed(text).querySelector(".lead")?.textContent;
   throw new ServerError(message ?? `The server answered with status ${reply.status}.`, reply.status);
 }
 
@@ -69,7 +71,9 @@ export async function requestJson(where, options) {
 
 /** An element of another page of the server, for this one. */
 export async function requestElement(where, selector) {
-  return document.adoptNode(parsed(await (await request(where)).text()).querySelector(selector));
+  const reply = await request(where);
+  const page = parsed(await reply.text());
+  return document.adoptNode(page.querySelector(selector));
 }
 
 /** Show an error in a place of the page; screen readers announce it. */
@@ -79,13 +83,15 @@ export function showError(place, error) {
   if (!(error instanceof ServerError)) console.error(error);
 }
 
-// --- Completion while typing ---------------------------------------------------------------------------------------
+// --- Completion while typing ---------------------------------------------------------------------
 
 let numLists = 0;
 
 /**
- * Make a text field a combobox. `find(text, signal)` returns items {name, text, note}; `onPick(item)` gets the chosen
- * one. The field has its name as `dataset.name` until its text is changed.
+ * Make a text field a combobox.
+ *
+ * `find(text, signal)` returns items {name, text, note}; `onPick(item)` gets the chosen one. The
+ * field has the name of the item as `dataset.name` until its text is changed.
  */
 export function combobox(input, { find, onPick = () => {}, wait = 60 }) {
   const id = `options-${++numLists}`;
@@ -93,15 +99,24 @@ export function combobox(input, { find, onPick = () => {}, wait = 60 }) {
   const label = input.labels?.[0]?.textContent ?? input.name;
   list.setAttribute("aria-label", label);
   input.removeAttribute("list");
-  for (const [key, value] of Object.entries({
-    role: "combobox", "aria-autocomplete": "list", "aria-expanded": "false", "aria-controls": id,
-    autocomplete: "off", autocapitalize: "off", spellcheck: "false",
-  })) input.setAttribute(key, value);
+  const attributes = {
+    role: "combobox",
+    "aria-autocomplete": "list",
+    "aria-expanded": "false",
+    "aria-controls": id,
+    autocomplete: "off",
+    autocapitalize: "off",
+    spellcheck: "false",
+  };
+  for (const [key, value] of Object.entries(attributes)) input.setAttribute(key, value);
   const around = element("span", { class: "combo" });
   input.replaceWith(around);
   around.append(input, list);
 
-  let items = [], active = -1, timer = 0, search = new AbortController();
+  let items = [];
+  let active = -1; // the number of the marked item
+  let timer = 0;
+  let search = new AbortController();
 
   const close = () => {
     clearTimeout(timer);
@@ -113,12 +128,16 @@ export function combobox(input, { find, onPick = () => {}, wait = 60 }) {
   };
   const mark = (number) => {
     active = number;
-    [...list.children].forEach((option, at) => option.setAttribute("aria-selected", String(at === number)));
+    [...list.children].forEach((option, index) => {
+      option.setAttribute("aria-selected", String(index === number));
+    });
     const option = list.children[number];
     if (option) {
       input.setAttribute("aria-activedescendant", option.id);
       option.scrollIntoView({ block: "nearest" });
-    } else input.removeAttribute("aria-activedescendant");
+    } else {
+      input.removeAttribute("aria-activedescendant");
+    }
   };
   const pick = (number) => {
     const item = items[number];
@@ -127,22 +146,32 @@ export function combobox(input, { find, onPick = () => {}, wait = 60 }) {
     close();
     onPick(item);
   };
-  const open = (found) => {
-    items = found;
-    list.replaceChildren(...found.map((item, number) => element(
-      "li",
-      { role: "option", id: `${id}-${number}`, "aria-selected": "false",
-        onpointerdown: (event) => event.preventDefault(), onclick: () => pick(number),
-        onpointermove: () => { if (active !== number) mark(number); } },
-      element("span", { class: "name", dir: "auto" }, item.text),
-      item.note ? element("span", { class: "soft" }, " ", element("bdi", {}, item.note)) : null,
-    )));
-    if (!found.length) {
-      list.append(element("li", { class: "none", role: "option", "aria-disabled": "true" }, "No similar name."));
+  const optionOf = (item, number) => {
+    const attributes = {
+      role: "option",
+      id: `${id}-${number}`,
+      "aria-selected": "false",
+      onpointerdown: (event) => event.preventDefault(), // the field keeps the focus
+      onclick: () => pick(number),
+      onpointermove: () => {
+        if (active !== number) mark(number);
+      },
+    };
+    const name = element("span", { class: "name", dir: "auto" }, item.text);
+    if (!item.note) return element("li", attributes, name);
+    const note = element("span", { class: "soft" }, " ", element("bdi", {}, item.note));
+    return element("li", attributes, name, note);
+  };
+  const open = (matches) => {
+    items = matches;
+    list.replaceChildren(...matches.map(optionOf));
+    if (!matches.length) {
+      const attributes = { class: "none", role: "option", "aria-disabled": "true" };
+      list.append(element("li", attributes, "No similar name."));
     }
     list.hidden = false;
     input.setAttribute("aria-expanded", "true");
-    mark(found.length ? 0 : -1);
+    mark(matches.length ? 0 : -1);
   };
   const lookUp = () => {
     clearTimeout(timer);
@@ -151,10 +180,10 @@ export function combobox(input, { find, onPick = () => {}, wait = 60 }) {
     const { signal } = search;
     timer = setTimeout(async () => {
       try {
-        const found = await find(input.value, signal);
+        const matches = await find(input.value, signal);
         if (signal.aborted) return;
-        if (found === null) close();
-        else open(found);
+        if (matches === null) close();
+        else open(matches);
       } catch (error) {
         if (error.name !== "AbortError") close();
       }
@@ -168,11 +197,13 @@ export function combobox(input, { find, onPick = () => {}, wait = 60 }) {
   input.addEventListener("blur", close);
   input.addEventListener("keydown", (event) => {
     if (event.isComposing) return;
-    const isOpen = !list.hidden, last = items.length - 1;
+    const isOpen = !list.hidden;
+    const last = items.length - 1;
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       event.preventDefault();
       if (!isOpen) lookUp();
-      else if (last >= 0) mark(event.key === "ArrowDown" ? (active >= last ? 0 : active + 1) : active <= 0 ? last : active - 1);
+      else if (last >= 0 && event.key === "ArrowDown") mark(active >= last ? 0 : active + 1);
+      else if (last >= 0) mark(active <= 0 ? last : active - 1);
     } else if (event.key === "Enter" && isOpen && active >= 0) {
       event.preventDefault();
       pick(active);
@@ -191,25 +222,46 @@ export function findEntities(k = 8) {
   const cache = new Map();
   return async (text, signal) => {
     if (!text.trim()) return null;
-    if (!cache.has(text)) cache.set(text, (await requestJson(address("/api/entities", { q: text, k }), { signal })).entities);
+    if (!cache.has(text)) {
+      const reply = await requestJson(address("/api/entities", { q: text, k }), { signal });
+      cache.set(text, reply.entities);
+    }
     return cache.get(text);
   };
 }
 
 /** The relations that a page offers for a text field. */
 export function offeredRelations(form) {
-  return [...form.querySelectorAll("#relations option")].map(({ value, label }) => ({ name: value, text: label || value, note: null }));
+  const options = [...form.querySelectorAll("#relations option")];
+  return options.map(({ value, label }) => ({ name: value, text: label || value, note: null }));
 }
 
 /** Search among items of the page: texts that begin with the words first, then those that contain them. */
 export function findAmong(items) {
-  const normalized = (text) => text.normalize("NFKD").replace(/\p{M}/gu, "").replaceAll("_", " ").toLowerCase();
   const texts = items.map((item) => `${normalized(item.text)} ${normalized(item.name)}`);
-  return async (text) => {
-    const words = normalized(text.trim());
-    const ranks = texts.map((known, number) => [known.startsWith(words) ? 0 : known.includes(` ${words}`) ? 1 : known.includes(words) ? 2 : 3, number]);
-    return ranks.filter(([rank]) => rank < 3).sort(([a, i], [b, j]) => a - b || i - j).slice(0, 200).map(([, number]) => items[number]);
+  return async (typed) => {
+    const words = normalized(typed.trim());
+    const matches = items.map((item, number) => ({ item, rank: matchRank(texts[number], words) }));
+    return matches
+      .filter((match) => match.rank < NO_MATCH)
+      .sort((a, b) => a.rank - b.rank)
+      .slice(0, MAX_MATCHES)
+      .map((match) => match.item);
   };
+}
+
+const MAX_MATCHES = 200;
+const NO_MATCH = 3;
+
+/** 0 at the beginning of a text, 1 at the beginning of a word, 2 within a word. */
+function matchRank(text, words) {
+  if (text.startsWith(words)) return 0;
+  if (text.includes(` ${words}`)) return 1;
+  return text.includes(words) ? 2 : NO_MATCH;
+}
+
+function normalized(text) {
+  return text.normalize("NFKD").replace(/\p{M}/gu, "").replaceAll("_", " ").toLowerCase();
 }
 
 /** The name in a field: of the picked item, or else as it was typed. */
@@ -217,7 +269,7 @@ export function nameIn(input) {
   return input.dataset.name ?? input.value.trim();
 }
 
-// --- Light and dark ------------------------------------------------------------------------------------------------
+// --- Light and dark ------------------------------------------------------------------------------
 
 const system = matchMedia("(prefers-color-scheme: dark)");
 

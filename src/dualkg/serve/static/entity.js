@@ -4,5 +4,6 @@ import { combobox, entityAddress, findEntities } from "./common.js";
 import { openExplanationsInPlace } from "./explanation.js";
 
 const field = document.querySelector("[data-lookup]").elements.name;
-combobox(field, { find: findEntities(), onPick: (item) => location.assign(entityAddress(item.name)) });
+const open = (item) => location.assign(entityAddress(item.name));
+combobox(field, { find: findEntities(), onPick: open });
 openExplanationsInPlace();

@@ -7,7 +7,12 @@ let numOpened = 0;
 export function openExplanationsInPlace() {
   for (const link of document.querySelectorAll("a[data-why]")) {
     const id = `why-${++numOpened}`;
-    const button = element("button", { type: "button", class: "plain", "aria-expanded": "false", "aria-controls": id });
+    const button = element("button", {
+      type: "button",
+      class: "plain",
+      "aria-expanded": "false",
+      "aria-controls": id,
+    });
     button.append(...link.childNodes);
     const place = element("div", { id, class: "opened", hidden: true, "aria-live": "polite" });
     link.replaceWith(button);

@@ -7,14 +7,16 @@ const list = section.querySelector("[data-facts]");
 const status = section.querySelector("[data-status]");
 const progress = section.querySelector("[data-progress]");
 const canDecide = "canDecide" in section.dataset;
-const counts = Object.fromEntries([...document.querySelectorAll("[data-count]")].map((place) => [place.dataset.count, place]));
+const countPlaces = [...document.querySelectorAll("[data-count]")];
 
-const PAUSE = 1000, MAX_TRIES = 120; // while another completion is running
+// While another completion is running:
+const PAUSE = 1000; // milliseconds
+const MAX_TRIES = 120;
 const rows = []; // <li> elements
 const done = []; // what can be undone: {row, before}
 let current = -1;
 
-// --- The list ------------------------------------------------------------------------------------------------------
+// --- The list ------------------------------------------------------------------------------------
 
 async function find() {
   const { relation, minProbability, top } = section.dataset;
@@ -74,7 +76,8 @@ async function* lines(where) {
 
 /** Append a row that the server rendered. */
 function show(html) {
-  const number = rows.length, row = document.adoptNode(parsed(html).querySelector("li"));
+  const number = rows.length;
+  const row = document.adoptNode(parsed(html).querySelector("li"));
   row.tabIndex = number ? -1 : 0;
   row.addEventListener("focus", () => reach(number));
   for (const button of row.querySelectorAll("[data-wanted]")) {
@@ -96,28 +99,42 @@ function paint(row, verdict) {
   }
 }
 
-// --- Decisions -----------------------------------------------------------------------------------------------------
+// --- Decisions -----------------------------------------------------------------------------------
 
+const NEWS = { accepted: "Accepted", rejected: "Rejected", undecided: "Undecided again" };
 let sending = Promise.resolve();
 
-/** At once on the page, then on the server, in the order of the decisions; one that the server refuses is undone. */
+/**
+ * Decide at once on the page, then on the server, in the order of the decisions.
+ *
+ * A decision that the server refuses is undone.
+ */
 function decide(row, verdict, { undoing = false } = {}) {
   const { head, relation, tail, verdict: before } = row.dataset;
   paint(row, verdict);
   if (!undoing) done.push({ row, before });
-  const body = JSON.stringify({ decisions: [{ head, relation, tail, verdict: verdict ?? "undecided" }] });
-  const headers = { "Content-Type": "application/json" };
+  const decision = { head, relation, tail, verdict: verdict ?? "undecided" };
   sending = sending.then(async () => {
     try {
-      const found = await requestJson(address("/api/decisions"), { method: "POST", headers, body });
-      for (const [name, place] of Object.entries(counts)) place.textContent = found[name].toLocaleString("en");
-      const texts = [...row.querySelector(".what").children].map((part) => part.textContent).join(", ");
-      status.textContent = `${verdict ? verdict[0].toUpperCase() + verdict.slice(1) : "Undecided again"}: ${texts}.`;
+      const counts = await requestJson(address("/api/decisions"), {
+        method: "POST",
+        headers: { "Content-Type": "application/json" },
+        body: JSON.stringify({ decisions: [decision] }),
+      });
+      for (const place of countPlaces) {
+        place.textContent = counts[place.dataset.count].toLocaleString("en");
+      }
+      status.textContent = `${NEWS[decision.verdict]}: ${textOf(row)}.`;
     } catch (error) {
       paint(row, before);
       showError(status, error);
     }
   });
+}
+
+function textOf(row) {
+  const parts = [...row.querySelector(".what").children];
+  return parts.map((part) => part.textContent).join(", ");
 }
 
 function undo() {
@@ -127,7 +144,7 @@ function undo() {
   focusOn(rows.indexOf(last.row));
 }
 
-// --- Keys ----------------------------------------------------------------------------------------------------------
+// --- Keys ----------------------------------------------------------------------------------------
 
 function reach(number) {
   if (current >= 0 && rows[current]) {
@@ -174,9 +191,11 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-// --- Filters -------------------------------------------------------------------------------------------------------
+// --- Filters -------------------------------------------------------------------------------------
 
-section.querySelector("[data-show]").addEventListener("change", (event) => { list.dataset.only = event.target.value; });
+section.querySelector("[data-show]").addEventListener("change", (event) => {
+  list.dataset.only = event.target.value;
+});
 
 const filter = document.querySelector("[data-filter]");
 const threshold = filter.querySelector("[data-min]");

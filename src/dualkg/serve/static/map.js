@@ -1,31 +1,56 @@
 // The map: drawn on a canvas, moved by mouse, finger and keys, coloured by the predictions of a query.
 
 import {
-  address, colour, combobox, element, entityAddress, findAmong, findEntities, nameIn, offeredRelations, onTheme,
-  requestElement, requestJson, showError,
+  address,
+  colour,
+  combobox,
+  element,
+  entityAddress,
+  findAmong,
+  findEntities,
+  nameIn,
+  offeredRelations,
+  onTheme,
+  requestElement,
+  requestJson,
+  showError,
 } from "./common.js";
 import { Points } from "./points.js";
 import { View } from "./view.js";
 
-const LABELLED = 12, MAX_LABELS = 80, MAX_LABEL_LENGTH = 32;
+const LABELLED = 12; // predictions whose names are drawn
+const MAX_LABELS = 80; // names of other points
+const MAX_LABEL_LENGTH = 32;
 const MANY = 4000; // points; more are drawn as pixels
 const REACH = 14; // pixels
 const PAUSE = 2000; // before a map that is being computed is requested again
 const SLOW = "The map is being computed. The first time this may take a minute or two.";
 const find = (name) => document.querySelector(`[data-${name}]`);
-const [canvas, veil, tip, legend, message, list, form, folded] = ["canvas", "veil", "tip", "legend", "message", "found", "query", "folded"].map(find);
+const canvas = find("canvas");
+const veil = find("veil");
+const tip = find("tip");
+const legend = find("legend");
+const message = find("message");
+const list = find("found");
+const form = find("query");
+const folded = find("folded");
 const knownList = folded.querySelector("ol");
 const context = canvas.getContext("2d");
 
-let points = null, names = [], labels = [];
+let points = null;
+let names = [];
+let labels = [];
 let predictions = new Map(); // by id: {id, known, strength, item}
-let given = -1, over = -1; // ids of the query's entity and of the point under the pointer
-let colours = {}, dust = 0, image = null;
+let given = -1; // the id of the query's entity
+let over = -1; // the id of the point under the pointer
+const colours = {};
+let dust = 0; // the colour of many points
+let image = null;
 let labelled = []; // boxes of the names that are drawn
 
 const view = new View(canvas, { changed: paintSoon, tapped: open, hovered: hover });
 
-// --- Drawing -------------------------------------------------------------------------------------------------------
+// --- Drawing -------------------------------------------------------------------------------------
 
 let painting = 0;
 
@@ -37,7 +62,9 @@ function paintSoon() {
 }
 
 function readColours() {
-  colours = Object.fromEntries(["ink", "edge", "soft", "predicted-bar", "focus", "surface"].map((name) => [name, colour(`--${name}`)]));
+  for (const name of ["ink", "edge", "soft", "predicted-bar", "focus", "surface"]) {
+    colours[name] = colour(`--${name}`);
+  }
   const probe = new OffscreenCanvas(1, 1).getContext("2d");
   probe.fillStyle = colours.edge;
   probe.fillRect(0, 0, 1, 1);
@@ -65,15 +92,21 @@ function paint() {
 
 /** Many points as pixels of an image, which is darker where they are dense. */
 function paintDust(frame, size) {
-  const { width: across, height: down } = canvas, { x, y } = points, ratio = view.ratio;
-  if (image?.width !== across || image.height !== down) image = context.createImageData(across, down);
+  const { width: across, height: down } = canvas;
+  const { x, y } = points;
+  if (image?.width !== across || image.height !== down) {
+    image = context.createImageData(across, down);
+  }
   const pixels = new Uint32Array(image.data.buffer);
   pixels.fill(0);
-  const side = Math.max(1, Math.round(size * ratio)), strength = predictions.size ? 70 : 130;
-  const scale = view.scale * ratio;
-  const dx = across / 2 - view.x * scale - side / 2, dy = down / 2 - view.y * scale - side / 2;
+  const side = Math.max(1, Math.round(size * view.ratio));
+  const strength = predictions.size ? 70 : 130;
+  const scale = view.scale * view.ratio;
+  const dx = across / 2 - view.x * scale - side / 2;
+  const dy = down / 2 - view.y * scale - side / 2;
   points.within(...frame, (i) => {
-    const left = Math.round(x[i] * scale + dx), top = Math.round(y[i] * scale + dy);
+    const left = Math.round(x[i] * scale + dx);
+    const top = Math.round(y[i] * scale + dy);
     if (left < 0 || top < 0 || left + side > across || top + side > down) return;
     for (let row = top; row < top + side; row++) {
       for (let place = row * across + left, end = place + side; place < end; place++) {
@@ -105,24 +138,27 @@ function paintNames(frame, size) {
   const seen = [];
   points.within(...frame, (i) => {
     const [px, py] = view.pixel(points.x[i], points.y[i]);
-    if (px >= 0 && py >= 0 && px <= view.width && py <= view.height && !predictions.has(i)) seen.push(i);
+    const isInView = px >= 0 && py >= 0 && px <= view.width && py <= view.height;
+    if (isInView && !predictions.has(i)) seen.push(i);
   });
-  if (seen.length <= MAX_LABELS) for (const i of seen) label(i, colours.soft, size / 2, labelled);
+  if (seen.length > MAX_LABELS) return;
+  for (const i of seen) label(i, colours.soft, size / 2, labelled);
 }
 
 /** How much a point stands out, from 0 to 1. */
-const weight = (one) => (one.known ? 0.55 : Math.sqrt(one.strength));
-const radius = (one, size) => Math.max(2, size / 2 + 1) + 5 * weight(one);
+const weight = (prediction) => (prediction.known ? 0.55 : Math.sqrt(prediction.strength));
+const radius = (prediction, size) => Math.max(2, size / 2 + 1) + 5 * weight(prediction);
 
 function paintPredictions(size) {
-  const ordered = [...predictions.values()].sort((a, b) => weight(a) - weight(b)); // the best are drawn last, on top
-  for (const one of ordered) {
-    const [px, py] = view.pixel(points.x[one.id], points.y[one.id]);
-    const strength = weight(one);
-    context.globalAlpha = one.known ? 0.9 : 0.18 + 0.82 * strength;
-    context.fillStyle = one.known ? colours.ink : colours["predicted-bar"];
+  // The best are drawn last, on top.
+  const ordered = [...predictions.values()].sort((a, b) => weight(a) - weight(b));
+  for (const prediction of ordered) {
+    const [px, py] = view.pixel(points.x[prediction.id], points.y[prediction.id]);
+    const strength = weight(prediction);
+    context.globalAlpha = prediction.known ? 0.9 : 0.18 + 0.82 * strength;
+    context.fillStyle = prediction.known ? colours.ink : colours["predicted-bar"];
     context.beginPath();
-    context.arc(px, py, radius(one, size), 0, 7);
+    context.arc(px, py, radius(prediction, size), 0, 7);
     context.fill();
     if (strength < 0.4) continue;
     context.globalAlpha = 1;
@@ -136,7 +172,10 @@ function paintPredictions(size) {
     ring(given, colours.focus, size / 2 + 6);
     label(given, colours.focus, size / 2 + 7, labelled);
   }
-  for (const one of [...predictions.values()].filter((one) => one.strength > 0.15).slice(0, LABELLED)) label(one.id, colours.ink, radius(one, size), labelled);
+  const strong = [...predictions.values()].filter((prediction) => prediction.strength > 0.15);
+  for (const prediction of strong.slice(0, LABELLED)) {
+    label(prediction.id, colours.ink, radius(prediction, size), labelled);
+  }
 }
 
 function ring(i, stroke, radius) {
@@ -155,9 +194,11 @@ function label(i, fill, apart, taken) {
   const text = short(labels[i]);
   context.font = "500 12px system-ui, sans-serif";
   const width = context.measureText(text).width;
-  const left = px + apart + 3 + width > view.width && px <= view.width ? px - apart - 3 - width : px + apart + 3;
+  const gap = apart + 3;
+  const fitsRight = px + gap + width <= view.width || px > view.width;
+  const left = fitsRight ? px + gap : px - gap - width;
   const box = [left, py - 8, left + width + 3, py + 8];
-  if (taken.some(([l, t, r, b]) => box[0] < r && box[2] > l && box[1] < b && box[3] > t)) return;
+  if (taken.some((other) => overlap(box, other))) return;
   taken.push(box);
   context.lineWidth = 3;
   context.lineJoin = "round";
@@ -168,12 +209,19 @@ function label(i, fill, apart, taken) {
   context.fillText(text, box[0], py);
 }
 
-function short(text) {
-  const letters = [...text];
-  return letters.length > MAX_LABEL_LENGTH ? `${letters.slice(0, MAX_LABEL_LENGTH - 1).join("")}…` : text;
+/** Whether two boxes [left, top, right, bottom] have points in common. */
+function overlap(box, other) {
+  const [left, top, right, bottom] = other;
+  return box[0] < right && box[2] > left && box[1] < bottom && box[3] > top;
 }
 
-// --- Pointing ------------------------------------------------------------------------------------------------------
+function short(text) {
+  const letters = [...text];
+  if (letters.length <= MAX_LABEL_LENGTH) return text;
+  return `${letters.slice(0, MAX_LABEL_LENGTH - 1).join("")}…`;
+}
+
+// --- Pointing ------------------------------------------------------------------------------------
 
 function at(px, py) {
   if (!points) return -1;
@@ -194,19 +242,27 @@ function point(i, { held = false } = {}) {
   for (const item of document.querySelectorAll(".found .here")) item.classList.remove("here");
   tip.hidden = i < 0;
   tip.classList.toggle("held", held);
-  if (i >= 0) {
-    const one = predictions.get(i);
-    const name = held
-      ? element("a", { dir: "auto", href: entityAddress(names[i]) }, labels[i])
-      : element("span", { dir: "auto" }, labels[i]);
-    tip.replaceChildren(name, ...(one ? [element("span", { class: "soft" }, ` ${one.item.querySelector(".certainty > :last-child").textContent}`)] : []));
-    one?.item.classList.add("here");
-    const [px, py] = view.pixel(points.x[i], points.y[i]);
-    const left = Math.max(4, Math.min(px + 12, view.width - tip.offsetWidth - 4));
-    const top = py + 14 + tip.offsetHeight > view.height ? py - 14 - tip.offsetHeight : py + 14;
-    tip.style.transform = `translate(${left}px, ${Math.max(4, top)}px)`;
-  }
+  if (i >= 0) showTip(i, held);
   paintSoon();
+}
+
+/** The name of a point, as a link if `held`, and its certainty if it is a prediction. */
+function showTip(i, held) {
+  const name = held
+    ? element("a", { dir: "auto", href: entityAddress(names[i]) }, labels[i])
+    : element("span", { dir: "auto" }, labels[i]);
+  tip.replaceChildren(name);
+  const prediction = predictions.get(i);
+  if (prediction) {
+    const certainty = prediction.item.querySelector(".certainty > :last-child").textContent;
+    tip.append(element("span", { class: "soft" }, ` ${certainty}`));
+    prediction.item.classList.add("here");
+  }
+  const [px, py] = view.pixel(points.x[i], points.y[i]);
+  const left = Math.max(4, Math.min(px + 12, view.width - tip.offsetWidth - 4));
+  const fitsBelow = py + 14 + tip.offsetHeight <= view.height;
+  const top = fitsBelow ? py + 14 : py - 14 - tip.offsetHeight;
+  tip.style.transform = `translate(${left}px, ${Math.max(4, top)}px)`;
 }
 
 /** A click opens the page of an entity; a touch, which cannot hover, first shows its name as a link. */
@@ -217,19 +273,22 @@ function open(px, py, { touch, apart }) {
   else if (i >= 0) location.assign(entityAddress(names[i]));
 }
 
-// --- A query -------------------------------------------------------------------------------------------------------
+// --- A query -------------------------------------------------------------------------------------
 
 async function colourBy(params) {
   try {
     const found = await requestElement(address("/map/predictions", params), "[data-predictions]");
     const [sentence, fresh, known] = found.children;
     given = Number(found.dataset.id);
-    predictions = new Map([...fresh.children, ...known.children].map(listed).map((one) => [one.id, one]));
+    const rows = [...fresh.children, ...known.children].map(listed);
+    predictions = new Map(rows.map((prediction) => [prediction.id, prediction]));
     message.replaceChildren(...sentence.childNodes);
     legend.hidden = false;
     find("map-does=answers").hidden = false;
-    folded.hidden = !known.childElementCount;
-    folded.querySelector("summary").textContent = known.childElementCount === 1 ? "1 known answer" : `${known.childElementCount} known answers`;
+    const numKnown = known.childElementCount;
+    folded.hidden = !numKnown;
+    const summary = numKnown === 1 ? "1 known answer" : `${numKnown} known answers`;
+    folded.querySelector("summary").textContent = summary;
     list.replaceChildren(...fresh.children);
     knownList.replaceChildren(...known.children);
     paintSoon();
@@ -240,50 +299,78 @@ async function colourBy(params) {
 
 /** A row of the list, connected with its point. */
 function listed(item) {
-  const one = { id: Number(item.dataset.id), known: item.classList.contains("known"), strength: Number(item.dataset.strength), item };
-  item.addEventListener("pointerenter", () => point(one.id));
+  const id = Number(item.dataset.id);
+  item.addEventListener("pointerenter", () => point(id));
   item.addEventListener("pointerleave", () => point(-1));
   item.addEventListener("focusin", () => {
-    view.show(points.x[one.id], points.y[one.id]);
-    point(one.id);
+    view.show(points.x[id], points.y[id]);
+    point(id);
   });
-  return one;
+  const known = item.classList.contains("known");
+  return { id, known, strength: Number(item.dataset.strength), item };
 }
 
-// --- Start ---------------------------------------------------------------------------------------------------------
+// --- Start ---------------------------------------------------------------------------------------
 
 /** The map is computed on the first request, which may take minutes; until then the page polls. */
 async function load() {
-  const late = setTimeout(() => { veil.textContent = SLOW; }, 2000);
+  const late = setTimeout(() => {
+    veil.textContent = SLOW;
+  }, 2000);
   for (;;) {
-    const found = await requestJson(address("/api/map")).finally(() => clearTimeout(late));
-    if (found.x) return found;
-    veil.textContent = found.message;
+    const map = await requestJson(address("/api/map")).finally(() => clearTimeout(late));
+    if (map.x) return map;
+    veil.textContent = map.message;
     await new Promise((resume) => setTimeout(resume, PAUSE));
   }
 }
 
-async function start() {
-  const [field, relation] = [form.elements.entity, form.elements.relation];
-  const query = () => ({ entity: nameIn(field), relation: nameIn(relation), find: form.elements.find.value });
-  const submit = () => { if (nameIn(field) && nameIn(relation)) form.requestSubmit(); else (nameIn(field) ? relation : field).focus(); };
+const field = form.elements.entity;
+const relation = form.elements.relation;
+
+/** The parameters of the query in the form. */
+function query() {
+  return { entity: nameIn(field), relation: nameIn(relation), find: form.elements.find.value };
+}
+
+function isComplete() {
+  return nameIn(field) && nameIn(relation);
+}
+
+/** Send the query, or focus the field that is empty. */
+function submit() {
+  if (isComplete()) form.requestSubmit();
+  else if (nameIn(field)) relation.focus();
+  else field.focus();
+}
+
+function listenToForm() {
   combobox(field, { find: findEntities(), onPick: submit });
-  const choosing = combobox(relation, { find: findAmong(offeredRelations(form)), onPick: submit, wait: 0 });
-  relation.addEventListener("focus", () => { if (!relation.value) choosing.open(); });
-  form.addEventListener("change", (event) => { if (event.target.name === "find" && nameIn(field) && nameIn(relation)) form.requestSubmit(); });
+  const relations = findAmong(offeredRelations(form));
+  const choosing = combobox(relation, { find: relations, onPick: submit, wait: 0 });
+  relation.addEventListener("focus", () => {
+    if (!relation.value) choosing.open();
+  });
+  form.addEventListener("change", (event) => {
+    if (event.target.name === "find" && isComplete()) form.requestSubmit();
+  });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (!nameIn(field) || !nameIn(relation)) return submit();
+    if (!isComplete()) return submit();
     history.replaceState(null, "", address("/map", query()));
     return colourBy(query());
   });
+}
+
+async function start() {
+  listenToForm();
   readColours();
   onTheme(readColours);
   try {
-    const found = await load();
-    points = new Points(found.x, found.y);
-    names = found.names;
-    labels = found.labels ?? found.names;
+    const map = await load();
+    points = new Points(map.x, map.y);
+    names = map.names;
+    labels = map.labels ?? map.names;
     veil.hidden = true;
     canvas.dataset.ready = points.length;
   } catch (error) {
@@ -291,19 +378,27 @@ async function start() {
     return;
   }
   view.fit();
-  if (nameIn(field) && nameIn(relation)) await colourBy(query());
+  if (isComplete()) await colourBy(query());
   else message.textContent = "Choose an entity and a relation to colour the map.";
 }
 
 /** Zoom to the query's entity and its stronger predictions. */
 function framePredictions() {
-  const ids = [...predictions.values()].filter((one) => one.known || one.strength > 0.15).map((one) => one.id);
-  if (points && given >= 0) view.frame([given, ...ids].map((id) => [points.x[id], points.y[id]]));
+  if (!points || given < 0) return;
+  const isStrong = (prediction) => prediction.known || prediction.strength > 0.15;
+  const strong = [...predictions.values()].filter(isStrong);
+  const ids = [given, ...strong.map((prediction) => prediction.id)];
+  view.frame(ids.map((id) => [points.x[id], points.y[id]]));
 }
 
+const actions = {
+  in: () => view.zoomBy(1.8),
+  out: () => view.zoomBy(1 / 1.8),
+  all: () => view.fit({ animated: true }),
+  answers: framePredictions,
+};
 for (const button of document.querySelectorAll("[data-map-does]")) {
-  const does = { in: () => view.zoomBy(1.8), out: () => view.zoomBy(1 / 1.8), all: () => view.fit({ animated: true }), answers: framePredictions };
-  button.addEventListener("click", does[button.dataset.mapDoes]);
+  button.addEventListener("click", actions[button.dataset.mapDoes]);
 }
 
 start();

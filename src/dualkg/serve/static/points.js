@@ -1,4 +1,5 @@
-// Points in the plane in the cells of a grid: finds those in a window, and the nearest one, without visiting all.
+// Points in the plane in the cells of a grid, which finds those in a window, and the nearest one,
+// without visiting all.
 
 export class Points {
   /** Coordinates from −1 to 1. */
@@ -34,34 +35,48 @@ export class Points {
 
   /** The number of points in the cells that a window touches. */
   count(left, top, right, bottom) {
-    const firstColumn = this.#cell(left), lastColumn = this.#cell(right), lastRow = this.#cell(bottom);
     let number = 0;
-    for (let row = this.#cell(top); row <= lastRow; row++) {
-      number += this.starts[row * this.size + lastColumn + 1] - this.starts[row * this.size + firstColumn];
-    }
+    this.#spans(left, top, right, bottom, (start, end) => {
+      number += end - start;
+    });
     return number;
   }
 
   /** Call `visit(i)` for the points in the cells that a window touches. */
   within(left, top, right, bottom, visit) {
-    const firstColumn = this.#cell(left), lastColumn = this.#cell(right), lastRow = this.#cell(bottom);
+    this.#spans(left, top, right, bottom, (start, end) => {
+      for (let place = start; place < end; place++) visit(this.order[place]);
+    });
+  }
+
+  /** Call `visit(start, end)` for the part of `order` in each row of cells that a window touches. */
+  #spans(left, top, right, bottom, visit) {
+    const firstColumn = this.#cell(left);
+    const lastColumn = this.#cell(right);
+    const lastRow = this.#cell(bottom);
     for (let row = this.#cell(top); row <= lastRow; row++) {
-      const end = this.starts[row * this.size + lastColumn + 1];
-      for (let place = this.starts[row * this.size + firstColumn]; place < end; place++) visit(this.order[place]);
+      const first = row * this.size + firstColumn;
+      const last = row * this.size + lastColumn;
+      visit(this.starts[first], this.starts[last + 1]);
     }
   }
 
-  /** The point nearest to a position and within `reach`, or −1; those that `preferred` accepts count as half as far. */
+  /**
+   * The point nearest to a position and within `reach`, or −1.
+   *
+   * Points that `preferred` accepts count as half as far.
+   */
   nearest(x, y, reach, preferred = () => false) {
-    let found = -1, least = reach * reach;
+    let nearest = -1;
+    let least = reach * reach;
     this.within(x - reach, y - reach, x + reach, y + reach, (i) => {
-      const far = (this.x[i] - x) ** 2 + (this.y[i] - y) ** 2;
-      const weighed = far * (preferred(i) ? 0.25 : 1);
-      if (far <= reach * reach && weighed < least) {
+      const squared = (this.x[i] - x) ** 2 + (this.y[i] - y) ** 2;
+      const weighed = squared * (preferred(i) ? 0.25 : 1);
+      if (squared <= reach * reach && weighed < least) {
         least = weighed;
-        found = i;
+        nearest = i;
       }
     });
-    return found;
+    return nearest;
   }
 }

@@ -1,10 +1,12 @@
-// The query page: completion while typing, explanations in place. The form and the predictions work without it.
+// The query page: completion while typing, explanations in place. The form and the predictions work
+// without it.
 
 import { address, combobox, findAmong, findEntities, nameIn, offeredRelations } from "./common.js";
 import { openExplanationsInPlace } from "./explanation.js";
 
 const form = document.querySelector("[data-query]");
-const field = Object.fromEntries(["head", "relation", "tail"].map((part) => [part, form.elements[part]]));
+const { head, relation: relationField, tail } = form.elements;
+const field = { head, relation: relationField, tail };
 const wanted = () => form.elements.find.value;
 const given = () => Object.keys(field).filter((part) => part !== wanted());
 
@@ -12,33 +14,42 @@ const given = () => Object.keys(field).filter((part) => part !== wanted());
 function givenName(part) {
   const name = nameIn(field[part]);
   if (part !== "relation" || field[part].dataset.name !== undefined) return name;
-  return relations.find((one) => one.text.toLowerCase() === name.toLowerCase())?.name ?? name;
+  const isTyped = (offered) => offered.text.toLowerCase() === name.toLowerCase();
+  return relations.find(isTyped)?.name ?? name;
 }
 
 function next() {
   const empty = given().find((part) => !nameIn(field[part]));
-  if (!empty) form.requestSubmit();
-  else {
-    field[empty].focus();
-    if (empty === "relation") relation.open();
+  if (!empty) {
+    form.requestSubmit();
+    return;
   }
+  field[empty].focus();
+  if (empty === "relation") relation.open();
 }
 
 const relations = offeredRelations(form);
 combobox(field.head, { find: findEntities(), onPick: next });
 combobox(field.tail, { find: findEntities(), onPick: next });
 const relation = combobox(field.relation, { find: findAmong(relations), onPick: next, wait: 0 });
-// Without scripts the field has the relation's name, which can be sent; with them it shows the displayed text.
-if (field.relation.dataset.name !== undefined) field.relation.defaultValue = field.relation.dataset.text;
+// Without scripts the field has the relation's name, which can be sent; with them it shows the
+// displayed text.
+if (field.relation.dataset.name !== undefined) {
+  field.relation.defaultValue = field.relation.dataset.text;
+}
 // All relations are listed before a letter is typed.
-field.relation.addEventListener("click", () => { if (!field.relation.value) relation.open(); });
+field.relation.addEventListener("click", () => {
+  if (!field.relation.value) relation.open();
+});
 
 let before = wanted();
 form.addEventListener("change", (event) => {
   if (event.target.name !== "find") return;
   // The part to find now was given before: it moves to the empty field.
-  const from = field[wanted()], to = field[before];
-  if (from !== field.relation && to !== field.relation && !to.value) {
+  const from = field[wanted()];
+  const to = field[before];
+  const areEntities = from !== field.relation && to !== field.relation;
+  if (areEntities && !to.value) {
     to.value = from.value;
     if (from.dataset.name !== undefined) to.dataset.name = from.dataset.name;
   }
@@ -60,16 +71,20 @@ form.addEventListener("submit", (event) => {
 });
 
 // A page restored by the browser shows the query of its address again.
-const names = Object.fromEntries(Object.entries(field).map(([part, input]) => [part, input.dataset.name]));
+const names = {};
+for (const part of Object.keys(field)) names[part] = field[part].dataset.name;
 addEventListener("pageshow", (event) => {
   if (!event.persisted) return;
   form.reset();
   before = wanted();
-  for (const [part, name] of Object.entries(names)) if (name !== undefined) field[part].dataset.name = name;
+  for (const [part, name] of Object.entries(names)) {
+    if (name !== undefined) field[part].dataset.name = name;
+  }
 });
 
 // Without predictions to read, typing comes next; but no keyboard should cover the page of a phone.
 if (matchMedia("(pointer: fine)").matches && !document.querySelector(".answers, .problem")) {
-  field[given().find((part) => !field[part].value) ?? "head"].focus({ preventScroll: true });
+  const first = given().find((part) => !field[part].value) ?? "head";
+  field[first].focus({ preventScroll: true });
 }
 openExplanationsInPlace();

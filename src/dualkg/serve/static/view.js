@@ -1,7 +1,10 @@
 // A view of a plane: its centre and scale, moved by mouse, touch and keys.
 
-const MIN_ZOOM = 0.5, MAX_ZOOM = 400; // relative to the whole plane
+const MIN_ZOOM = 0.5; // relative to the whole plane
+const MAX_ZOOM = 400;
 const EASE = 180; // milliseconds
+const MAX_WHEEL = 120; // pixels of one event
+const MIN_DRAG = 6; // pixels; a shorter movement is a tap
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export class View {
@@ -18,7 +21,11 @@ export class View {
   #moved = 0;
   #animation = 0;
 
-  /** Calls `changed()` when the view must be drawn again; `tapped(x, y, how)` and `hovered(x or null, y)` in pixels. */
+  /**
+   * Calls `changed()` when the view must be drawn again.
+   *
+   * Calls `tapped(x, y, how)` and `hovered(x, y)` in pixels; x is null if the pointer has left.
+   */
   constructor(canvas, { changed, tapped, hovered }) {
     this.#canvas = canvas;
     this.#listeners = { changed, tapped, hovered };
@@ -41,10 +48,16 @@ export class View {
 
   /** Some positions, with a margin. */
   frame(positions) {
-    const [xs, ys] = [0, 1].map((axis) => positions.map((position) => position[axis]));
-    const [left, right, top, bottom] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
-    const scale = Math.min(this.width / (right - left || 0.01), this.height / (bottom - top || 0.01)) * 0.8;
-    this.#go({ x: (left + right) / 2, y: (top + bottom) / 2, scale: this.#clamped(scale) }, true);
+    const xs = positions.map(([x]) => x);
+    const ys = positions.map(([, y]) => y);
+    const left = Math.min(...xs);
+    const right = Math.max(...xs);
+    const top = Math.min(...ys);
+    const bottom = Math.max(...ys);
+    const across = this.width / (right - left || 0.01);
+    const down = this.height / (bottom - top || 0.01);
+    const scale = this.#clamped(0.8 * Math.min(across, down));
+    this.#go({ x: (left + right) / 2, y: (top + bottom) / 2, scale }, true);
   }
 
   zoomBy(factor) {
@@ -69,9 +82,11 @@ export class View {
   /** At once, or animated; the next movement cancels the animation. */
   #go(to, animated) {
     cancelAnimationFrame(this.#animation);
-    const from = { x: this.x, y: this.y, scale: this.scale }, started = performance.now();
+    const from = { x: this.x, y: this.y, scale: this.scale };
+    const started = performance.now();
+    const moves = animated && !still.matches;
     const step = (now) => {
-      const share = animated && !still.matches ? Math.max(0, Math.min(1, (now - started) / EASE)) : 1;
+      const share = moves ? Math.max(0, Math.min(1, (now - started) / EASE)) : 1;
       const eased = 1 - (1 - share) ** 3;
       this.scale = from.scale * (to.scale / from.scale) ** eased;
       this.x = from.x + (to.x - from.x) * eased;
@@ -79,7 +94,7 @@ export class View {
       this.#changed();
       if (share < 1) this.#animation = requestAnimationFrame(step);
     };
-    if (animated && !still.matches) this.#animation = requestAnimationFrame(step);
+    if (moves) this.#animation = requestAnimationFrame(step);
     else step(started);
   }
 
@@ -103,7 +118,8 @@ export class View {
     const { clientWidth, clientHeight } = this.#canvas;
     const before = this.scale / this.fitting;
     this.ratio = Math.min(2, devicePixelRatio || 1);
-    [this.width, this.height] = [clientWidth, clientHeight];
+    this.width = clientWidth;
+    this.height = clientHeight;
     this.#canvas.width = Math.round(clientWidth * this.ratio);
     this.#canvas.height = Math.round(clientHeight * this.ratio);
     this.fitting = Math.max(1, Math.min(clientWidth, clientHeight) / 2.12);
@@ -112,13 +128,9 @@ export class View {
   }
 
   #listen() {
-    const canvas = this.#canvas, pointers = this.#pointers;
-    canvas.addEventListener("wheel", (event) => {
-      event.preventDefault();
-      const lines = event.deltaMode === 1 ? 16 : 1;
-      this.#zoomAt(event.offsetX, event.offsetY, Math.exp(-Math.max(-120, Math.min(120, event.deltaY * lines)) * (event.ctrlKey ? 0.01 : 0.0022)));
-      this.#listeners.hovered(event.offsetX, event.offsetY);
-    }, { passive: false });
+    const canvas = this.#canvas;
+    const pointers = this.#pointers;
+    canvas.addEventListener("wheel", (event) => this.#turn(event), { passive: false });
     canvas.addEventListener("pointerdown", (event) => {
       if (event.button > 1) return;
       canvas.setPointerCapture(event.pointerId);
@@ -131,33 +143,49 @@ export class View {
       canvas.addEventListener(end, (event) => {
         if (!pointers.delete(event.pointerId) || pointers.size) return;
         canvas.classList.remove("moving");
-        if (end === "pointerup" && this.#moved < 6) {
-          const touch = event.pointerType === "touch", apart = event.ctrlKey || event.metaKey || event.button === 1;
+        if (end === "pointerup" && this.#moved < MIN_DRAG) {
+          const touch = event.pointerType === "touch";
+          const apart = event.ctrlKey || event.metaKey || event.button === 1; // in another tab
           this.#listeners.tapped(event.offsetX, event.offsetY, { touch, apart });
         }
       });
     }
-    canvas.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") this.#listeners.hovered(null); });
+    canvas.addEventListener("pointerleave", (event) => {
+      if (event.pointerType !== "touch") this.#listeners.hovered(null);
+    });
     canvas.addEventListener("keydown", (event) => this.#key(event));
   }
 
+  /** Zoom by the wheel, or by a pinch on a touchpad, which browsers report as Ctrl and the wheel. */
+  #turn(event) {
+    event.preventDefault();
+    const pixelsPerUnit = event.deltaMode === 1 ? 16 : 1; // lines, or pixels
+    const pixels = Math.max(-MAX_WHEEL, Math.min(MAX_WHEEL, event.deltaY * pixelsPerUnit));
+    const speed = event.ctrlKey ? 0.01 : 0.0022;
+    this.#zoomAt(event.offsetX, event.offsetY, Math.exp(-pixels * speed));
+    this.#listeners.hovered(event.offsetX, event.offsetY);
+  }
+
   #drag(event) {
-    const pointers = this.#pointers, before = pointers.get(event.pointerId);
+    const pointers = this.#pointers;
+    const before = pointers.get(event.pointerId);
     const now = [event.offsetX, event.offsetY];
     if (!before) {
       if (event.pointerType !== "touch") this.#listeners.hovered(...now);
       return;
     }
-    const [dx, dy] = [now[0] - before[0], now[1] - before[1]];
+    const dx = now[0] - before[0];
+    const dy = now[1] - before[1];
     this.#moved += Math.abs(dx) + Math.abs(dy);
-    if (this.#moved >= 6) {
+    if (this.#moved >= MIN_DRAG) {
       this.#canvas.classList.add("moving");
       this.#listeners.hovered(null);
     }
     if (pointers.size === 2) {
       const other = [...pointers].find(([id]) => id !== event.pointerId)[1];
-      const apart = (one) => Math.hypot(one[0] - other[0], one[1] - other[1]);
-      this.#zoomAt((now[0] + other[0]) / 2, (now[1] + other[1]) / 2, apart(now) / Math.max(1, apart(before)));
+      const distance = (pixel) => Math.hypot(pixel[0] - other[0], pixel[1] - other[1]);
+      const factor = distance(now) / Math.max(1, distance(before));
+      this.#zoomAt((now[0] + other[0]) / 2, (now[1] + other[1]) / 2, factor);
     }
     this.x -= dx / this.scale / pointers.size;
     this.y -= dy / this.scale / pointers.size;
@@ -168,14 +196,24 @@ export class View {
   #key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const far = Math.min(this.width, this.height) / 5;
-    const does = {
-      ArrowLeft: () => this.panBy(-far, 0), ArrowRight: () => this.panBy(far, 0),
-      ArrowUp: () => this.panBy(0, -far), ArrowDown: () => this.panBy(0, far),
-      "+": () => this.zoomBy(1.5), "=": () => this.zoomBy(1.5), "-": () => this.zoomBy(1 / 1.5), "−": () => this.zoomBy(1 / 1.5),
-      0: () => this.fit({ animated: true }), Home: () => this.fit({ animated: true }),
-    }[event.key];
-    if (!does) return;
+    const zoomIn = () => this.zoomBy(1.5);
+    const zoomOut = () => this.zoomBy(1 / 1.5);
+    const fit = () => this.fit({ animated: true });
+    const actions = {
+      ArrowLeft: () => this.panBy(-far, 0),
+      ArrowRight: () => this.panBy(far, 0),
+      ArrowUp: () => this.panBy(0, -far),
+      ArrowDown: () => this.panBy(0, far),
+      "+": zoomIn,
+      "=": zoomIn,
+      "-": zoomOut,
+      "−": zoomOut,
+      0: fit,
+      Home: fit,
+    };
+    const action = actions[event.key];
+    if (!action) return;
     event.preventDefault();
-    does();
+    action();
   }
 }
