@@ -254,13 +254,13 @@ def content_of(path: Path) -> str:
     elif path.suffix == ".json":
         parts = without_times(json.loads(path.read_text(encoding="utf-8")))
     elif path.suffix == ".db":
-        sql = "select param_name, param_value, value from trials t join trial_params using (trial_id) "
+        sql = """
+            select param_name, param_value, value
+            from trials t join trial_params using (trial_id) join trial_values using (trial_id)
+            where state = 'COMPLETE'
+        """
         with closing(sqlite3.connect(path)) as database:
-            parts = sorted(
-                database.execute(
-                    f"{sql} join trial_values using (trial_id) where state = 'COMPLETE'"
-                )
-            )
+            parts = sorted(database.execute(sql))
     elif path.name in ("trials.csv", "RESULTS.md"):
         parts = sorted(
             re.sub(r"\d+\.\d+ ?s?\b", "", line)

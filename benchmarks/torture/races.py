@@ -213,9 +213,13 @@ def tune(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check
     ] * number
 
     def check(done: list[Command]) -> list[str]:
-        sql = "select t.trial_id, param_name, param_value from trials t join trial_params p using (trial_id) "
+        sql = """
+            select t.trial_id, param_name, param_value
+            from trials t join trial_params p using (trial_id)
+            where state = 'COMPLETE'
+        """
         with closing(sqlite3.connect(arena.home / "run" / "study.db")) as database:
-            rows = database.execute(f"{sql} where state = 'COMPLETE'").fetchall()
+            rows = database.execute(sql).fetchall()
         points: dict[int, set[tuple[str, float]]] = {}
         for trial, name, value in rows:
             points.setdefault(trial, set()).add((name, value))
