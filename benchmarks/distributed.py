@@ -232,11 +232,11 @@ def take_steps(choices: argparse.Namespace) -> None:
     """
     import torch
     import torch.distributed as dist
+    from dualkg.models.sharded import Shard, ShardedModel
 
     from dualkg.errors import RequestError
     from dualkg.kernels.hardware import matmul_precision
     from dualkg.models.base import only_rows, skip_initialization
-    from dualkg.models.sharded import Shard, ShardedModel
     from dualkg.training.distributed import DistributedTrainer, processes
     from dualkg.training.memory import estimate_step
     from dualkg.training.recipe import Recipe
