@@ -1,5 +1,4 @@
-"""Seconds and peak memory of completing FB15k-237: the 10,000 most probable triples that it does
-not have.
+"""Seconds and peak memory of completing FB15k-237: its 10,000 most probable missing triples.
 
 On a CPU among the heads and tails that a relation has in train (`types`), on a GPU among all. The
 weights are trained for a few steps: the more a model has learned, the more candidates its bounds
@@ -23,7 +22,7 @@ import measurement
 import peers
 import tables
 
-STEPS = {"cpu": 60, "cuda": 1000}  # of training
+STEPS = {"cpu": 60, "cuda": 1000}  # training steps
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def load(job: Job, arrays: str) -> tuple[Any, Any]:
     saved = np.load(arrays)
     model = kg.ComplEx(graph.shape, dim=job.dim)
     with torch.no_grad():
-        model.entities.copy_(torch.from_numpy(saved["entities"]))
+        model.head_table.copy_(torch.from_numpy(saved["entities"]))
         model.relations.copy_(torch.from_numpy(saved["relations"]))
     return model.eval(), graph
 
@@ -93,23 +92,23 @@ def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> di
     choices = {"types": chosen.types, "calibration": calibration, "top": chosen.top}
     relations = list(range(5)) if quick else None
     times = []
-    worked = time.process_time()
+    # The time of all cores, to which a busy machine adds nothing.
+    core_time = time.process_time()
     for _ in range(4 if device == "cuda" else 1):
         measurement.wait_for(device)
         started = time.perf_counter()
-        made = complete(model, graph, relations=relations, **choices)
+        completed = complete(model, graph, relations=relations, **choices)
         times.append(time.perf_counter() - started)
     return {
         "seconds": statistics.median(times[1:] or times),
-        "core_seconds": (time.process_time() - worked)
-        / len(times),  # those of all cores; a busy machine adds none
+        "core_seconds": (time.process_time() - core_time) / len(times),
         "calibration_seconds": calibrating,
-        "num_found": len(made),
-        "least_probability": float(made.probability[-1]),
-        "least_log_probability": float(made.log_probability.min()),
+        "num_found": len(completed),
+        "least_probability": float(completed.probability[-1]),
+        "least_log_probability": float(completed.log_probability.min()),
         "num_entities": graph.shape.num_entities,
         "num_relations": graph.shape.num_relations,
-        "width": model.entities.shape[1],
+        "width": model.head_table.shape[1],
         "peak_mib": measurement.peak_mib(device),
     }
 
@@ -122,23 +121,28 @@ def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any
         common = {"job": asdict(job), "device": device, "arrays": str(Path(folder) / "weights.npz")}
         steps = 8 if quick else STEPS[device]
         measurement.in_fresh_process(Path(__file__), {"what": "weights", **common, "steps": steps})
-        found = measurement.in_fresh_process(
-            Path(__file__), {"what": "list", **common, "quick": quick}
-        )
-    measurement.log(f"{job.name}: {json.dumps(found)}")
-    yield {"job": asdict(job), "steps": steps, "measured": {"dualkg": found}}
+        task = {"what": "list", **common, "quick": quick}
+        result = measurement.in_fresh_process(Path(__file__), task)
+    measurement.log(f"{job.name}: {json.dumps(result)}")
+    yield {"job": asdict(job), "steps": steps, "measured": {"dualkg": result}}
 
 
 def lines(jobs: dict[str, Any]) -> list[str]:
     """The section of a page."""
     rows = []
     for name, record in tables.in_order(jobs):
-        found = record["measured"]["dualkg"]
-        candidates = found["num_entities"] ** 2 * found["num_relations"]
-        seconds = [
-            tables.short(found[key]) for key in ("seconds", "core_seconds", "calibration_seconds")
-        ]
-        rows.append([name, f"{candidates:.3g}", *seconds, f"{found['peak_mib']:,.0f}"])
+        result = record["measured"]["dualkg"]
+        num_candidates = result["num_entities"] ** 2 * result["num_relations"]
+        rows.append(
+            [
+                name,
+                f"{num_candidates:.3g}",
+                tables.short(result["seconds"]),
+                tables.short(result["core_seconds"]),
+                tables.short(result["calibration_seconds"]),
+                f"{result['peak_mib']:,.0f}",
+            ]
+        )
     titles = [
         "graph and model",
         "triples there could be",
@@ -152,12 +156,11 @@ def lines(jobs: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     choices = measurement.parser(__doc__).parse_args()
-    tasks = {"weights": make_weights, "list": measure}
     measurement.run(
         "completion",
         choices,
         jobs=JOBS,
-        tasks=tasks,
+        tasks={"weights": make_weights, "list": measure},
         measure=partial(measure_job, quick=choices.quick),
     )
 

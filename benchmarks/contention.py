@@ -1,5 +1,4 @@
-"""Seconds of an epoch on CPU threads beside other busy processes, with idle OpenMP threads spinning
-by default or less.
+"""Seconds of an epoch beside other busy processes, by how long idle OpenMP threads spin.
 
 `python benchmarks/contention.py` trains world by `dualkg train`; the settings alternate. It saves
 results/contention.json.
@@ -26,7 +25,7 @@ SETTINGS: dict[str, dict[str, str]] = {
 
 
 def seconds_of_epoch(setting: dict[str, str], epochs: int) -> float:
-    """Of a training in a process of its own, by the times that its run saves."""
+    """Seconds of an epoch of a training in its own process, by the times that its run saves."""
     with tempfile.TemporaryDirectory() as folder:
         words = [
             "train",
@@ -47,17 +46,17 @@ def seconds_of_epoch(setting: dict[str, str], epochs: int) -> float:
 
 def measure(busy: int, choices: argparse.Namespace) -> dict[str, float]:
     """Medians beside a number of busy processes."""
-    others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(busy)]
+    busy_processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(busy)]
+    seconds: dict[str, list[float]] = {name: [] for name in SETTINGS}
     try:
-        rounds = [
-            {name: seconds_of_epoch(setting, choices.epochs) for name, setting in SETTINGS.items()}
-            for _ in range(choices.rounds)
-        ]
+        for _ in range(choices.rounds):
+            for name, setting in SETTINGS.items():
+                seconds[name].append(seconds_of_epoch(setting, choices.epochs))
     finally:
-        for other in others:
-            other.kill()
-            other.wait()
-    return {name: statistics.median(one[name] for one in rounds) for name in SETTINGS}
+        for process in busy_processes:
+            process.kill()
+            process.wait()
+    return {name: statistics.median(seconds[name]) for name in SETTINGS}
 
 
 def main() -> None:
@@ -71,19 +70,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
     choices = parser.parse_args()
+    seconds = {}
+    for busy in choices.busy:
+        seconds[str(busy)] = measure(busy, choices)
+        log(f"{busy} busy processes: {json.dumps(seconds[str(busy)])}")
     results: dict[str, Any] = {
         "epochs": choices.epochs,
         "rounds": choices.rounds,
-        "seconds_of_epoch": {},
+        "seconds_of_epoch": seconds,
+        "machine": describe("cpu"),
     }
-    for busy in choices.busy:
-        results["seconds_of_epoch"][str(busy)] = found = measure(busy, choices)
-        log(f"{busy} busy processes: {json.dumps(found)}")
     choices.out.mkdir(parents=True, exist_ok=True)
     path = choices.out / "contention.json"
-    path.write_text(
-        json.dumps(results | {"machine": describe("cpu")}, indent=2) + "\n", encoding="utf-8"
-    )
+    path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -36,15 +36,15 @@ NUM_BATCHES = 1_000
 
 
 def write_triples(path: Path, *, num_triples: int, num_names: int, seed: int = 0) -> None:
-    """Write triples with skewed degrees, a part at a time; every name occurs, the names in no
-    order.
+    """Write triples with skewed degrees, a part at a time.
+
+    Every name occurs, and the names are in no order.
     """
     random = np.random.default_rng(seed)
-    step = next(
-        step
-        for step in range(num_names * 5 // 8 | 1, 2 * num_names + 2)
-        if np.gcd(step, num_names) == 1
-    )
+    # Multiplication by a step that is coprime to the number of names permutes them.
+    step = num_names * 5 // 8 | 1
+    while np.gcd(step, num_names) != 1:
+        step += 1
     options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
 
     def names(numbers: np.ndarray[Any, Any], prefix: str) -> pa.Array:
@@ -54,9 +54,8 @@ def write_triples(path: Path, *, num_triples: int, num_names: int, seed: int = 0
         for start in range(0, num_triples, ROWS):
             rows = np.arange(start, min(start + ROWS, num_triples))
             tails = (num_names * random.random(len(rows)) ** 2).astype(np.int64)
-            heads = np.where(
-                rows < num_names, rows, (num_names * random.random(len(rows)) ** 3).astype(np.int64)
-            )
+            frequent_heads = (num_names * random.random(len(rows)) ** 3).astype(np.int64)
+            heads = np.where(rows < num_names, rows, frequent_heads)
             relations = (NUM_RELATIONS * random.random(len(rows)) ** 2).astype(np.int64)
             table = {
                 "head": names(heads * step % num_names, "/entity/"),
@@ -82,21 +81,20 @@ class Memory(threading.Thread):
 def measured(work: Any) -> dict[str, Any]:
     """Seconds and peak memory of this process: all that was resident, and without mapped files."""
     memory = Memory()
-    clock = time.perf_counter()
-    processor = time.process_time()
+    started = time.perf_counter()
+    cpu_started = time.process_time()
     memory.start()
-    found = work()
-    seconds = {
-        "seconds": round(time.perf_counter() - clock, 1),
-        "cpu_seconds": round(time.process_time() - processor, 1),
-    }
+    result = work()
+    seconds = time.perf_counter() - started
+    cpu_seconds = time.process_time() - cpu_started
     memory.ended.set()
     memory.join()
     return {
-        **seconds,
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu_seconds, 1),
         "peak_mib": round(peak_mib()),
         "peak_mib_without_maps": round(memory.anonymous),
-        **found,
+        **result,
     }
 
 
@@ -119,10 +117,8 @@ def open_for_training(path: str) -> dict[str, Any]:
 
     graph = load_graph(path)
     examples = MappedExamples(graph.train, graph.shape.num_relations, reciprocal=True)
-    total = sum(
-        int(batch.sum())
-        for batch in islice(examples.batches(BATCH_SIZE, seed=0, epoch=0), NUM_BATCHES)
-    )
+    batches = islice(examples.batches(BATCH_SIZE, seed=0, epoch=0), NUM_BATCHES)
+    total = sum(int(batch.sum()) for batch in batches)
     return {
         "examples": len(examples),
         "batches": NUM_BATCHES,
@@ -170,8 +166,9 @@ FACTS = {
 
 
 def measure_steps(choices: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a step and peak memory of a process, by the number of processes; 0 is one without
-    torchrun.
+    """Seconds of a step and peak memory of a process, by the number of processes.
+
+    0 processes are one without torchrun.
     """
     found: dict[str, Any] = {
         key: getattr(choices, key) for key in (*FACTS, "sums", "device", "mapped")
@@ -203,8 +200,9 @@ def measure_steps(choices: argparse.Namespace) -> dict[str, Any]:
 
 
 def random_graph(num_entities: int, num_triples: int, mapped: Path | None) -> Any:
-    """A graph of random ids with skewed degrees; its triples are a mapped file, if a path is
-    given.
+    """A graph of random ids with skewed degrees.
+
+    Its triples are a memory-mapped file, if a path is given.
     """
     from dualkg.data.graph import Graph
     from dualkg.data.vocabulary import Vocabulary
@@ -234,11 +232,11 @@ def take_steps(choices: argparse.Namespace) -> None:
     """
     import torch
     import torch.distributed as dist
+    from dualkg.models.sharded import Shard, ShardedModel
 
     from dualkg.errors import RequestError
     from dualkg.kernels.hardware import matmul_precision
     from dualkg.models.base import only_rows, skip_initialization
-    from dualkg.models.sharded import Shard, ShardedModel
     from dualkg.training.distributed import DistributedTrainer, processes
     from dualkg.training.memory import estimate_step
     from dualkg.training.recipe import Recipe
@@ -329,11 +327,8 @@ def _timed(trainer: Any, num_steps: int, precision: Any) -> dict[str, Any]:
 
 # -- the cost model ----------------------------------------------------------
 
-LINKS = {
-    1: math.inf,
-    8: 450e9,
-    64: 50e9,
-}  # bytes a second that a GPU sends: assumed NVLink, and a network of 400 Gbit/s
+# Bytes a second that each of a number of GPUs sends: assumed NVLink, and a network of 400 Gbit/s.
+LINKS = {1: math.inf, 8: 450e9, 64: 50e9}
 LARGE = {"batch_size": 4_000, "num_entities": 2_500_000, "width": 1_000, "num_triples": 16_100_000}
 
 

@@ -1,6 +1,4 @@
-"""A measurement of training, in the process that calls it: an epoch of the ordinary loop, or of a
-tutorial's.
-"""
+"""Measure training in the process that calls it: the ordinary loop, or that of a tutorial."""
 
 import dataclasses
 import math
@@ -17,7 +15,7 @@ import measurement
 import peers
 
 LEARNING_RATE = 0.1
-BATCHES_LOOKED_AT = 50
+NUM_COUNTED_BATCHES = 50  # batches whose distinct heads and relations are counted
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,9 @@ def recipe_for(
 
 
 def part_of(graph: Any, num_triples: int) -> Any:
-    """The same graph with some of its training triples, so that an epoch is short and a step is
-    what it was.
+    """The same graph with some of its training triples.
+
+    An epoch is shorter, and a step takes as long as before.
     """
     chosen = np.random.default_rng(0).permutation(len(graph.train))[:num_triples]
     return dataclasses.replace(graph, train=graph.train[chosen])
@@ -70,10 +69,10 @@ def part_of(graph: Any, num_triples: int) -> Any:
 def train_epochs(
     recipe: Any, graph: Any, device: str, steps: int | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Train by the ordinary loop; the trainer, and what an epoch took. The first epoch is the
-    warm-up.
+    """Train by the ordinary loop; return the trainer and the costs of an epoch.
 
-    With `steps` an epoch ends after that number of steps, in the same order.
+    The first epoch is the warm-up. With `steps`, an epoch ends after that number of steps, in the
+    same order.
     """
     from dualkg.training.api import choose_device
     from dualkg.training.trainer import Trainer
@@ -83,17 +82,20 @@ def train_epochs(
     started = time.perf_counter()
     trainer = Trainer(model, graph, recipe, recipe.regularizer.build())
     if steps is not None:
-        whole = trainer.batches
+        all_batches = trainer.batches
         trainer.num_steps = min(steps, trainer.num_steps)
-        trainer.batches = lambda epoch: islice(whole(epoch), trainer.num_steps)  # type: ignore[method-assign]
+        trainer.batches = lambda epoch: islice(  # type: ignore[method-assign]
+            all_batches(epoch), trainer.num_steps
+        )
     building = time.perf_counter() - started
     trainer.run()
-    first, *others = (entry["seconds"] for entry in trainer.progress.history)
-    usual = statistics.median(others)
+    first, *measured = (entry["seconds"] for entry in trainer.progress.history)
+    seconds_per_epoch = statistics.median(measured)
+    warm_up = building + trainer.warm_up.seconds + first - seconds_per_epoch
     return trainer, {
-        "epoch_seconds": others,
-        "seconds_per_epoch": usual,
-        "warm_up_seconds": max(building + trainer.warm_up.seconds + first - usual, 0.0),
+        "epoch_seconds": measured,
+        "seconds_per_epoch": seconds_per_epoch,
+        "warm_up_seconds": max(warm_up, 0.0),
         "peak_mib": measurement.peak_mib(device),
     }
 
@@ -115,16 +117,16 @@ def measure_dualkg(
     recipe = recipe_for(spec, engine=engine, precision=precision, epochs=epochs, order=order)
     graph = load_recipe_graph(recipe)
     num_steps = math.ceil(2 * len(graph.train) / spec.batch)  # every triple has two queries
-    measured = min(steps or num_steps, num_steps)
+    num_measured = min(steps or num_steps, num_steps)
     if order == "triples":
-        trainer, found = train_epochs(
-            recipe, part_of(graph, math.ceil(measured * spec.batch / 2)), device
-        )
-    else:  # a part of the triples would have fewer answers per query
-        trainer, found = train_epochs(recipe, graph, device, measured)
-    found["seconds_per_epoch"] *= num_steps / trainer.num_steps
+        part = part_of(graph, math.ceil(num_measured * spec.batch / 2))
+        trainer, costs = train_epochs(recipe, part, device)
+    else:
+        # A part of the triples would have fewer answers per query, so the graph stays whole.
+        trainer, costs = train_epochs(recipe, graph, device, num_measured)
+    costs["seconds_per_epoch"] *= num_steps / trainer.num_steps
     return {
-        **found,
+        **costs,
         "steps_per_epoch": num_steps,
         "steps_measured": trainer.num_steps,
         **sizes(trainer),
@@ -132,9 +134,9 @@ def measure_dualkg(
 
 
 def sizes(trainer: Any) -> dict[str, Any]:
-    """What the limits of a step depend on."""
+    """The sizes that the limits of a step depend on."""
     model = trainer.model.embedding
-    batches = [batch.cpu() for batch in islice(trainer.batches(0), BATCHES_LOOKED_AT)]
+    batches = [batch.cpu() for batch in islice(trainer.batches(0), NUM_COUNTED_BATCHES)]
     return {
         "num_entities": model.shape.num_entities,
         "width": model.head_table.shape[1],
@@ -177,20 +179,20 @@ def measure_several(tasks: list[dict[str, Any]]) -> dict[str, Any]:
     """One measurement after the other; one that fails leaves the others as they are."""
     from dualkg.errors import DualkgError
 
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for task in tasks:
+        arguments = {name: value for name, value in task.items() if name != "what"}
         try:
-            found.append(
-                measure_dualkg(**{key: value for key, value in task.items() if key != "what"})
-            )
+            results.append(measure_dualkg(**arguments))
         except (DualkgError, RuntimeError, MemoryError) as error:
-            found.append({"failed": str(error).splitlines()[0][:300]})
-    return {"found": found}
+            results.append({"failed": str(error).splitlines()[0][:300]})
+    return {"found": results}
 
 
 def prepare(job: dict[str, Any], *, arrays: str) -> dict[str, Any]:
-    """Read the graph once, so that no measurement pays for unpacking it, and leave it to the peers
-    as arrays.
+    """Read the graph once, and write it as arrays for the peers.
+
+    So no measurement pays for unpacking it.
     """
     import dualkg as kg
 

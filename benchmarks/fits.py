@@ -1,11 +1,11 @@
-"""With which power time and memory grow."""
+"""The exponents with which time and memory grow."""
 
 import math
 from typing import NamedTuple
 
 import numpy as np
 
-AXES = ("entities", "triples", "dim", "batch")  # what can grow
+AXES = ("entities", "triples", "dim", "batch")  # the sizes of a training that can grow
 LAST = 3  # points that are also fitted alone: constant costs weigh least on them
 
 
@@ -22,10 +22,10 @@ def fit_exponent(x: list[float], y: list[float]) -> Fit:
     log_x = np.log(x)
     log_y = np.log(y)
     exponent, intercept = np.polyfit(log_x, log_y, 1)
-    left = log_y - (exponent * log_x + intercept)
-    total = ((log_y - log_y.mean()) ** 2).sum()
-    explained = 1 - float((left**2).sum() / total) if total > 0 else 1.0
-    return Fit(float(exponent), math.exp(intercept), explained)
+    residuals = log_y - (exponent * log_x + intercept)
+    variation = ((log_y - log_y.mean()) ** 2).sum()
+    r_squared = 1 - float((residuals**2).sum() / variation) if variation > 0 else 1.0
+    return Fit(float(exponent), math.exp(intercept), r_squared)
 
 
 def fits_of(axis: str, points: list[dict[str, float]], measure: str) -> tuple[Fit, Fit]:

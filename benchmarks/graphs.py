@@ -1,6 +1,4 @@
-"""Graphs of any size whose degrees are skewed as those of real graphs are: `python
-benchmarks/graphs.py --help`.
-"""
+"""Synthetic graphs of any size, with skewed degrees: `python benchmarks/graphs.py --help`."""
 
 import argparse
 
@@ -35,38 +33,39 @@ def generate_graph(
         )
     random = np.random.default_rng(seed)
     triples = _distinct_triples(kg.GraphShape(num_entities, num_relations), num_triples, random)
-    none = np.empty((0, 3), dtype=np.int32)
+    entities = kg.Vocabulary([f"e{number}" for number in range(num_entities)])
+    relations = kg.Vocabulary([f"r{number}" for number in range(num_relations)], kind="relation")
+    empty = np.empty((0, 3), dtype=np.int32)
     return kg.Graph(
-        f"{num_triples:,} made triples",
-        kg.Vocabulary([f"e{number}" for number in range(num_entities)]),
-        kg.Vocabulary([f"r{number}" for number in range(num_relations)], kind="relation"),
-        *(triples, none, none),
+        f"{num_triples:,} made triples", entities, relations, train=triples, valid=empty, test=empty
     )
 
 
 def _distinct_triples(
     shape: kg.GraphShape, num_triples: int, random: np.random.Generator
 ) -> Triples:
-    """Draw until there are enough; those that use every entity and relation are drawn first, and
-    stay.
+    """Draw triples until there are enough distinct ones.
+
+    Those that use every entity and relation are drawn first, and stay.
     """
-    kept = np.unique(_draw(shape, num_triples, random, use_all=True))
-    while len(kept) < num_triples:
-        missing = num_triples - len(kept)
-        fresh = np.setdiff1d(_draw(shape, 2 * missing, random), kept)
-        kept = np.concatenate([kept, random.permutation(fresh)[:missing]])
-    rest, tails = np.divmod(random.permutation(kept), shape.num_entities)
-    heads, relations = np.divmod(rest, shape.num_relations)
-    # Until here a small number is a frequent one, which should not be so.
-    entity = random.permutation(shape.num_entities)
-    relation = random.permutation(shape.num_relations)
-    return np.stack([entity[heads], relation[relations], entity[tails]], axis=1).astype(np.int32)
+    codes = np.unique(_draw(shape, num_triples, random, use_all=True))
+    while len(codes) < num_triples:
+        num_missing = num_triples - len(codes)
+        new_codes = np.setdiff1d(_draw(shape, 2 * num_missing, random), codes)
+        codes = np.concatenate([codes, random.permutation(new_codes)[:num_missing]])
+    queries, tails = np.divmod(random.permutation(codes), shape.num_entities)
+    heads, relations = np.divmod(queries, shape.num_relations)
+    # Small numbers are frequent ones, and the id of an entity should not tell its frequency.
+    entity_ids = random.permutation(shape.num_entities)
+    relation_ids = random.permutation(shape.num_relations)
+    columns = [entity_ids[heads], relation_ids[relations], entity_ids[tails]]
+    return np.stack(columns, axis=1).astype(np.int32)
 
 
 def _draw(
     shape: kg.GraphShape, num: int, random: np.random.Generator, *, use_all: bool = False
 ) -> Ids:
-    """Triples, one number each."""
+    """Triples, each coded as one number."""
     heads = skewed(shape.num_entities, num, HEAD_POWER, random)
     relations = skewed(shape.num_relations, num, RELATION_POWER, random)
     tails = skewed(shape.num_entities, num, TAIL_POWER, random)
@@ -82,7 +81,7 @@ def skewed(size: int, num: int, power: float, random: np.random.Generator) -> Id
 
 
 def share_of_most_frequent(ids: npt.NDArray[np.integer], size: int, part: float = 0.1) -> float:
-    """Which share of all occurrences the most frequent part of `size` ids has."""
+    """The share of all occurrences that the most frequent part of `size` ids has."""
     counts = np.sort(np.bincount(ids, minlength=size))[::-1]
     return float(counts[: max(1, int(size * part))].sum() / counts.sum())
 

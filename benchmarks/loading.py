@@ -22,17 +22,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+import measurement
+
 RESULTS = Path(__file__).parent / "results" / "loading.json"
 NUM_RELATIONS = 1000
 ROWS = 1_000_000
 
 
 def generate(path: Path, *, num_triples: int, num_entities: int, seed: int = 0) -> None:
-    """Write triples whose entities and relations have skewed degrees, as those of real graphs
-    do.
-    """
+    """Write triples whose entities and relations have skewed degrees, as in real graphs."""
     rng = np.random.default_rng(seed)
-    # Shuffled, so that the frequent names are not also the first in the alphabet.
+    # Names are shuffled, so that the frequent ones are not also the first in the alphabet.
     entities = pa.array([f"/entity/{number:07d}" for number in rng.permutation(num_entities)])
     relations = pa.array([f"/relation/{number:04d}" for number in rng.permutation(NUM_RELATIONS)])
 
@@ -82,13 +82,13 @@ def measure_here(part: str, path: Path) -> dict[str, Any]:
     counts = PARTS[part](path)
     seconds = time.perf_counter() - before
     # Linux counts in KiB, macOS in bytes.
-    unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    units_per_mib = 1 << 20 if sys.platform == "darwin" else 1 << 10
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / units_per_mib
     return {"seconds": round(seconds, 2), "peak_rss_mib": round(peak), **counts}
 
 
 def measure(part: str, path: Path, cache: Path) -> dict[str, Any]:
-    """The same in a fresh process, which has its own peak memory."""
+    """Measure in a fresh process, which has its own peak memory."""
     environment = os.environ | {"DUALKG_CACHE": str(cache)}
     command = [sys.executable, __file__, "here", "--part", part, "--file", str(path)]
     answer = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
@@ -109,29 +109,13 @@ def measure_all(path: Path, parts: list[str]) -> dict[str, Any]:
 def machine() -> dict[str, Any]:
     """What the numbers depend on."""
     return {
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "cpu": cpu_model(),
+        "cores": measurement.num_cores(),
+        "cpu": measurement.cpu_model(),
         "architecture": platform.machine(),
         "python": platform.python_version(),
         "pyarrow": pa.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-
-
-def cpu_model() -> str:
-    """The name of the processor; some systems only have a number."""
-    try:
-        listed = subprocess.run(["lscpu"], check=True, capture_output=True, text=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return platform.processor() or "unknown"
-    found = [
-        line.partition(":")[2].strip()
-        for line in listed.splitlines()
-        if line.startswith("Model name:")
-    ]
-    return found[0] if found else platform.processor() or "unknown"
 
 
 def parsed() -> argparse.Namespace:

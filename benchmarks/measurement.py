@@ -1,5 +1,4 @@
-"""What every benchmark shares: the machine, fresh processes, peak memory, saved results, and the
-machine's ceilings.
+"""What every benchmark shares: the machine, fresh processes, peak memory and saved results.
 
 `python benchmarks/measurement.py` measures the ceilings that the others are held against: matrix
 products and copies.
@@ -33,44 +32,45 @@ BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")  # what x86 and Arm processors 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
     """The options that all benchmarks have."""
-    found = argparse.ArgumentParser(
+    options = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
-    found.add_argument(
+    options.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
+    options.add_argument(
         "--only", action="append", metavar="JOB", help="jobs whose name contains this; repeatable"
     )
-    found.add_argument(
+    options.add_argument(
         "--quick",
         action="store_true",
         help="only a few steps, as a test; results go to another folder",
     )
-    found.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if available")
-    found.add_argument("--commit", help="the measured commit, if git cannot find it")
-    found.add_argument(
+    options.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if available")
+    options.add_argument("--commit", help="the measured commit, if git cannot find it")
+    options.add_argument(
         "--peers",
         type=Path,
         default=PEERS,
         help="the Python that has PyKEEN; by default .venv-bench's",
     )
-    found.add_argument("--list", action="store_true", help="only print the names of the jobs")
-    found.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
-    return found
+    options.add_argument("--list", action="store_true", help="only print the names of the jobs")
+    options.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
+    return options
 
 
 def folder_of(choices: argparse.Namespace) -> Path:
     """The folder of the results; quick ones have another folder by default."""
-    quick = choices.quick and choices.out == RESULTS
-    return Path(tempfile.gettempdir()) / "dualkg-quick" if quick else Path(choices.out)
+    if choices.quick and choices.out == RESULTS:
+        return Path(tempfile.gettempdir()) / "dualkg-quick"
+    return Path(choices.out)
 
 
 def wanted(names: list[str], only: list[str] | None) -> list[str]:
     """The names that contain one of the given texts; all if none is given."""
-    chosen = [
-        name for name in names if not only or any(part.lower() in name.lower() for part in only)
-    ]
+    if not only:
+        return names
+    chosen = [name for name in names if any(part.lower() in name.lower() for part in only)]
     if not chosen:
-        sys.exit(f"No job has a name with {', '.join(only or [])}. There are: {'; '.join(names)}.")
+        sys.exit(f"No job has a name with {', '.join(only)}. There are: {'; '.join(names)}.")
     return chosen
 
 
@@ -91,28 +91,35 @@ def describe(device: str, *, commit: str | None = None) -> dict[str, Any]:
     """What a number depends on: device, versions, date and commit."""
     import torch
 
-    found: dict[str, Any] = {
-        "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+    cpu = cpu_model()
+    cores = num_cores()
+    gpu = torch.cuda.get_device_name() if device == "cuda" else None
+    load_of_last_minute, _, _ = os.getloadavg()
+    return {
+        "cpu": cpu,
+        "cores": cores,
         "bf16": [flag for flag in BF16_FLAGS if flag in cpu_flags()],
-        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        "gpu": gpu,
         "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "triton", "numba")},
+        "torch": str(torch.__version__),
+        "triton": version("triton"),
+        "numba": version("numba"),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "load": round(os.getloadavg()[0], 1),  # of the minute before; other load makes times longer
+        "load": round(load_of_last_minute, 1),  # other load makes times longer
         "commit": commit or git_commit(),
+        "device": gpu or f"{cores} cores of {cpu}",
     }
-    found["torch"] = str(torch.__version__)
-    found["device"] = found["gpu"] or f"{found['cores']} cores of {found['cpu']}"
-    return found
+
+
+def num_cores() -> int | None:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def has_bf16(device: str) -> bool:
-    """Whether products in bfloat16 are a processor's own; without that they are slower than float32
-    by far.
-    """
+    """Whether the processor multiplies in bfloat16; otherwise it is much slower than float32."""
     return device == "cuda" or not cpu_flags().isdisjoint(BF16_FLAGS)
 
 
@@ -122,12 +129,11 @@ def cpu_flags() -> set[str]:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return set()
-    return {
-        flag
-        for line in lines
-        if line.startswith(("flags", "Features"))
-        for flag in line.partition(":")[2].split()
-    }
+    flags: set[str] = set()
+    for line in lines:
+        if line.startswith(("flags", "Features")):
+            flags.update(line.partition(":")[2].split())
+    return flags
 
 
 def cpu_model() -> str:
@@ -136,12 +142,11 @@ def cpu_model() -> str:
         listed = subprocess.run(["lscpu"], check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError):
         listed = ""
-    named = [
-        line.partition(":")[2].strip()
-        for line in listed.splitlines()
-        if line.startswith("Model name:")
-    ]
-    return next(iter(named), "") or platform.processor() or platform.machine()
+    for line in listed.splitlines():
+        key, _, value = line.partition(":")
+        if key == "Model name" and value.strip():
+            return value.strip()
+    return platform.processor() or platform.machine()
 
 
 def version(name: str) -> str | None:
@@ -155,12 +160,12 @@ def git_commit(folder: Path = HERE) -> str | None:
     """The commit of a tree, by default this one, marked where files differ from it."""
     words = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        found = subprocess.run(
+        result = subprocess.run(
             words, cwd=folder, capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() or None
+    return result.stdout.strip() or None
 
 
 # -- memory and time ---------------------------------------------------------
@@ -172,26 +177,27 @@ def peak_mib(device: str = "cpu") -> float:
         import torch
 
         return round(torch.cuda.max_memory_allocated() / 2**20, 1)
-    held = resident_mib("VmHWM")
-    if held is None:  # Linux counts in KiB, macOS in bytes
-        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
-            2**20 if sys.platform == "darwin" else 2**10
-        )
-    return round(held, 1)
+    peak = resident_mib("VmHWM")
+    if peak is None:
+        # Linux counts in KiB, macOS in bytes.
+        units_per_mib = 2**20 if sys.platform == "darwin" else 2**10
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / units_per_mib
+    return round(peak, 1)
 
 
-def resident_mib(line: str = "VmRSS") -> float | None:
-    """A line of Linux's account of this process; its peak, unlike `getrusage`'s, is never that of
-    the parent.
+def resident_mib(field: str = "VmRSS") -> float | None:
+    """A field of Linux's account of this process, in MiB.
+
+    Its peak, unlike that of `getrusage`, is never that of the parent process.
     """
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:
         return None
-    return next(
-        (int(found.split()[1]) / 2**10 for found in status.splitlines() if found.startswith(line)),
-        None,
-    )
+    for line in status.splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 2**10
+    return None
 
 
 def forget_peak(device: str) -> None:
@@ -228,18 +234,19 @@ def seconds_of(work: Callable[[], object], device: str, *, least: float = 0.5) -
 def in_fresh_process(
     script: Path, task: dict[str, Any], *, python: str | Path = sys.executable
 ) -> dict[str, Any]:
-    """Run a task in a fresh process, which has its own peak memory; a failure is returned as a
-    result.
+    """Run a task in a fresh process, which has its own peak memory.
+
+    A failure is returned as a result.
     """
     words = [str(python), str(script), "--task", json.dumps(task)]
-    answer = subprocess.run(words, capture_output=True, text=True, check=False)
+    process = subprocess.run(words, capture_output=True, text=True, check=False)
     try:
-        found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+        result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        lines = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
-        log(answer.stderr)
-        return {"failed": lines[-1][:300] if lines else f"ended with {answer.returncode}"}
-    return found
+        log(process.stderr)
+        lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
+        return {"failed": lines[-1][:300] if lines else f"ended with {process.returncode}"}
+    return result
 
 
 # -- results -----------------------------------------------------------------
@@ -248,7 +255,9 @@ def in_fresh_process(
 def load(topic: str, folder: Path = RESULTS) -> dict[str, Any]:
     """All results of a topic: by device, then by job."""
     path = folder / f"{topic}.json"
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    if not path.exists():
+        return {}
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def save(topic: str, job: str, record: dict[str, Any], *, on: dict[str, Any], folder: Path) -> None:
@@ -270,9 +279,8 @@ def merge(topics: list[str], source: Path, folder: Path = RESULTS) -> None:
 
 def _write(topic: str, results: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{topic}.json").write_text(
-        json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8"
-    )
+    text = json.dumps(results, indent=1, sort_keys=True)
+    (folder / f"{topic}.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 def run(
@@ -285,47 +293,53 @@ def run(
 ) -> None:
     """Run a benchmark: one task of a fresh process, or all jobs of a device, saving each record."""
     if choices.task:
-        task = dict(choices.task)
-        print(json.dumps(tasks[task.pop("what")](**task)))
+        arguments = dict(choices.task)
+        task = tasks[arguments.pop("what")]
+        print(json.dumps(task(**arguments)))
         return
     device = pick_device(choices.device)
-    named = {job.name: job for job in jobs[device]}
-    chosen = wanted(list(named), choices.only)
+    jobs_by_name = {job.name: job for job in jobs[device]}
+    chosen = wanted(list(jobs_by_name), choices.only)
     if choices.list:
         print(*chosen, sep="\n")
         return
     on = describe(device, commit=choices.commit)
     for name in chosen:
-        for found in measure(named[name], device):
-            save(topic, name, found, on=on, folder=folder_of(choices))
+        for record in measure(jobs_by_name[name], device):
+            save(topic, name, record, on=on, folder=folder_of(choices))
 
 
 # -- ceilings ----------------------------------------------------------------
 
 
 def measure_ceilings(device: str, *, quick: bool) -> dict[str, float]:
-    """Operations a second of large matrix products, and bytes a second of a large copy, read and
-    written.
+    """Operations a second of large matrix products, and bytes a second of a large copy.
+
+    The bytes of a copy are those read and those written.
     """
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    size = (8192 if device == "cuda" else 2048) // (4 if quick else 1)
+    size = 8192 if device == "cuda" else 2048
+    length = 2**30 if device == "cuda" else 2**27
+    if quick:
+        size //= 4
+        length //= 8
     dtypes = {"float32": torch.float32}
     if has_bf16(device):
         dtypes["bf16"] = torch.bfloat16
-    found = {}
+
+    ceilings = {}
     for name, dtype in dtypes.items():
-        left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        work = partial(torch.mm, left, right, out=torch.empty_like(left))
-        found[f"{name}_operations_per_second"] = 2 * size**3 / seconds_of(work, device)
-    source = torch.ones(
-        (2**30 if device == "cuda" else 2**27) // (8 if quick else 1), device=device
-    )
+        left = torch.randn(size, size, device=device).to(dtype)
+        right = torch.randn(size, size, device=device).to(dtype)
+        multiply = partial(torch.mm, left, right, out=torch.empty_like(left))
+        ceilings[f"{name}_operations_per_second"] = 2 * size**3 / seconds_of(multiply, device)
+    source = torch.ones(length, device=device)
     target = torch.empty_like(source)
     seconds = seconds_of(lambda: target.copy_(source), device)
-    found["copied_bytes_per_second"] = 2 * source.numel() * source.element_size() / seconds
-    return found
+    ceilings["copied_bytes_per_second"] = 2 * source.numel() * source.element_size() / seconds
+    return ceilings
 
 
 def main() -> None:
@@ -335,9 +349,9 @@ def main() -> None:
         return
     device = pick_device(choices.device)
     on = describe(device, commit=choices.commit)
-    found = in_fresh_process(Path(__file__), {"device": device, "quick": choices.quick})
-    log(f"{on['device']}: {json.dumps(found)}")
-    save("ceilings", "all", found, on=on, folder=folder_of(choices))
+    ceilings = in_fresh_process(Path(__file__), {"device": device, "quick": choices.quick})
+    log(f"{on['device']}: {json.dumps(ceilings)}")
+    save("ceilings", "all", ceilings, on=on, folder=folder_of(choices))
 
 
 if __name__ == "__main__":

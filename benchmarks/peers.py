@@ -1,12 +1,12 @@
-"""The same jobs by PyKEEN, in an environment of its own: started by training.py and ranking.py,
-answers in JSON.
+"""The same jobs by PyKEEN, in an environment of its own; started by training.py and ranking.py.
 
-It needs nothing of dualkg: what it works on comes as a file of arrays.
+It needs nothing of dualkg: its input is a file of arrays, and its answer is JSON.
 """
 
 import contextlib
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
@@ -35,24 +35,27 @@ def run_task(task: dict[str, Any], python: Path) -> dict[str, Any]:
 
 
 def write_arrays(path: Path, graph: Any, model: Any = None) -> Path:
-    """A graph as arrays of ids, and the tables of a ComplEx model."""
-    arrays = {name: getattr(graph, name) for name in ("train", "valid", "test")} | {
-        "shape": np.array(graph.shape)
+    """Write a graph as arrays of ids, and the tables of a ComplEx model."""
+    arrays = {
+        "train": graph.train,
+        "valid": graph.valid,
+        "test": graph.test,
+        "shape": np.array(graph.shape),
     }
     if model is not None:
-        arrays |= {
-            name: getattr(model, name).detach().cpu().numpy() for name in ("entities", "relations")
-        }
+        arrays["entities"] = model.head_table.detach().cpu().numpy()
+        arrays["relations"] = model.relations.detach().cpu().numpy()
     np.savez(path, **arrays)
     return path
 
 
-# -- doing -------------------------------------------------------------------
+# -- the tasks ---------------------------------------------------------------
 
 
 def make_model(arrays: Any, *, dim: int, device: str) -> tuple[Any, Any]:
-    """ComplEx without a regularizer, which leaves PyKEEN the least to do, and the triples it is
-    trained on.
+    """ComplEx and the triples it is trained on.
+
+    It has no regularizer, which leaves PyKEEN the least to do.
     """
     import torch
     from pykeen.losses import CrossEntropyLoss
@@ -79,8 +82,9 @@ def make_model(arrays: Any, *, dim: int, device: str) -> tuple[Any, Any]:
 def measure_training(
     arrays: Any, *, dim: int, batch: int, steps: int, warm_up: int, device: str
 ) -> dict[str, Any]:
-    """Seconds an epoch from the median of some batches: PyKEEN's loop over distinct (head,
-    relation) pairs.
+    """Seconds per epoch, from the median of some batches.
+
+    PyKEEN's loop is over distinct (head, relation) pairs.
     """
     import torch
     from pykeen.training import LCWATrainingLoop
@@ -95,9 +99,8 @@ def measure_training(
             if len(clock) > warm_up + steps:
                 raise EnoughError
 
-    torch.set_flush_denormal(
-        True
-    )  # without it, numbers close to zero make a step take ten times as long on some CPUs
+    # Without this, numbers close to zero make a step take ten times as long on some CPUs.
+    torch.set_flush_denormal(True)
     model, factory = make_model(arrays, dim=dim, device=device)
     loop = LCWATrainingLoop(
         model=model,
@@ -107,10 +110,10 @@ def measure_training(
     started = time.perf_counter()
     with contextlib.suppress(EnoughError):
         loop.train(factory, num_epochs=1, batch_size=batch, use_tqdm=False, callbacks=Clock())
-    rotated = factory._add_inverse_triples_if_necessary(factory.mapped_triples)
-    num_queries = len(np.unique(rotated[:, :2].numpy(), axis=0))
+    both_directions = factory._add_inverse_triples_if_necessary(factory.mapped_triples)
+    num_queries = len(np.unique(both_directions[:, :2].numpy(), axis=0))
     times = [after - before for before, after in itertools.pairwise(clock)][warm_up:]
-    num_steps = -(-num_queries // batch)
+    num_steps = math.ceil(num_queries / batch)
     return {
         "seconds_per_epoch": statistics.median(times) * num_steps,
         "steps_per_epoch": num_steps,
@@ -128,43 +131,40 @@ def measure_ranking(
 
     model, _ = make_model(arrays, dim=arrays["entities"].shape[1] // 2, device=device)
     num_relations = int(arrays["shape"][1])
-    ours = arrays["relations"]
-    theirs = np.empty_like(
-        ours
-    )  # PyKEEN numbers a relation and its inverse 2r and 2r + 1; ours are r and r + n
-    theirs[0::2], theirs[1::2] = ours[:num_relations], ours[num_relations:]
-    for place, table in (
-        (model.entity_representations[0], arrays["entities"]),
-        (model.relation_representations[0], theirs),
-    ):
-        put_complex(place, table)
-    ranked, *others = (
-        torch.from_numpy(arrays[name].astype(np.int64))
-        for name in (split, *({"train", "valid", "test"} - {split}))
-    )
+    our_relations = arrays["relations"]
+    # PyKEEN numbers a relation and its inverse 2r and 2r + 1; ours are r and r + num_relations.
+    their_relations = np.empty_like(our_relations)
+    their_relations[0::2] = our_relations[:num_relations]
+    their_relations[1::2] = our_relations[num_relations:]
+    put_complex(model.entity_representations[0], arrays["entities"])
+    put_complex(model.relation_representations[0], their_relations)
+
+    splits = {
+        name: torch.from_numpy(arrays[name].astype(np.int64)) for name in ("train", "valid", "test")
+    }
     evaluator = RankBasedEvaluator(filtered=True)
     started = time.perf_counter()
-    found = evaluator.evaluate(
+    results = evaluator.evaluate(
         model,
-        ranked[:num_triples],
-        additional_filter_triples=[ranked, *others],
+        splits[split][:num_triples],
+        additional_filter_triples=list(splits.values()),
         batch_size=batch,
         use_tqdm=False,
     )
     measurement.wait_for(device)
     return {
         "seconds": time.perf_counter() - started,
-        "mrr": found.get_metric("both.realistic.inverse_harmonic_mean_rank"),
+        "mrr": results.get_metric("both.realistic.inverse_harmonic_mean_rank"),
     }
 
 
-def put_complex(place: Any, table: np.ndarray) -> None:
-    """Our rows, all real parts and then all imaginary ones, as PyKEEN's pairs."""
+def put_complex(representation: Any, table: np.ndarray) -> None:
+    """Write our rows, all real parts and then all imaginary ones, as PyKEEN's pairs."""
     import torch
 
     real, imaginary = np.split(table, 2, axis=1)
     pairs = torch.from_numpy(np.stack([real, imaginary], axis=-1))
-    weight = place._embeddings.weight
+    weight = representation._embeddings.weight
     with torch.no_grad():
         weight.copy_(pairs.reshape(weight.shape))
 
@@ -173,14 +173,15 @@ def main() -> None:
     choices = measurement.parser(__doc__).parse_args()
     if not choices.task:
         sys.exit("This is started by training.py and ranking.py, with a --task.")
-    task = dict(choices.task)
+    arguments = dict(choices.task)
+    tasks = {"train": measure_training, "rank": measure_ranking}
+    task = tasks[arguments.pop("what")]
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("PYSTOW_HOME", folder)  # where PyKEEN would keep data sets
-        arrays = dict(np.load(task.pop("arrays")))
-        work = {"train": measure_training, "rank": measure_ranking}[task.pop("what")]
-        found = work(arrays, **task)
-    peak = measurement.peak_mib(task["device"])
-    print(json.dumps({**found, "peak_mib": peak, "version": measurement.version("pykeen")}))
+        arrays = dict(np.load(arguments.pop("arrays")))
+        result = task(arrays, **arguments)
+    peak = measurement.peak_mib(arguments["device"])
+    print(json.dumps({**result, "peak_mib": peak, "version": measurement.version("pykeen")}))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""Seconds and peak memory of filtered ranking in both directions on FB15k-237, against other
-implementations.
+"""Seconds and peak memory of filtered ranking on FB15k-237, against other implementations.
 
 The same weights, trained briefly, are ranked by `dualkg.rank`, by a loop over the queries and by
 PyKEEN's evaluator, each in a fresh process; their MRR must agree to 1e-4.
@@ -24,7 +23,7 @@ import measurement
 import peers
 
 TOLERANCE = 1e-4
-STEPS = 40  # of training, enough for a ranking that is not random
+STEPS = 40  # training steps, enough for a ranking that is not random
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def load(job: Job, arrays: str, *, num_triples: int | None) -> tuple[Any, Any, A
     saved = np.load(arrays)
     model = kg.ComplEx(graph.shape, dim=job.dim)
     with torch.no_grad():
-        model.entities.copy_(torch.from_numpy(saved["entities"]))
+        model.head_table.copy_(torch.from_numpy(saved["entities"]))
         model.relations.copy_(torch.from_numpy(saved["relations"]))
     return model.eval(), part, graph
 
@@ -103,7 +102,7 @@ def measure_dualkg(
         "num_queries": 2 * len(ranks.triples),
         "num_distinct_queries": distinct_queries(ranks.triples),
         "num_entities": graph.shape.num_entities,
-        "width": model.entities.shape[1],
+        "width": model.head_table.shape[1],
         "peak_mib": measurement.peak_mib(device),
     }
 
@@ -127,9 +126,8 @@ def measure_tutorial(
     model.to(device)
     splits = {name: torch.from_numpy(saved[name]) for name in ("train", "valid", "test")}
     started = time.perf_counter()
-    known = tutorial.known_answers(
-        tutorial.in_both_directions(torch.cat(list(splits.values())), num_relations)
-    )
+    triples = torch.cat(list(splits.values()))
+    known = tutorial.known_answers(tutorial.in_both_directions(triples, num_relations))
     filtering = time.perf_counter() - started
     started = time.perf_counter()
     queries = tutorial.in_both_directions(splits[spec.split][:num_triples], num_relations)
@@ -151,35 +149,28 @@ def distinct_queries(triples: Any) -> int:
 
 
 def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> Iterator[dict[str, Any]]:
-    num_triples = 200 if quick else None
     with tempfile.TemporaryDirectory() as folder:
         arrays = str(Path(folder) / "weights.npz")
-        made = {"what": "weights", "job": asdict(job), "device": device, "arrays": arrays}
-        done = measurement.in_fresh_process(Path(__file__), made)
-        if "failed" in done:
-            sys.exit(f"No weights to rank with: {done['failed']}")
-        common = {
-            "job": asdict(job),
-            "device": device,
-            "arrays": arrays,
-            "num_triples": num_triples,
-        }
-        theirs = {key: common[key] for key in ("device", "arrays", "num_triples")} | {
-            "split": job.split
+        task = {"what": "weights", "job": asdict(job), "device": device, "arrays": arrays}
+        answer = measurement.in_fresh_process(Path(__file__), task)
+        if "failed" in answer:
+            sys.exit(f"No weights to rank with: {answer['failed']}")
+
+        common = {"device": device, "arrays": arrays, "num_triples": 200 if quick else None}
+        ours = {"job": asdict(job), **common}
+        theirs = {"what": "rank", "split": job.split, **common}
+        tasks = {
+            "dualkg": {"what": "dualkg", **ours, "repeats": 1 if quick else 5},
+            "tutorial": {"what": "tutorial", **ours},
+            "PyKEEN, batch as it chooses": {**theirs, "batch": None},
+            "PyKEEN, batch 512": {**theirs, "batch": 512},
         }
         measured = {}
-        for name, task in {
-            "dualkg": {"what": "dualkg", **common, "repeats": 1 if quick else 5},
-            "tutorial": {"what": "tutorial", **common},
-            "PyKEEN, batch as it chooses": {"what": "rank", **theirs, "batch": None},
-            "PyKEEN, batch 512": {"what": "rank", **theirs, "batch": 512},
-        }.items():
-            ours = task["what"] != "rank"
-            measured[name] = (
-                measurement.in_fresh_process(Path(__file__), task)
-                if ours
-                else peers.run_task(task, python)
-            )
+        for name, task in tasks.items():
+            if task["what"] == "rank":
+                measured[name] = peers.run_task(task, python)
+            else:
+                measured[name] = measurement.in_fresh_process(Path(__file__), task)
             measurement.log(f"{job.name}, {name}: {json.dumps(measured[name])}")
     check_agreement(measured)
     yield {"job": asdict(job), "measured": measured}
@@ -187,9 +178,9 @@ def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> Iterator
 
 def check_agreement(measured: dict[str, dict[str, Any]]) -> None:
     """Refuse to compare the speed of rankings that are not the same."""
-    found = {name: one["mrr"] for name, one in measured.items() if "mrr" in one}
-    if max(found.values()) - min(found.values()) > TOLERANCE:
-        sys.exit(f"The rankings do not agree, so their times cannot be compared: {found}")
+    mrr = {name: result["mrr"] for name, result in measured.items() if "mrr" in result}
+    if max(mrr.values()) - min(mrr.values()) > TOLERANCE:
+        sys.exit(f"The rankings do not agree, so their times cannot be compared: {mrr}")
 
 
 def main() -> None:

@@ -7,6 +7,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import completion
 import inductive
@@ -19,8 +20,7 @@ import tuning
 from tables import Results
 
 HERE = Path(__file__).parent
-# Topics whose benchmark writes its own section: by the name of the results, the title and the
-# benchmark.
+# Topics whose benchmark writes its own section: the name of the results, the title, the benchmark.
 OWN_SECTIONS = {
     "search": ("Search", search),
     "completion": ("Graph completion", completion),
@@ -34,11 +34,12 @@ TOPICS = ["ceilings", "training", "ranking", "scaling", *OWN_SECTIONS]
 
 def load_all(folder: Path = measurement.RESULTS) -> dict[str, Results]:
     """All results by topic, device and job, and published times of other code."""
-    found = {topic: measurement.load(topic, folder) for topic in [*TOPICS, "loading"]}
-    return found | {"published": json.loads((HERE / "published.json").read_text(encoding="utf-8"))}
+    results = {topic: measurement.load(topic, folder) for topic in [*TOPICS, "loading"]}
+    results["published"] = json.loads((HERE / "published.json").read_text(encoding="utf-8"))
+    return results
 
 
-def page(found: dict[str, Results]) -> str:
+def page(results: dict[str, Results]) -> str:
     """RESULTS.md, from nothing but saved results."""
     lines = [
         "# Speed and memory",
@@ -48,34 +49,36 @@ def page(found: dict[str, Results]) -> str:
         "warm-up.",
         "",
     ]
-    sections = {"training": "Training", "ranking": "Ranking", "scaling": "Scaling"}
-    for topic, title in sections.items():
-        for device, jobs in sorted(
-            found[topic].items(), key=lambda item: (not tables.is_gpu(item[1]), item[0])
-        ):
-            training = tables.gpu_training if tables.is_gpu(jobs) else tables.cpu_training
-            body = {"training": training, "ranking": tables.ranking, "scaling": tables.growth}[
-                topic
-            ]
-            lines += [f"## {title}: {device}", ""]
-            if topic == "training":
-                lines += [
-                    f"![seconds per epoch]({tables.picture(topic, device, found[topic])}.svg)",
-                    "",
-                ]
-            lines += [
-                *body(device, found),
-                *tables.measured_on(record for _, record in tables.in_order(jobs)),
-            ]
+    for device, jobs in gpus_first(results["training"]):
+        picture = tables.picture("training", device, results["training"])
+        training = tables.gpu_training if tables.is_gpu(jobs) else tables.cpu_training
+        lines += [f"## Training: {device}", "", f"![seconds per epoch]({picture}.svg)", ""]
+        lines += [*training(device, results), *tables.measured_on(jobs)]
+    for device, jobs in gpus_first(results["ranking"]):
+        lines += [f"## Ranking: {device}", ""]
+        lines += [*tables.ranking(device, results), *tables.measured_on(jobs)]
+    for device, jobs in gpus_first(results["scaling"]):
+        lines += [f"## Scaling: {device}", ""]
+        lines += [*tables.growth(device, results), *tables.measured_on(jobs)]
     for topic, (title, benchmark) in OWN_SECTIONS.items():
-        for device, jobs in sorted(found[topic].items()):
-            lines += [f"## {title}: {device}", "", *benchmark.lines(jobs)]
-            lines += tables.measured_on(record for _, record in tables.in_order(jobs))
-    if found["ceilings"]:
-        lines += ["## The machines", "", *tables.ceilings(found)]
-    if found["loading"]:
-        lines += ["## Reading ten million triples", "", *tables.reading(found["loading"])]
+        for device, jobs in sorted(results[topic].items()):
+            lines += [f"## {title}: {device}", ""]
+            lines += [*benchmark.lines(jobs), *tables.measured_on(jobs)]
+    if results["ceilings"]:
+        lines += ["## The machines", "", *tables.ceilings(results)]
+    if results["loading"]:
+        lines += ["## Reading ten million triples", "", *tables.reading(results["loading"])]
     return "\n".join(lines)
+
+
+def gpus_first(results: Results) -> list[tuple[str, dict[str, Any]]]:
+    """Devices and their jobs, GPUs before CPUs, by name."""
+
+    def order(item: tuple[str, dict[str, Any]]) -> tuple[bool, str]:
+        device, jobs = item
+        return not tables.is_gpu(jobs), device
+
+    return sorted(results.items(), key=order)
 
 
 def main() -> None:
@@ -104,13 +107,13 @@ def main() -> None:
     choices = parser.parse_args()
     for folder in choices.merge:
         measurement.merge(TOPICS, folder, choices.results)
-    found = load_all(choices.results)
+    results = load_all(choices.results)
     choices.out.mkdir(parents=True, exist_ok=True)
-    (choices.out / "RESULTS.md").write_text(page(found), encoding="utf-8")
+    (choices.out / "RESULTS.md").write_text(page(results), encoding="utf-8")
     if not choices.text_only:
         import figures
 
-        figures.draw_all(found, choices.out)
+        figures.draw_all(results, choices.out)
 
 
 if __name__ == "__main__":

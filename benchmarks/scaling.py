@@ -7,7 +7,7 @@ trained something tiny.
 
 import json
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from fits import AXES
 
 NUM_RELATIONS = 100
 NUM_POINTS = 5
-EPOCHS = 4  # the first warms up
+EPOCHS = 4  # the first is the warm-up
 SLACK = 2.5  # how many times the limit an epoch is expected to take
 
 
@@ -41,27 +41,28 @@ SECONDS_OF_A_PROCESS = {"cuda": 15.0, "cpu": 5.0}
 
 
 def points_of(axis: str, base: Point) -> list[Point]:
-    """Five points, each twice the one before along one axis; batches go from a quarter to four
-    times.
+    """Five points, each twice the one before along one axis.
+
+    Batches go from a quarter of the base to four times the base.
     """
     first = getattr(base, axis) // (4 if axis == "batch" else 1)
     return [replace(base, **{axis: first * 2**number}) for number in range(NUM_POINTS)]
 
 
 def base_within(budget: float, device: str, ceilings: dict[str, float]) -> Point:
-    """The largest sizes whose points take the budget in total, estimated by the ceilings of the
-    machine.
+    """The largest sizes whose points take the budget in total.
+
+    The time is estimated by the ceilings of the machine.
     """
     base = BASES[device]
     bf16 = measurement.has_bf16(device)
-    processes = 1 if device == "cuda" else len(AXES) * NUM_POINTS
-    left = max(budget - processes * SECONDS_OF_A_PROCESS[device], budget / 4)
-    expected = sum(
-        EPOCHS * SLACK * expected_seconds(point, ceilings, bf16=bf16)
-        for axis in AXES
-        for point in points_of(axis, base)
-    )
-    triples = int(base.triples * min(1.0, left / expected))
+    num_processes = 1 if device == "cuda" else len(AXES) * NUM_POINTS
+    training_budget = max(budget - num_processes * SECONDS_OF_A_PROCESS[device], budget / 4)
+    expected = 0.0
+    for axis in AXES:
+        for point in points_of(axis, base):
+            expected += EPOCHS * SLACK * expected_seconds(point, ceilings, bf16=bf16)
+    triples = int(base.triples * min(1.0, training_budget / expected))
     return replace(base, triples=max(triples, 2 * base.batch))
 
 
@@ -69,11 +70,19 @@ def expected_seconds(point: Point, ceilings: dict[str, float], *, bf16: bool) ->
     """The least that an epoch of a point could take."""
     width = 2 * point.dim
     step = limits.Step(
-        point.batch, point.entities, width, width, point.batch, NUM_RELATIONS, False, bf16
+        batch=point.batch,
+        num_entities=point.entities,
+        width=width,
+        relation_width=width,
+        present_heads=point.batch,
+        present_relations=NUM_RELATIONS,
+        two_entity_tables=False,
+        bf16=bf16,
     )
-    found = limits.limit(step.work(), ceilings, bf16=bf16, times=2 * point.triples / point.batch)
-    assert found is not None, "the ceilings were measured just now"
-    return found.sum
+    num_steps = 2 * point.triples / point.batch
+    limit = limits.limit(step.work(), ceilings, bf16=bf16, times=num_steps)
+    assert limit is not None, "the ceilings were measured just now"
+    return limit.sum
 
 
 # -- one measurement, in a process of its own --------------------------------
@@ -82,20 +91,23 @@ def expected_seconds(point: Point, ceilings: dict[str, float], *, bf16: bool) ->
 def measure_points(points: list[dict[str, int]], *, device: str) -> dict[str, Any]:
     """Seconds of the best epoch, and the memory it took, for each point."""
     train_point(TINY, device)
-    return {
-        "points": [asdict(Point(**point)) | train_point(Point(**point), device) for point in points]
-    }
+    measured = []
+    for point in points:
+        result = train_point(Point(**point), device)
+        measured.append({**point, **result})
+    return {"points": measured}
 
 
 def train_point(point: Point, device: str) -> dict[str, float]:
+    """Seconds of the best epoch of a synthetic graph, and the memory that training adds."""
     measurement.forget_peak(device)
     before = (measurement.resident_mib() or 0.0) if device == "cpu" else 0.0
     graph = graphs.generate_graph(point.entities, point.triples, num_relations=NUM_RELATIONS)
     job = epochs.Job("made", "ComplEx", point.dim, point.batch)
     precision = "bf16" if measurement.has_bf16(device) else "float32"
     recipe = epochs.recipe_for(job, engine="auto", precision=precision, epochs=EPOCHS)
-    _, found = epochs.train_epochs(recipe, graph, device)
-    return {"seconds": min(found["epoch_seconds"]), "mib": max(found["peak_mib"] - before, 0.1)}
+    _, costs = epochs.train_epochs(recipe, graph, device)
+    return {"seconds": min(costs["epoch_seconds"]), "mib": max(costs["peak_mib"] - before, 0.1)}
 
 
 # -- all of them -------------------------------------------------------------
@@ -105,28 +117,34 @@ def measure_axes(axes: list[str], base: Point, device: str) -> dict[str, dict[st
     """The points of each axis; on a GPU, whose memory can be counted again, all in one process."""
     sizes = {axis: [asdict(point) for point in points_of(axis, base)] for axis in axes}
     if device == "cuda":
-        found = run([point for points in sizes.values() for point in points], device)
-        rest = iter(found.get("points", []))
-        together = {axis: {"points": list(islice(rest, NUM_POINTS))} for axis in axes}
-        return dict.fromkeys(axes, found) if "failed" in found else together
-    return {
-        axis: joined([run([point], device) for point in points]) for axis, points in sizes.items()
-    }
+        answer = run(list(chain.from_iterable(sizes.values())), device)
+        if "failed" in answer:
+            return dict.fromkeys(axes, answer)
+        points = iter(answer["points"])
+        return {axis: {"points": list(islice(points, NUM_POINTS))} for axis in axes}
+
+    measured = {}
+    for axis, points_of_axis in sizes.items():
+        measured[axis] = joined([run([point], device) for point in points_of_axis])
+    return measured
 
 
 def run(points: list[dict[str, int]], device: str) -> dict[str, Any]:
-    found = measurement.in_fresh_process(Path(__file__), {"points": points, "device": device})
-    for point in found.get("points", [found]):
+    task = {"points": points, "device": device}
+    answer = measurement.in_fresh_process(Path(__file__), task)
+    for point in answer.get("points", [answer]):
         measurement.log(json.dumps(point))
-    return found
+    return answer
 
 
-def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+def joined(answers: list[dict[str, Any]]) -> dict[str, Any]:
     """The points of several processes, or what went wrong in one of them."""
-    failed = [part for part in parts if "failed" in part]
-    return (
-        failed[0] if failed else {"points": [point for part in parts for point in part["points"]]}
-    )
+    points = []
+    for answer in answers:
+        if "failed" in answer:
+            return answer
+        points += answer["points"]
+    return {"points": points}
 
 
 def main() -> None:
@@ -147,11 +165,10 @@ def main() -> None:
     ceilings = measurement.in_fresh_process(
         Path(measurement.__file__), {"device": device, "quick": True}
     )
-    base = base_within(
-        choices.budget or (30.0 if choices.quick else BUDGETS[device]), device, ceilings
-    )
-    for axis, found in measure_axes(chosen, base, device).items():
-        measurement.save("scaling", axis, found, on=on, folder=measurement.folder_of(choices))
+    default_budget = 30.0 if choices.quick else BUDGETS[device]
+    base = base_within(choices.budget or default_budget, device, ceilings)
+    for axis, record in measure_axes(chosen, base, device).items():
+        measurement.save("scaling", axis, record, on=on, folder=measurement.folder_of(choices))
 
 
 if __name__ == "__main__":

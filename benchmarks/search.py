@@ -1,5 +1,4 @@
-"""Queries per second against recall of the exact index and of the FAISS indexes, on a synthetic
-table.
+"""Queries per second against recall of the exact and the FAISS indexes, on a synthetic table.
 
 Queries are searched one at a time by one thread. The table resembles trained ones: entities of a
 type are close together, types differ in size and spread, the first axes have most of the variance,
@@ -21,14 +20,14 @@ import numpy.typing as npt
 import measurement
 
 Floats = npt.NDArray[np.float32]
-ROWS = 100_000  # made at once
+ROWS = 100_000  # rows of the table that are drawn at once
 DEPTH = 10  # results per query
 BATCHES = (1, 10, 200)  # queries that are searched for together in a storage format
 STORAGE = "storage formats"  # the name of the comparison among the results
-NUM_QUERIES = 300  # to find the effort with, and as many to measure with
-FACTORS = (0.25, 0.5, 1, 2, 4)  # of the effort that was found
-WANTED = 0.95
-FASTER = 20.0  # recall, and speed relative to the exact index
+NUM_QUERIES = 300  # queries to find the effort with, and as many to measure with
+FACTORS = (0.25, 0.5, 1, 2, 4)  # multiples of the effort that was found
+WANTED = 0.95  # the target recall
+FASTER = 20.0  # the target speed, relative to the exact index
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,13 @@ class Job:
 
 
 def jobs(entities: int, width: int) -> list[Job]:
-    pairs = [
-        ("inner product", "ivf"),
-        ("inner product", "hnsw"),
-        ("inner product", "sq8"),
-        ("euclidean", "ivf"),
+    return [
+        Job(entities, width, "inner product", "ivf"),
+        Job(entities, width, "inner product", "hnsw"),
+        Job(entities, width, "inner product", "sq8"),
+        Job(entities, width, "euclidean", "ivf"),
+        Job(entities, width, "euclidean", "hnsw"),
     ]
-    return [Job(entities, width, metric, kind) for metric, kind in [*pairs, ("euclidean", "hnsw")]]
 
 
 # -- the synthetic table -----------------------------------------------------
@@ -60,9 +59,7 @@ def jobs(entities: int, width: int) -> list[Job]:
 
 @dataclass(frozen=True)
 class Types:
-    """The distribution of entities: centres, shares and spreads of the types, and a common
-    offset.
-    """
+    """The distribution of entities: centres, shares and spreads of types, and a common offset."""
 
     axes: Floats
     common: Floats
@@ -72,9 +69,7 @@ class Types:
 
 
 def draw_types(num: int, width: int, random: np.random.Generator) -> Types:
-    """Variance falls as 1 / j^0.9 along the axes; the largest types have many times more entities
-    than others.
-    """
+    """Draw types: variance falls as 1 / j^0.9 along the axes, and types differ in size."""
     axes = np.arange(1, width + 1, dtype=np.float32) ** -0.45
     axes /= np.linalg.norm(axes)
     shares = np.arange(1, num + 1) ** -0.8
@@ -90,17 +85,18 @@ def draw_types(num: int, width: int, random: np.random.Generator) -> Types:
 def make_table(
     entities: int, width: int, *, num_queries: int, seed: int = 0
 ) -> tuple[Floats, Floats]:
-    """The table, and queries that score the entities of one type high; norms are log-normal, σ
-    0.3.
+    """The table, and queries that score the entities of one type high.
+
+    Norms are log-normal with σ = 0.3.
     """
     random = np.random.default_rng(seed)
     types = draw_types(max(4, entities // 500), width, random)
     table = np.empty((entities, width), dtype=np.float32)
     for start in range(0, entities, ROWS):
         num = min(ROWS, entities - start)
-        of = random.choice(len(types.shares), num, p=types.shares)
+        type_ids = random.choice(len(types.shares), num, p=types.shares)
         noise = types.axes * random.standard_normal((num, width), dtype=np.float32)
-        rows = types.common + types.centres[of] + types.spreads[of, None] * noise
+        rows = types.common + types.centres[type_ids] + types.spreads[type_ids, None] * noise
         lengths = random.lognormal(0.0, 0.3, (num, 1)).astype(np.float32)
         table[start : start + num] = lengths * rows / np.linalg.norm(rows, axis=1, keepdims=True)
     chosen = random.choice(len(types.shares), num_queries, p=types.shares)
@@ -112,19 +108,17 @@ def make_table(
 
 
 def measure(job: dict[str, Any], *, quick: bool) -> dict[str, Any]:
-    """Build an index, find its effort on half of the queries, and measure its curve on the other
-    half.
-    """
+    """Build an index, find its effort on half of the queries, and measure it on the other half."""
     import torch
 
     from dualkg.inference.index import ExactIndex
     from dualkg.inference.index_build import queries_per_second, recalls, tuned
 
     spec: Any = Job(**job)
-    num, seconds = (50, 0.2) if quick else (NUM_QUERIES, 3.0)
-    table, queries = map(
-        torch.from_numpy, make_table(spec.entities, spec.width, num_queries=2 * num)
-    )
+    num = 50 if quick else NUM_QUERIES
+    seconds = 0.2 if quick else 3.0
+    arrays = make_table(spec.entities, spec.width, num_queries=2 * num)
+    table, queries = map(torch.from_numpy, arrays)
     exact = ExactIndex.build(table, spec.metric)
     best = exact.search(queries, 100).ids
     started = time.perf_counter()
@@ -136,27 +130,32 @@ def measure(job: dict[str, Any], *, quick: bool) -> dict[str, Any]:
     points = []
     for factor in FACTORS:
         index.effort = max(1, min(round(effort * factor), index.max_effort))
-        point = {
-            "effort": index.effort,
-            "tuned": factor == 1,
-            "recall": recalls(index, queries[num:], best[num:]),
-        }
+        recall = recalls(index, queries[num:], best[num:])
         # The exact index is measured at every point, so that other work on the machine affects
         # both.
-        for name, one in (("queries_per_second", index), ("exact_queries_per_second", exact)):
-            point[name] = queries_per_second(one, queries[num:], k=DEPTH, seconds=seconds)
-        points.append(point)
-    facts = {
+        rate = queries_per_second(index, queries[num:], k=DEPTH, seconds=seconds)
+        exact_rate = queries_per_second(exact, queries[num:], k=DEPTH, seconds=seconds)
+        points.append(
+            {
+                "effort": index.effort,
+                "tuned": factor == 1,
+                "recall": recall,
+                "queries_per_second": rate,
+                "exact_queries_per_second": exact_rate,
+            }
+        )
+    return {
         "build_seconds": built,
         "reduced": index.max_norm is not None,
         "peak_mib": measurement.peak_mib(),
+        "points": points,
     }
-    return {**facts, "points": points}
 
 
 def measure_storage(entities: int, width: int, *, quick: bool) -> dict[str, Any]:
-    """Milliseconds of a search in each storage format and in the scalar quantizer of FAISS, on one
-    thread.
+    """Milliseconds of a search in each storage format, and in the quantizer of FAISS.
+
+    Both use one thread.
     """
     import faiss
     import torch
@@ -165,26 +164,26 @@ def measure_storage(entities: int, width: int, *, quick: bool) -> dict[str, Any]
     from dualkg.inference.index_build import threads
 
     table, queries = map(torch.from_numpy, make_table(entities, width, num_queries=max(BATCHES)))
-    quantizer = faiss.ScalarQuantizer
-    found = {}
-    for storage, code in (
-        ("float16", quantizer.QT_fp16),
-        ("bf16", quantizer.QT_bf16),
-        ("int8", quantizer.QT_8bit),
-    ):
-        theirs = faiss.IndexScalarQuantizer(width, code, faiss.METRIC_INNER_PRODUCT)
+    quantizers = {
+        "float16": faiss.ScalarQuantizer.QT_fp16,
+        "bf16": faiss.ScalarQuantizer.QT_bf16,
+        "int8": faiss.ScalarQuantizer.QT_8bit,
+    }
+    milliseconds: dict[str, dict[str, Any]] = {}
+    for storage, quantizer in quantizers.items():
+        theirs = faiss.IndexScalarQuantizer(width, quantizer, faiss.METRIC_INNER_PRODUCT)
         theirs.train(table.numpy())
         theirs.add(table.numpy())
         ours: Any = ExactIndex.build(table, storage=storage)  # type: ignore[arg-type]
-        with threads(1):
-            found[storage] = {
-                str(num): {
-                    "dualkg": best_milliseconds(ours.search, queries[:num], quick=quick),
-                    "faiss": best_milliseconds(theirs.search, queries[:num].numpy(), quick=quick),
+        milliseconds[storage] = {}
+        for num in BATCHES:
+            batch = queries[:num]
+            with threads(1):
+                milliseconds[storage][str(num)] = {
+                    "dualkg": best_milliseconds(ours.search, batch, quick=quick),
+                    "faiss": best_milliseconds(theirs.search, batch.numpy(), quick=quick),
                 }
-                for num in BATCHES
-            }
-    return found
+    return milliseconds
 
 
 def best_milliseconds(search: Callable[..., Any], queries: Any, *, quick: bool) -> float:
@@ -199,17 +198,21 @@ def best_milliseconds(search: Callable[..., Any], queries: Any, *, quick: bool) 
 # -- all of them -------------------------------------------------------------
 
 
-def verdict(found: dict[str, Any]) -> dict[str, Any]:
+def tuned_point(result: dict[str, Any]) -> dict[str, Any]:
+    return dict(next(point for point in result["points"] if point["tuned"]))
+
+
+def verdict(result: dict[str, Any]) -> dict[str, Any]:
     """The tuned point, and whether it reaches the target recall and speed."""
-    point = next(point for point in found["points"] if point["tuned"])
+    point = tuned_point(result)
     times = point["queries_per_second"] / point["exact_queries_per_second"]
     recall = point["recall"][str(DEPTH)]
     return {"recall": recall, "times": times, "reached": recall >= WANTED and times >= FASTER}
 
 
-def show(job: Job, found: dict[str, Any]) -> None:
+def show(job: Job, result: dict[str, Any]) -> None:
     measurement.log(job.name)
-    for point in found["points"]:
+    for point in result["points"]:
         recall = "  ".join(f"recall@{k} {value:.3f}" for k, value in point["recall"].items())
         times = point["queries_per_second"] / point["exact_queries_per_second"]
         mark = "  ← tuned" if point["tuned"] else ""
@@ -221,31 +224,25 @@ def lines(jobs: dict[str, Any]) -> list[str]:
     """The section of RESULTS.md: the tuned point of each index."""
     import tables
 
+    index_jobs = {name: record for name, record in jobs.items() if name != STORAGE}
     rows = []
-    storage = jobs.get(STORAGE, {"measured": {"milliseconds": {}}})["measured"]["milliseconds"]
-    for name, record in tables.in_order(
-        {name: record for name, record in jobs.items() if name != STORAGE}
-    ):
-        found = record["measured"]
-        if "points" not in found:
-            rows.append([name, found["failed"], *["–"] * 5])
+    for name, record in tables.in_order(index_jobs):
+        result = record["measured"]
+        if "points" not in result:
+            rows.append([name, result["failed"], "–", "–", "–", "–", "–"])
             continue
-        point = next(point for point in found["points"] if point["tuned"])
-        rates = [f"{point[key]:,.0f}" for key in ("queries_per_second", "exact_queries_per_second")]
-        recall = [f"{point['recall'][k]:.3f}" for k in ("10", "100")]
-        times = tables.times(found["verdict"]["times"])
-        rows.append([name, *recall, *rates, times, tables.short(found["build_seconds"])])
-    cells = [
-        [
-            name,
-            *(f"{batches[str(num)][code]:,.0f}" for num in BATCHES for code in ("dualkg", "faiss")),
-        ]
-        for name, batches in storage.items()
-    ]
-    columns = [
-        "exact search",
-        *(f"{num} queries, {code}" for num in BATCHES for code in ("dualkg", "FAISS")),
-    ]
+        point = tuned_point(result)
+        rows.append(
+            [
+                name,
+                f"{point['recall']['10']:.3f}",
+                f"{point['recall']['100']:.3f}",
+                f"{point['queries_per_second']:,.0f}",
+                f"{point['exact_queries_per_second']:,.0f}",
+                tables.times(result["verdict"]["times"]),
+                tables.short(result["build_seconds"]),
+            ]
+        )
     titles = [
         "index",
         "recall@10",
@@ -255,16 +252,31 @@ def lines(jobs: dict[str, Any]) -> list[str]:
         "of exact",
         "build time, s",
     ]
-    return [
-        *tables.table(titles, rows, words=1),
+    section = [
+        *tables.table(titles, rows),
         "One query at a time, one thread; effort for a recall of 0.95.",
         "",
-        *(
-            [*tables.table(columns, cells, words=1), "Milliseconds, one thread.", ""]
-            if cells
-            else []
-        ),
     ]
+    if STORAGE in jobs:
+        section += storage_lines(jobs[STORAGE]["measured"]["milliseconds"])
+    return section
+
+
+def storage_lines(milliseconds: dict[str, dict[str, Any]]) -> list[str]:
+    """The table of storage formats."""
+    import tables
+
+    titles = ["exact search"]
+    for num in BATCHES:
+        titles += [f"{num} queries, dualkg", f"{num} queries, FAISS"]
+    rows = []
+    for storage, batches in milliseconds.items():
+        cells = [storage]
+        for num in BATCHES:
+            batch = batches[str(num)]
+            cells += [f"{batch['dualkg']:,.0f}", f"{batch['faiss']:,.0f}"]
+        rows.append(cells)
+    return [*tables.table(titles, rows), "Milliseconds, one thread.", ""]
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
@@ -277,27 +289,20 @@ def draw(results: dict[str, Any], path: Path) -> None:
     with mpl.rc_context(figures.STYLE):
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
-        measured = {
-            name: record["measured"]
-            for name, record in results.items()
-            if "points" in record["measured"]
-        }
-        for name, found in measured.items():
-            points = found["points"]
-            line = (
-                [point["recall"][str(DEPTH)] for point in points],
-                [point["queries_per_second"] for point in points],
-            )
-            axes.plot(*line, marker="o", markersize=4, label=name)
-        exact = [
-            point["exact_queries_per_second"]
-            for found in measured.values()
-            for point in found["points"]
-        ]
-        for times, text, dashes in ((1, "exact", "--"), (FASTER, f"{FASTER:g} × exact", ":")):
-            axes.axhline(
-                times * statistics.median(exact), color=figures.OTHER, linestyle=dashes, label=text
-            )
+        exact_rates = []
+        for name, record in results.items():
+            points = record["measured"].get("points")
+            if not points:
+                continue
+            recall = [point["recall"][str(DEPTH)] for point in points]
+            rates = [point["queries_per_second"] for point in points]
+            axes.plot(recall, rates, marker="o", markersize=4, label=name)
+            exact_rates += [point["exact_queries_per_second"] for point in points]
+        exact = statistics.median(exact_rates)
+        axes.axhline(exact, color=figures.OTHER, linestyle="--", label="exact")
+        axes.axhline(
+            FASTER * exact, color=figures.OTHER, linestyle=":", label=f"{FASTER:g} × exact"
+        )
         axes.axvline(WANTED, color=figures.OTHER, linewidth=0.8)
         axes.set(
             yscale="log",
@@ -322,45 +327,38 @@ def main() -> None:
     if choices.task:
         print(json.dumps(measure(**choices.task)))
         return
-    every = {
-        job.name: job for job in jobs(5000 if choices.quick else choices.entities, choices.width)
-    }
-    chosen = measurement.wanted(list(every), choices.only)
+    entities = 5000 if choices.quick else choices.entities
+    jobs_by_name = {job.name: job for job in jobs(entities, choices.width)}
+    chosen = measurement.wanted(list(jobs_by_name), choices.only)
     if choices.list:
         print(*chosen, sep="\n")
         return
-    on = {
-        **measurement.describe("cpu", commit=choices.commit),
-        "faiss": measurement.version("faiss-cpu"),
-    }
+    on = measurement.describe("cpu", commit=choices.commit)
+    on["faiss"] = measurement.version("faiss-cpu")
     folder = measurement.folder_of(choices)
     if choices.picture:
         draw(measurement.load("search", folder)[on["device"]], choices.picture)
         return
     if choices.storage:
-        entities = 5000 if choices.quick else min(choices.entities, 50_000)
-        found = measure_storage(entities, choices.width, quick=choices.quick)
-        measurement.log(json.dumps(found, indent=1))
-        job = {"entities": entities, "width": choices.width}
-        measurement.save(
-            "search",
-            STORAGE,
-            {"job": job, "measured": {"milliseconds": found}},
-            on=on,
-            folder=folder,
-        )
+        entities = min(entities, 50_000)
+        milliseconds = measure_storage(entities, choices.width, quick=choices.quick)
+        measurement.log(json.dumps(milliseconds, indent=1))
+        record = {
+            "job": {"entities": entities, "width": choices.width},
+            "measured": {"milliseconds": milliseconds},
+        }
+        measurement.save("search", STORAGE, record, on=on, folder=folder)
         return
     for name in chosen:
-        found = measurement.in_fresh_process(
-            Path(__file__), {"job": asdict(every[name]), "quick": choices.quick}
-        )
-        if "points" in found:
-            found["verdict"] = verdict(found)
-            show(every[name], found)
-        measurement.log(f"{name}: {json.dumps(found.get('verdict', found))}")
-        measurement.save(
-            "search", name, {"job": asdict(every[name]), "measured": found}, on=on, folder=folder
-        )
+        job = jobs_by_name[name]
+        task = {"job": asdict(job), "quick": choices.quick}
+        result = measurement.in_fresh_process(Path(__file__), task)
+        if "points" in result:
+            result["verdict"] = verdict(result)
+            show(job, result)
+        measurement.log(f"{name}: {json.dumps(result.get('verdict', result))}")
+        record = {"job": asdict(job), "measured": result}
+        measurement.save("search", name, record, on=on, folder=folder)
 
 
 if __name__ == "__main__":

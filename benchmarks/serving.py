@@ -1,5 +1,4 @@
-"""Responses per second and their 99th percentile latency under load, with and without
-micro-batching.
+"""Responses per second and 99th percentile latency under load, with and without micro-batching.
 
 `wrk` requests the tails of the test queries over 64 connections. The same run, trained briefly, is
 served by the same routes in a fresh process; only micro-batching differs. A probability needs the
@@ -27,7 +26,7 @@ MODES = ("micro-batching", "unbatched")
 CONNECTIONS = 64
 SECONDS = 30
 WARM_UP = 5
-STEPS = 20  # of training: the quality of the predictions does not matter here
+STEPS = 20  # training steps; the quality of the predictions does not matter here
 SCRIPT = """
 local lines, place = {}, 0
 for line in io.lines(os.getenv("REQUESTS")) do lines[#lines + 1] = line end
@@ -55,10 +54,18 @@ class Job:
 
     @property
     def name(self) -> str:
-        return f"{self.graph} ComplEx dim {self.dim}, {self.k} tails{', probabilities' if self.probabilities else ''}"
+        name = f"{self.graph} ComplEx dim {self.dim}, {self.k} tails"
+        return f"{name}, probabilities" if self.probabilities else name
 
 
-JOBS = [Job("WN18RR", 200, 10, probabilities) for probabilities in (False, True)]
+JOBS = [
+    Job("WN18RR", 200, 10, probabilities=False),
+    Job("WN18RR", 200, 10, probabilities=True),
+]
+QUICK_JOBS = [
+    Job("world", 16, 10, probabilities=False),
+    Job("world", 16, 10, probabilities=True),
+]
 
 
 # -- the server, in a process of its own -------------------------------------
@@ -103,16 +110,17 @@ def serve(run: str, *, mode: str, probabilities: bool) -> None:
 
 @contextmanager
 def server(run: Path, job: Job, mode: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address of a server in its own process, and the process."""
     task = {"run": str(run), "mode": mode, "probabilities": job.probabilities}
     words = [sys.executable, __file__, "--task", json.dumps(task)]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as running:
-        assert running.stdout
+    ) as process:
+        assert process.stdout
         try:
-            yield running.stdout.readline().strip(), running
+            yield process.stdout.readline().strip(), process
         finally:
-            running.kill()
+            process.kill()
 
 
 # -- the load ----------------------------------------------------------------
@@ -123,12 +131,16 @@ def requests(job: Job, run: Path) -> list[str]:
     from dualkg.training.run import RunFolder
 
     graph = RunFolder(run).load_graph()
-    pairs = dict.fromkeys((head, relation) for head, relation, _ in graph.test.tolist())
-    names = [
-        {"head": graph.entities[head], "relation": graph.relations[relation]}
-        for head, relation in pairs
-    ]
-    return [f"/api/tails?{urlencode({**one, 'k': job.k})}" for one in names]
+    queries = dict.fromkeys((head, relation) for head, relation, _ in graph.test.tolist())
+    addresses = []
+    for head, relation in queries:
+        parameters = {
+            "head": graph.entities[head],
+            "relation": graph.relations[relation],
+            "k": job.k,
+        }
+        addresses.append(f"/api/tails?{urlencode(parameters)}")
+    return addresses
 
 
 def load(address: str, file: Path, script: Path, *, seconds: int) -> dict[str, Any]:
@@ -144,15 +156,15 @@ def load(address: str, file: Path, script: Path, *, seconds: int) -> dict[str, A
         str(script),
         address,
     ]
-    result = subprocess.run(
-        words, capture_output=True, text=True, check=False, env=os.environ | {"REQUESTS": str(file)}
-    )
-    found = re.search(r"^FOUND (.+)$", result.stdout, re.M)
-    if not found:
-        return {"failed": (result.stderr or result.stdout).strip()[:300]}
-    facts: dict[str, Any] = json.loads(found[1])
-    facts["responses_per_second"] = facts["requests"] / (facts.pop("microseconds") / 1e6)
-    return facts
+    environment = os.environ | {"REQUESTS": str(file)}
+    process = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    report = re.search(r"^FOUND (.+)$", process.stdout, re.M)
+    if not report:
+        return {"failed": (process.stderr or process.stdout).strip()[:300]}
+    result: dict[str, Any] = json.loads(report[1])
+    seconds_taken = result.pop("microseconds") / 1e6
+    result["responses_per_second"] = result["requests"] / seconds_taken
+    return result
 
 
 def measure(job: Job, run: Path, mode: str, *, seconds: int, folder: Path) -> dict[str, Any]:
@@ -160,24 +172,26 @@ def measure(job: Job, run: Path, mode: str, *, seconds: int, folder: Path) -> di
     script = folder / "load.lua"
     file.write_text("\n".join(requests(job, run)), encoding="utf-8")
     script.write_text(SCRIPT, encoding="utf-8")
-    with server(run, job, mode) as (address, running):
+    with server(run, job, mode) as (address, process):
         if not address:
             return {"failed": "the server did not start"}
         load(address, file, script, seconds=min(WARM_UP, seconds))
-        found = load(address, file, script, seconds=seconds)
-        found["batches"] = batches(address)
-        out, _ = running.communicate("")
-        return {**found, **json.loads(out.splitlines()[-1])}
+        result = load(address, file, script, seconds=seconds)
+        result["batches"] = queries_per_batch(address)
+        # The server ends when its stdin ends, and then prints its peak memory.
+        output, _ = process.communicate("")
+        return {**result, **json.loads(output.splitlines()[-1])}
 
 
-def batches(address: str) -> float | None:
-    """Mean number of queries in a batch; none without micro-batching."""
+def queries_per_batch(address: str) -> float | None:
+    """Mean number of queries in a batch; None without micro-batching."""
     from urllib.request import urlopen
 
     with urlopen(f"{address}/metrics") as reply:
         text = reply.read().decode()
     counts = dict(re.findall(r"^dualkg_(batches|queries)_total (\d+)", text, re.M))
-    return int(counts["queries"]) / int(counts["batches"]) if int(counts["batches"]) else None
+    num_batches = int(counts["batches"])
+    return int(counts["queries"]) / num_batches if num_batches else None
 
 
 # -- the page and the command ------------------------------------------------
@@ -189,24 +203,22 @@ def lines(jobs: dict[str, Any]) -> list[str]:
 
     rows = []
     for name, record in tables.in_order(jobs):
-        plain = record["measured"].get("unbatched", {}).get("responses_per_second")
-        for mode, found in record["measured"].items():
-            if "responses_per_second" not in found:
-                rows.append([name, mode, found["failed"], *["–"] * 5])
+        unbatched = record["measured"].get("unbatched", {}).get("responses_per_second")
+        for mode, result in record["measured"].items():
+            if "responses_per_second" not in result:
+                rows.append([name, mode, result["failed"], "–", "–", "–", "–", "–"])
                 continue
-            rate = found["responses_per_second"]
-            times = tables.times(rate / plain if plain else None)
-            latencies = [tables.short(found[key]) for key in ("p50_ms", "p99_ms")]
-            errors = f"{found['refused'] + found['broken']:,}"
+            rate = result["responses_per_second"]
             rows.append(
                 [
                     name,
                     mode,
                     tables.short(rate),
-                    times,
-                    *latencies,
-                    errors,
-                    tables.short(found["batches"]),
+                    tables.times(tables.ratio(rate, unbatched)),
+                    tables.short(result["p50_ms"]),
+                    tables.short(result["p99_ms"]),
+                    f"{result['refused'] + result['broken']:,}",
+                    tables.short(result["batches"]),
                 ]
             )
     titles = [
@@ -236,32 +248,28 @@ def main() -> None:
     if choices.task:
         serve(**choices.task)
         return
-    every = {job.name: job for job in JOBS}
-    if choices.quick:
-        every = {job.name: job for job in (Job("world", 16, 10, False), Job("world", 16, 10, True))}
-    chosen = measurement.wanted(list(every), choices.only)
+    jobs_by_name = {job.name: job for job in (QUICK_JOBS if choices.quick else JOBS)}
+    chosen = measurement.wanted(list(jobs_by_name), choices.only)
     if choices.list:
         print(*chosen, sep="\n")
         return
     if shutil.which("wrk") is None:
         sys.exit("wrk generates the load and is not installed: apt install wrk.")
-    on = {
-        **measurement.describe("cpu", commit=choices.commit),
-        "fastapi": measurement.version("fastapi"),
-    }
+    on = measurement.describe("cpu", commit=choices.commit)
+    on["fastapi"] = measurement.version("fastapi")
+    seconds = 2 if choices.quick else SECONDS
     for name in chosen:
-        job = every[name]
+        job = jobs_by_name[name]
+        measured = {}
         with tempfile.TemporaryDirectory() as scratch:
-            run = choices.run or Path(scratch) / "run"
+            folder = Path(scratch)
+            run = choices.run or folder / "run"
             if not choices.run:
                 make_run(job, run)
-            found = {}
             for mode in MODES:
-                found[mode] = measure(
-                    job, run, mode, seconds=2 if choices.quick else SECONDS, folder=Path(scratch)
-                )
-                measurement.log(f"{name}, {mode}: {json.dumps(found[mode])}")
-        record = {"job": asdict(job), "measured": found}
+                measured[mode] = measure(job, run, mode, seconds=seconds, folder=folder)
+                measurement.log(f"{name}, {mode}: {json.dumps(measured[mode])}")
+        record = {"job": asdict(job), "measured": measured}
         measurement.save("serving", name, record, on=on, folder=measurement.folder_of(choices))
 
 

@@ -1,7 +1,7 @@
 """Seconds of a command from a cold start: of one query, of --help, and of importing torch alone.
 
 The commands alternate, so that other load affects all of them. Python has compiled every file
-before.
+before the first measurement.
 """
 
 import json
@@ -44,9 +44,13 @@ def make_run(job: dict[str, Any], *, device: str, run: str, quick: bool) -> dict
     import dualkg as kg
 
     spec = Job(**job)
-    changes = {"data.graph": spec.graph, "model.dim": 4 if quick else spec.dim}
     recipe = kg.Recipe().with_changes(
-        {**changes, "training.epochs": 1, "training.batch_size": 5000}
+        {
+            "data.graph": spec.graph,
+            "model.dim": 4 if quick else spec.dim,
+            "training.epochs": 1,
+            "training.batch_size": 5000,
+        }
     )
     graph = kg.train_recipe(recipe, device=device, out=run).graph
     head, relation, _ = graph.train[0].tolist()
@@ -54,11 +58,11 @@ def make_run(job: dict[str, Any], *, device: str, run: str, quick: bool) -> dict
 
 
 def seconds_of(words: list[str]) -> float:
-    compiled = {
-        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
-    }
+    environment = dict(os.environ)
+    # Compiled files are kept, as they are after an ordinary installation.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     started = time.perf_counter()
-    subprocess.run([sys.executable, *words], check=True, capture_output=True, env=compiled)
+    subprocess.run([sys.executable, *words], check=True, capture_output=True, env=environment)
     return time.perf_counter() - started
 
 
@@ -75,42 +79,32 @@ def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any
         }
         for words in commands.values():
             seconds_of(words)
-        taken = [
-            {name: seconds_of(words) for name, words in commands.items()}
-            for _ in range(1 if quick else ROUNDS)
-        ]
-    found = {name: statistics.median(one[name] for one in taken) for name in commands}
-    measurement.log(f"{job.name}: {json.dumps(found)}")
-    yield {"job": asdict(job), "measured": found}
+        seconds: dict[str, list[float]] = {name: [] for name in commands}
+        for _ in range(1 if quick else ROUNDS):
+            for name, words in commands.items():
+                seconds[name].append(seconds_of(words))
+    medians = {name: statistics.median(seconds[name]) for name in commands}
+    measurement.log(f"{job.name}: {json.dumps(medians)}")
+    yield {"job": asdict(job), "measured": medians}
 
 
 def lines(jobs: dict[str, Any]) -> list[str]:
     """The section of a page."""
     rows = []
     for name, record in tables.in_order(jobs):
-        torch = record["measured"][TORCH]
+        torch_seconds = record["measured"][TORCH]
         for command, seconds in record["measured"].items():
-            rows.append(
-                [name, f"`{command}`", tables.short(seconds), tables.times(seconds / torch)]
-            )
+            ratio = tables.times(seconds / torch_seconds)
+            rows.append([name, f"`{command}`", tables.short(seconds), ratio])
     titles = ["run", "command", "seconds", "of importing torch"]
-    return [
-        *tables.table(titles, rows, words=2),
-        f"Medians of {ROUNDS} processes each, in turns.",
-        "",
-    ]
+    note = f"Medians of {ROUNDS} processes each, in turns."
+    return [*tables.table(titles, rows, words=2), note, ""]
 
 
 def main() -> None:
     choices = measurement.parser(__doc__).parse_args()
-    tasks = {"run": make_run}
-    measurement.run(
-        "startup",
-        choices,
-        jobs=JOBS,
-        tasks=tasks,
-        measure=partial(measure_job, quick=choices.quick),
-    )
+    measure = partial(measure_job, quick=choices.quick)
+    measurement.run("startup", choices, jobs=JOBS, tasks={"run": make_run}, measure=measure)
 
 
 if __name__ == "__main__":

@@ -21,24 +21,27 @@ def clustered_points(
     random = np.random.default_rng(seed)
     centres = 2 * random.standard_normal((clusters, width))
     scales = np.geomspace(1, 0.1, width)
-    return (
-        centres[random.integers(clusters, size=num_points)]
-        + random.standard_normal((num_points, width))
-    ) * scales
+    chosen = centres[random.integers(clusters, size=num_points)]
+    return (chosen + random.standard_normal((num_points, width))) * scales
 
 
 def neighbour_recall(
     points: np.ndarray, positions: np.ndarray, *, k: int = 10, sample: int = 2000
 ) -> float:
+    """The mean share of the nearest neighbours of a point that are also nearest in the plane."""
     chosen = np.random.default_rng(1).choice(len(points), min(sample, len(points)), replace=False)
-    near = []
-    for table in (torch.from_numpy(points).float(), torch.from_numpy(positions).float()):
+
+    def neighbours(vectors: np.ndarray) -> np.ndarray:
+        table = torch.from_numpy(vectors).float()
         distances = torch.cdist(table[chosen], table)
+        # A point is not its own neighbour.
         distances[torch.arange(len(chosen)), torch.from_numpy(chosen)] = torch.inf
-        near.append(distances.topk(k, largest=False).indices.numpy())
-    return float(
-        np.mean([len(np.intersect1d(one, other)) / k for one, other in zip(*near, strict=True)])
-    )
+        return distances.topk(k, largest=False).indices.numpy()
+
+    shares = []
+    for in_space, in_plane in zip(neighbours(points), neighbours(positions), strict=True):
+        shares.append(len(np.intersect1d(in_space, in_plane)) / k)
+    return float(np.mean(shares))
 
 
 def main() -> None:
@@ -53,19 +56,19 @@ def main() -> None:
 
     torch.set_num_threads(options.threads)
     points = clustered_points(500 if options.quick else options.points)
-    wall = time.perf_counter()
-    cpu = time.process_time()
+    started = time.perf_counter()
+    cpu_started = time.process_time()
     positions = tsne(points)
-    wall = time.perf_counter() - wall
-    cpu = time.process_time() - cpu
-    recall = neighbour_recall(points, positions)
-    facts = {
+    seconds = time.perf_counter() - started
+    cpu_seconds = time.process_time() - cpu_started
+    figures = {
         "points": len(points),
         "threads": options.threads,
-        "seconds": round(wall, 1),
-        "cpu_seconds": round(cpu, 1),
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu_seconds, 1),
+        "neighbour_recall": round(neighbour_recall(points, positions), 4),
     }
-    print(json.dumps({**facts, "neighbour_recall": round(recall, 4)}))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ COUNTS = {"cuda": (1, 2, 4, 8), "cpu": (1, 2)}
 
 @dataclass(frozen=True)
 class Job:
-    """So many trainings of ComplEx."""
+    """A number of trainings of ComplEx."""
 
     graph: str
     dim: int
@@ -59,34 +59,36 @@ def measure(job: dict[str, Any], *, device: str, processes: int) -> dict[str, An
         "search": {"method": "grid", "prune": False},
     }
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "study"
-        found = tune(
-            space_from(space, source="the benchmark"), out=out, device=device, jobs=processes
-        )
-    return {"per_minute": found.per_minute, "finished": len(found.ranked)}
+        search_space = space_from(space, source="the benchmark")
+        result = tune(search_space, out=Path(folder) / "study", device=device, jobs=processes)
+    return {"per_minute": result.per_minute, "finished": len(result.ranked)}
 
 
 def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any]]:
-    """A record after each number of processes."""
-    found = {}
-    for processes in COUNTS[device][:2] if quick else COUNTS[device]:
+    """Yield a record after each number of processes."""
+    measured = {}
+    counts = COUNTS[device][:2] if quick else COUNTS[device]
+    for processes in counts:
         task = {"what": "search", "job": asdict(job), "device": device, "processes": processes}
-        found[str(processes)] = measurement.in_fresh_process(Path(__file__), task)
-        measurement.log(f"{job.name}, {processes} processes: {json.dumps(found[str(processes)])}")
-        yield {"job": asdict(job), "measured": dict(found)}
+        result = measurement.in_fresh_process(Path(__file__), task)
+        measurement.log(f"{job.name}, {processes} processes: {json.dumps(result)}")
+        measured[str(processes)] = result
+        yield {"job": asdict(job), "measured": dict(measured)}
 
 
 def lines(jobs: dict[str, Any]) -> list[str]:
     """The table of a machine."""
-    counts = sorted({int(number) for record in jobs.values() for number in record["measured"]})
+    counts = sorted({int(count) for record in jobs.values() for count in record["measured"]})
+    titles = ["trials a minute"]
+    titles += [f"{count} at once" if count > 1 else "one" for count in counts]
     rows = []
     for name, record in tables.in_order(jobs):
-        rates = (record["measured"].get(str(number), {}).get("per_minute") for number in counts)
-        rows.append([name, *(tables.short(rate) for rate in rates)])
-    return tables.table(
-        ["trials a minute", *(f"{number} at once" if number > 1 else "one" for number in counts)],
-        rows,
-    )
+        cells = [name]
+        for count in counts:
+            result = record["measured"].get(str(count), {})
+            cells.append(tables.short(result.get("per_minute")))
+        rows.append(cells)
+    return tables.table(titles, rows)
 
 
 def main() -> None:

@@ -1,5 +1,4 @@
-"""ComplEx in PyTorch as a tutorial would write it: the peer that dualkg is measured against, so
-nothing of it is here.
+"""ComplEx in PyTorch as a tutorial would write it: the peer that dualkg is measured against.
 
 `python benchmarks/tutorial.py` trains and ranks on a random graph, to see that it runs.
 """
@@ -36,15 +35,12 @@ class ComplEx(nn.Module):
 
     def scores(self, head: int, relation: int) -> Tensor:
         """The scores of all entities as tails of one query, `(num_entities,)`."""
-        return self.entities.weight @ times(
-            self.entities.weight[head], self.relations.weight[relation]
-        )
+        mapped_head = times(self.entities.weight[head], self.relations.weight[relation])
+        return self.entities.weight @ mapped_head
 
 
 def dura(head: Tensor, tail: Tensor, mapped_head: Tensor, mapped_tail: Tensor) -> Tensor:
-    """The squared norms of heads and tails, and of both as their relations map them, weighted as
-    for FB15k-237.
-    """
+    """DURA with the weights for FB15k-237."""
     plain = head.square().sum(dim=-1) + tail.square().sum(dim=-1)
     mapped = mapped_head.square().sum(dim=-1) + mapped_tail.square().sum(dim=-1)
     return 0.05 * (0.5 * plain + 1.5 * mapped).mean()
@@ -54,9 +50,9 @@ def times(left: Tensor, right: Tensor) -> Tensor:
     """The product of complex numbers."""
     left_re, left_im = left.chunk(2, dim=-1)
     right_re, right_im = right.chunk(2, dim=-1)
-    return torch.cat(
-        [left_re * right_re - left_im * right_im, left_re * right_im + left_im * right_re], dim=-1
-    )
+    real = left_re * right_re - left_im * right_im
+    imaginary = left_re * right_im + left_im * right_re
+    return torch.cat([real, imaginary], dim=-1)
 
 
 def conjugate(numbers: Tensor) -> Tensor:
@@ -65,13 +61,10 @@ def conjugate(numbers: Tensor) -> Tensor:
 
 
 def in_both_directions(triples: Tensor, num_relations: int) -> Tensor:
-    """Each triple, and then each from tail to head by a relation of its own: `(2 · num_triples,
-    3)`.
-    """
+    """Each triple, and then each with its reciprocal relation: `(2 · num_triples, 3)`."""
     heads, relations, tails = triples.unbind(-1)
-    return torch.cat(
-        [triples, torch.stack([tails, relations + num_relations, heads], dim=-1)]
-    ).long()
+    reciprocal = torch.stack([tails, relations + num_relations, heads], dim=-1)
+    return torch.cat([triples, reciprocal]).long()
 
 
 # -- training ----------------------------------------------------------------
@@ -88,8 +81,9 @@ def train_steps(
     *,
     warm_up: int = 1,
 ) -> tuple[float, float]:
-    """Seconds a step, and the peak memory of this process in MiB; `warm_up` steps go before those
-    that count.
+    """Seconds a step, and the peak memory of this process in MiB.
+
+    `warm_up` steps go before those that count.
     """
     torch.set_num_threads(threads)
     model = ComplEx(num_entities, 2 * num_relations, dim)
@@ -149,9 +143,8 @@ def main() -> None:
     num_entities = 2000
     num_relations = 10
     dim = 50
-    triples = torch.stack(
-        [torch.randint(high, (20_000,)) for high in (num_entities, num_relations, num_entities)], -1
-    )
+    sizes = (num_entities, num_relations, num_entities)
+    triples = torch.stack([torch.randint(size, (20_000,)) for size in sizes], -1)
     seconds, peak = train_steps(
         triples, num_entities, num_relations, dim, 1000, 20, torch.get_num_threads()
     )

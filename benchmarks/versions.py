@@ -1,5 +1,4 @@
-"""Seconds per epoch of this version and of an earlier one, in turn: `python benchmarks/versions.py
-FOLDER`.
+"""Compare the speed of training with an earlier version: `python benchmarks/versions.py FOLDER`.
 
 FOLDER is a checkout of the earlier version; `git worktree add FOLDER COMMIT` makes one. Each
 version is measured by its own code, in one process that trains all jobs. The results, with the
@@ -23,13 +22,13 @@ from training import EFFORTS, JOBS, QUICK, Effort
 WORKER = """
 import importlib, json, os, sys
 answers = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # what a training prints is no answer
+os.dup2(2, 1)  # Only answers go to stdout, and not what a training prints.
 sys.path.insert(0, sys.argv[1])
 measure = importlib.import_module(sys.argv[2]).measure_dualkg
 for line in sys.stdin:
     print(json.dumps(measure(**json.loads(line))), file=answers, flush=True)
 """
-MODULES = ("epochs", "trials")  # with `measure_dualkg`, in this version and in 0.1
+MODULES = ("epochs", "trials")  # where `measure_dualkg` is, in this version and in 0.1
 
 
 class Version:
@@ -40,50 +39,58 @@ class Version:
         module = next((name for name in MODULES if (benchmarks / f"{name}.py").exists()), None)
         if module is None:
             sys.exit(f"{folder} is no checkout of dualkg: it has no benchmarks/epochs.py.")
-        paths = [str(folder / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | variables
-        command = [sys.executable, "-c", WORKER, str(benchmarks), module]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen(command, **pipes, text=True, env=environment, cwd=folder)
+        python_path = str(folder / "src")
+        if os.environ.get("PYTHONPATH"):
+            python_path += os.pathsep + os.environ["PYTHONPATH"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(benchmarks), module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": python_path} | variables,
+            cwd=folder,
+        )
 
     def measure(self, job: Job, device: str, effort: Effort) -> dict[str, Any]:
-        precision = "bf16" if measurement.has_bf16(device) else "float32"
-        choice = {
+        task = {
+            "job": asdict(job),
+            "device": device,
             "engine": "auto",
-            "precision": precision,
+            "precision": "bf16" if measurement.has_bf16(device) else "float32",
             "epochs": effort.epochs,
             "steps": effort.steps,
         }
         assert self._process.stdin
         assert self._process.stdout
-        print(
-            json.dumps({"job": asdict(job), "device": device, **choice}),
-            file=self._process.stdin,
-            flush=True,
-        )
+        print(json.dumps(task), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         if not answer:
             sys.exit(f"{job.name} failed; the message is above.")
-        found: dict[str, Any] = json.loads(answer)
-        return found
+        result: dict[str, Any] = json.loads(answer)
+        return result
 
     def stop(self) -> None:
         self._process.communicate()
 
 
 def compare(
-    job: Job, device: str, versions: dict[str, Version], effort: Effort, rounds: int
+    job: Job, device: str, versions: dict[str, Version], *, effort: Effort, rounds: int
 ) -> dict[str, Any]:
-    """Medians of several rounds, each version first in every second one, and the ratio of new to
-    old.
+    """Medians of several rounds, and the ratio of new to old.
+
+    Each version is first in every second round.
     """
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in versions}
+    seconds: dict[str, list[float]] = {name: [] for name in versions}
+    peaks: dict[str, float] = dict.fromkeys(versions, 0.0)
     for number in range(rounds):
-        for name in list(versions)[:: 1 if number % 2 == 0 else -1]:
-            found[name].append(versions[name].measure(job, device, effort))
-    seconds = {name: [one["seconds_per_epoch"] for one in each] for name, each in found.items()}
-    medians = {name: statistics.median(each) for name, each in seconds.items()}
-    peaks = {name: max(one["peak_mib"] for one in each) for name, each in found.items()}
+        names = list(versions)
+        if number % 2 == 1:
+            names.reverse()
+        for name in names:
+            result = versions[name].measure(job, device, effort)
+            seconds[name].append(result["seconds_per_epoch"])
+            peaks[name] = max(peaks[name], result["peak_mib"])
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
     ratio = medians["new"] / medians["old"]
     measurement.log(
         f"{job.name}: old {medians['old']:.3f}, new {medians['new']:.3f} s/epoch, new/old "
@@ -105,19 +112,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     choices: argparse.Namespace = parser.parse_args()
     device = measurement.pick_device(choices.device)
-    named = {job.name: job for job in JOBS[device]}
-    chosen = measurement.wanted(list(named), choices.only)
+    jobs_by_name = {job.name: job for job in JOBS[device]}
+    chosen = measurement.wanted(list(jobs_by_name), choices.only)
     on = measurement.describe(device, commit=choices.commit)
     on["old_commit"] = choices.old or measurement.git_commit(choices.folder)
-    old = choices.folder.resolve()
+    old_folder = choices.folder.resolve()
     versions = {
-        "old": Version(old, DUALKG_CACHE=str(old / ".cache")),
+        # The caches of the two versions may differ in their formats.
+        "old": Version(old_folder, DUALKG_CACHE=str(old_folder / ".cache")),
         "new": Version(measurement.HERE.parent),
     }
     effort = QUICK if choices.quick else EFFORTS[device]["auto"]
     for name in chosen:
-        found = compare(named[name], device, versions, effort, choices.rounds)
-        measurement.save("versions", name, found, on=on, folder=measurement.folder_of(choices))
+        record = compare(jobs_by_name[name], device, versions, effort=effort, rounds=choices.rounds)
+        measurement.save("versions", name, record, on=on, folder=measurement.folder_of(choices))
     for version in versions.values():
         version.stop()
 

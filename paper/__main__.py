@@ -1,8 +1,7 @@
-"""`python -m paper`: reproduce the tables and figures of the paper, run the studies, and record
-runs.
-"""
+"""`python -m paper`: reproduce tables and figures of the paper, run studies, and record runs."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typer import Argument, Option
 import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.cli import main
+from dualkg.errors import InvalidValue, Sentence, Unsupported
 from dualkg.files import write_text
 from dualkg.training.api import choose_device
 from dualkg.training.recipe import recipe_from
@@ -27,7 +27,7 @@ from paper.registry import GRAPHS, PUBLISHED_GRAPHS, TABLES, ResultTable
 from paper.studies import STUDIES
 from paper.tables import DATASETS, README, Study, Table, write_pages
 
-VALIDATIONS = 4  # of a trial, the last one at its end
+VALIDATIONS = 4  # validations during a trial; the last one is at its end
 TRAIN_SAMPLE = 2000  # training triples that a trial ranks too, to see how far they are memorized
 app = typer.Typer(
     name="python -m paper",
@@ -58,15 +58,15 @@ def table_command(table: ResultTable) -> Callable[..., None]:
     ) -> cli.Output:
         with cli.training_progress(table.name) as on_progress:
             config = Config(
-                dataset,
-                seeds,
-                row or (),
-                records,
-                runs,
-                device,
-                shared_device,
-                cli.note,
-                on_progress,
+                dataset=dataset,
+                seeds=seeds,
+                rows=tuple(row or ()),
+                records=records,
+                runs=runs,
+                device=device,
+                shared_device=shared_device,
+                log=cli.note,
+                on_progress=on_progress,
             )
             graphs = config.graphs(PUBLISHED_GRAPHS)
             for graph in graphs:
@@ -88,11 +88,22 @@ def study_command(study: Study) -> Callable[..., None]:
         device: cli.Device = None,
     ) -> cli.Output:
         if seeds > 1 and not study.several_seeds:
-            raise kg.RequestError(f"The study {study.name} uses one seed. Leave out --seeds.")
+            raise InvalidValue(
+                "seeds",
+                expected=f"1, because the study {study.name} uses one seed",
+                found=seeds,
+                advice=Sentence("Leave out {seeds}.", {"seeds": None}),
+            )
         check_committed()
         with cli.training_progress(study.name) as on_progress:
             config = Config(
-                dataset, seeds, (), records, runs, device, log=cli.note, on_progress=on_progress
+                dataset=dataset,
+                seeds=seeds,
+                records=records,
+                runs=runs,
+                device=device,
+                log=cli.note,
+                on_progress=on_progress,
             )
             measured = study.run(config)
         update_pages(records)
@@ -155,9 +166,10 @@ def results(
     ] = False,
 ) -> None:
     """Update RESULTS.md and the results table of README.md from the records."""
-    for study in STUDIES.values() if redraw else ():
-        for path in study.saved(records):
-            study.redraw(path)
+    if redraw:
+        for study in STUDIES.values():
+            for path in study.saved(records):
+                study.redraw(path)
     update_pages(records)
 
 
@@ -172,25 +184,21 @@ def trials(
     device: cli.Device = None,
 ) -> None:
     """Train recipes and rank the validation split along the way; test is not used."""
-    try:
-        chosen = [
-            one for one in json.loads(file.read_text(encoding="utf-8")) if only in one["name"]
-        ]
-    except (ValueError, KeyError, TypeError) as error:
-        raise kg.RequestError(f"{file} is not a JSON list of names and recipes: {error}.") from None
     started = time.monotonic()
     results = []
     graphs: dict[str, kg.Graph] = {}
-    for trial in chosen:
+    for trial in read_trials(file, only=only):
         name = trial["name"]
         recipe = trial["recipe"]
+        if time.monotonic() - started > seconds:
+            print(f"{name}: not started.", flush=True)
+            continue
         try:
-            if time.monotonic() - started > seconds:
-                raise kg.RequestError("not started.")
-            if (data := recipe["data"]["graph"]) not in graphs:
-                graph = kg.load_graph(data)
-                graphs[data] = replace(graph, test=graph.test[:0])
-            result = train_trial(recipe, graphs[data], device=device)
+            graph_name = recipe["data"]["graph"]
+            if graph_name not in graphs:
+                graph = kg.load_graph(graph_name)
+                graphs[graph_name] = replace(graph, test=graph.test[:0])
+            result = train_trial(recipe, graphs[graph_name], device=device)
         except InterruptedRunError:
             print(f"{name}: interrupted; the trials after it were not started.", flush=True)
             return
@@ -201,36 +209,44 @@ def trials(
             f"{name}: {result['seconds']} s, {result['engine']}, {result['valid_mrr']}", flush=True
         )
         results.append(json.dumps({"name": name, **result}, ensure_ascii=False))
-        write_text(out, "[\n" + ",\n".join(results) + "\n]\n")  # after every trial
+        # The file is written after every trial, so that a crash loses only the trial it is in.
+        write_text(out, "[\n" + ",\n".join(results) + "\n]\n")
+
+
+def read_trials(file: Path, *, only: str) -> list[dict[str, Any]]:
+    """The trials of a JSON file whose names contain `only`."""
+    try:
+        trials = json.loads(file.read_text(encoding="utf-8"))
+        return [trial for trial in trials if only in trial["name"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unsupported(str(file), f"is not a JSON list of names and recipes: {error}") from None
 
 
 def train_trial(settings: dict[str, Any], graph: kg.Graph, *, device: str | None) -> dict[str, Any]:
-    """Train a recipe; validation MRR by epoch, filtered by train and valid, and MRR of a sample of
-    train.
+    """Train a recipe; validation MRR by epoch, and the MRR of a sample of train.
+
+    Ranks are filtered by train and valid.
     """
     recipe = recipe_from(settings, source="a trial")
-    every = max(1, -(-recipe.training.epochs // VALIDATIONS))
+    epochs_between = max(1, math.ceil(recipe.training.epochs / VALIDATIONS))
     validated = recipe.with_changes(
-        {"validation.every": every, "validation.keep": "last", "validation.patience": 0}
+        {"validation.every": epochs_between, "validation.keep": "last", "validation.patience": 0}
     )
     trainer = Trainer.of_recipe(validated, graph, device=choose_device(device))
     trainer.run()
     history = trainer.progress.history
-    sample = np.random.default_rng(0).choice(
-        len(graph.train), min(TRAIN_SAMPLE, len(graph.train)), replace=False
-    )
+    validations = [entry for entry in history if "valid_mrr" in entry]
+
+    sample_size = min(TRAIN_SAMPLE, len(graph.train))
+    sample = np.random.default_rng(0).choice(len(graph.train), sample_size, replace=False)
     sampled = replace(graph, valid=graph.train[sample])
-    train = kg.evaluate(trainer.model, sampled, split="valid", known=kg.KnownAnswers.of(graph))
+    report = kg.evaluate(trainer.model, sampled, split="valid", known=kg.KnownAnswers.of(graph))
     return {
         "recipe": recipe.model_dump(exclude_none=True),
         "engine": str(trainer.engine),
         "seconds": round(sum(entry["seconds"] for entry in history), 1),
-        "valid_mrr": {
-            entry["epoch"]: round(entry["valid_mrr"], 5)
-            for entry in history
-            if "valid_mrr" in entry
-        },
-        "train_mrr": round(train.mrr, 4),
+        "valid_mrr": {entry["epoch"]: round(entry["valid_mrr"], 5) for entry in validations},
+        "train_mrr": round(report.mrr, 4),
     }
 
 

@@ -1,6 +1,4 @@
-"""Records: what is saved of the runs behind a published number, and the training of runs that are
-missing.
-"""
+"""Records: what is saved of the runs behind a published number, and the training of them."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -15,6 +13,7 @@ import pyarrow.parquet as pq
 import dualkg as kg
 from dualkg.analysis.records import load_recipes, load_recorded_ranks, read_record, run_folders
 from dualkg.cli.common import load_on_device
+from dualkg.errors import PYTHON, RequestError, Unsupported, Words
 from dualkg.evaluation.comparison import Floats
 from dualkg.files import atomic_folder, locks, read_json, write_text
 from dualkg.training.api import OnProgress, choose_device, load_recipe_graph, spread, train_seeds
@@ -56,24 +55,62 @@ class Record:
         return [getattr(metrics, name) for metrics in self.test_metrics]
 
     def cost(self, name: str) -> float | None:
-        """The mean of a cost over the seeds that were trained alone on their device; over all if
-        none was.
+        """The mean of a cost over the seeds that were trained alone on their device.
+
+        It is over all seeds if none was trained alone.
         """
-        runs = [run for run in self.runs if not run["costs"].get("shared_device")] or self.runs
-        values = [run["costs"][name] for run in runs if run["costs"].get(name) is not None]
-        return spread(values)[0] if values else None
+        costs = [run["costs"] for run in self.runs]
+        undisturbed = [run_costs for run_costs in costs if not run_costs.get("shared_device")]
+        values = [run_costs.get(name) for run_costs in undisturbed or costs]
+        measured = [value for value in values if value is not None]
+        if not measured:
+            return None
+        mean, _ = spread(measured)
+        return mean
 
     @property
     def times_are_bounds(self) -> bool:
-        """Whether all runs shared their device with other work, so that their times are upper
-        bounds.
-        """
+        """Whether times are upper bounds: all runs shared their device with other work."""
         return all(run["costs"].get("shared_device") for run in self.runs)
 
 
 def load_record(folder: Path) -> Record:
-    record = read_record(folder)  # before the recipe, whose absence says less
-    return Record(folder, kg.load_recipe(folder / "recipe.toml"), **record)
+    # The record is read before the recipe, because the absence of a recipe says less.
+    record = read_record(folder)
+    recipe = kg.load_recipe(folder / "recipe.toml")
+    return Record(folder, recipe, **record)
+
+
+class UncommittedChanges(RequestError):
+    """Numbers would come from a source tree that nobody else has; `run` is None before training."""
+
+    def __init__(self, commit: str, run: Path | None = None) -> None:
+        super().__init__()
+        self.commit = commit
+        self.run = run
+
+    def message(self, words: Words = PYTHON) -> str:
+        if self.run is None:
+            return (
+                f"The source tree has uncommitted changes ({self.commit}), so its numbers could "
+                "not be reproduced. Commit or stash them first."
+            )
+        return (
+            f"{self.run} was trained from a source tree with uncommitted changes ({self.commit}), "
+            "so nobody could train it again. Commit the changes, train again, and record that run."
+        )
+
+
+class RepeatedSeeds(RequestError):
+    """Some of the runs to record have the same seed."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        super().__init__()
+        self.seeds = list(seeds)
+
+    def message(self, words: Words = PYTHON) -> str:
+        seeds = ", ".join(map(str, self.seeds))
+        return f"A record has each seed once; the seeds of the runs are {seeds}."
 
 
 @locks("folder")
@@ -84,20 +121,19 @@ def record_runs(
     earlier: Record | None = None,
     shared_device: bool = False,
 ) -> Record:
-    """Write a record of runs of one recipe, one per seed; those of an `earlier` record of it are
-    taken over.
+    """Write a record of runs of one recipe, one per seed.
 
-    `shared_device` marks the times as upper bounds, because other work ran on the same device.
+    The runs of an `earlier` record of the recipe are taken over. `shared_device` marks the times
+    as upper bounds, because other work ran on the same device.
     """
     folders = [run for path in runs for run in run_folders(path) if run.finished]
     if not folders:
-        raise kg.RequestError("There is no finished run to record.")
+        raise Unsupported("A record", "needs at least one finished run, and there is none")
     recipes = load_recipes(folders)
     seeds = [recipe.training.seed for recipe in recipes]
     if len(set(seeds)) < len(seeds):
-        raise kg.RequestError(
-            f"A record has each seed once; the seeds of the runs are {', '.join(map(str, seeds))}."
-        )
+        raise RepeatedSeeds(seeds)
+
     ranks = dict(zip(earlier.seeds, earlier.ranks, strict=True)) if earlier else {}
     summaries = dict(zip(earlier.seeds, earlier.runs, strict=True)) if earlier else {}
     for seed, run in zip(seeds, folders, strict=True):
@@ -107,54 +143,60 @@ def record_runs(
     record = {
         "graph": folders[0].saved_reports()["test"]["graph"],
         "data": folders[0].saved_environment["data"],
+        "runs": [summaries[seed] for seed in sorted(summaries)],
     }
-    record["runs"] = [summaries[seed] for seed in sorted(summaries)]
-    # Twice the rank is an integer: a rank is the mean over ties.
-    columns = {
-        f"seed-{seed}": (2 * ranks[seed]).reshape(-1).astype("int32") for seed in sorted(ranks)
-    }
-    with atomic_folder(
-        folder, existing="replace"
-    ) as fresh:  # ranks, recipe and record always belong together
-        small = {"compression": "zstd", "compression_level": 19, "use_dictionary": False}
-        pq.write_table(pa.table(columns), fresh / "ranks.parquet", **small)
-        write_text(fresh / "recipe.toml", recipe_without_seed(recipes[0]))
-        write_text(
-            fresh / "record.json",
-            json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+    columns = {}
+    for seed in sorted(ranks):
+        # Twice the rank is an integer: a rank is the mean over ties.
+        columns[f"seed-{seed}"] = (2 * ranks[seed]).reshape(-1).astype("int32")
+
+    # Ranks, recipe and record belong together, so the folder is replaced as a whole.
+    with atomic_folder(folder, existing="replace") as fresh:
+        pq.write_table(
+            pa.table(columns),
+            fresh / "ranks.parquet",
+            compression="zstd",
+            compression_level=19,
+            use_dictionary=False,
         )
+        write_text(fresh / "recipe.toml", recipe_without_seed(recipes[0]))
+        text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+        write_text(fresh / "record.json", f"{text}\n")
     return load_record(folder)
 
 
 def _check_unchanged(run: RunFolder) -> None:
     if run.sparsity.exists():
-        raise kg.RequestError(
-            f"{run.path} was sparsified after training; only runs as they were trained are "
-            "recorded."
+        raise Unsupported(
+            str(run.path),
+            "was sparsified after training; only runs as they were trained are recorded",
         )
     if is_uncommitted(run.saved_environment):
-        raise kg.RequestError(
-            f"{run.path} was trained from a source tree with uncommitted changes "
-            f"({run.saved_environment['commit']}), so nobody could train it again. Commit the "
-            "changes, train again, and record that run."
-        )
+        raise UncommittedChanges(run.saved_environment["commit"], run.path)
 
 
 def _summary(run: RunFolder, seed: int, *, shared_device: bool) -> dict[str, Any]:
-    reports = run.saved_reports()
     history = read_json(run.history)
     costs = {"training_seconds": round(sum(entry["seconds"] for entry in history), 3)}
-    costs |= read_json(run.costs) if run.costs.exists() else {}
-    bounds = {f"{side}_mrr": reports["test"][side]["mrr"] for side in ("optimistic", "pessimistic")}
+    if run.costs.exists():
+        costs.update(read_json(run.costs))
+    if shared_device:
+        costs["shared_device"] = True
+    environment = dict(run.saved_environment)
+    environment.pop("data", None)
+
+    reports = run.saved_reports()
+    test = reports["test"]
     return {
         "seed": seed,
         "epochs": len(history),
-        "costs": costs | ({"shared_device": True} if shared_device else {}),
-        "environment": {
-            key: value for key, value in run.saved_environment.items() if key != "data"
-        },
+        "costs": costs,
+        "environment": environment,
         "valid": reports["valid"]["metrics"],
-        "test_bounds": bounds,
+        "test_bounds": {
+            "optimistic_mrr": test["optimistic"]["mrr"],
+            "pessimistic_mrr": test["pessimistic"]["mrr"],
+        },
     }
 
 
@@ -176,9 +218,7 @@ def is_uncommitted(environment: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Config:
-    """Which graph, seeds and rows to reproduce, on which device, and where to save records and
-    runs.
-    """
+    """Which graph, seeds and rows to reproduce, on which device, and where to save the results."""
 
     dataset: str | None = None  # None: the graphs of the paper
     seeds: int = 3
@@ -194,8 +234,8 @@ class Config:
         """The names of the graphs: the one of `--dataset`, ignoring case, or the default ones."""
         if self.dataset is None:
             return default
-        error = f"'{self.dataset}' is not a graph of these tables."
-        return (registry.spelled(self.dataset, (*registry.GRAPHS, *default), error, "The graphs"),)
+        names = (*registry.GRAPHS, *default)
+        return (registry.spelled(self.dataset, names, kind="graph of these tables"),)
 
     def trained_run(self, row: Row, graph: kg.Graph, seed: int) -> Path:
         """The folder of a finished run with its weights, trained if it is missing."""
@@ -203,9 +243,7 @@ class Config:
         recipe = recipe_of(row, graph.name).with_changes({"training.seed": seed})
         saved = RunFolder(folder).recipe
         if saved.exists() and kg.load_recipe(saved) != recipe:
-            raise kg.RequestError(
-                f"{folder} has an older recipe of {row.name}. Move it away, or use another --runs."
-            )
+            raise OlderRecipe(folder, row.name)
         train_seeds(
             recipe,
             1,
@@ -222,60 +260,83 @@ class Config:
         return load_on_device(self.trained_run(row, graph, seed), self.device)
 
     def train_table(self, table: ResultTable, graph: str) -> dict[str, Record]:
-        """Train and record the missing seeds of the rows of a table on one graph; all records by
-        name.
+        """Train and record the missing seeds of the rows of a table on one graph.
+
+        Returns all records by name.
         """
         rows = rows_with_recipes(table.rows, graph)
         missing = [row.name for row in table.rows if row.recipe and row not in rows]
-        if not any(
-            row.name in pair for row in rows for pair in table.pairs if not set(pair) & set(missing)
-        ):
-            raise kg.RequestError(
-                f"The table {table.name} compares rows, and on {graph} no pair has both recipes."
-            )
+        self._check_pairs(table, graph, rows=rows, missing=missing)
         if missing:
             self.log(f"Left out, because there is no recipe on {graph}: {', '.join(missing)}.")
-        selected = [table.row(name) for name in self.rows]
+
+        selected = [table.row(name) for name in self.rows] or rows
         records = {}
         data = None
-        for row in [row for row in rows if not selected or row in selected]:
-            recipe = recipe_of(row, graph)
-            name = row.record_name(graph)
-            data = data or load_recipe_graph(recipe)
-            record = find_record(self.records / name, recipe, data)
-            seeds = sorted(set(range(self.seeds)) - set(record.seeds if record else ()))
-            if record is None or seeds:
-                check_committed()
-                self.log(
-                    f"{row.name} on {graph}: {recipe.training.epochs} epochs, seed "
-                    f"{', '.join(map(str, seeds))}."
-                )
-                runs = [self.trained_run(row, data, seed) for seed in seeds]
-                record = record_runs(
-                    runs, self.records / name, earlier=record, shared_device=self.shared_device
-                )
-            records[name] = record
+        for row in rows:
+            if row in selected:
+                if data is None:
+                    data = load_recipe_graph(recipe_of(row, graph))
+                records[row.record_name(graph)] = self._train_row(row, data, graph)
         return records
+
+    def _check_pairs(
+        self, table: ResultTable, graph: str, *, rows: Sequence[Row], missing: Sequence[str]
+    ) -> None:
+        """Refuse a graph on which no pair of rows can be compared."""
+        names = {row.name for row in rows}
+        for pair in table.pairs:
+            if not set(pair) & set(missing) and set(pair) & names:
+                return
+        raise Unsupported(
+            f"The table {table.name}", f"compares rows, and on {graph} no pair has both recipes"
+        )
+
+    def _train_row(self, row: Row, data: kg.Graph, graph: str) -> Record:
+        recipe = recipe_of(row, graph)
+        folder = self.records / row.record_name(graph)
+        record = find_record(folder, recipe, data)
+        recorded_seeds = record.seeds if record else []
+        seeds = sorted(set(range(self.seeds)) - set(recorded_seeds))
+        if record and not seeds:
+            return record
+
+        check_committed()
+        numbers = ", ".join(map(str, seeds))
+        self.log(f"{row.name} on {graph}: {recipe.training.epochs} epochs, seed {numbers}.")
+        runs = [self.trained_run(row, data, seed) for seed in seeds]
+        return record_runs(runs, folder, earlier=record, shared_device=self.shared_device)
+
+
+class OlderRecipe(RequestError):
+    """A folder has a run of a row whose recipe was different."""
+
+    def __init__(self, folder: Path, row: str) -> None:
+        super().__init__()
+        self.folder = folder
+        self.row = row
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"{self.folder} has an older recipe of {self.row}. Move it away, or use another "
+            f"{words.option('runs')}."
+        )
 
 
 def find_record(folder: Path, recipe: kg.Recipe, graph: kg.Graph) -> Record | None:
     """The record of this recipe on this data, if there is one with its ranks."""
-    record = load_record(folder) if (folder / "record.json").exists() else None
-    same = record and recipe_without_seed(record.recipe) == recipe_without_seed(recipe)
-    return (
-        record
-        if same and record.data == graph.fingerprint and (folder / "ranks.parquet").exists()
-        else None
-    )
+    if not (folder / "record.json").exists() or not (folder / "ranks.parquet").exists():
+        return None
+    record = load_record(folder)
+    if record.data != graph.fingerprint:
+        return None
+    if recipe_without_seed(record.recipe) != recipe_without_seed(recipe):
+        return None
+    return record
 
 
 def check_committed() -> None:
-    """Refuse to train for a record from a source tree with uncommitted changes, before any time is
-    spent.
-    """
-    found = environment(choose_device("cpu"), fingerprint="")
-    if is_uncommitted(found):
-        raise kg.RequestError(
-            f"The source tree has uncommitted changes ({found['commit']}), so its numbers could "
-            "not be reproduced. Commit or stash them first."
-        )
+    """Refuse to train for a record from a source tree with uncommitted changes."""
+    source = environment(choose_device("cpu"), fingerprint="")
+    if is_uncommitted(source):
+        raise UncommittedChanges(source["commit"])

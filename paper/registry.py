@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import dualkg as kg
-from dualkg.errors import did_you_mean
+from dualkg.errors import UnknownName, Unsupported, close_matches
 
 FOLDER = Path(__file__).parent
 RECIPE_FOLDERS = (Path(kg.__file__).parent / "recipes", FOLDER / "recipes")
@@ -21,16 +21,25 @@ MODELS = ("CP", "RESCAL", "ComplEx")
 REGULARIZERS = {"": "", "DURA": "-dura", "FRO": "-frobenius", "N3": "-n3", "Reg_p1": "-regp1"}
 METRICS = {"MRR": "mrr", "H@1": "hits_at_1", "H@10": "hits_at_10"}
 """Column titles of the paper's tables, and the metrics they show."""
+PUBLISHED_TABLES = (
+    "main_results",
+    "regularizers",
+    "reg_p1",
+    "published_elsewhere",
+    "published_since",
+)
+"""Parts of published.json, in the order in which a row is looked up in them."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: its name in the paper and the file name of its recipe, which is the same on
-    every graph.
+    """A row of a table: its name in the paper and the file name of its recipe.
+
+    The file name is the same on every graph. A row without a recipe only shows published numbers.
     """
 
     name: str
-    recipe: str = ""  # without one, it only shows published numbers
+    recipe: str = ""
 
     def record_name(self, graph: str) -> str:
         """The path of its recipe and its record below `recipes` and `records`."""
@@ -50,22 +59,21 @@ class ResultTable:
     @property
     def dura_rows(self) -> list[Row]:
         """The rows of the paper's own models with DURA."""
-        return [row for row in self.rows if row.name in {f"{model}-DURA" for model in MODELS}]
+        names = {f"{model}-DURA" for model in MODELS}
+        return [row for row in self.rows if row.name in names]
 
     def row(self, name: str) -> Row:
         """Look up a row by its name, ignoring case."""
         rows = {row.name: row for row in self.rows}
-        return rows[spelled(name, rows, f"The table {self.name} has no row '{name}'.", "Its rows")]
+        return rows[spelled(name, rows, kind=f"row of the table {self.name}")]
 
 
-def spelled(name: str, names: Iterable[str], error: str, all_of_them: str) -> str:
+def spelled(name: str, names: Iterable[str], *, kind: str) -> str:
     """One of some names as it is written, ignoring case."""
-    known = {one.casefold(): one for one in names}
+    known = {known_name.casefold(): known_name for known_name in names}
     if name.casefold() not in known:
-        hint = (
-            did_you_mean(name, known.values()) or f" {all_of_them} are {', '.join(known.values())}."
-        )
-        raise kg.RequestError(error + hint)
+        spellings = list(known.values())
+        raise UnknownName(kind, name, suggestions=close_matches(name, spellings), known=spellings)
     return known[name.casefold()]
 
 
@@ -78,8 +86,8 @@ def model_row(name: str) -> Row:
 def _table(
     name: str, title: str, about: str, rows: list[str | dict[str, str]], pairs: list[list[str]]
 ) -> ResultTable:
-    made = tuple(model_row(row) if isinstance(row, str) else Row(**row) for row in rows)
-    return ResultTable(name, title, about, made, tuple(map(tuple, pairs)))
+    table_rows = tuple(model_row(row) if isinstance(row, str) else Row(**row) for row in rows)
+    return ResultTable(name, title, about, table_rows, tuple(map(tuple, pairs)))
 
 
 _TOML = tomllib.loads((FOLDER / "tables.toml").read_text(encoding="utf-8"))
@@ -90,16 +98,17 @@ TEXTS: dict[str, dict[str, Any]] = _TOML["texts"]
 
 def recipe_path(row: Row, graph: str) -> Path | None:
     """The recipe file of a row on a graph; None if there is none."""
+    if not row.recipe:
+        return None
     paths = [folder / f"{row.record_name(graph)}.toml" for folder in RECIPE_FOLDERS]
-    return next((path for path in paths if row.recipe and path.exists()), None)
+    return next((path for path in paths if path.exists()), None)
 
 
 def recipe_of(row: Row, graph: str) -> kg.Recipe:
     path = recipe_path(row, graph)
     if path is None:
-        raise kg.RequestError(
-            f"There is no recipe of {row.name} on {graph}: {row.record_name(graph)}.toml is "
-            "missing."
+        raise Unsupported(
+            row.name, f"has no recipe on {graph}: {row.record_name(graph)}.toml is missing"
         )
     return kg.load_recipe(path)
 
@@ -115,21 +124,13 @@ def published() -> dict[str, Any]:
 
 
 def published_metrics(row: str, graph: str) -> dict[str, float]:
-    """The published metrics of a system on a graph, such as CP-DURA on WN18RR; those not published
-    are left out.
+    """The published metrics of a system on a graph, such as CP-DURA on WN18RR.
+
+    Metrics that were not published are left out.
     """
-    for table in (
-        "main_results",
-        "regularizers",
-        "reg_p1",
-        "published_elsewhere",
-        "published_since",
-    ):
+    for table in PUBLISHED_TABLES:
         values = published()[table].get(row, {}).get(graph)
         if values:
-            return {
-                key: value
-                for key, value in zip(METRICS.values(), values, strict=True)
-                if value is not None
-            }
+            metrics = zip(METRICS.values(), values, strict=True)
+            return {name: value for name, value in metrics if value is not None}
     return {}

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from math import inf
 from typing import Any
 
@@ -23,6 +23,7 @@ from dualkg.analysis.figures import Drawing, draw_reliability
 from dualkg.analysis.sparsity import SHARES, CurvePoint, rotated, sparsity_curve
 from dualkg.data.filters import Ids
 from dualkg.data.graph import SPLITS, Triples
+from dualkg.errors import InvalidValue, Unsupported
 from dualkg.extras import optional_import
 from dualkg.inference import calibration, completion, extension, index, inductive, reliability
 from dualkg.inference.explanation import Influence, influence
@@ -42,11 +43,18 @@ from paper.figures import (
     project,
 )
 from paper.records import Config
-from paper.registry import GRAPHS, MAIN, Row, model_row, published, recipe_of, rows_with_recipes
+from paper.registry import MAIN, Row, model_row, published, recipe_of, rows_with_recipes
 from paper.tables import MISSING, Results, Study, cell, duration, grouped, over_seeds
 
 FB15K237 = ("FB15k-237",)
-SAMPLES = [(0, ""), *((num, kind) for num in (500, 4000) for kind in ("uniform", "log-uniform"))]
+# Numbers of negatives and their distributions; 0 is the full softmax.
+SAMPLES = (
+    (0, ""),
+    (500, "uniform"),
+    (500, "log-uniform"),
+    (4000, "uniform"),
+    (4000, "log-uniform"),
+)
 ENSEMBLE_ROWS = (model_row("RESCAL-DURA"), model_row("HAKE"))
 STUDIED = Row("ComplEx-DURA", "complex-dura-dim-500")
 
@@ -66,34 +74,34 @@ def measure_cost(config: Config, graph: kg.Graph) -> Iterator[Results]:
 def time_steps(
     recipe: kg.Recipe, graph: kg.Graph, *, device: torch.device, steps: int = 30, rounds: int = 7
 ) -> Any:
-    """Seconds per training step with each regularizer, in alternating rounds; the median over the
-    rounds.
-    """
+    """Median seconds per training step with each regularizer, measured in alternating rounds."""
     trainers = {}
     for name in COMPARED:
-        weight = None if name == "none" else recipe.regularizer.weight
-        other = recipe.model_copy(
-            update={"regularizer": RegularizerConfig(name=name, weight=weight)}
-        )
-        one = recipe if name == "DURA" else other
-        model = one.model.build(graph.shape, seed=one.training.seed).to(device)
-        trainers[name] = Trainer(model, graph, one, one.regularizer.build())
+        compared = recipe
+        if name != "DURA":
+            weight = None if name == "none" else recipe.regularizer.weight
+            regularizer = RegularizerConfig(name=name, weight=weight)
+            compared = recipe.model_copy(update={"regularizer": regularizer})
+        model = compared.model.build(graph.shape, seed=compared.training.seed).to(device)
+        trainers[name] = Trainer(model, graph, compared, compared.regularizer.build())
         _seconds_per_step(trainers[name], steps=8)  # warm-up
-    times = [
-        [_seconds_per_step(trainer, steps) for trainer in trainers.values()] for _ in range(rounds)
-    ]
-    medians = map(statistics.median, zip(*times, strict=True))
-    about = {
+
+    times: dict[str, list[float]] = {name: [] for name in COMPARED}
+    for _ in range(rounds):
+        for name, trainer in trainers.items():
+            times[name].append(_seconds_per_step(trainer, steps))
+    return {
         "model": recipe.model.name,
         "dim": recipe.model.dim,
         "batch": recipe.training.batch_size,
+        "device": describe_device(device),
+        "engine": str(trainers["DURA"].engine),
+        "seconds_per_step": {name: statistics.median(times[name]) for name in COMPARED},
     }
-    about |= {"device": describe_device(device), "engine": str(trainers["DURA"].engine)}
-    return {**about, "seconds_per_step": dict(zip(COMPARED, medians, strict=True))}
 
 
 def _seconds_per_step(trainer: Trainer, steps: int) -> float:
-    """Of full batches only: the last batch of an epoch may be short."""
+    """Seconds per step of full batches: the last batch of an epoch may be short."""
     size = min(trainer.recipe.training.batch_size, len(trainer.examples))
     full = [batch for batch in islice(trainer.batches(0), steps) if len(batch) == size]
     synchronize = torch.cuda.synchronize if trainer.model.device.type == "cuda" else lambda: None
@@ -106,11 +114,12 @@ def _seconds_per_step(trainer: Trainer, steps: int) -> float:
 
 
 def cost_rows(results: Results) -> Iterator[list[str]]:
-    for one in results:
-        step = one["seconds_per_step"]
-        adds = [f"{step[name] / step['none'] - 1:+.1%}" for name in COMPARED[1:]]
-        milliseconds = [f"{1000 * step[name]:.3f}" for name in COMPARED]
-        yield [one["model"], str(one["dim"]), str(one["batch"]), *milliseconds, *adds]
+    for result in results:
+        seconds = result["seconds_per_step"]
+        milliseconds = [f"{1000 * seconds[name]:.3f}" for name in COMPARED]
+        increases = [f"{seconds[name] / seconds['none'] - 1:+.1%}" for name in COMPARED[1:]]
+        about = [result["model"], str(result["dim"]), str(result["batch"])]
+        yield [*about, *milliseconds, *increases]
 
 
 # -- defaults ----------------------------------------------------------------
@@ -123,29 +132,26 @@ DEFAULT_GRAPHS = (
     "Countries-S2",
     "Countries-S3",
     "world",
+    "WN18RR",
+    "FB15k-237",
+    "YAGO3-10-quarter",
 )
-DEFAULT_GRAPHS += ("WN18RR", "FB15k-237", "YAGO3-10-quarter")
 WAYS = {"tuned": "default", "fixed": "--no-tune", "recipe": "best recipe"}
 
 
 def best_recipe(graph: str, dim: int) -> kg.Recipe | None:
-    """The ComplEx-DURA recipe of a graph with relation prediction if there is one, at the dimension
-    of the default.
-    """
-    for name in (
-        f"{graph.lower()}/complex-dura{ending}" for ending in ("-relation-prediction", "")
-    ):
+    """The ComplEx-DURA recipe of a graph at a dimension, with relation prediction if possible."""
+    plain_name = f"{graph.lower()}/complex-dura"
+    for name in (f"{plain_name}-relation-prediction", plain_name):
         if name in kg.list_recipes():
             return kg.load_recipe(name, changes={"model.dim": dim})
     return None
 
 
 def measure_defaults(config: Config, graph: kg.Graph) -> Results:
-    """Test MRR of `dualkg train GRAPH` without options, of `--no-tune`, and of the best recipe of
-    the same model.
-    """
+    """Test MRR of `dualkg train GRAPH`, of `--no-tune`, and of the best recipe of that model."""
     if not len(graph.test):
-        raise kg.RequestError(f"{graph.name} has no test triples.")
+        raise Unsupported(graph.name, "has no test triples")
     device = choose_device(config.device)
     results: list[dict[str, Any]] = []
     for seed in range(config.seeds):
@@ -157,40 +163,52 @@ def measure_defaults(config: Config, graph: kg.Graph) -> Results:
         tuning_seconds = time.perf_counter() - began
         config.log(f"{graph.name}, seed {seed}: {tuner.summary()}")
         recipes = {"tuned": chosen, "fixed": default_recipe(data_of(graph), graph, changes)}
-        if found := best_recipe(graph.name, start.model.dim):
-            recipes["recipe"] = found.with_changes({"training.seed": seed})
-        runs = {
-            way: run_facts(
-                kg.train_recipe(recipe, graph=graph, device=device, on_progress=config.on_progress)
+        recipe_of_graph = best_recipe(graph.name, start.model.dim)
+        if recipe_of_graph:
+            recipes["recipe"] = recipe_of_graph.with_changes({"training.seed": seed})
+
+        result: dict[str, Any] = {"seed": seed}
+        for way, recipe in recipes.items():
+            run = kg.train_recipe(
+                recipe, graph=graph, device=device, on_progress=config.on_progress
             )
-            for way, recipe in recipes.items()
-        }
-        tuned = {
+            result[way] = run_facts(run)
+        result["tuned"] |= {
             "tuning_seconds": round(tuning_seconds, 1),
             "trials": len(tuner.trials),
             "chosen": tuner.summary(),
         }
-        results.append({"seed": seed, **runs, "tuned": runs["tuned"] | tuned})
+        results.append(result)
     return {"dim": start.model.dim, "epochs": start.training.epochs, "seeds": results}
 
 
 def run_facts(run: kg.Run) -> dict[str, float]:
-    seconds = sum(
-        (run.costs or {}).get(name) or 0.0 for name in ("warm_up_seconds", "training_seconds")
-    )
+    """MRR of valid and test, and the seconds of warm-up and training."""
+    costs = run.costs or {}
+    seconds = (costs.get("warm_up_seconds") or 0.0) + (costs.get("training_seconds") or 0.0)
     return {"valid": run.reports["valid"].mrr, "test": run.report.mrr, "seconds": round(seconds, 1)}
 
 
 def defaults_rows(results: Results) -> Iterator[list[str]]:
     for way, title in WAYS.items():
-        if runs := [seed[way] for seed in results["seeds"] if way in seed]:
-            mrr = [over_seeds([run[split] for run in runs]) for split in ("valid", "test")]
-            mean = {
-                key: sum(run.get(key, 0.0) for run in runs) / len(runs)
-                for key in ("tuning_seconds", "seconds")
-            }
-            tuning = duration(mean["tuning_seconds"]) if way == "tuned" else MISSING
-            yield [title, *mrr, str(len(runs)), tuning, duration(mean["seconds"])]
+        runs = [seed[way] for seed in results["seeds"] if way in seed]
+        if not runs:
+            continue
+        tuning = MISSING
+        if way == "tuned":
+            tuning = duration(sum(run["tuning_seconds"] for run in runs) / len(runs))
+        yield [
+            title,
+            *_valid_and_test(runs),
+            str(len(runs)),
+            tuning,
+            duration(sum(run["seconds"] for run in runs) / len(runs)),
+        ]
+
+
+def _valid_and_test(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Two cells: the MRR of valid and of test over the seeds."""
+    return [over_seeds([run[split] for run in runs]) for split in ("valid", "test")]
 
 
 def defaults_fields(results: Results) -> dict[str, str]:
@@ -218,9 +236,8 @@ SCORES = ("as trained", "inner product", "distance, tail's side", "distance, hea
 def scoring_models(model: kg.Model) -> dict[str, kg.Model]:
     """The model as trained, and the primal and dual models with the same embeddings."""
     primal = model.primal() if isinstance(model, kg.RotatE | kg.ModE) else model
-    return dict(
-        zip(SCORES, (model, primal, kg.Dual(primal, "tail"), kg.Dual(primal, "head")), strict=True)
-    )
+    models = (model, primal, kg.Dual(primal, "tail"), kg.Dual(primal, "head"))
+    return dict(zip(SCORES, models, strict=True))
 
 
 def measure_duality(config: Config, graph: kg.Graph) -> Iterator[Results]:
@@ -229,18 +246,20 @@ def measure_duality(config: Config, graph: kg.Graph) -> Iterator[Results]:
     for row in rows_with_recipes(map(model_row, DUALITY_ROWS), graph.name):
         mrr: dict[str, list[float]] = {name: [] for name in SCORES}
         for seed in range(config.seeds):
-            for name, model in scoring_models(config.load_trained(row, graph, seed).model).items():
+            trained = config.load_trained(row, graph, seed).model
+            for name, model in scoring_models(trained).items():
                 mrr[name].append(kg.evaluate(model, graph, split="test", known=known).mrr)
         yield {"row": row.name, "mrr": mrr}
 
 
 def duality_rows(results: Results) -> Iterator[list[str]]:
-    for one in results:
-        yield [
-            one["row"],
-            *(over_seeds(one["mrr"][name]) for name in SCORES),
-            str(len(one["mrr"][SCORES[0]])),
-        ]
+    for result in results:
+        mrr = result["mrr"]
+        num_seeds = len(mrr[SCORES[0]])
+        yield [result["row"], *(over_seeds(mrr[name]) for name in SCORES), str(num_seeds)]
+
+
+# -- weights of DURA -----------------------------------------------------------
 
 
 def measure_dura_weights(config: Config, graph: kg.Graph) -> Results:
@@ -253,29 +272,33 @@ def measure_dura_weights(config: Config, graph: kg.Graph) -> Results:
     config.log(f"{space.num_trials} trainings of {space.base.model.name} on {graph.name}.")
     result = tune(space, out=config.runs / "searches" / name, device=config.device)
     result.write(config.records / "searches" / name)
-    keys = ("regularizer.plain", "regularizer.mapped")
-    found = sorted(
-        (*(row.params[key] for key in keys), row.mrr)
-        for row in result.ranked
-        if row.mrr is not None
-    )
-    grid = [{"plain": plain, "mapped": mapped, "valid_mrr": mrr} for plain, mapped, mrr in found]
+    grid = []
+    for trial in result.ranked:
+        if trial.mrr is not None:
+            plain = trial.params["regularizer.plain"]
+            mapped = trial.params["regularizer.mapped"]
+            grid.append({"plain": plain, "mapped": mapped, "valid_mrr": trial.mrr})
+    grid.sort(key=lambda point: (point["plain"], point["mapped"]))
     chosen = space.base.regularizer
     return {"model": space.base.model.name, "chosen": [chosen.plain, chosen.mapped], "grid": grid}
 
 
 def _mrr_by_weights(results: Results) -> dict[tuple[float, float], float]:
-    return {
-        (float(one["plain"]), float(one["mapped"])): one["valid_mrr"] for one in results["grid"]
-    }
+    mrr = {}
+    for point in results["grid"]:
+        mrr[float(point["plain"]), float(point["mapped"])] = point["valid_mrr"]
+    return mrr
 
 
 def dura_weights_rows(results: Results) -> Iterator[list[str]]:
     mrr = _mrr_by_weights(results)
-    mapped = sorted({other for _, other in mrr})
-    yield ["validation MRR, filtered by train and valid", *(f"λ2 = {other:g}" for other in mapped)]
-    for plain in sorted({plain for plain, _ in mrr}):
-        yield [f"λ1 = {plain:g}", *(cell(mrr.get((plain, other)), ".4f") for other in mapped)]
+    plain_weights = sorted({plain for plain, _ in mrr})
+    mapped_weights = sorted({mapped for _, mapped in mrr})
+    columns = [f"λ2 = {mapped:g}" for mapped in mapped_weights]
+    yield ["validation MRR, filtered by train and valid", *columns]
+    for plain in plain_weights:
+        cells = [cell(mrr.get((plain, mapped)), ".4f") for mapped in mapped_weights]
+        yield [f"λ1 = {plain:g}", *cells]
 
 
 def draw_dura_weights(results: Results, graph: str) -> Drawing:
@@ -308,98 +331,107 @@ def measure_tsne(config: Config, graph: kg.Graph) -> tuple[Results, Drawing]:
 
 
 def tsne_rows(results: Results) -> Iterator[list[str]]:
-    for (name,), ones in grouped(results, "row").items():
-        means = [
-            over_seeds([one["silhouettes"][metric] for one in ones])
-            for metric in ("euclidean", "cosine")
-        ]
-        yield [name, *means, str(len(ones))]
+    for (name,), runs in grouped(results, "row").items():
+        euclidean = over_seeds([run["silhouettes"]["euclidean"] for run in runs])
+        cosine = over_seeds([run["silhouettes"]["cosine"] for run in runs])
+        yield [name, euclidean, cosine, str(len(runs))]
 
 
 def measure_figure1(config: Config, graph: kg.Graph) -> tuple[Results, Drawing]:
     """The tails of one query in models of dim 2, with and without DURA."""
     query = pick_query(graph)
-    planes = {
-        row.name: compute_plane(config.load_trained(row, graph, 0).model, graph, query)
-        for row in FIGURE1_ROWS
-    }
-    return {name: plane.about for name, plane in planes.items()}, figures.draw_planes(
-        planes, graph=graph.name
-    )
+    planes = {}
+    for row in FIGURE1_ROWS:
+        model = config.load_trained(row, graph, 0).model
+        planes[row.name] = compute_plane(model, graph, query)
+    results = {name: plane.about for name, plane in planes.items()}
+    return results, figures.draw_planes(planes, graph=graph.name)
 
 
 def figure1_rows(results: Results) -> Iterator[list[str]]:
-    for name, one in results.items():
-        both = (
-            one[kind][centre] for kind in ("distances", "medians") for centre in ("centroid", "hR")
-        )
-        yield [name, *(f"{value:.3f}" for value in both)]
+    for name, plane in results.items():
+        lengths = []
+        for kind in ("distances", "medians"):
+            lengths += [plane[kind]["centroid"], plane[kind]["hR"]]
+        yield [name, *(f"{length:.3f}" for length in lengths)]
 
 
 def measure_sparsity(config: Config, graph: kg.Graph) -> Iterator[Results]:
     """MRR against the sparsity of entity embeddings (Figure 3), and the storage it saves."""
-    for name in sum(SPARSITY_PANELS.values(), ()):
+    for name in chain.from_iterable(SPARSITY_PANELS.values()):
+        row = model_row(name.removesuffix(", rotated"))
         for seed in range(config.seeds):
-            model = config.load_trained(
-                model_row(name.removesuffix(", rotated")), graph, seed
-            ).model
-            model = rotated(model, share=ROTATION_SHARE) if name == ROTATED else model
+            model = config.load_trained(row, graph, seed).model
+            if name == ROTATED:
+                model = rotated(model, share=ROTATION_SHARE)
             points = [_sparsity_point(point) for point in sparsity_curve(model, graph)]
             yield {"row": name, "seed": seed, "points": points}
 
 
 def _sparsity_point(point: CurvePoint) -> dict[str, Any]:
-    sizes = {
-        "entity_tables": point.storage.entity_tables["CSR"],
-        "whole_model": point.storage.whole_model["CSR"],
+    entity_tables = point.storage.entity_tables["CSR"]
+    whole_model = point.storage.whole_model["CSR"]
+    return {
+        "target_share": point.target_share,
+        "share": point.share,
+        "threshold": point.threshold,
+        "metrics": point.metrics.as_dict(),
+        "csr_saves": {
+            "entity_tables": {
+                "numbers": entity_tables.numbers_saved,
+                "bytes": entity_tables.bytes_saved,
+            },
+            "whole_model": {
+                "numbers": whole_model.numbers_saved,
+                "bytes": whole_model.bytes_saved,
+            },
+        },
     }
-    saved = {
-        name: {"numbers": size.numbers_saved, "bytes": size.bytes_saved}
-        for name, size in sizes.items()
-    }
-    about = {"target_share": point.target_share, "share": point.share, "threshold": point.threshold}
-    return {**about, "metrics": point.metrics.as_dict(), "csr_saves": saved}
 
 
 def sparsity_rows(results: Results) -> Iterator[list[str]]:
     yield ["entries set to zero", *(f"{share:.0%}" for share in SHARES), "seeds"]
-    for (name,), ones in grouped(results, "row").items():
-        curves = [[point["metrics"]["mrr"] for point in one["points"]] for one in ones]
+    for (name,), runs in grouped(results, "row").items():
+        curves = [[point["metrics"]["mrr"] for point in run["points"]] for run in runs]
         means = [spread(list(values))[0] for values in zip(*curves, strict=True)]
         yield [name, *(f"{mean:.4f}" for mean in means), str(len(curves))]
 
 
 def storage_rows(results: Results) -> Iterator[list[str]]:
-    """The storage that CSR saves against dense, in numbers as the paper counts them and in
-    bytes.
-    """
+    """The storage that CSR saves, in numbers as the paper counts them and in bytes."""
     for name in ("CP-DURA", "RESCAL-DURA"):
-        for point in next(one["points"] for one in results if one["row"] == name):
-            if point["target_share"] in STORAGE_SHARES:
-                saved = [point["csr_saves"][part] for part in ("entity_tables", "whole_model")]
-                shares = [f"{one[unit]:.1%}" for one in saved for unit in ("numbers", "bytes")]
-                yield [name, f"{point['share']:.0%}", *shares]
+        first_run = next(run for run in results if run["row"] == name)
+        for point in first_run["points"]:
+            if point["target_share"] not in STORAGE_SHARES:
+                continue
+            cells = [name, f"{point['share']:.0%}"]
+            for tables in ("entity_tables", "whole_model"):
+                saved = point["csr_saves"][tables]
+                cells += [f"{saved['numbers']:.1%}", f"{saved['bytes']:.1%}"]
+            yield cells
 
 
 def draw_sparsity(results: Results, graph: str) -> Drawing:
-    curves = {}
-    for (name,), ones in grouped(results, "row").items():
-        curves[name] = [
-            {point["target_share"]: point["metrics"]["mrr"] for point in one["points"]}
-            for one in ones
-        ]
-    panels = {
-        panel: {name: curves[name] for name in names} for panel, names in SPARSITY_PANELS.items()
-    }
+    curves: dict[str, list[dict[float, float]]] = {}
+    for run in results:
+        curve = {point["target_share"]: point["metrics"]["mrr"] for point in run["points"]}
+        curves.setdefault(run["row"], []).append(curve)
+    panels = {}
+    for panel, names in SPARSITY_PANELS.items():
+        panels[panel] = {name: curves[name] for name in names}
     return figures.draw_sparsity(panels, published=published_sparsity(graph), graph=graph)
 
 
 def published_sparsity(graph: str) -> dict[str, dict[float, float]]:
     """Points of the paper by row: share of zeros → MRR."""
-    rows = published()["sparsity"].get(graph, {})
-    return {
-        name: {float(share): mrr for share, mrr in points.items()} for name, points in rows.items()
-    }
+    curves = {}
+    for name, points in published()["sparsity"].get(graph, {}).items():
+        # The keys of a JSON object are text.
+        curves[name] = {float(share): mrr for share, mrr in points.items()}
+    return curves
+
+
+# -- sampled softmax and ensembles ---------------------------------------------
 
 
 def measure_sampled(config: Config, graph: kg.Graph) -> Iterator[Results]:
@@ -407,25 +439,36 @@ def measure_sampled(config: Config, graph: kg.Graph) -> Iterator[Results]:
     row, *_ = rows_with_recipes((STUDIED, model_row("ComplEx-DURA")), graph.name)
     for seed in range(config.seeds):
         recipe = recipe_of(row, graph.name).with_changes({"training.seed": seed, "model.dim": 500})
-        for num, kind in SAMPLES:
-            config.log(f"{row.name} on {graph.name}, seed {seed}: {num or 'all'} negatives {kind}")
-            sampled = {
-                "loss.name": "SampledSoftmax",
-                "loss.num_negatives": num,
-                "loss.distribution": kind,
-            }
-            chosen = recipe.with_changes(sampled if num else {})
+        for num_negatives, distribution in SAMPLES:
+            config.log(
+                f"{row.name} on {graph.name}, seed {seed}: {num_negatives or 'all'} negatives "
+                f"{distribution}"
+            )
+            chosen = recipe
+            if num_negatives:
+                chosen = recipe.with_changes(
+                    {
+                        "loss.name": "SampledSoftmax",
+                        "loss.num_negatives": num_negatives,
+                        "loss.distribution": distribution,
+                    }
+                )
             run = kg.train_recipe(
                 chosen, graph=graph, device=config.device, on_progress=config.on_progress
             )
-            yield {"negatives": num, "distribution": kind, "seed": seed, **run_facts(run)}
+            yield {
+                "negatives": num_negatives,
+                "distribution": distribution,
+                "seed": seed,
+                **run_facts(run),
+            }
 
 
 def sampled_rows(results: Results) -> Iterator[list[str]]:
-    for (num, kind), ones in grouped(results, "negatives", "distribution").items():
-        mrr = [over_seeds([one[split] for one in ones]) for split in ("valid", "test")]
-        name = f"{num:,} {kind} negatives" if num else "full softmax"
-        yield [name, *mrr, f"{statistics.mean(one['seconds'] for one in ones):.1f}", str(len(ones))]
+    for (negatives, distribution), runs in grouped(results, "negatives", "distribution").items():
+        name = f"{negatives:,} {distribution} negatives" if negatives else "full softmax"
+        seconds = statistics.mean(run["seconds"] for run in runs)
+        yield [name, *_valid_and_test(runs), f"{seconds:.1f}", str(len(runs))]
 
 
 def measure_ensemble(config: Config, graph: kg.Graph) -> Iterator[Results]:
@@ -434,16 +477,17 @@ def measure_ensemble(config: Config, graph: kg.Graph) -> Iterator[Results]:
         ensemble = kg.Ensemble([config.load_trained(row, graph, seed) for row in ENSEMBLE_ROWS])
         names = [*(row.name for row in ENSEMBLE_ROWS), "ensemble"]
         runs = [*ensemble.members, ensemble]
-        for name, run, weight in zip(names, runs, [*ensemble.model.weights, None], strict=True):
+        weights = [*ensemble.model.weights, None]
+        for name, run, weight in zip(names, runs, weights, strict=True):
             mrr = {split: run.report_on(split).mrr for split in ("valid", "test")}
             yield {"row": name, "seed": seed, "weight": weight, **mrr}
 
 
 def ensemble_rows(results: Results) -> Iterator[list[str]]:
-    for (name,), ones in grouped(results, "row").items():
-        weights = [one["weight"] for one in ones if one["weight"] is not None]
-        mrr = [over_seeds([one[split] for one in ones]) for split in ("valid", "test")]
-        yield [name, over_seeds(weights, digits=2) if weights else MISSING, *mrr, str(len(ones))]
+    for (name,), runs in grouped(results, "row").items():
+        weights = [run["weight"] for run in runs if run["weight"] is not None]
+        weight = over_seeds(weights, digits=2) if weights else MISSING
+        yield [name, weight, *_valid_and_test(runs), str(len(runs))]
 
 
 # -- inference ---------------------------------------------------------------
@@ -469,9 +513,7 @@ def completion_rows(results: Results) -> Iterator[list[str]]:
 
 
 def measure_calibration(config: Config, graph: kg.Graph) -> Results:
-    """Calibration of probabilities and coverage of prediction sets on test, both fitted on
-    valid.
-    """
+    """Calibration of probabilities and coverage of prediction sets on test; fitted on valid."""
     run = config.load_trained(STUDIED, graph, 0)
     fitted = calibration.calibration_for(run)
     report = reliability.evaluate_calibration(fitted.calibration, run.model, graph)
@@ -489,27 +531,32 @@ def calibration_rows(results: Results) -> Iterator[list[str]]:
 
 def draw_calibration(results: Results, graph: str) -> Drawing:
     likely = results["calibration"]["with p ≥ .01"]
-    bins = [(one["predicted"], one["observed"], one["noise"]) for one in likely["bins"]]
-    return draw_reliability({f"{graph} test": bins}, graph=f"{graph} test", ece=likely["ece"])
+    points = [(point["predicted"], point["observed"], point["noise"]) for point in likely["bins"]]
+    title = f"{graph} test"
+    return draw_reliability({title: points}, graph=title, ece=likely["ece"])
 
 
 def measure_quantization(config: Config, graph: kg.Graph) -> Iterator[Results]:
     """MRR with entity embeddings in storage formats of fewer bytes."""
-    for point in index.measure_storage_formats(config.load_trained(STUDIED, graph, 0).model, graph):
+    model = config.load_trained(STUDIED, graph, 0).model
+    for point in index.measure_storage_formats(model, graph):
         yield {**asdict(point), "metrics": point.metrics.as_dict()}
 
 
 def quantization_rows(results: Results) -> Iterator[list[str]]:
-    for one in results:
-        name = f"sparse {one['share']:.0%}" if one["storage"] == "sparse" else one["storage"]
-        metrics = [f"{one['metrics'][key]:.4f}" for key in ("mrr", "hits_at_1", "hits_at_3")]
-        yield [name, figures.format_bytes(one["bytes"]), *metrics]
+    for result in results:
+        name = result["storage"]
+        if name == "sparse":
+            name += f" {result['share']:.0%}"
+        metrics = [f"{result['metrics'][key]:.4f}" for key in ("mrr", "hits_at_1", "hits_at_3")]
+        yield [name, figures.format_bytes(result["bytes"]), *metrics]
+
+
+# -- inductive entities --------------------------------------------------------
 
 
 def measure_inductive(config: Config, graph: kg.Graph) -> Iterator[Results]:
-    """Held-out entities embedded from a few of their triples, against training again with these
-    triples.
-    """
+    """Held-out entities embedded from a few of their triples, against training again with them."""
     config.log(f"{STUDIED.name} on {graph.name}: trained with and without 5 % of the entities.")
     return study_inductive(
         graph, recipe_of(STUDIED, graph.name), seeds=range(config.seeds), device=config.device
@@ -525,34 +572,34 @@ def study_inductive(
     seeds: Sequence[int] = (0,),
     device: str | torch.device | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Metrics of held-out triples by method: embedded from some triples, or trained again with
-    these triples.
+    """Metrics of held-out triples by method: embedded from some triples, or trained again.
 
     `counts` are triples given per entity; None is all. The baselines are the mean embedding and
     random embeddings.
     """
     if not 0 < share < 1:
-        raise kg.RequestError(
-            f"The share of entities to hold out must be between 0 and 1; it is {share}."
-        )
+        raise InvalidValue("share", expected="a share of entities between 0 and 1", found=share)
     for seed in seeds:
         split = InductiveSplit.of(graph, share, seed=seed)
         seeded = recipe.with_changes({"training.seed": seed})
-        model = inductive.with_adjoint(
-            kg.train_recipe(seeded, graph=split.known, device=device).model
-        )
+        trained = kg.train_recipe(seeded, graph=split.known, device=device).model
+        model = inductive.with_adjoint(trained)
         context = inductive.FrozenContext.of(model, split.known, recipe=seeded)
         for count in counts:
             triples = split.given(count)
-            more = replace(split.whole, train=np.concatenate([split.known.train, triples]))
+            extended_train = np.concatenate([split.known.train, triples])
+            extended_graph = replace(split.whole, train=extended_train)
+
             started = time.perf_counter()
-            models = {"embedded": extension.extend_by_ids(context, split.names, triples).model}
-            embedded = time.perf_counter()
-            models["retrained"] = kg.train_recipe(seeded, graph=more, device=device).model
-            seconds = {"embedded": embedded - started, "retrained": time.perf_counter() - embedded}
+            embedded = extension.extend_by_ids(context, split.names, triples).model
+            embedding_seconds = time.perf_counter() - started
+            started = time.perf_counter()
+            retrained = kg.train_recipe(seeded, graph=extended_graph, device=device).model
+            training_seconds = time.perf_counter() - started
+
             about = {"triples_given": count, "num_triples": len(triples)}
-            for method, one in models.items():
-                yield split.evaluate(one, method, seconds=seconds[method], **about)
+            yield split.evaluate(embedded, "embedded", seconds=embedding_seconds, **about)
+            yield split.evaluate(retrained, "retrained", seconds=training_seconds, **about)
         for method, rows in split.baselines(context).items():
             about = {"triples_given": 0, "num_triples": 0, "seconds": 0.0}
             yield split.evaluate(extension.with_rows(model, rows), method, **about)
@@ -568,24 +615,22 @@ class InductiveSplit:
 
     @classmethod
     def of(cls, graph: kg.Graph, share: float, *, seed: int) -> InductiveSplit:
-        """Hold out random entities, except those that train joins to other held-out entities
-        only.
-        """
+        """Hold out random entities, except those with training triples of held-out ones only."""
         num_entities = len(graph.entities)
-        held_out, joined = np.zeros((2, num_entities), dtype=bool)
-        held_out[
-            np.random.default_rng(seed).permutation(num_entities)[
-                : max(1, round(share * num_entities))
-            ]
-        ] = True
+        num_held_out = max(1, round(share * num_entities))
+        held_out = np.zeros(num_entities, dtype=bool)
+        held_out[np.random.default_rng(seed).permutation(num_entities)[:num_held_out]] = True
+
         heads = graph.train[:, 0]
         tails = graph.train[:, 2]
-        joined[heads[~held_out[tails]]] = joined[tails[~held_out[heads]]] = True
-        held_out &= joined
+        has_known_neighbour = np.zeros(num_entities, dtype=bool)
+        has_known_neighbour[heads[~held_out[tails]]] = True
+        has_known_neighbour[tails[~held_out[heads]]] = True
+        held_out &= has_known_neighbour
         if not held_out.any():
-            raise kg.RequestError(
-                f"{graph.name} has too few entities to hold out a share of {share:g}."
-            )
+            raise Unsupported(graph.name, f"has too few entities to hold out a share of {share:g}")
+
+        # The held-out entities get the last ids.
         order = np.argsort(held_out, kind="stable")
         new_ids = np.argsort(order).astype(np.int32)
         num_known = int((~held_out).sum())
@@ -593,46 +638,49 @@ class InductiveSplit:
         for triples in splits.values():
             triples[:, [0, 2]] = new_ids[triples[:, [0, 2]]]
         whole = replace(graph, entities=kg.Vocabulary(graph.entities.names.take(order)), **splits)
-        known = {
-            name: triples[(triples[:, [0, 2]] < num_known).all(1)]
-            for name, triples in splits.items()
-        }
-        names = whole.entities.names.slice(0, num_known)
-        return cls(whole, replace(whole, entities=kg.Vocabulary(names), **known), seed)
+        known_splits = {}
+        for name, triples in splits.items():
+            is_known = (triples[:, [0, 2]] < num_known).all(1)
+            known_splits[name] = triples[is_known]
+        known_entities = kg.Vocabulary(whole.entities.names.slice(0, num_known))
+        return cls(whole, replace(whole, entities=known_entities, **known_splits), seed)
 
     @property
     def names(self) -> list[str]:
         return self.whole.entities.names.slice(len(self.known.entities)).to_pylist()
 
     def given(self, count: int | None) -> Triples:
-        """At most `count` training triples per held-out entity, first those with known entities;
-        None is all.
+        """At most `count` training triples per held-out entity; None is all.
+
+        Triples with a known entity come first.
         """
         num_known = len(self.known.entities)
         ends = self.whole.train[:, [0, 2]]
         order = np.random.default_rng(self.seed).permutation(len(ends))
-        order = order[np.argsort((ends >= num_known)[order].all(1), kind="stable")]
+        both_held_out = (ends >= num_known).all(1)
+        order = order[np.argsort(both_held_out[order], kind="stable")]
         chosen = np.zeros(len(ends), dtype=bool)
         for entity in range(num_known, len(self.whole.entities)):
-            chosen[order[(ends[order] == entity).any(1)][:count]] = True
+            has_entity = (ends[order] == entity).any(1)
+            chosen[order[has_entity][:count]] = True
         return self.whole.train[chosen]
 
     def evaluate(self, model: kg.Model, method: str, **about: Any) -> dict[str, Any]:
-        """Metrics of the valid and test triples of held-out entities, and of the test triples of
-        known entities.
-        """
-        held_out = np.concatenate([self.whole.valid, self.whole.test])
-        new = held_out[:, [0, 2]] >= len(self.known.entities)
-        held_out, (new_head, new_tail) = held_out[new.any(1)], new[new.any(1)].T
+        """Metrics of valid and test triples of held-out entities, and of other test triples."""
+        triples = np.concatenate([self.whole.valid, self.whole.test])
+        is_new = triples[:, [0, 2]] >= len(self.known.entities)
+        has_new = is_new.any(1)
+        new_head, new_tail = is_new[has_new].T
+
         filtered = kg.KnownAnswers.of(self.whole)
-        tails, heads = kg.rank(model, replace(self.whole, test=held_out), known=filtered).mean
+        new_graph = replace(self.whole, test=triples[has_new])
+        known_graph = replace(self.whole, test=self.known.test)
+        tail_ranks, head_ranks = kg.rank(model, new_graph, known=filtered).mean
         ranks = {
-            "all_queries": np.stack([tails, heads]),
-            "as_query": np.concatenate([tails[new_head], heads[new_tail]]),
-            "as_answer": np.concatenate([tails[new_tail], heads[new_head]]),
-            "known_entities": kg.rank(
-                model, replace(self.whole, test=self.known.test), known=filtered
-            ).mean,
+            "all_queries": np.stack([tail_ranks, head_ranks]),
+            "as_query": np.concatenate([tail_ranks[new_head], head_ranks[new_tail]]),
+            "as_answer": np.concatenate([tail_ranks[new_tail], head_ranks[new_head]]),
+            "known_entities": kg.rank(model, known_graph, known=filtered).mean,
         }
         metrics = {kind: kg.Metrics.of(values).as_dict() for kind, values in ranks.items()}
         return {
@@ -644,29 +692,29 @@ class InductiveSplit:
         }
 
     def baselines(self, context: inductive.FrozenContext) -> dict[str, torch.Tensor]:
-        tables = (context.model.head_table, context.model.tail_table)[: context.new_rows.shape[1]]
-        mean, sd = (
-            torch.stack([part(table, 0).detach() for table in tables])
-            for part in (torch.mean, torch.std)
-        )
-        noise = torch.randn(
-            len(self.names), *mean.shape, generator=torch.Generator().manual_seed(self.seed)
-        )
-        return {"mean": mean.expand(len(self.names), -1, -1), "random": mean + sd * noise.to(mean)}
+        """The mean embedding, and random ones with the same mean and standard deviation."""
+        num_tables = context.new_rows.shape[1]  # a model with one entity table has it on both sides
+        tables = (context.model.head_table, context.model.tail_table)[:num_tables]
+        mean = torch.stack([table.mean(0).detach() for table in tables])
+        sd = torch.stack([table.std(0).detach() for table in tables])
+        num_entities = len(self.names)
+        generator = torch.Generator().manual_seed(self.seed)
+        noise = torch.randn(num_entities, *mean.shape, generator=generator)
+        return {"mean": mean.expand(num_entities, -1, -1), "random": mean + sd * noise.to(mean)}
 
 
 def inductive_rows(results: Results) -> Iterator[list[str]]:
-    ordered = sorted(
-        results, key=lambda one: (one["method"], one["triples_given"] or inf)
-    )  # None: all
-    for (method, count), ones in grouped(ordered, "method", "triples_given").items():
-        metrics = [
-            over_seeds([one[kind]["mrr"] for one in ones])
-            for kind in ("all_queries", *figures.QUERY_PANELS)
-        ]
-        seconds = sum(one["seconds"] for one in ones) / len(ones)
+    # All triples of an entity, which is None, come after the numbers.
+    ordered = sorted(results, key=lambda result: (result["method"], result["triples_given"] or inf))
+    for (method, count), runs in grouped(ordered, "method", "triples_given").items():
         number = "all" if count is None else f"{count:.0f}"
-        yield [method, number, *metrics, f"{seconds:.1f}" if seconds else MISSING, str(len(ones))]
+        kinds = ("all_queries", *figures.QUERY_PANELS)
+        mrr = [over_seeds([run[kind]["mrr"] for run in runs]) for kind in kinds]
+        seconds = sum(run["seconds"] for run in runs) / len(runs)
+        yield [method, number, *mrr, f"{seconds:.1f}" if seconds else MISSING, str(len(runs))]
+
+
+# -- explanations --------------------------------------------------------------
 
 
 def measure_explanations(
@@ -687,55 +735,69 @@ def measure_explanations(
     for seed in range(config.seeds):
         random = np.random.default_rng(seed)
         recipe = recipe_of(row, graph.name).with_changes({"training.seed": seed})
-        model = inductive.with_adjoint(
-            kg.train_recipe(recipe, graph=graph, device=config.device).model
-        )
+        trained = kg.train_recipe(recipe, graph=graph, device=config.device).model
+        model = inductive.with_adjoint(trained)
         context = inductive.FrozenContext.of(model, graph, recipe=recipe)
         influences = [influence(tuple(triple), context) for triple in triples.tolist()]
         scores = _scores(model, triples)
+
+        # The rows of train to remove for each test triple, by kind and number.
         removals = {("nothing", 0): [np.zeros(0, dtype=np.int64)]}
         for count in counts:
-            selected = select_triples(influences, count, random)
-            removals |= {(removed, count): rows for removed, rows in selected.items()}
+            for removed, rows in select_triples(influences, count, random).items():
+                removals[removed, count] = rows
         for (removed, count), rows in removals.items():
-            gone = np.unique(np.concatenate(rows))
+            all_rows = np.unique(np.concatenate(rows))
             drops = {}
             if count:
-                rest = replace(graph, train=np.delete(graph.train, gone, axis=0))
+                rest = replace(graph, train=np.delete(graph.train, all_rows, axis=0))
                 model = kg.train_recipe(recipe, graph=rest, device=config.device).model
-                actual = scores - _scores(model, triples)
-                pairs = zip(influences, rows, strict=True)
-                expected = np.array(
-                    [float(one.score_drops[np.isin(one.rows, some)].sum()) for one, some in pairs]
-                )
-                drops = {
-                    "score_drop": float(actual.mean()),
-                    "expected_drop": float(expected.mean()),
-                }
-                drops["rank_correlation"] = rank_correlation(actual, expected)
-            metrics = kg.Metrics.of(
-                kg.rank(model, replace(graph, test=triples), known=known).mean
-            ).as_dict()
-            about = {"removed": removed, "seed": seed, "count": count, "num_triples": len(triples)}
-            yield {**about, "metrics": metrics, "num_removed": len(gone), **drops}
+                drops = _score_drops(scores - _scores(model, triples), influences, rows)
+            ranks = kg.rank(model, replace(graph, test=triples), known=known).mean
+            yield {
+                "removed": removed,
+                "seed": seed,
+                "count": count,
+                "num_triples": len(triples),
+                "metrics": kg.Metrics.of(ranks).as_dict(),
+                "num_removed": len(all_rows),
+                **drops,
+            }
+
+
+def _score_drops(
+    actual: npt.NDArray[np.float64], influences: Sequence[Influence], rows: Sequence[Ids]
+) -> dict[str, float]:
+    """Mean actual and expected score drops of test triples, and their rank correlation."""
+    expected = []
+    for triple_influence, removed in zip(influences, rows, strict=True):
+        is_removed = np.isin(triple_influence.rows, removed)
+        expected.append(float(triple_influence.score_drops[is_removed].sum()))
+    expected_drops = np.array(expected)
+    return {
+        "score_drop": float(actual.mean()),
+        "expected_drop": float(expected_drops.mean()),
+        "rank_correlation": rank_correlation(actual, expected_drops),
+    }
 
 
 def disjoint_triples(
     graph: kg.Graph, random: np.random.Generator, *, min_degree: int, max_triples: int
 ) -> Triples:
-    """Test triples without a common entity, whose entities have at least `min_degree` training
-    triples.
-    """
-    used = np.bincount(graph.train[:, [0, 2]].ravel(), minlength=len(graph.entities)) < min_degree
+    """Test triples without a common entity, whose entities have enough training triples."""
+    degrees = np.bincount(graph.train[:, [0, 2]].ravel(), minlength=len(graph.entities))
+    excluded = degrees < min_degree
     rows: list[int] = []
     for row in random.permutation(len(graph.test)).tolist():
         head, _, tail = graph.test[row].tolist()
-        if len(rows) < max_triples and head != tail and not (used[head] or used[tail]):
+        if len(rows) < max_triples and head != tail and not (excluded[head] or excluded[tail]):
             rows.append(row)
-            used[[head, tail]] = True
+            excluded[[head, tail]] = True
     if len(rows) < 2:
-        found = f"{graph.name} has too few test triples whose entities have {min_degree} training triples."
-        raise kg.RequestError(found)
+        raise Unsupported(
+            graph.name,
+            f"has too few test triples whose entities have {min_degree} training triples",
+        )
     return graph.test[rows]
 
 
@@ -743,40 +805,42 @@ def select_triples(
     influences: Sequence[Influence], count: int, random: np.random.Generator
 ) -> dict[str, list[Ids]]:
     """The rows of train to remove for each test triple, by kind."""
-    return {
-        "supporting": [
-            one.rows[np.argsort(-one.score_drops, kind="stable")[:count]] for one in influences
-        ],
-        "random": [random.permutation(one.rows)[:count] for one in influences],
-        "opposing": [
-            one.rows[np.argsort(one.score_drops, kind="stable")[:count]] for one in influences
-        ],
-    }
+    selected: dict[str, list[Ids]] = {"supporting": [], "random": [], "opposing": []}
+    for triple in influences:
+        most_supporting = np.argsort(-triple.score_drops, kind="stable")
+        most_opposing = np.argsort(triple.score_drops, kind="stable")
+        selected["supporting"].append(triple.rows[most_supporting[:count]])
+        selected["random"].append(random.permutation(triple.rows)[:count])
+        selected["opposing"].append(triple.rows[most_opposing[:count]])
+    return selected
 
 
 @torch.no_grad()
 def _scores(model: kg.Model, triples: Triples) -> npt.NDArray[np.float64]:
-    return (
-        model.score(*torch.from_numpy(triples).long().to(model.device).unbind(1))
-        .double()
-        .cpu()
-        .numpy()
-    )
+    heads, relations, tails = torch.from_numpy(triples).long().to(model.device).unbind(1)
+    return model.score(heads, relations, tails).double().cpu().numpy()
 
 
 def rank_correlation(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
     """Spearman's rank correlation; 0 if one of the two is constant."""
     with optional_import("scipy", purpose="The study of explanations"):
         from scipy.stats import spearmanr
-    return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(spearmanr(a, b).statistic)
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return 0.0
+    return float(spearmanr(a, b).statistic)
 
 
 def explanations_rows(results: Results) -> Iterator[list[str]]:
-    for (removed, count), ones in grouped(results, "removed", "count").items():
-        cells = [over_seeds([one["metrics"][key] for one in ones]) for key in ("mrr", "hits_at_1")]
-        for key in ("score_drop", "expected_drop", "rank_correlation"):
-            cells.append(over_seeds([one[key] for one in ones], digits=2) if count else MISSING)
-        yield [removed, str(count), *cells, str(len(ones))]
+    for (removed, count), runs in grouped(results, "removed", "count").items():
+        cells = [removed, str(count)]
+        for metric in ("mrr", "hits_at_1"):
+            cells.append(over_seeds([run["metrics"][metric] for run in runs]))
+        for drop in ("score_drop", "expected_drop", "rank_correlation"):
+            cells.append(over_seeds([run[drop] for run in runs], digits=2) if count else MISSING)
+        yield [*cells, str(len(runs))]
+
+
+# -- all studies ---------------------------------------------------------------
 
 
 _STUDIES = (
@@ -786,16 +850,15 @@ _STUDIES = (
         "defaults",
         measure_defaults,
         defaults_rows,
-        None,
-        DEFAULT_GRAPHS,
-        True,
+        graphs=DEFAULT_GRAPHS,
+        several_seeds=True,
         fields=defaults_fields,
     ),
     Study(
         "sampled",
         measure_sampled,
         sampled_rows,
-        graphs=GRAPHS[:2] + GRAPHS[3:4],
+        graphs=("WN18RR", "FB15k-237", "YAGO3-10-quarter"),
         several_seeds=True,
     ),
     Study("ensemble", measure_ensemble, ensemble_rows, graphs=("WN18RR",), several_seeds=True),
@@ -807,22 +870,26 @@ _STUDIES = (
         measure_sparsity,
         sparsity_rows,
         draw_sparsity,
-        FB15K237,
-        True,
-        {"storage": storage_rows},
+        graphs=FB15K237,
+        several_seeds=True,
+        further={"storage": storage_rows},
     ),
     Study("completion", measure_completion, completion_rows),
     Study("calibration", measure_calibration, calibration_rows, draw_calibration),
     Study(
-        "quantization", measure_quantization, quantization_rows, figures.draw_quantization, FB15K237
+        "quantization",
+        measure_quantization,
+        quantization_rows,
+        figures.draw_quantization,
+        graphs=FB15K237,
     ),
     Study(
         "inductive",
         measure_inductive,
         inductive_rows,
         draw_inductive,
-        FB15K237,
-        True,
+        graphs=FB15K237,
+        several_seeds=True,
         fields=inductive_fields,
     ),
     Study(
@@ -830,8 +897,8 @@ _STUDIES = (
         measure_explanations,
         explanations_rows,
         figures.draw_explanations,
-        ("world",),
-        True,
+        graphs=("world",),
+        several_seeds=True,
     ),
 )
 STUDIES = {study.name: study for study in _STUDIES}

@@ -1,6 +1,4 @@
-"""Tables as text, studies, whose tables are made from saved results, and the pages RESULTS.md and
-README.md.
-"""
+"""Tables as text, studies with saved results, and the pages RESULTS.md and README.md."""
 
 import json
 import re
@@ -23,6 +21,7 @@ from paper.registry import (
     GRAPHS,
     MAIN,
     METRICS,
+    PUBLISHED_GRAPHS,
     TABLES,
     TEXTS,
     ResultTable,
@@ -37,7 +36,8 @@ BEGIN = "<!-- made from records: begin -->"
 END = "<!-- made from records: end -->"
 BOOTSTRAP_SAMPLES = 2000  # enough for an interval that is rounded to four digits
 MISSING = "–"
-Results = Any  # of a study: whatever JSON holds
+HITS = ("H@1", "H@10")
+Results = Any  # The results of a study are whatever JSON can hold.
 MakeRows = Callable[[Results], Iterable[list[str]]]
 
 
@@ -65,29 +65,31 @@ class Table:
 def over_seeds(values: list[float], *, digits: int = 4) -> str:
     """`0.4910 ± 0.0006`, or the mean alone for a single value."""
     mean, sd = spread(values)
-    return f"{mean:.{digits}f}" + (f" ± {sd:.{digits}f}" if len(values) > 1 else "")
+    if len(values) == 1:
+        return f"{mean:.{digits}f}"
+    return f"{mean:.{digits}f} ± {sd:.{digits}f}"
 
 
 def grouped(
     results: Iterable[dict[str, Any]], *keys: str
 ) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """Results with the same values of some keys, such as those of all seeds of a row, in the order
-    of the first.
+    """Results with the same values of some keys, such as those of all seeds of a row.
+
+    Groups are in the order of their first results.
     """
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for one in results:
-        groups.setdefault(tuple(one[key] for key in keys), []).append(one)
+    for result in results:
+        values = tuple(result[key] for key in keys)
+        groups.setdefault(values, []).append(result)
     return groups
 
 
 def duration(seconds: float) -> str:
-    return (
-        f"{seconds:.1f} s"
-        if seconds < 10
-        else f"{seconds:.0f} s"
-        if seconds < 600
-        else f"{seconds / 60:.0f} min"
-    )
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min"
 
 
 def cell(value: float | None, style: str) -> str:
@@ -97,55 +99,30 @@ def cell(value: float | None, style: str) -> str:
 def training_cell(record: Record | None) -> str:
     """The training time of one run; an upper bound (≤) where all runs shared their device."""
     seconds = record.cost("training_seconds") if record else None
-    return MISSING if seconds is None else "≤ " * record.times_are_bounds + duration(seconds)
+    if record is None or seconds is None:
+        return MISSING
+    return f"≤ {duration(seconds)}" if record.times_are_bounds else duration(seconds)
 
 
 def results_table(table: ResultTable, graph: str, records: Mapping[str, Record]) -> Table:
-    """A table on one graph: measured and published metrics of each row, their difference in MRR,
-    and the costs.
-    """
+    """Measured and published metrics of each row on one graph, and the costs."""
     with_published = any(published_metrics(row.name, graph) for row in table.rows)
-    hits = list(METRICS)[1:]
-    columns = ["", "MRR", *(["published", "difference"] if with_published else [])]
-    columns += [f"{name} (published)" if with_published else name for name in hits] + [
-        "seeds",
-        "training",
-        "peak MiB",
-    ]
+    columns = ["", "MRR"]
+    if with_published:
+        columns += ["published", "difference"]
+        columns += [f"{title} (published)" for title in HITS]
+    else:
+        columns += HITS
+    columns += ["seeds", "training", "peak MiB"]
+
     rows = []
     facts = []
     for row in table.rows:
         record = records.get(row.record_name(graph))
         reported = published_metrics(row.name, graph)
-        if record is None and not reported:
-            continue
-        fact: dict[str, Any] = {
-            "row": row.name,
-            "graph": graph,
-            "published": reported,
-            "measured": None,
-        }
-        if record:
-            spreads = {key: spread(record.values(key)) for key in METRICS.values()}
-            fact["measured"] = {
-                key: {"mean": mean, "sd": sd} for key, (mean, sd) in spreads.items()
-            }
-            fact["difference"] = spreads["mrr"][0] - reported["mrr"] if reported else None
-            costs = ("training_seconds", "warm_up_seconds", "ranking_seconds", "peak_mib")
-            fact |= {"seeds": record.seeds, **{name: record.cost(name) for name in costs}}
-        cells = [row.name, over_seeds(record.values("mrr")) if record else MISSING]
-        if with_published:
-            cells += [cell(reported.get("mrr"), ".3f"), cell(fact.get("difference"), "+.4f")]
-        for key in (METRICS[name] for name in hits):
-            mean = cell(fact["measured"] and fact["measured"][key]["mean"], ".4f")
-            cells.append(f"{mean} ({reported[key]:.3f})" if key in reported else mean)
-        cells += [
-            str(len(record.runs)) if record else "0",
-            training_cell(record),
-            cell(fact.get("peak_mib"), ",.0f"),
-        ]
-        facts.append(fact)
-        rows.append(cells)
+        if record or reported:
+            facts.append(_result_facts(row, graph, record, reported))
+            rows.append(_result_cells(row, record, reported, with_published=with_published))
     return Table(
         f"{table.title}: {graph}",
         tuple(columns),
@@ -155,13 +132,60 @@ def results_table(table: ResultTable, graph: str, records: Mapping[str, Record])
     )
 
 
+def _result_facts(
+    row: Row, graph: str, record: Record | None, reported: Mapping[str, float]
+) -> dict[str, Any]:
+    """The values of one row, unrounded."""
+    facts: dict[str, Any] = {
+        "row": row.name,
+        "graph": graph,
+        "published": reported,
+        "measured": None,
+    }
+    if record is None:
+        return facts
+    measured = {}
+    for metric in METRICS.values():
+        mean, sd = spread(record.values(metric))
+        measured[metric] = {"mean": mean, "sd": sd}
+    facts["measured"] = measured
+    facts["difference"] = measured["mrr"]["mean"] - reported["mrr"] if reported else None
+    facts["seeds"] = record.seeds
+    for cost in ("training_seconds", "warm_up_seconds", "ranking_seconds", "peak_mib"):
+        facts[cost] = record.cost(cost)
+    return facts
+
+
+def _result_cells(
+    row: Row, record: Record | None, reported: Mapping[str, float], *, with_published: bool
+) -> list[str]:
+    """The cells of one row."""
+    means = {}
+    if record:
+        means = {metric: spread(record.values(metric))[0] for metric in METRICS.values()}
+    cells = [row.name, over_seeds(record.values("mrr")) if record else MISSING]
+    if with_published:
+        difference = means["mrr"] - reported["mrr"] if record and reported else None
+        cells += [cell(reported.get("mrr"), ".3f"), cell(difference, "+.4f")]
+    for title in HITS:
+        metric = METRICS[title]
+        text = cell(means.get(metric), ".4f")
+        if metric in reported:
+            text += f" ({reported[metric]:.3f})"
+        cells.append(text)
+    cells.append(str(len(record.runs)) if record else "0")
+    cells.append(training_cell(record))
+    cells.append(cell(record.cost("peak_mib") if record else None, ",.0f"))
+    return cells
+
+
 def _comparisons(table: ResultTable, graph: str, records: Mapping[str, Record]) -> list[str]:
     """A paired bootstrap for each pair of rows that the table compares."""
-    found = {row.name: records.get(row.record_name(graph)) for row in table.rows}
+    by_row = {row.name: records.get(row.record_name(graph)) for row in table.rows}
     sentences = []
     for name_a, name_b in table.pairs:
-        a = found.get(name_a)
-        b = found.get(name_b)
+        a = by_row.get(name_a)
+        b = by_row.get(name_b)
         if a and b:
             comparison = kg.compare_ranks(a.ranks, b.ranks, samples=BOOTSTRAP_SAMPLES, seed=0)
             sentences.append(f"{name_a} against {name_b}: {comparison.sentence(name_a, name_b)}")
@@ -169,23 +193,25 @@ def _comparisons(table: ResultTable, graph: str, records: Mapping[str, Record]) 
 
 
 def datasets_table(counts: Mapping[str, Mapping[str, int]]) -> Table:
-    """Statistics of the data sets: counted where the data are available, against the published
-    ones.
-    """
+    """Statistics of the data sets, counted where the data are available, and the published ones."""
     kinds = ("entities", "relations", "train", "valid", "test")
     rows = []
     facts = []
     for graph in GRAPHS:
         reported = published()["datasets"].get(graph)
         counted = counts.get(graph)
-        if counted is None and reported is None:
-            continue
         shown = counted or reported
-        same = "not in the paper" if reported is None else "not available"
-        if counted and reported:
+        if shown is None:
+            continue
+        if reported is None:
+            as_published = "not in the paper"
+        elif not counted:
+            as_published = "not available"
+        else:
             different = [kind for kind in kinds if counted[kind] != reported[kind]]
-            same = ", ".join(f"{kind} {reported[kind]:,} published" for kind in different) or "yes"
-        rows.append([graph, *(f"{shown[kind]:,}" for kind in kinds), same])
+            differences = [f"{kind} {reported[kind]:,} published" for kind in different]
+            as_published = ", ".join(differences) or "yes"
+        rows.append([graph, *(f"{shown[kind]:,}" for kind in kinds), as_published])
         facts.append(
             {"graph": graph, "published": reported, "counted": dict(counted) if counted else None}
         )
@@ -199,32 +225,26 @@ def hyperparameters_table() -> Table:
     facts = []
     for row in MAIN.dura_rows:
         model = row.name.removesuffix("-DURA")
-        for graph in (graph for graph in GRAPHS[:3] if registry.recipe_path(row, graph)):
+        for graph in GRAPHS[:3]:
+            if not registry.recipe_path(row, graph):
+                continue
             recipe = registry.recipe_of(row, graph)
-            weights = recipe.regularizer
+            theirs = reported[model][graph]
             ours = [
                 recipe.model.dim,
                 recipe.training.batch_size,
-                weights.weight,
-                weights.plain,
-                weights.mapped,
+                recipe.regularizer.weight,
+                recipe.regularizer.plain,
+                recipe.regularizer.mapped,
             ]
-            pairs = zip(reported[model][graph], ours, strict=True)
-            cells = [
-                f"{theirs:g}" if theirs == own else f"{theirs:g} → {own:g}" for theirs, own in pairs
-            ]
-            rows.append(
-                [
-                    row.name,
-                    graph,
-                    *cells,
-                    f"{recipe.loss.frequency_weight:g}",
-                    str(recipe.training.epochs),
-                ]
-            )
-            facts.append(
-                {"model": model, "graph": graph, "published": reported[model][graph], "ours": ours}
-            )
+            cells = [row.name, graph]
+            for their_value, our_value in zip(theirs, ours, strict=True):
+                is_same = their_value == our_value
+                cells.append(f"{their_value:g}" if is_same else f"{their_value:g} → {our_value:g}")
+            cells.append(f"{recipe.loss.frequency_weight:g}")
+            cells.append(str(recipe.training.epochs))
+            rows.append(cells)
+            facts.append({"model": model, "graph": graph, "published": theirs, "ours": ours})
     text = TEXTS["hyperparameters"]
     return Table(text["title"], tuple(text["columns"]), rows, facts, [text["note"]], num_left=2)
 
@@ -232,25 +252,27 @@ def hyperparameters_table() -> Table:
 def training_time(
     table: ResultTable, graphs: Iterable[str], records: Mapping[str, Record]
 ) -> dict[str, float] | None:
-    """Seconds of one seed of every DURA row, summed; None if a row is missing or all its runs
-    shared their device.
+    """Seconds of one seed of every DURA row, summed.
+
+    None if a row is missing, or if all runs of a row shared their device.
     """
-    found = [records.get(row.record_name(graph)) for graph in graphs for row in table.dura_rows]
-    if not all(record and not record.times_are_bounds for record in found):
-        return None
-    kinds = ("training_seconds", "warm_up_seconds", "ranking_seconds")
-    costs = {kind: [record.cost(kind) for record in found] for kind in kinds}
-    return (
-        None
-        if any(None in values for values in costs.values())
-        else {kind: sum(costs[kind]) for kind in kinds}
-    )
+    totals = {"training_seconds": 0.0, "warm_up_seconds": 0.0, "ranking_seconds": 0.0}
+    for graph in graphs:
+        for row in table.dura_rows:
+            record = records.get(row.record_name(graph))
+            if record is None or record.times_are_bounds:
+                return None
+            for kind in totals:
+                seconds = record.cost(kind)
+                if seconds is None:
+                    return None
+                totals[kind] += seconds
+    return totals
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study: a function that measures it on a graph, and functions that make its tables and its
-    figure.
+    """A study: a function that measures, and functions that make its tables and its figure.
 
     The docstring of `measure` is the help of its command. It returns or yields results; with them
     the figure, where this shows data that the results do not contain, such as positions in the
@@ -270,7 +292,8 @@ class Study:
 
     def run(self, config: Config) -> list[Table]:
         """Measure it on the graphs of the configuration, and save results and figure."""
-        with optional_import("matplotlib", purpose="A figure"):  # before a long computation
+        # A missing library is reported before the long computation.
+        with optional_import("matplotlib", purpose="A figure"):
             import matplotlib.figure  # noqa: F401
         with optional_import("scikit-learn", purpose="A figure"):
             import sklearn.manifold  # noqa: F401
@@ -279,9 +302,16 @@ class Study:
             graph = kg.load_graph(name)
             measured = self.measure(config, graph)
             results, drawing = measured if isinstance(measured, tuple) else (measured, None)
-            results = list(results) if isinstance(results, Iterator) else results
-            made = environment(choose_device(config.device), fingerprint=graph.fingerprint)
-            self.save(self.path(config.records, graph.name), graph.name, made, results, drawing)
+            if isinstance(results, Iterator):
+                results = list(results)
+            saved = {
+                "graph": graph.name,
+                "environment": environment(
+                    choose_device(config.device), fingerprint=graph.fingerprint
+                ),
+                "results": results,
+            }
+            self.save(self.path(config.records, graph.name), saved, drawing)
             tables += self.tables(results, graph.name)
         return tables
 
@@ -290,12 +320,17 @@ class Study:
         for name, make_rows in {self.name: self.rows, **self.further}.items():
             text = TEXTS[name]
             rows = list(make_rows(results))
-            values = {"graph": graph, "results": results, **self.fields(results)}
-            title, note = (text.get(kind, "").format(**values) for kind in ("title", "note"))
-            columns = tuple(text["columns"] if "columns" in text else rows.pop(0))
-            notes = [paragraph for paragraph in note.split("\n\n") if paragraph]
-            facts = results if isinstance(results, list) else [results]
-            tables.append(Table(title, columns, rows, facts, notes, text.get("num_left", 1)))
+            fields = {"graph": graph, "results": results, **self.fields(results)}
+            note = text.get("note", "").format(**fields)
+            table = Table(
+                title=text.get("title", "").format(**fields),
+                columns=tuple(text["columns"] if "columns" in text else rows.pop(0)),
+                rows=rows,
+                facts=results if isinstance(results, list) else [results],
+                notes=[paragraph for paragraph in note.split("\n\n") if paragraph],
+                num_left=text.get("num_left", 1),
+            )
+            tables.append(table)
         return tables
 
     def path(self, records: Path, graph: str) -> Path:
@@ -306,39 +341,33 @@ class Study:
         paths = [self.path(records, graph) for graph in dict.fromkeys((*GRAPHS, *self.graphs))]
         return [path for path in paths if path.exists()]
 
-    def save(
-        self,
-        path: Path,
-        graph: str,
-        made: dict[str, Any],
-        results: Results,
-        drawing: Drawing | None,
-    ) -> None:
-        drawing = self.draw(results, graph) if self.draw else drawing
+    def save(self, path: Path, saved: Mapping[str, Any], drawing: Drawing | None = None) -> None:
+        """Write graph, environment and results as JSON, and the figure beside it."""
+        if self.draw:
+            drawing = self.draw(saved["results"], saved["graph"])
         if drawing:
             drawing.save(path.with_suffix(""))
-        caption = {"caption": drawing.caption} if drawing else {}
-        saved = {"graph": graph, "environment": made, **caption, "results": results}
-        write_text(path, json.dumps(saved, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        content = {"graph": saved["graph"], "environment": saved["environment"]}
+        if drawing:
+            content["caption"] = drawing.caption
+        content["results"] = saved["results"]
+        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+        write_text(path, f"{text}\n")
 
     def redraw(self, path: Path) -> None:
         """Draw the figure of saved results again."""
         if self.draw:
-            saved = read_json(path)
-            self.save(path, saved["graph"], saved["environment"], saved["results"], None)
+            self.save(path, read_json(path))
 
     def page(self, path: Path) -> str:
         """Tables, figure and caption of saved results as Markdown."""
         saved = read_json(path)
         first, *others = self.tables(saved["results"], saved["graph"])
-        figure = (
-            [f"![{first.title}](figures/{path.stem}.png)", saved["caption"]]
-            if "caption" in saved
-            else []
-        )
-        return "\n\n".join(
-            [first.as_markdown(), *figure, *(table.as_markdown() for table in others)]
-        )
+        parts = [first.as_markdown()]
+        if "caption" in saved:
+            parts += [f"![{first.title}](figures/{path.stem}.png)", saved["caption"]]
+        parts += [table.as_markdown() for table in others]
+        return "\n\n".join(parts)
 
 
 # -- pages -------------------------------------------------------------------
@@ -350,9 +379,8 @@ def write_pages(records: Path, studies: Iterable[Study], readme: Path | None = N
         write_text(records / "RESULTS.md", results_page(records, studies))
     if readme:
         with locked(readme, wait=True):
-            write_text(
-                readme, with_table(readme.read_text(encoding="utf-8"), readme_table(records))
-            )
+            text = readme.read_text(encoding="utf-8")
+            write_text(readme, with_table(text, readme_table(records)))
 
 
 def results_page(root: Path, studies: Iterable[Study]) -> str:
@@ -361,26 +389,27 @@ def results_page(root: Path, studies: Iterable[Study]) -> str:
     parts = ["# Results", TEXTS["page"]["about"]]
     seen: set[Row] = set()
     for table in TABLES.values():
-        new = (
-            set(table.rows) - seen
-        )  # a table whose only records are in tables above shows nothing new
-        seen |= new
+        # A table whose only records are in tables above shows nothing new.
+        new_rows = set(table.rows) - seen
+        seen |= new_rows
         graphs = [
-            graph for graph in GRAPHS if any(row.record_name(graph) in records for row in new)
+            graph for graph in GRAPHS if any(row.record_name(graph) in records for row in new_rows)
         ]
-        if graphs:
-            parts += [f"## {table.title}", f"{table.about} `python -m paper {table.name}`"]
-            parts += [results_table(table, graph, records).as_markdown() for graph in graphs]
-            if table is MAIN and (total := training_time(MAIN, GRAPHS[:2], records)):
-                parts.append(TEXTS["page"]["times"].format(**total))
+        if not graphs:
+            continue
+        parts += [f"## {table.title}", f"{table.about} `python -m paper {table.name}`"]
+        parts += [results_table(table, graph, records).as_markdown() for graph in graphs]
+        times = training_time(MAIN, PUBLISHED_GRAPHS, records) if table is MAIN else None
+        if times:
+            parts.append(TEXTS["page"]["times"].format(**times))
+
     parts += ["## Hyper-parameters", hyperparameters_table().as_markdown(level=0)]
     if (root / DATASETS).exists():
-        parts += [
-            "## Data sets",
-            datasets_table(read_json(root / DATASETS)["results"]).as_markdown(level=0),
-        ]
-    shown = [study.page(path) for study in studies for path in study.saved(root)]
-    parts += ["## Studies", *shown] if shown else []
+        counts = read_json(root / DATASETS)["results"]
+        parts += ["## Data sets", datasets_table(counts).as_markdown(level=0)]
+    study_pages = [study.page(path) for study in studies for path in study.saved(root)]
+    if study_pages:
+        parts += ["## Studies", *study_pages]
     parts += ["## All records", all_records(records).as_markdown(level=0)]
     return "\n\n".join(parts) + "\n"
 
@@ -402,29 +431,34 @@ def all_records(records: Mapping[str, Record]) -> Table:
     for name, record in records.items():
         model = record.recipe.model
         regularizer = record.recipe.regularizer
-        runs = record.runs
-        weight = "" if regularizer.name == "none" else f" λ={regularizer.weight:g}"
-        uncommitted = any(is_uncommitted(run["environment"]) for run in runs)
-        about = [
+        regularization = regularizer.name
+        if regularizer.name != "none":
+            regularization += f" λ={regularizer.weight:g}"
+        seeds = str(len(record.runs))
+        if any(is_uncommitted(run["environment"]) for run in record.runs):
+            seeds += " †"
+        cells = [
             f"[{name}]({name}/recipe.toml)",
             record.graph,
             model.name,
             str(model.dim),
-            regularizer.name + weight,
+            regularization,
+            hardware(record.runs[0]["environment"]),
+            seeds,
         ]
-        about += [hardware(runs[0]["environment"]), f"{len(runs)}{' †' * uncommitted}"]
-        metrics = [
-            *map(record.values, metric_columns().values()),
-            [run["valid"]["mrr"] for run in runs],
-        ]
-        rows.append([*about, *map(over_seeds, metrics), training_cell(record)])
+        cells += [over_seeds(record.values(metric)) for metric in metric_columns().values()]
+        cells.append(over_seeds([run["valid"]["mrr"] for run in record.runs]))
+        cells.append(training_cell(record))
+        rows.append(cells)
     return Table("All records", columns, rows, num_left=6)
 
 
 def hardware(environment: Mapping[str, Any]) -> str:
     if environment["device"] != "cpu":
         return str(environment["device"])
-    return f"{environment['threads']} thread{'s' * (environment['threads'] != 1)} of {environment['processor']}"
+    threads = environment["threads"]
+    noun = "thread" if threads == 1 else "threads"
+    return f"{threads} {noun} of {environment['processor']}"
 
 
 def readme_table(root: Path) -> str:
@@ -433,21 +467,30 @@ def readme_table(root: Path) -> str:
     rows = []
     shown = []
     for row in MAIN.rows:
-        found = [records.get(row.record_name(graph)) for graph in GRAPHS[:2]]
-        if any(found):
-            shown += filter(None, found)
-            cells = [row.name]
-            for graph, record in zip(GRAPHS[:2], found, strict=True):
-                cells.append(f"{published_metrics(row.name, graph)['mrr']:.3f}")
-                cells.append(over_seeds(record.values("mrr")) if record else MISSING)
-            seeds = (str(len(record.runs)) if record else "0" for record in found)
-            rows.append([*cells, " / ".join(seeds), " / ".join(map(training_cell, found))])
-    columns = ("", *(f"{graph}, {side}" for graph in GRAPHS[:2] for side in ("published", "ours")))
+        row_records = [records.get(row.record_name(graph)) for graph in PUBLISHED_GRAPHS]
+        if not any(row_records):
+            continue
+        cells = [row.name]
+        seeds = []
+        for graph, record in zip(PUBLISHED_GRAPHS, row_records, strict=True):
+            cells.append(f"{published_metrics(row.name, graph)['mrr']:.3f}")
+            cells.append(over_seeds(record.values("mrr")) if record else MISSING)
+            seeds.append(str(len(record.runs)) if record else "0")
+            if record:
+                shown.append(record)
+        cells.append(" / ".join(seeds))
+        cells.append(" / ".join(training_cell(record) for record in row_records))
+        rows.append(cells)
+
+    columns = [""]
+    for graph in PUBLISHED_GRAPHS:
+        columns += [f"{graph}, published", f"{graph}, ours"]
+    columns += ["seeds", "training"]
     machines = {hardware(run["environment"]) for record in shown for run in record.runs}
     notes = [f"Trained on {' and '.join(sorted(machines))}."] if machines else []
     if any(record.times_are_bounds for record in shown):
         notes.append("≤: other work ran on the same device.")
-    return Table("", (*columns, "seeds", "training"), rows, notes=notes).as_markdown(level=0)
+    return Table("", tuple(columns), rows, notes=notes).as_markdown(level=0)
 
 
 def with_table(readme: str, table: str) -> str:

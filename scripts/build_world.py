@@ -52,9 +52,10 @@ def drop_loose_ends(facts: set[Fact]) -> set[Fact]:
     """Drop facts about entities that occur nowhere else, until none is left."""
     while True:
         uses = Counter(entity for head, _, tail in facts for entity in (head, tail))
-        remaining = {
-            fact for fact in facts if not (_is_loose(fact[0], uses) or _is_loose(fact[2], uses))
-        }
+        remaining = set()
+        for head, relation, tail in facts:
+            if not _is_loose(head, uses) and not _is_loose(tail, uses):
+                remaining.add((head, relation, tail))
         if len(remaining) == len(facts):
             return remaining
         facts = remaining
@@ -73,22 +74,19 @@ def split(triples: list[Triple]) -> dict[str, list[Triple]]:
     """Train, valid and test by name, sorted."""
     entities = sorted({name for head, _, tail in triples for name in (head, tail)})
     relations = sorted({relation for _, relation, _ in triples})
-    entity_id = {name: id for id, name in enumerate(entities)}
-    relation_id = {name: id for id, name in enumerate(relations)}
-    ids: Triples = np.array(
-        [
-            (entity_id[head], relation_id[relation], entity_id[tail])
-            for head, relation, tail in triples
-        ],
-        dtype=np.int32,
-    )
-    parts = split_triples(ids, SHARES, seed=SEED)
-    return {
-        name: [
+    entity_ids = {name: number for number, name in enumerate(entities)}
+    relation_ids = {name: number for number, name in enumerate(relations)}
+    rows = [
+        (entity_ids[head], relation_ids[relation], entity_ids[tail])
+        for head, relation, tail in triples
+    ]
+    ids: Triples = np.array(rows, dtype=np.int32)
+    splits = {}
+    for name, part in zip(SPLITS, split_triples(ids, SHARES, seed=SEED), strict=True):
+        splits[name] = [
             (entities[head], relations[relation], entities[tail]) for head, relation, tail in part
         ]
-        for name, part in zip(SPLITS, parts, strict=True)
-    }
+    return splits
 
 
 if __name__ == "__main__":

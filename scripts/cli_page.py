@@ -16,8 +16,9 @@ OPENING = """# The command line
 
 Generated from `--help` of the commands by `python scripts/cli_page.py`; do not edit.
 
-Results go to stdout, progress and notes to stderr. `--json` prints the same results as JSON. The exit status is 0 on
-success, 1 if the run failed, 2 if the request was wrong, and 130 after Ctrl-C.
+Results go to stdout, progress and notes to stderr. `--json` prints the same results as JSON.
+The exit status is 0 on success, 1 if the run failed, 2 if the request was wrong, and 130 after
+Ctrl-C.
 """
 
 
@@ -43,17 +44,17 @@ def cli_page() -> str:
 
     from dualkg.cli.main import app
 
-    names = [
-        name for name, command in typer.main.get_command(app).commands.items() if not command.hidden
-    ]
-    parts = [OPENING, _section("dualkg", [])]
-    parts += [_section(f"dualkg {name}", [name]) for name in names]
-    return "\n".join(parts)
+    sections = [OPENING, _section("dualkg", [])]
+    for name, command in typer.main.get_command(app).commands.items():
+        if not command.hidden:
+            sections.append(_section(f"dualkg {name}", [name]))
+    return "\n".join(sections)
 
 
 def _fix_terminal() -> None:
-    """Set 100 columns, no colour and no terminal. Typer reads these variables when it is
-    imported.
+    """Set 100 columns, no colour and no terminal.
+
+    Typer reads these variables when it is imported.
     """
     os.environ |= {"TERMINAL_WIDTH": WIDTH, "COLUMNS": WIDTH, "TERM": "dumb", "NO_COLOR": "1"}
     os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"

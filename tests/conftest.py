@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import re
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -110,6 +111,7 @@ def folder_of_small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("small")
     (folder / "world").mkdir()
+    shutil.copy(WORLD.parent / "catalogue.json", folder)
     splits = {
         name: (WORLD / f"{name}.tsv").read_text("utf-8").splitlines()
         for name in ("train", "valid", "test")

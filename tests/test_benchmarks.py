@@ -1,11 +1,10 @@
-"""The benchmarks: what they generate, count, fit and write. How fast anything is, no test asks."""
+"""The benchmarks: what they generate, count, fit and write. No test measures speed."""
 
 import json
 import math
 import runpy
 import sys
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -97,19 +96,15 @@ def test_a_gpu_is_compared_with_its_limit(tmp_path):
     gpu = {**ON, "gpu": "G", "device": "G"}
     job = training.JOBS["cuda"][0]
     ours = {
-        **{
-            "seconds_per_epoch": 0.5,
-            "warm_up_seconds": 3.0,
-            "peak_mib": 2048.0,
-            "steps_per_epoch": 10,
-        },
-        **{
-            "num_entities": 1000,
-            "width": 10,
-            "relation_width": 10,
-            "present_heads": 1.0,
-            "present_relations": 1.0,
-        },
+        "seconds_per_epoch": 0.5,
+        "warm_up_seconds": 3.0,
+        "peak_mib": 2048.0,
+        "steps_per_epoch": 10,
+        "num_entities": 1000,
+        "width": 10,
+        "relation_width": 10,
+        "present_heads": 1.0,
+        "present_relations": 1.0,
         "two_entity_tables": False,
     }
     record = {
@@ -134,24 +129,19 @@ def test_results_of_one_machine_do_not_erase_those_of_another(tmp_path):
     measurement.save("scaling", "batch", {"points": [2]}, on=ON, folder=here)
     measurement.save("scaling", "dim", {"points": [3]}, on={**ON, "device": "G"}, folder=there)
     measurement.merge(report.TOPICS, there, here)
-    found = json.loads((here / "scaling.json").read_text())
-    assert {device: sorted(jobs) for device, jobs in found.items()} == {
-        "2 cores of A": ["batch", "dim"],
-        "G": ["dim"],
-    }
-    assert found["2 cores of A"]["dim"]["points"] == [1]
+    results = json.loads((here / "scaling.json").read_text())
+    assert results["2 cores of A"]["dim"]["points"] == [1]
+    assert results["2 cores of A"]["batch"]["points"] == [2]
+    assert results["G"]["dim"]["points"] == [3]
 
 
 def test_quick_results_have_another_folder(tmp_path):
-    choices = measurement.parser("").parse_args(["--quick"])
-    assert measurement.folder_of(choices) != measurement.RESULTS
-    assert (
-        measurement.folder_of(
-            measurement.parser("").parse_args(["--quick", "--out", str(tmp_path)])
-        )
-        == tmp_path
-    )
-    assert measurement.folder_of(measurement.parser("").parse_args([])) == measurement.RESULTS
+    def folder(*words):
+        return measurement.folder_of(measurement.parser("").parse_args(words))
+
+    assert folder() == measurement.RESULTS
+    assert folder("--quick") != measurement.RESULTS
+    assert folder("--quick", "--out", str(tmp_path)) == tmp_path
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -171,30 +161,26 @@ def test_a_large_graph_has_all_names_and_is_read_and_opened(tmp_path, monkeypatc
     monkeypatch.setattr(distributed, "NUM_BATCHES", 3)
     monkeypatch.setenv("DUALKG_CACHE", str(tmp_path / "cache"))
     distributed.write_triples(tmp_path / "made.tsv", num_triples=1000, num_names=400)
-    found = distributed.measured(lambda: distributed.read_graph(str(tmp_path / "made.tsv")))
-    assert found["counts"]["entities"] == 400
-    assert sum(found["counts"][split] for split in ("train", "valid", "test")) <= 1000
-    assert found["seconds"] >= 0 < found["peak_mib"]
-    assert (
-        distributed.open_for_training(str(tmp_path / "made.tsv"))["examples"]
-        == 2 * found["counts"]["train"]
-    )
+    path = str(tmp_path / "made.tsv")
+    read = distributed.measured(lambda: distributed.read_graph(path))
+    assert read["counts"]["entities"] == 400
+    assert sum(read["counts"][split] for split in ("train", "valid", "test")) <= 1000
+    assert read["peak_mib"] > 0
+    opened = distributed.open_for_training(path)
+    assert opened["examples"] == 2 * read["counts"]["train"]
 
 
 def test_the_docs_have_the_measured_figures_of_a_large_graph():
-    found = json.loads((BENCHMARKS / "results" / "distributed.json").read_text(encoding="utf-8"))[
-        "data"
-    ]
+    results = json.loads((BENCHMARKS / "results" / "distributed.json").read_text(encoding="utf-8"))
+    data = results["data"]
     page = (BENCHMARKS.parent / "docs" / "data.md").read_text(encoding="utf-8")
-    assert f"a text of {found['file_mb']:,} MiB" in page
+    assert f"a text of {data['file_mb']:,} MiB" in page
     for part in ("read", "open"):
-        figures = (
-            round(found[part]["seconds"]),
-            found[part]["peak_mib"],
-            found[part]["peak_mib_without_maps"],
-        )
-        assert " | ".join(f"{figure:,}" for figure in figures) in page
-        assert found[part]["peak_mib"] < 2048
+        seconds = round(data[part]["seconds"])
+        peak = data[part]["peak_mib"]
+        peak_without_maps = data[part]["peak_mib_without_maps"]
+        assert f"{seconds:,} | {peak:,} | {peak_without_maps:,}" in page
+        assert peak < 2048
 
 
 # -- made graphs -------------------------------------------------------------
@@ -210,34 +196,14 @@ def test_a_synthetic_graph_has_the_given_size_and_no_triple_twice():
 
 
 def test_a_synthetic_graph_is_skewed_as_real_ones_are():
-    """The most frequent tenth of FB15k-237 has 38 % of the heads, 56 % of the tails and 55 % of the
-    relations.
-    """
-    graph = graphs.generate_graph(5000, 50_000, num_relations=200)
-    head, relation, tail = (
-        graphs.share_of_most_frequent(graph.train[:, column], size)
-        for column, size in enumerate((5000, 200, 5000))
-    )
-    assert 0.25 < head < 0.4
-    assert 0.4 < tail < 0.6
-    assert 0.45 < relation < 0.65
+    """The most frequent tenth of FB15k-237 has 38 %, 55 % and 56 % of its three columns."""
+    heads, relations, tails = graphs.generate_graph(5000, 50_000, num_relations=200).train.T
+    assert 0.25 < graphs.share_of_most_frequent(heads, 5000) < 0.4
+    assert 0.45 < graphs.share_of_most_frequent(relations, 200) < 0.65
+    assert 0.4 < graphs.share_of_most_frequent(tails, 5000) < 0.6
     # The id of an entity is independent of its frequency.
-    assert (
-        abs(np.corrcoef(np.arange(5000), np.bincount(graph.train[:, 2], minlength=5000))[0, 1])
-        < 0.1
-    )
-
-
-def test_a_synthetic_graph_is_the_same_for_the_same_seed():
-    one, same, other = (graphs.generate_graph(300, 1000, seed=seed).train for seed in (1, 1, 2))
-    assert np.array_equal(one, same)
-    assert not np.array_equal(one, other)
-
-
-def test_a_graph_too_full_to_be_drawn_is_refused():
-    with pytest.raises(ValueError, match="more than a quarter of all there can be"):
-        graphs.generate_graph(10, 600, num_relations=10)
-    assert len(graphs.generate_graph(10, 250, num_relations=10).train) == 250
+    frequencies = np.bincount(tails, minlength=5000)
+    assert abs(np.corrcoef(np.arange(5000), frequencies)[0, 1]) < 0.1
 
 
 # -- limits ------------------------------------------------------------------
@@ -297,32 +263,6 @@ def test_a_fit_recovers_the_exponent():
     assert fit == pytest.approx((1.5, 3.0, 1.0))
 
 
-def test_the_last_points_fit_better_with_a_constant_term():
-    points = [{"dim": 2.0**k, "seconds": 10 + 2.0**k} for k in range(8)]
-    whole, last = fits.fits_of("dim", points, "seconds")
-    assert whole.exponent < last.exponent < 1
-    assert last.r_squared > whole.r_squared
-
-
-def test_one_size_doubles_while_the_others_stay():
-    base = scaling.Point(1000, 2000, 8, 64)
-    for axis in fits.AXES:
-        points = [asdict(point) for point in scaling.points_of(axis, base)]
-        grown = [point.pop(axis) for point in points]
-        assert [after / before for before, after in pairwise(grown)] == [2.0] * 4
-        assert all(point == points[0] for point in points)
-
-
-def test_a_smaller_budget_has_fewer_triples():
-    ceilings = {
-        "float32_operations_per_second": 3e10,
-        "bf16_operations_per_second": 3e10,
-        "copied_bytes_per_second": 1e10,
-    }
-    small, large = (scaling.base_within(budget, "cpu", ceilings) for budget in (150, 1e6))
-    assert 2 * small.batch <= small.triples < large.triples == scaling.BASES["cpu"].triples
-
-
 def test_a_point_is_trained_by_the_ordinary_loop():
     found = scaling.train_point(scaling.TINY, "cpu")
     assert found["seconds"] > 0
@@ -352,7 +292,6 @@ def test_rankings_that_differ_are_not_compared():
 
 
 def test_a_study_is_counted_by_the_minute():
-    """And a table of what was measured. Several processes are what tests of searching are of."""
     import tuning
 
     job = tuning.Job("world", 2, 4000, 1, 3)

@@ -1,6 +1,4 @@
-"""The campaigns of `make torture` on inputs and disks: what they change, and that a short one finds
-nothing.
-"""
+"""The campaigns of `make torture`: what they change and count; a short one finds nothing."""
 
 from __future__ import annotations
 
@@ -28,17 +26,13 @@ TREE = {
 def test_changes_within_a_structure_are_parsed(seed):
     draw = random.Random(seed)
     json.loads(inputs.as_json(inputs.mutated_tree(TREE, draw)))
-    table = {
-        key: value
-        for key, value in inputs.mutated_tree(TREE, draw).items()
-        if isinstance(value, dict)
-    }
-    inputs.as_toml(table)  # keys with a null are no TOML
-    content = inputs.mutated_safetensors(
-        save({"a": np.ones(3, np.float32)}, {"about": '{"b": 1}'}), draw
-    )
-    size = struct.unpack("<Q", content[:8])[0]
-    json.loads(content[8 : 8 + size])
+    tree = inputs.mutated_tree(TREE, draw)
+    # TOML has tables at the top, and no null.
+    inputs.as_toml({key: value for key, value in tree.items() if isinstance(value, dict)})
+    weights = save({"a": np.ones(3, np.float32)}, {"about": '{"b": 1}'})
+    content = inputs.mutated_safetensors(weights, draw)
+    [header_size] = struct.unpack("<Q", content[:8])
+    json.loads(content[8 : 8 + header_size])
 
 
 def test_a_changed_file_gets_the_checksum_of_what_it_is_now(tmp_path):
@@ -58,35 +52,30 @@ def test_the_parser_of_a_format_decides_what_is_counted():
 
 def test_the_table_of_the_page_has_a_row_for_each_campaign():
     about = {"num_failures": 0, "failures": [], "seconds": 90.0, "on": {"commit": "abc"}}
-    page = with_table(
-        f"Before\n\n{BEGIN}old\n{END}\nAfter\n",
-        {"races": {"races": 1200, "refused with a message": 3, **about}},
-    )
+    results = {"races": {"races": 1200, "refused with a message": 3, **about}}
+    page = with_table(f"Before\n\n{BEGIN}old\n{END}\nAfter\n", results)
+    head = "| campaign | figures | failures | minutes | commit |\n|---|---|--:|--:|---|"
     row = "| `races` | races 1,200, refused with a message 3 | 0 | 1.5 | abc |"
-    assert page == (
-        f"Before\n\n{BEGIN}| campaign | figures | failures | minutes | commit "
-        f"|\n|---|---|--:|--:|---|\n{row}\n{END}\n"
-        "After\n"
-    )
+    assert page == f"Before\n\n{BEGIN}{head}\n{row}\n{END}\nAfter\n"
     assert set(FIGURES) == set(names())
 
 
 def test_times_alone_may_differ_after_a_kill():
-    one = {
+    killed = {
         "seconds": 1.0,
         "started_at": "now",
         "trials": [{"mrr": 0.5, "seconds": 2}],
         "summary": "7 trials in 1 s.",
     }
-    other = {
+    undisturbed = {
         "seconds": 2.0,
         "started_at": "then",
         "trials": [{"mrr": 0.5, "seconds": 3}],
         "summary": "7 trials in 2 s.",
     }
-    assert kills.without_times(one) == kills.without_times(other)
-    other["trials"] = [{"mrr": 0.6}]
-    assert kills.without_times(one) != kills.without_times(other)
+    assert kills.without_times(killed) == kills.without_times(undisturbed)
+    undisturbed["trials"] = [{"mrr": 0.6}]
+    assert kills.without_times(killed) != kills.without_times(undisturbed)
     assert json.loads(kills.difference({"a": "1", "b": "1"}, {"a": "2", ".b.tmp": "1"})) == {
         "a": "differs",
         "b": "is missing",
@@ -98,6 +87,6 @@ def test_times_alone_may_differ_after_a_kill():
 @pytest.mark.slow
 @pytest.mark.parametrize("campaign", [inputs.campaign, faults.campaign, kills.campaign])
 def test_a_short_campaign_finds_nothing(campaign):
-    found = campaign(minutes=0.5, seed=1)
-    assert found["failures"] == []
-    assert found.get("share_past_the_first_parser", 1) >= 1 / 3
+    figures = campaign(minutes=0.5, seed=1)
+    assert figures["failures"] == []
+    assert figures.get("share_past_the_first_parser", 1) >= 1 / 3

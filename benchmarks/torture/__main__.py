@@ -1,5 +1,4 @@
-"""Run the campaigns of `make torture` and save their figures in
-`benchmarks/results/reliability.json`.
+"""Run the campaigns of `make torture`, and save figures in benchmarks/results/reliability.json.
 
     python -m benchmarks.torture                          # all of them, two minutes each
     python -m benchmarks.torture races power --minutes 5 --seed 3
@@ -29,7 +28,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "reliability.json"
 PAGE = ROOT / "docs" / "promises.md"
 BEGIN = "<!-- made from reliability.json: begin -->\n"
 END = "<!-- made from reliability.json: end -->\n"
-FIGURES = {  # what the page shows of a campaign
+# The figures of a campaign that the page shows.
+FIGURES = {
     "kills": ("kills", "num_syncs_and_renames_killed_at"),
     "power": ("states", "different_states", "cuts", "events"),
     "faults": ("cases",),
@@ -47,12 +47,9 @@ FIGURES = {  # what the page shows of a campaign
 
 
 def names() -> list[str]:
-    here = Path(__file__)
-    return sorted(
-        file.stem
-        for file in here.parent.glob("*.py")
-        if file.stem not in (here.stem, "common", "__init__")
-    )
+    """The names of the campaigns: the modules beside this one."""
+    modules = {file.stem for file in Path(__file__).parent.glob("*.py")}
+    return sorted(modules - {"__main__", "__init__", "common"})
 
 
 def environment() -> dict[str, Any]:
@@ -76,30 +73,38 @@ def run(name: str, *, minutes: float, seed: int) -> dict[str, Any]:
     except Exception:
         figures = {"failures": [{"campaign": name, "traceback": traceback.format_exc()}]}
     failures = figures.pop("failures", [])
-    about = {"seed": seed, "seconds": round(time.monotonic() - started, 1), "on": environment()}
-    return {**figures, "num_failures": len(failures), "failures": failures[:MAX_FAILURES], **about}
+    return {
+        **figures,
+        "num_failures": len(failures),
+        "failures": failures[:MAX_FAILURES],
+        "seed": seed,
+        "seconds": round(time.monotonic() - started, 1),
+        "on": environment(),
+    }
 
 
 def with_table(page: str, results: dict[str, Any]) -> str:
     """The page with a row for each campaign that was run."""
     lines = ["| campaign | figures | failures | minutes | commit |", "|---|---|--:|--:|---|"]
     for name in sorted(results):
-        found = results[name]
-        shown = {
-            key.removeprefix("num_").replace("_", " "): found[key]
-            for key in FIGURES[name]
-            if key in found
-        }
-        figures = ", ".join(f"{key} {_shown(figure)}" for key, figure in shown.items())
-        time = f"{found['seconds'] / 60:.1f}"
+        result = results[name]
+        figures = []
+        for key in FIGURES[name]:
+            if key in result:
+                label = key.removeprefix("num_").replace("_", " ")
+                figures.append(f"{label} {_formatted(result[key])}")
+        minutes = f"{result['seconds'] / 60:.1f}"
+        commit = result["on"]["commit"]
         lines.append(
-            f"| `{name}` | {figures} | {found['num_failures']} | {time} | {found['on']['commit']} |"
+            f"| `{name}` | {', '.join(figures)} | {result['num_failures']} | {minutes} | {commit} |"
         )
     before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}{chr(10).join(lines)}\n{END}{rest.split(END)[1]}"
+    _, after = rest.split(END)
+    table = "\n".join(lines)
+    return f"{before}{BEGIN}{table}\n{END}{after}"
 
 
-def _shown(figure: float) -> str:
+def _formatted(figure: float) -> str:
     return f"{figure:,}" if isinstance(figure, int) else f"{figure:.3g}"
 
 
@@ -115,37 +120,39 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS)
     choices = parser.parse_args()
-    if unknown := set(choices.campaigns) - set(names()):
+    unknown = set(choices.campaigns) - set(names())
+    if unknown:
         parser.error(
             f"there is no campaign {', '.join(sorted(unknown))}; there are {', '.join(names())}"
         )
     chosen = choices.campaigns or names()
     minutes = 60 * choices.hours / len(chosen) if choices.hours else choices.minutes
-    failed = 0
-    if len(chosen) > 1:  # each in a process of its own
-        common = ["--minutes", str(minutes), "--seed", str(choices.seed), "--out", str(choices.out)]
-        line = [sys.executable, "-m", "benchmarks.torture"]
-        os.environ["DUALKG_COMMIT"] = (
-            environment()["commit"] or ""
-        )  # the results of the first change the source tree
-        return max(
-            [
-                subprocess.run([*line, name, *common], cwd=ROOT, check=False).returncode
-                for name in chosen
-            ]
-        )
+    if len(chosen) == 1:
+        return run_and_save(chosen[0], minutes=minutes, seed=choices.seed, out=choices.out)
+
+    # Each campaign has its own process. The commit is that of the beginning, because the results of
+    # the first campaign change the source tree.
+    os.environ["DUALKG_COMMIT"] = environment()["commit"] or ""
+    options = ["--minutes", str(minutes), "--seed", str(choices.seed), "--out", str(choices.out)]
+    statuses = []
     for name in chosen:
-        print(f"{name}: {minutes:.3g} minutes, seed {choices.seed}", file=sys.stderr, flush=True)
-        result = run(name, minutes=minutes, seed=choices.seed)
-        failed += result["num_failures"]
-        with locked(choices.out, wait=True):
-            saved = read_json(choices.out) if choices.out.exists() else {}
-            saved[name] = result
-            write_text(choices.out, json.dumps(saved, indent=1, sort_keys=True) + "\n")
-            if choices.out == RESULTS:
-                write_text(PAGE, with_table(PAGE.read_text(encoding="utf-8"), saved))
-        print(json.dumps({name: result}, indent=1))
-    return 1 if failed else 0
+        line = [sys.executable, "-m", "benchmarks.torture", name, *options]
+        statuses.append(subprocess.run(line, cwd=ROOT, check=False).returncode)
+    return max(statuses)
+
+
+def run_and_save(name: str, *, minutes: float, seed: int, out: Path) -> int:
+    """Run a campaign and save its figures; the exit status is 1 after a failure."""
+    print(f"{name}: {minutes:.3g} minutes, seed {seed}", file=sys.stderr, flush=True)
+    result = run(name, minutes=minutes, seed=seed)
+    with locked(out, wait=True):
+        saved = read_json(out) if out.exists() else {}
+        saved[name] = result
+        write_text(out, json.dumps(saved, indent=1, sort_keys=True) + "\n")
+        if out == RESULTS:
+            write_text(PAGE, with_table(PAGE.read_text(encoding="utf-8"), saved))
+    print(json.dumps({name: result}, indent=1))
+    return 1 if result["num_failures"] else 0
 
 
 if __name__ == "__main__":

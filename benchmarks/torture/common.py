@@ -1,6 +1,4 @@
-"""What the campaigns share: the time they have, the program under test, and a small run to work
-on.
-"""
+"""What the campaigns share: their time, the program under test, and a small graph."""
 
 import os
 import subprocess
@@ -15,13 +13,11 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PATHS = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-ON_CPU = {
-    "OMP_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-}  # memory and times are those of one thread
+# Memory and times are those of one thread.
+ON_CPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 ENVIRONMENT = {**os.environ, **ON_CPU, "PYTHONPATH": os.pathsep.join(PATHS)}
 TRACEBACK = "Traceback (most recent call last)"
-MAX_FAILURES = 20  # that are saved with all details
+MAX_FAILURES = 20  # failures that are saved with all details
 SPACE = """
 [data]
 graph = "mine.tsv"
@@ -56,13 +52,12 @@ def dualkg(*words: object, cwd: Path, **options: Any) -> subprocess.Popen[str]:
 
 def write_triples(path: Path, *, num_entities: int = 40) -> Path:
     """A graph that trains in a second."""
-    kinds = {"colour": 4, "shape": 5, "size": 3}
-    rows = [
-        f"thing{i}\t{kind}\t{kind}{i % values}\n"
-        for kind, values in kinds.items()
-        for i in range(num_entities)
-    ]
-    path.write_text("".join(rows), encoding="utf-8")
+    num_values = {"colour": 4, "shape": 5, "size": 3}
+    lines = []
+    for relation, count in num_values.items():
+        for number in range(num_entities):
+            lines.append(f"thing{number}\t{relation}\t{relation}{number % count}\n")
+    path.write_text("".join(lines), encoding="utf-8")
     return path
 
 
@@ -72,8 +67,9 @@ def failure(campaign: str, **details: Any) -> dict[str, Any]:
 
 
 def load_program() -> None:
-    """Import all that commands use, with one thread, so that `fork_command` starts in
-    milliseconds.
+    """Import all that commands use, with one thread.
+
+    After that, `fork_command` starts in milliseconds.
     """
     import torch
 
@@ -84,10 +80,11 @@ def load_program() -> None:
         "tuning.study",
         "inference.api",
         "inference.extension",
+        "inference.index_build",
+        "inference.export",
+        "inference.integrity",
     ):
         import_module(f"dualkg.{name}")
-    for name in ("index_build", "export", "integrity"):
-        import_module(f"dualkg.inference.{name}")
 
 
 @dataclass
@@ -100,11 +97,13 @@ class Command:
     status: int | None = None
 
     def wait(self) -> str:
-        """What it printed, on either stream; its exit status is then known, negative after a
-        signal.
+        """Wait for its end, and return what it printed on either stream.
+
+        Its exit status is then known; it is negative after a signal.
         """
         if self.status is None:
-            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            _, wait_status = os.waitpid(self.pid, 0)
+            self.status = os.waitstatus_to_exitcode(wait_status)
         return self.output.read_text(encoding="utf-8", errors="replace")
 
 
@@ -116,16 +115,16 @@ def fork_command(
     gate: int | None = None,
     call: Callable[[list[str]], int] | None = None,
 ) -> Command:
-    """Run a command of dualkg, or a function, in a fork of this process, which has called
-    `load_program`.
+    """Run a command of dualkg, or a function, in a fork of this process.
 
-    This process must not use torch before. `gate` is the reading end of a pipe: the command starts
-    when it has read a byte, and `delay` seconds later.
+    This process has called `load_program`, and must not use torch before. `gate` is the reading
+    end of a pipe: the command starts when it has read a byte, and `delay` seconds later.
     """
     line = [str(word) for word in words]
     sys.stdout.flush()
     sys.stderr.flush()
-    if pid := os.fork():
+    pid = os.fork()
+    if pid:
         return Command(line, pid, output)
     status = 70
     try:
@@ -154,5 +153,7 @@ def in_process(words: list[str]) -> int:
     try:
         main()
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if end.code is None:
+            return 0
+        return end.code if isinstance(end.code, int) else 1
     return 0

@@ -25,104 +25,8 @@ from typing import Any
 from benchmarks.torture.common import ON_CPU, TRACEBACK, failure, rounds, write_triples
 from benchmarks.torture.inputs import run_command
 
-SECONDS = 60  # of a case
-SHIM = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <sys/uio.h>
-#include <unistd.h>
-enum { WRITE = 1, SYNC = 2, NAME = 4, RENAME = 8, REMOVE = 16 };
-static char home[4096];
-static long seen, first, counts[5];
-static int number, kinds, sticky, armed;
-void fault_arm(const char *folder, int which, long place, int code, int all_later) {
-    strncpy(home, folder, sizeof home - 1);
-    kinds = which; first = place; number = code; sticky = all_later; seen = 0; armed = 1;
-}
-long fault_disarm(void) { armed = 0; return seen; }
-long fault_count(int bit) { return counts[bit]; }
-static int fails(const char *path, int kind) {
-    if (!armed || strncmp(path, home, strlen(home))) return 0;
-    for (int bit = 0; bit < 5; bit++) if (kind >> bit & 1) __sync_fetch_and_add(&counts[bit], 1);
-    if (!(kinds & kind)) return 0;
-    long place = __sync_fetch_and_add(&seen, 1);
-    if (first < 0 || place < first || (place > first && !sticky)) return 0;
-    if (number < 0) kill(getpid(), -number);
-    errno = number;
-    return 1;
-}
-static int fails_fd(int fd, int kind) {
-    if (!armed) return 0;
-    char link[64], path[4096];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, path, sizeof path - 1);
-    if (length < 0) return 0;
-    path[length] = 0;
-    return fails(path, kind);
-}
-static int fails_at(int folder, const char *path, int kind) {
-    if (!armed) return 0;
-    if (path[0] == '/') return fails(path, kind);
-    char full[8192], link[64];
-    if (folder == AT_FDCWD) { if (!getcwd(full, 4096)) return 0; }
-    else {
-        snprintf(link, sizeof link, "/proc/self/fd/%d", folder);
-        ssize_t length = readlink(link, full, 4095);
-        if (length < 0) return 0;
-        full[length] = 0;
-    }
-    strcat(full, "/");
-    strncat(full, path, 4000);
-    return fails(full, kind);
-}
-#define REAL(type, name, ...) static type (*real)(__VA_ARGS__); if (!real) real = dlsym(RTLD_NEXT, #name)
-#define BY_FD(type, name, kind, args, ...) type name args { \
-    REAL(type, name, __VA_ARGS__); if (fails_fd(fd, kind)) return -1; return real
-BY_FD(ssize_t, write, WRITE, (int fd, const void *a, size_t n), int, const void *, size_t)(fd, a, n); }
-BY_FD(ssize_t, pwrite, WRITE, (int fd, const void *a, size_t n, off_t o), int, const void *, size_t, off_t)
-    (fd, a, n, o); }
-BY_FD(ssize_t, pwrite64, WRITE, (int fd, const void *a, size_t n, off_t o), int, const void *, size_t, off_t)
-    (fd, a, n, o); }
-BY_FD(ssize_t, writev, WRITE, (int fd, const struct iovec *a, int n), int, const struct iovec *, int)(fd, a, n); }
-BY_FD(int, ftruncate, WRITE, (int fd, off_t n), int, off_t)(fd, n); }
-BY_FD(int, ftruncate64, WRITE, (int fd, off_t n), int, off_t)(fd, n); }
-BY_FD(int, fsync, SYNC, (int fd), int)(fd); }
-BY_FD(int, fdatasync, SYNC, (int fd), int)(fd); }
-size_t fwrite(const void *a, size_t size, size_t n, FILE *file) {
-    REAL(size_t, fwrite, const void *, size_t, size_t, FILE *);
-    return fails_fd(fileno(file), WRITE) ? 0 : real(a, size, n, file);
-}
-#define BY_NAME(name, kind, args, path, at, ...) int name args { \
-    REAL(int, name, __VA_ARGS__); if (fails_at(at, path, kind)) return -1; return real
-BY_NAME(rename, NAME | RENAME, (const char *a, const char *b), b, AT_FDCWD, const char *, const char *)(a, b); }
-BY_NAME(renameat, NAME | RENAME, (int d, const char *a, int e, const char *b), b, e, int, const char *, int,
-        const char *)(d, a, e, b); }
-BY_NAME(renameat2, NAME | RENAME, (int d, const char *a, int e, const char *b, unsigned f), b, e, int, const char *,
-        int, const char *, unsigned)(d, a, e, b, f); }
-BY_NAME(link, NAME, (const char *a, const char *b), b, AT_FDCWD, const char *, const char *)(a, b); }
-BY_NAME(linkat, NAME, (int d, const char *a, int e, const char *b, int f), b, e, int, const char *, int, const char *,
-        int)(d, a, e, b, f); }
-BY_NAME(mkdir, NAME, (const char *a, mode_t m), a, AT_FDCWD, const char *, mode_t)(a, m); }
-BY_NAME(mkdirat, NAME, (int d, const char *a, mode_t m), a, d, int, const char *, mode_t)(d, a, m); }
-BY_NAME(unlink, REMOVE, (const char *a), a, AT_FDCWD, const char *)(a); }
-BY_NAME(unlinkat, REMOVE, (int d, const char *a, int f), a, d, int, const char *, int)(d, a, f); }
-BY_NAME(rmdir, REMOVE, (const char *a), a, AT_FDCWD, const char *)(a); }
-#define OPEN(name, args, at, path, call, ...) int name args { \
-    REAL(int, name, __VA_ARGS__); mode_t mode = 0; \
-    va_list rest; va_start(rest, flags); if (flags & (O_CREAT | O_TMPFILE)) mode = va_arg(rest, mode_t); va_end(rest); \
-    if ((flags & (O_CREAT | O_WRONLY | O_RDWR)) && fails_at(at, path, NAME)) return -1; return real call; }
-OPEN(open, (const char *path, int flags, ...), AT_FDCWD, path, (path, flags, mode), const char *, int, ...)
-OPEN(open64, (const char *path, int flags, ...), AT_FDCWD, path, (path, flags, mode), const char *, int, ...)
-OPEN(openat, (int d, const char *path, int flags, ...), d, path, (d, path, flags, mode), int, const char *, int, ...)
-OPEN(openat64, (int d, const char *path, int flags, ...), d, path, (d, path, flags, mode), int, const char *, int, ...)
-"""
+SECONDS = 60  # the longest time of a case
+SHIM = Path(__file__).with_name("shim.c")
 WRITE = 1
 SYNC = 2
 NAME = 4
@@ -157,25 +61,21 @@ COMMANDS = {
     "sparsify": ["sparsify", "run", "--share", "0.5", "--out", "new"],
     "ensemble": ["ensemble", "run", "run", "--weights", "equal", "--out", "new"],
 }
-REPLACED = {
-    "calibrate": ["calibration.json"],
-    "overwrite": None,
-    "resume": None,
-}  # files of `run` that may change
+# Files of `run` that a command may change; None is all of them.
+REPLACED = {"calibrate": ["calibration.json"], "overwrite": None, "resume": None}
 
 
 def compile_shim(folder: Path) -> Path:
-    source = folder / "shim.c"
     library = folder / "shim.so"
-    source.write_text(SHIM)
-    command = ["cc", "-shared", "-fPIC", "-O1", "-w", "-o", str(library), str(source), "-ldl"]
+    command = ["cc", "-shared", "-fPIC", "-O1", "-w", "-o", str(library), str(SHIM), "-ldl"]
     subprocess.run(command, check=True, capture_output=True)
     return library
 
 
 def load_shim(library: str) -> Any:
-    """The functions of the shim, in a process that was started with it; a negative code is a
-    signal.
+    """The functions of the shim, in a process that was started with it.
+
+    A negative code of an error is a signal that ends the process.
     """
     shim: Any = ctypes.CDLL(library)
     shim.fault_arm.argtypes = [
@@ -185,28 +85,28 @@ def load_shim(library: str) -> Any:
         ctypes.c_int,
         ctypes.c_int,
     ]
-    shim.fault_disarm.restype = shim.fault_count.restype = ctypes.c_long
+    shim.fault_disarm.restype = ctypes.c_long
+    shim.fault_count.restype = ctypes.c_long
     return shim
 
 
 def make_good(good: Path) -> None:
-    """A graph, a run with calibration, one that was interrupted, queries, and triples of a new
-    entity.
-    """
+    """Make what commands need: a graph, a calibrated run, an interrupted run, and queries."""
     import dualkg as kg
 
     good.mkdir()
     write_triples(good / "graph.tsv")
     (good / "queries.tsv").write_text("thing1\tcolour\t?\n")
     (good / "extension.tsv").write_text("new\tcolour\tcolour1\nnew\tshape\tshape2\n")
-    changes = {
-        "data.graph": str(good / "graph.tsv"),
-        "model.dim": 2,
-        "training.epochs": 2,
-        "training.batch_size": 64,
-    }
     recipe = kg.Recipe().with_changes(
-        {**changes, "regularizer.name": "DURA", "regularizer.weight": 0.05}
+        {
+            "data.graph": str(good / "graph.tsv"),
+            "model.dim": 2,
+            "training.epochs": 2,
+            "training.batch_size": 64,
+            "regularizer.name": "DURA",
+            "regularizer.weight": 0.05,
+        }
     )
     kg.calibrate(kg.train_recipe(recipe, out=good / "run"))
 
@@ -220,116 +120,144 @@ def make_good(good: Path) -> None:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    files = [one for one in folder.rglob("*") if one.is_file() and not one.name.endswith(".lock")]
-    return {
-        str(one.relative_to(folder)): hashlib.sha256(one.read_bytes()).hexdigest() for one in files
-    }
+    """The SHA-256 of all files below a folder, without locks."""
+    found = {}
+    for file in folder.rglob("*"):
+        if file.is_file() and not file.name.endswith(".lock"):
+            found[str(file.relative_to(folder))] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return found
 
 
-def run_case(
-    shim: Any, here: Path, name: str, fault: str, draw: random.Random, counts: dict[Any, int]
-) -> tuple[str, str | None]:
-    """Fail one call of a command, or all from one on; return how it ended and what is wrong with
-    that.
-    """
-    outcome = ["not reached"]
-    problem = _run_case(shim, here, name, fault, draw, counts, outcome)
-    return outcome[-1], problem
+class FailingDisk:
+    """Commands in a folder whose disk fails, in a process with the shim."""
 
+    def __init__(self, shim: Any, home: Path) -> None:
+        self.shim = shim
+        self.folder = home / "here"
+        self.good = home / "good"
+        # On a good disk: the calls of a command by their kinds, and the files that it makes.
+        self.num_calls: dict[tuple[str, int], int] = {}
+        self.good_files: dict[str, dict[str, str]] = {}
 
-def made_files(here: Path) -> dict[str, str]:
-    """What a command made, but for files with times in them."""
-    return {
-        name: sha
-        for name, sha in hashes(here).items()
-        if name.startswith("new") and not name.endswith(".json")
-    }
+    def run_case(self, name: str, fault: str, draw: random.Random) -> tuple[str, str | None]:
+        """Fail one call of a command, or all from one on.
 
+        Returns how the command ended, and what is wrong with that.
+        """
+        kinds, code, sticky = FAULTS[fault]
+        words = COMMANDS[name]
+        problem = self.count_calls(name, kinds)
+        if problem:
+            return "not reached", problem
 
-def _run_case(
-    shim: Any,
-    here: Path,
-    name: str,
-    fault: str,
-    draw: random.Random,
-    counts: dict[Any, Any],
-    outcome: list[str],
-) -> str | None:
-    words, (kinds, code, sticky) = COMMANDS[name], FAULTS[fault]
-    good = here.with_name("good")
+        num_calls = self.num_calls[name, kinds]
+        place = 0 if fault == "read-only" else draw.randrange(max(1, num_calls))
+        self.restore()
+        before = hashes(self.folder)
+        self.shim.fault_arm(os.fsencode(self.folder), kinds, place, code, int(sticky))
+        try:
+            status, text = run_command(words)
+        finally:
+            num_seen = self.shim.fault_disarm()
 
-    def fresh() -> None:
-        shutil.rmtree(here, ignore_errors=True)
-        shutil.copytree(good, here)
-        os.chdir(here)
-
-    if (name, kinds) not in counts:
-        fresh()
-        shim.fault_arm(os.fsencode(here), kinds, -1, 0, 0)
-        ended, text = run_command(words)
-        counts[name, kinds], counts[name] = shim.fault_disarm(), made_files(here)
-        if ended:
-            return f"it fails on a good disk: {text[-300:]}"
-    place = 0 if fault == "read-only" else draw.randrange(max(1, counts[name, kinds]))
-    fresh()
-    before = hashes(here)
-    shim.fault_arm(os.fsencode(here), kinds, place, code, int(sticky))
-    try:
-        ended, text = run_command(words)
-    finally:
-        seen = shim.fault_disarm()
-    what = f"at call {place} of {counts[name, kinds]}"
-    if seen > place:
-        outcome.append("refused with a sentence" if ended else "done all the same")
-    if ended not in (0, 1, 2) or TRACEBACK in text:
-        return f"{what}: status {ended}: {text[-800:]}"
-    after = hashes(here)
-    if ended and seen > place:
-        last = text.strip().splitlines()[-1] if text.strip() else ""
-        named = re.findall(
-            r"[\w./-]*(?:run|stopped|new|\.lock)[\w./-]*", last.partition("dualkg: ")[2]
+        is_reached = num_seen > place
+        outcome = "not reached"
+        if is_reached:
+            outcome = "refused with a sentence" if status else "done all the same"
+        problem = (
+            check_message(status, text, is_reached=is_reached)
+            or self.check_unchanged(name, before, status)
+            or self.check_no_temporary_files(status, fault, sticky=sticky)
+            or self.check_files(name, status)
+            or (check_repeated(name, words) if status else None)
         )
-        if not named:
-            return f"{what}: a message without the name of a file: {last[-300:]}"
-    changed = [file for file, sha in before.items() if after.get(file) != sha]
-    allowed = REPLACED.get(name, [])
-    if allowed is not None and (
-        bad := [file for file in changed if Path(file).name not in allowed]
-    ):
-        return f"{what}: {', '.join(bad)} changed, and the command ended with {ended}"
-    if (
-        ended
-        and fault != "read-only"
-        and not sticky
-        and (stray := [file for file in after if ".tmp" in file])
-    ):
-        return f"{what}: {', '.join(stray[:3])} was left"
-    folder = {"overwrite": "run", "resume": "stopped"}.get(name, "run")
-    made = name.startswith(("complete", "predict", "export"))
-    if ended == 0 and made and made_files(here) != counts[name]:
-        return f"{what}: it ended with 0, and its files are not those of a good disk"
-    if ended == 0 or name == "overwrite":
-        checked, report = run_command(
-            ["check", "new" if name == "train" and ended == 0 else folder]
-        )
-        if checked and not (name == "overwrite" and "dualkg resume" in report):
-            return f"{what}: damaged after status {ended}: {report[-300:]}"
-    if ended and (again := _repeat(name, words)):
-        return f"{what}: {again}"
+        return outcome, f"at call {place} of {num_calls}: {problem}" if problem else None
+
+    def restore(self) -> None:
+        """Begin with the good files again."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.copytree(self.good, self.folder)
+        os.chdir(self.folder)
+
+    def count_calls(self, name: str, kinds: int) -> str | None:
+        """Run a command on a good disk, once for each set of kinds."""
+        if (name, kinds) in self.num_calls:
+            return None
+        self.restore()
+        self.shim.fault_arm(os.fsencode(self.folder), kinds, -1, 0, 0)
+        status, text = run_command(COMMANDS[name])
+        self.num_calls[name, kinds] = self.shim.fault_disarm()
+        self.good_files[name] = self.made_files()
+        return f"it fails on a good disk: {text[-300:]}" if status else None
+
+    def made_files(self) -> dict[str, str]:
+        """The files that a command made, except those with times in them."""
+        made = {}
+        for name, sha in hashes(self.folder).items():
+            if name.startswith("new") and not name.endswith(".json"):
+                made[name] = sha
+        return made
+
+    def check_unchanged(self, name: str, before: dict[str, str], status: int) -> str | None:
+        """Only files that the command replaces may have changed."""
+        replaced = REPLACED.get(name, [])
+        if replaced is None:
+            return None
+        after = hashes(self.folder)
+        changed = [file for file, sha in before.items() if after.get(file) != sha]
+        damaged = [file for file in changed if Path(file).name not in replaced]
+        if damaged:
+            return f"{', '.join(damaged)} changed, and the command ended with {status}"
+        return None
+
+    def check_no_temporary_files(self, status: int, fault: str, *, sticky: bool) -> str | None:
+        """A refused command removes its temporary files, if the disk lets it."""
+        if not status or fault == "read-only" or sticky:
+            return None
+        left = [file for file in hashes(self.folder) if ".tmp" in file]
+        return f"{', '.join(left[:3])} was left" if left else None
+
+    def check_files(self, name: str, status: int) -> str | None:
+        """A command that succeeded made whole files; runs are checked by `dualkg check`."""
+        has_comparable_files = name.startswith(("complete", "predict", "export"))
+        if status == 0 and has_comparable_files and self.made_files() != self.good_files[name]:
+            return "it ended with 0, and its files are not those of a good disk"
+        if status and name != "overwrite":
+            return None
+        run = {"overwrite": "run", "resume": "stopped"}.get(name, "run")
+        if name == "train" and status == 0:
+            run = "new"
+        check_status, report = run_command(["check", run])
+        is_resumable = name == "overwrite" and "dualkg resume" in report
+        if check_status and not is_resumable:
+            return f"damaged after status {status}: {report[-300:]}"
+        return None
+
+
+def check_message(status: int, text: str, *, is_reached: bool) -> str | None:
+    """A command ends as documented, and a refusal names a file."""
+    if status not in (0, 1, 2) or TRACEBACK in text:
+        return f"status {status}: {text[-800:]}"
+    if not status or not is_reached:
+        return None
+    lines = text.strip().splitlines()
+    last_line = lines[-1] if lines else ""
+    message = last_line.partition("dualkg: ")[2]
+    if not re.search(r"[\w./-]*(?:run|stopped|new|\.lock)[\w./-]*", message):
+        return f"a message without the name of a file: {last_line[-300:]}"
     return None
 
 
-def _repeat(name: str, words: list[str]) -> str | None:
+def check_repeated(name: str, words: list[str]) -> str | None:
     """Run the command again with a good disk, or resume what it began."""
-    if (
-        name in ("train", "overwrite")
-        and Path(words[words.index("--out") + 1], "checkpoint.safetensors").exists()
-    ):
-        words = ["resume", words[words.index("--out") + 1]]
-    ended, text = run_command(words)
+    if name in ("train", "overwrite"):
+        out = words[words.index("--out") + 1]
+        if Path(out, "checkpoint.safetensors").exists():
+            words = ["resume", out]
+    status, text = run_command(words)
     if name == "resume" and "is finished" in text:
         return None
-    return f"run again, it ended with {ended}: {text[-300:]}" if ended else None
+    return f"run again, it ended with {status}: {text[-300:]}" if status else None
 
 
 def worker(pipe: Connection, home: str, library: str) -> None:
@@ -340,16 +268,15 @@ def worker(pipe: Connection, home: str, library: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    shim = load_shim(library)
     if not Path(home, "good").exists():
         make_good(Path(home, "good"))
-    counts: dict[Any, int] = {}
+    disk = FailingDisk(load_shim(library), Path(home))
     pipe.send("ready")
     while (case := pipe.recv()) is not None:
         name, fault, seed = case
         try:
-            pipe.send(run_case(shim, Path(home, "here"), name, fault, random.Random(seed), counts))
-        except Exception as error:  # of the campaign itself
+            pipe.send(disk.run_case(name, fault, random.Random(seed)))
+        except Exception as error:
             pipe.send(("none", f"the campaign failed: {type(error).__name__}: {error}"))
 
 
@@ -372,9 +299,7 @@ def start(home: str, library: Path) -> tuple[Any, Connection]:
 
 
 def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
-    """Fail calls of all commands in turn; the figures are the number of cases by fault and by
-    command.
-    """
+    """Fail calls of all commands in turn, and count cases by fault and by command."""
     by_fault = Counter[str]()
     by_command = Counter[str]()
     failures = list[dict[str, Any]]()

@@ -1,5 +1,4 @@
-"""Mutated inputs: each command reads a file or folder that was changed within its structure, or
-byte by byte.
+"""Mutated inputs: commands read files that were changed within their structure or byte by byte.
 
 An input fails if it ends in a traceback, a crash, a message of more than `MAX_MESSAGE` characters,
 after more than `MAX_SECONDS`, or with more than `MAX_MIB` of memory. Commands run in a worker
@@ -200,12 +199,9 @@ def as_toml(tree: Any) -> bytes:
 
 def rows(draw: random.Random) -> list[list[str]]:
     """Triples with cells changed, lost or added."""
-    found = [
-        [f"e{draw.randrange(30)}", f"r{draw.randrange(3)}", f"e{draw.randrange(30)}"]
-        for _ in range(200)
-    ]
+    triples = [random_triple(draw) for _ in range(200)]
     for _ in range(draw.randrange(4)):
-        row = draw.choice(found)
+        row = draw.choice(triples)
         kind = draw.randrange(5)
         if kind == 0 and row:
             row.pop()
@@ -213,12 +209,17 @@ def rows(draw: random.Random) -> list[list[str]]:
             row.append(draw.choice(NAMES))
         elif row:
             row[draw.randrange(len(row))] = draw.choice([*NAMES, "", " ", "\t", "\n", "y" * 70_000])
-    return found
+    return triples
+
+
+def random_triple(draw: random.Random) -> list[str]:
+    return [f"e{draw.randrange(30)}", f"r{draw.randrange(3)}", f"e{draw.randrange(30)}"]
 
 
 def mutated_safetensors(content: bytes, draw: random.Random) -> bytes:
-    """Change the header of a file of tensors, or the bytes of its tensors, and keep the rest
-    consistent.
+    """Change the header of a file of tensors, or the bytes of its tensors.
+
+    The rest stays consistent.
     """
     size = struct.unpack("<Q", content[:8])[0]
     header = json.loads(content[8 : 8 + size])
@@ -307,12 +308,14 @@ def mutated_file(name: str, content: bytes, draw: random.Random) -> bytes:
     if suffix == ".toml":
         return as_toml(mutated_tree(tomllib.loads(content.decode()), draw))
     if suffix == ".jsonl":
-        lines = [
-            mutated_tree(json.loads(line), draw) if draw.random() < 0.1 else json.loads(line)
-            for line in content.splitlines()
-        ]
+        lines = []
+        for line in content.splitlines():
+            tree = json.loads(line)
+            lines.append(mutated_tree(tree, draw) if draw.random() < 0.1 else tree)
         return b"\n".join(map(as_json, lines))
-    return (mutated_parquet if suffix == ".parquet" else mutated_safetensors)(content, draw)
+    if suffix == ".parquet":
+        return mutated_parquet(content, draw)
+    return mutated_safetensors(content, draw)
 
 
 def is_parsed(name: str, content: bytes) -> bool:
@@ -398,21 +401,14 @@ class Inputs:
         ]
 
     def make(self) -> None:
-        """A graph, a run with calibration and decisions, one that was interrupted, indexes, and
-        candidates.
-        """
+        """Make what commands read: a graph, runs, indexes and candidates."""
         import dualkg as kg
         from dualkg.inference.index_build import build_index, save_index
 
         self.good.mkdir(parents=True)
         draw = random.Random(0)
-        triples = sorted(
-            {
-                (f"e{draw.randrange(30)}", f"r{draw.randrange(3)}", f"e{draw.randrange(30)}")
-                for _ in range(400)
-            }
-        )
-        (self.good / "graph.tsv").write_text("".join("\t".join(row) + "\n" for row in triples))
+        lines = sorted({"\t".join(random_triple(draw)) for _ in range(400)})
+        (self.good / "graph.tsv").write_text("".join(f"{line}\n" for line in lines))
         changes = {
             "data.graph": str(self.good / "graph.tsv"),
             "model.dim": 4,
@@ -447,22 +443,18 @@ class Inputs:
         with contextlib.suppress(KeyboardInterrupt):
             quick = recipe.with_changes({"training.checkpoint_seconds": 0.0, "training.epochs": 3})
             kg.train_recipe(quick, out=self.good / "stopped", on_progress=stop)
-        names = run.graph.entities, run.graph.relations, run.graph.entities
-        lists = {"tail_candidates": ["e1", "e2"], "head_candidates": ["e3"]}
-        lines = [
-            {
-                **dict(
-                    zip(
-                        ("head", "relation", "tail"),
-                        (one[id] for one, id in zip(names, row, strict=True)),
-                        strict=True,
-                    )
-                ),
-                **lists,
-            }
-            for row in run.graph.test.tolist()
-        ]
-        (self.good / "candidates.jsonl").write_bytes(b"\n".join(map(as_json, lines)))
+        candidates = []
+        for head, relation, tail in run.graph.test.tolist():
+            candidates.append(
+                {
+                    "head": run.graph.entities[head],
+                    "relation": run.graph.relations[relation],
+                    "tail": run.graph.entities[tail],
+                    "tail_candidates": ["e1", "e2"],
+                    "head_candidates": ["e3"],
+                }
+            )
+        (self.good / "candidates.jsonl").write_bytes(b"\n".join(map(as_json, candidates)))
 
     def case(self, draw: random.Random) -> Case:
         shutil.rmtree(self.here, ignore_errors=True)
@@ -486,8 +478,9 @@ class Inputs:
         return Case(family, words, is_parsed(name, content))
 
     def text(self, draw: random.Random) -> Case:
-        """TSV, CSV and lines separated by spaces, with or without header, byte-order mark and
-        Windows line ends.
+        """TSV, CSV and lines separated by spaces.
+
+        They have a header, a byte-order mark or Windows line ends, or not.
         """
         separator, suffix = draw.choice(
             (("\t", ".tsv"), (",", ".csv"), (";", ".csv"), (" ", ".txt"))
@@ -534,11 +527,9 @@ class Inputs:
         ]
 
         def term(name: str) -> str:
-            return (
-                draw.choice(terms)
-                if draw.random() < 0.02
-                else f"<http://x.org/{name[:50].encode().hex()}>"
-            )
+            if draw.random() < 0.02:
+                return draw.choice(terms)
+            return f"<http://x.org/{name[:50].encode().hex()}>"
 
         lines = [" ".join([*map(term, row), "."]) for row in rows(draw)]
         content = "\n".join(lines).encode("utf-8", "replace")
@@ -572,9 +563,7 @@ class Inputs:
         return self._data("Parquet", f"mine{name}", content, draw)
 
     def archive(self, draw: random.Random) -> Case:
-        """Archives of mutated files, mutated archives, and files that expand to much more than they
-        hold.
-        """
+        """Archives of mutated files, mutated archives, and files that expand to a large size."""
         text = "\n".join(map("\t".join, rows(draw))).encode("utf-8", "replace")
         expands = draw.random() < 0.05
         names = draw.choice(
@@ -667,23 +656,21 @@ class Inputs:
                 "regularizer.weight": {"low": 0.01, "high": 0.1, "log": True},
             },
         }
-        content = (
-            as_toml(mutated_tree(tree, draw))
-            if draw.random() < 0.75
-            else mutated_bytes(as_toml(tree), draw)
-        )
-        (self.here / "space.toml").write_bytes(content)
-        return Case(
-            "TOML", ["LOAD_SPACE", str(self.here / "space.toml")], is_parsed("space.toml", content)
-        )
+        if draw.random() < 0.75:
+            content = as_toml(mutated_tree(tree, draw))
+        else:
+            content = mutated_bytes(as_toml(tree), draw)
+        path = self.here / "space.toml"
+        path.write_bytes(content)
+        return Case("TOML", ["LOAD_SPACE", str(path)], is_parsed("space.toml", content))
 
     def _change_in(self, folder: Path, draw: random.Random, *, but: str = "") -> bool:
-        """Change one file of a folder, and in half of the cases its checksums; whether its parser
-        accepts it.
+        """Change one file of a folder, and in half of the cases its checksums.
+
+        Returns whether the parser of the file accepts it.
         """
-        path = draw.choice(
-            sorted(one for one in folder.rglob("*") if one.is_file() and one.name != but)
-        )
+        files = [file for file in folder.rglob("*") if file.is_file() and file.name != but]
+        path = draw.choice(sorted(files))
         content = path.read_bytes()
         kind = draw.randrange(20)
         if kind < 3:
@@ -792,11 +779,9 @@ class Inputs:
         content = content.replace(b"\tr1\t", b"\t?\t") if kind == 1 else content
         content = mutated_bytes(content, draw) if draw.random() < 0.4 else content
         (self.here / "mine.tsv").write_bytes(content)
-        words = (
-            ["predict", run, "--queries"]
-            if kind == 1
-            else ["evaluate", run, "--task", "classification", "--negatives"]
-        )
+        words = ["evaluate", run, "--task", "classification", "--negatives"]
+        if kind == 1:
+            words = ["predict", run, "--queries"]
         return Case("TSV", [*words, str(self.here / "mine.tsv")], is_parsed("mine.tsv", content))
 
     def words(self, draw: random.Random) -> Case:
@@ -874,8 +859,9 @@ class Inputs:
 
 
 def run_command(words: list[str]) -> tuple[object, str]:
-    """Run a command in this process; return its exit status, or the place of an exception, and its
-    output.
+    """Run a command in this process; return its exit status and its output.
+
+    After an exception, its place is returned instead of a status.
     """
     from dualkg.cli import common
     from dualkg.cli.main import main
@@ -889,14 +875,13 @@ def run_command(words: list[str]) -> tuple[object, str]:
             main()
     except SystemExit as end:
         code = end.code or 0
-    except BaseException as error:  # what is looked for
-        place = [
-            frame
-            for frame in traceback.extract_tb(error.__traceback__)
-            if "dualkg" in frame.filename
-        ][-1:]
-        where = "".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in place)
-        code = f"{type(error).__name__} at {where}: {str(error)[:200]}"
+    except BaseException as error:
+        # Such an error is what the campaign looks for.
+        place = ""
+        for frame in traceback.extract_tb(error.__traceback__):
+            if "dualkg" in frame.filename:
+                place = f"{Path(frame.filename).name}:{frame.lineno}"
+        code = f"{type(error).__name__} at {place}: {str(error)[:200]}"
     return code, out.getvalue()
 
 
@@ -909,22 +894,20 @@ def run_case(case: Case) -> str | None:
         try:
             load_space(case.words[1])
         except DualkgError as error:
-            return (
-                None
-                if len(str(error)) <= MAX_MESSAGE
-                else f"a message of {len(str(error)):,} characters"
-            )
-        except Exception as error:  # what is looked for
+            num_characters = len(str(error))
+            if num_characters > MAX_MESSAGE:
+                return f"a message of {num_characters:,} characters"
+        except Exception as error:
             return f"{type(error).__name__}: {str(error)[:200]}"
         return None
     code, text = run_command(case.words)
     if code not in (0, 1, 2):
         return str(code)
     if TRACEBACK in text:
-        found = re.search(
-            r"(\w+(?:Error|Exception)): [^\n\\]{0,150}", text[text.rindex(TRACEBACK) :]
-        )
-        return f"a traceback in the output: {found[0] if found else text[-200:]}"
+        last_traceback = text[text.rindex(TRACEBACK) :]
+        error_line = re.search(r"(\w+(?:Error|Exception)): [^\n\\]{0,150}", last_traceback)
+        details = error_line[0] if error_line else text[-200:]
+        return f"a traceback in the output: {details}"
     if code and len(text) > MAX_MESSAGE:
         return f"a message of {len(text):,} characters"
     return None
@@ -940,12 +923,15 @@ def peak_mib(*, reset: bool = False) -> int:
 
 
 def worker(pipe: Connection, home: str, seed: int) -> None:
-    """Run the cases whose numbers arrive; answer with family, whether it was parsed, peak memory
-    and what is wrong.
+    """Run the cases whose numbers arrive.
+
+    Answers are the family, the words and whether the input was parsed; then the peak memory and
+    what is wrong.
     """
     os.environ |= {"DUALKG_CACHE": str(Path(home) / "cache"), "COLUMNS": "120", **ON_CPU}
     os.environ.pop("DUALKG_DATA", None)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # of libraries
+    # Libraries write to stderr.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     import torch
 
     torch.set_num_threads(1)
@@ -998,9 +984,7 @@ class Worker:
 
 
 def campaign(*, minutes: float, seed: int, first: int = 0) -> dict[str, Any]:
-    """Run inputs `first`, `first` + 1, … of a seed for about so long; the figures are counts,
-    failures and maxima.
-    """
+    """Run inputs `first`, `first` + 1, … of a seed for some minutes."""
     counts = Counter[str]()
     parsed = Counter[str]()
     seconds_of = Counter[str]()
@@ -1011,10 +995,10 @@ def campaign(*, minutes: float, seed: int, first: int = 0) -> dict[str, Any]:
     kinds = Counter[str]()
     ends = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="dualkg-inputs-") as home:
-        one = Worker(home, seed)
+        process = Worker(home, seed)
         try:
             while time.monotonic() < ends:
-                case, peak, seconds, problem = one.run(number)
+                case, peak, seconds, problem = process.run(number)
                 counts[case.family] += 1
                 parsed[case.family] += case.parsed
                 seconds_of[" ".join(case.words[:1])] += seconds  # type: ignore[assignment]
@@ -1026,34 +1010,35 @@ def campaign(*, minutes: float, seed: int, first: int = 0) -> dict[str, Any]:
                         command = " ".join(word[:100] for word in case.words).replace(home, "HOME")
                         failures.append({"number": number, "command": command, "problem": problem})
                     if "seconds" in problem or "process" in problem or "memory" in problem:
-                        one.end()
-                        one = Worker(home, seed)
+                        process.end()
+                        process = Worker(home, seed)
                 number += 1
         finally:
-            one.end()
+            process.end()
+    by_family = {}
+    for family in sorted(counts):
+        by_family[family] = {
+            "inputs": counts[family],
+            "past_the_first_parser": parsed[family],
+        }
     total = counts.total()
     return {
         "inputs": total,
         "first": first,
         "past_the_first_parser": parsed.total(),
         "share_past_the_first_parser": round(parsed.total() / max(1, total), 3),
-        "by_family": {
-            name: {"inputs": counts[name], "past_the_first_parser": parsed[name]}
-            for name in sorted(counts)
-        },
+        "by_family": by_family,
         "most_mib": most_mib,
         "longest_seconds": round(longest, 2),
         "failed": sum(kinds.values()),
         "problems": dict(kinds.most_common()),
-        "seconds": {name: round(one, 1) for name, one in seconds_of.most_common()},
+        "seconds": {name: round(seconds, 1) for name, seconds in seconds_of.most_common()},
         "failures": failures,
     }
 
 
 def main() -> None:
-    """`python -m benchmarks.torture.inputs --minutes 2 --seed 1 --first 0`, or `--only 17` for one
-    input.
-    """
+    """Run inputs of a seed for some minutes from the number `--first`, or `--only` one input."""
     import argparse
 
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -1063,11 +1048,8 @@ def main() -> None:
     parser.add_argument("--only", type=int)
     given = parser.parse_args()
     if given.only is None:
-        print(
-            json.dumps(
-                campaign(minutes=given.minutes, seed=given.seed, first=given.first), indent=1
-            )
-        )
+        figures = campaign(minutes=given.minutes, seed=given.seed, first=given.first)
+        print(json.dumps(figures, indent=1))
         return
     with tempfile.TemporaryDirectory(prefix="dualkg-inputs-") as home:
         inputs = Inputs(Path(home))

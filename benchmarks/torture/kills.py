@@ -1,5 +1,4 @@
-"""Kills: SIGKILL at every fsync and rename of a command, at other file operations, and at random
-moments.
+"""Kills: SIGKILL at every fsync and rename of a command, at other operations, and at random.
 
 The command is then run again, or resumed if it says so; it may be killed again on the way. In the
 end all files must be those of a command that was never killed, bit for bit but for times, and no
@@ -50,10 +49,11 @@ from benchmarks.torture.common import (
 from benchmarks.torture.faults import NAME, REMOVE, RENAME, SYNC, WRITE, compile_shim, load_shim
 
 EVENTS = {"fsync": SYNC, "rename": RENAME, "write": WRITE, "create": NAME, "remove": REMOVE}
-MOMENT = "moment"  # any, by the clock
-SECONDS = 120  # that only a broken program needs
-STOP_SECONDS = 30  # that torchrun waits between SIGTERM and SIGKILL
+MOMENT = "moment"  # a kill by the clock, and not at a file operation
+SECONDS = 120  # only a broken program needs more
+STOP_SECONDS = 30  # torchrun waits so long between SIGTERM and SIGKILL
 NUM_PROCESSES = 2
+PR_SET_CHILD_SUBREAPER = 36
 CPU = ("--device", "cpu", "--threads", 1)
 SETTINGS = ("--dim", 2, "--epochs", 2, "--batch-size", 60, "--engine", "reference", *CPU)
 SAVED = (
@@ -113,9 +113,18 @@ TPE = (
 trials = 12  # the first ten are random
 """
 )
-VOLATILE = re.compile(
-    r"second|_at$|_mib$|^date$|_per_|^files$|^sha256$"
-)  # files and their checksums are checked by themselves
+# Keys of times and memory. Lists of files and checksums also change with them, and are checked by
+# themselves.
+VOLATILE = re.compile(r"second|_at$|_mib$|^date$|_per_|^files$|^sha256$")
+# The beginnings of files that a command replaces.
+REPLACED = {
+    "resume": "stopped/",
+    "calibrate, overwrite": "calibrated/calibration.json",
+    "gather": "shards/",
+    "train, overwrite": "run/",
+    "record, again": "records/",
+    "record": "records/RESULTS.md",
+}
 DONE = (
     "is finished",
     "is a finished run",
@@ -144,7 +153,9 @@ def run_words(words: list[str]) -> int:
     try:
         main(app)
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if end.code is None:
+            return 0
+        return end.code if isinstance(end.code, int) else 1
     return 0
 
 
@@ -207,9 +218,7 @@ def run_processes(shim: Any, home: Path, event: str, place: int, words: list[str
 
 
 def free_port() -> int:
-    """A port that no other program is given meanwhile: below those that the system gives to
-    connections.
-    """
+    """A free port below those that the system gives to connections, so that it stays free."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as free, suppress(OSError):
@@ -218,9 +227,7 @@ def free_port() -> int:
 
 
 def age_heartbeats(study: Path) -> None:
-    """A killed trial is repeated only when it has given no sign of life for a while: here at
-    once.
-    """
+    """Let all trials of a study seem dead, so that a killed one is repeated at once."""
     if study.exists():
         with suppress(sqlite3.OperationalError), closing(sqlite3.connect(study)) as database:
             database.execute("delete from trial_heartbeats")
@@ -233,20 +240,22 @@ def fingerprint(home: Path, words: list[str]) -> int:
     """Write what is there, by file: a checksum of its content without times; or what is wrong."""
     from dualkg.training.run import RunFolder, load_run
 
-    found = {}
+    contents = {}
     for path in sorted(home.rglob("*")):
         name = path.relative_to(home).as_posix()
         if path.is_file():
-            found[name] = content_of(path)
+            contents[name] = content_of(path)
         if (path / "environment.json").exists() and RunFolder(path).finished:
-            if damage := RunFolder(path).damage():
-                found[f"{name}: damage"] = str(damage)
+            damage = RunFolder(path).damage()
+            if damage:
+                contents[f"{name}: damage"] = str(damage)
             load_run(path)
-    home.with_name("found.json").write_text(json.dumps(found))
+    home.with_name("found.json").write_text(json.dumps(contents))
     return 0
 
 
 def content_of(path: Path) -> str:
+    """A checksum of the content of a file without times."""
     from safetensors.numpy import load_file
 
     if path.suffix == ".safetensors":
@@ -254,41 +263,36 @@ def content_of(path: Path) -> str:
     elif path.suffix == ".json":
         parts = without_times(json.loads(path.read_text(encoding="utf-8")))
     elif path.suffix == ".db":
-        sql = "select param_name, param_value, value from trials t join trial_params using (trial_id) "
+        sql = """
+            select param_name, param_value, value
+            from trials t join trial_params using (trial_id) join trial_values using (trial_id)
+            where state = 'COMPLETE'
+        """
         with closing(sqlite3.connect(path)) as database:
-            parts = sorted(
-                database.execute(
-                    f"{sql} join trial_values using (trial_id) where state = 'COMPLETE'"
-                )
-            )
+            parts = sorted(database.execute(sql))
     elif path.name in ("trials.csv", "RESULTS.md"):
-        parts = sorted(
-            re.sub(r"\d+\.\d+ ?s?\b", "", line)
-            for line in path.read_text(encoding="utf-8").splitlines()
-        )
+        lines = path.read_text(encoding="utf-8").splitlines()
+        parts = sorted(re.sub(r"\d+\.\d+ ?s?\b", "", line) for line in lines)
     else:
         parts = path.read_bytes()
-    return hashlib.sha256(parts if isinstance(parts, bytes) else repr(parts).encode()).hexdigest()[
-        :12
-    ]
+    content = parts if isinstance(parts, bytes) else repr(parts).encode()
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
-def without_times(found: Any) -> Any:
-    if isinstance(found, dict):
-        return {
-            key: without_times(value)
-            for key, value in sorted(found.items())
-            if not VOLATILE.search(key)
-        }
-    if isinstance(found, str):
-        return re.sub(r"\bin [\d.]+ s\b", "", found)
-    return [without_times(one) for one in found] if isinstance(found, list) else found
+def without_times(value: Any) -> Any:
+    """A value of JSON without what differs between two runs of a command."""
+    if isinstance(value, dict):
+        keys = [key for key in sorted(value) if not VOLATILE.search(key)]
+        return {key: without_times(value[key]) for key in keys}
+    if isinstance(value, list):
+        return [without_times(item) for item in value]
+    if isinstance(value, str):
+        return re.sub(r"\bin [\d.]+ s\b", "", value)
+    return value
 
 
 def make_good(good: Path, shim: Any) -> int:
-    """Data, a run, one with a calibration, one of two processes, one that was stopped, and a
-    record.
-    """
+    """Make what commands need: data, runs of several kinds, and a record."""
     import dualkg as kg
 
     write_triples(good / "mine.tsv")
@@ -298,18 +302,18 @@ def make_good(good: Path, shim: Any) -> int:
     (good / "queries.tsv").write_text("thing1\tcolour\t?\n?\tshape\tshape2\n")
     (good / "empty").mkdir()
     words = [str(word) for word in ("process 0", *TRAIN, "--seed", 3, "--out", "shards")]
-    if status := run_processes(shim, good, "", -1, words):
+    status = run_processes(shim, good, "", -1, words)
+    if status:
         return status
     lines: list[tuple[object, ...]] = [
         (*TRAIN, "--out", "run"),
         (*TRAIN, "--seed", 1, "--out", "calibrated"),
-    ]
-    lines += [
         ("calibrate", "calibrated", *CPU),
         ("record", "run", "--name", "mine/old", "--records", "records"),
     ]
     for line in lines:
-        if status := run_words([str(word) for word in line]):
+        status = run_words([str(word) for word in line])
+        if status:
             return status
 
     def stop(event: Any) -> None:
@@ -326,9 +330,7 @@ def make_good(good: Path, shim: Any) -> int:
 
 
 class Arena:
-    """A folder that each case finds as it was, and what each command makes of it if it is not
-    killed.
-    """
+    """A folder that each case begins with, and what commands make of it without a kill."""
 
     def __init__(self, home: Path, library: str, scenarios: list[str]) -> None:
         self.good = home / "good"
@@ -367,9 +369,8 @@ class Arena:
                     f"{name} is not the same twice: {difference(self.expected[name], found)}"
                 )
             counted = json.loads(self.here.with_name("counts.json").read_text())
-            for module in counted[
-                "modules"
-            ]:  # what is imported here takes no time in forked processes
+            # A module that is imported here takes no time in forked processes.
+            for module in counted["modules"]:
                 with suppress(Exception):
                     import_module(module)
         self.events[name] = counted["events"]
@@ -385,15 +386,16 @@ class Arena:
         """Run something in a forked process, to its end or for some seconds."""
         command = fork_command(*words, cwd=cwd or self.here, output=self.output, call=call)
         process = os.pidfd_open(command.pid)
-        if not select.select([process], [], [], SECONDS if kill_after is None else kill_after)[0]:
+        timeout = SECONDS if kill_after is None else kill_after
+        has_ended, _, _ = select.select([process], [], [], timeout)
+        if not has_ended:
             for pid in [command.pid, *children(command.pid)]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         os.close(process)
         command.wait()
-        with suppress(
-            ChildProcessError
-        ):  # processes of a command that killed itself end by themselves
+        # The processes of a command that killed itself end by themselves.
+        with suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
         return command
@@ -409,8 +411,9 @@ class Arena:
         return dict(json.loads(self.here.with_name("found.json").read_text()))
 
     def case(self, name: str, kills: list[tuple[str, float]]) -> tuple[list[str], str | None]:
-        """Kill a command at one event after the other and run it again; the events reached, and
-        what is wrong.
+        """Kill a command at one event after the other, and run it again after each.
+
+        Returns the events that were reached, and what is wrong in the end.
         """
         self._fresh()
         words = SCENARIOS[name]
@@ -428,7 +431,8 @@ class Arena:
                     return reached, f"it ended with {ended.status}: {ended.wait()[-800:]}"
                 break
             reached.append(event)
-            if lost := self._lost(name):
+            lost = self._lost(name)
+            if lost:
                 return reached, f"lost by the kill: {lost}"
             words = self._again(name, words)
         for _ in range(3):
@@ -438,13 +442,14 @@ class Arena:
                 return reached, f"run again, it ended with {ended.status}: {text[-1500:]}"
             if ended.status == 0 or any(sentence in text for sentence in DONE):
                 break
-            if not (found := re.search(r"dualkg resume (\S+?),? ", " ".join(text.split()) + " ")):
+            advice = re.search(r"dualkg resume (\S+?),? ", " ".join(text.split()) + " ")
+            if not advice:
                 return reached, f"run again, it ended with {ended.status}: {text[-800:]}"
-            words = resumed(name, found[1])
+            words = resumed(name, advice[1])
         made = self._fingerprint()
-        return reached, None if made == self.expected[name] else difference(
-            self.expected[name], made
-        )
+        if made == self.expected[name]:
+            return reached, None
+        return reached, difference(self.expected[name], made)
 
     def _again(self, name: str, words: tuple[object, ...]) -> tuple[object, ...]:
         """The same command, but a run that was begun is resumed."""
@@ -459,13 +464,10 @@ class Arena:
     def _lost(self, name: str) -> list[str]:
         """Files that were there before and must still be: all that the command does not replace."""
         after = raw(self.here)
-        changed = {file for file, content in self.before.items() if after.get(file) != content}
-        replaced = {"resume": "stopped/", "calibrate, overwrite": "calibrated/calibration.json"}
-        replaced |= {"gather": "shards/", "train, overwrite": "run/"}
-        replaced |= {"record, again": "records/", "record": "records/RESULTS.md"}
-        return sorted(
-            file for file in changed if not (name in replaced and file.startswith(replaced[name]))
-        )
+        changed = [file for file, content in self.before.items() if after.get(file) != content]
+        if name in REPLACED:
+            changed = [file for file in changed if not file.startswith(REPLACED[name])]
+        return sorted(changed)
 
 
 def resumed(name: str, folder: str) -> tuple[object, ...]:
@@ -477,26 +479,29 @@ def resumed(name: str, folder: str) -> tuple[object, ...]:
 
 def children(pid: int) -> list[int]:
     with suppress(OSError):
-        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        return [int(child) for child in listed.split()]
     return []
 
 
 def raw(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and not path.name.startswith(".")
-    }
+    """The content of all files below a folder, without hidden ones."""
+    contents = {}
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.name.startswith("."):
+            contents[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return contents
 
 
-def difference(expected: dict[str, str], found: dict[str, str]) -> str:
-    if "open" in found:
-        return json.dumps({"open": found["open"]})
-    wrong = dict.fromkeys(found.keys() - expected.keys(), "is left")
-    wrong |= dict.fromkeys(expected.keys() - found.keys(), "is missing")
-    wrong |= {
-        file: "differs" for file in expected.keys() & found.keys() if expected[file] != found[file]
-    }
+def difference(expected: dict[str, str], made: dict[str, str]) -> str:
+    """What is wrong with each file, as JSON."""
+    if "open" in made:
+        return json.dumps({"open": made["open"]})
+    wrong = dict.fromkeys(made.keys() - expected.keys(), "is left")
+    wrong |= dict.fromkeys(expected.keys() - made.keys(), "is missing")
+    for file in expected.keys() & made.keys():
+        if expected[file] != made[file]:
+            wrong[file] = "differs"
     return json.dumps(wrong)
 
 
@@ -506,20 +511,28 @@ Case = tuple[str, list[tuple[str, float]]]
 
 
 def cases(arena: Arena, chance: random.Random) -> Iterator[Case]:
-    """Each fsync and each rename of each command, in random order; between and after them others,
-    some of two kills.
+    """Each fsync and each rename of each command, in random order.
+
+    Between and after them are others, some of two kills.
     """
-    every = [
-        (name, [(event, float(place))])
-        for name, counts in arena.events.items()
-        if "--jobs" not in SCENARIOS[name]  # whose processes take seconds to start
-        for event in ("fsync", "rename")
-        for place in range(counts[event])
-    ]
-    chance.shuffle(every)
+    planned: list[Case] = []
+    for name, event, place in syncs_and_renames(arena):
+        planned.append((name, [(event, float(place))]))
+    chance.shuffle(planned)
     for number, name in enumerate(cycle(arena.events)):
-        yield from every[3 * number : 3 * number + 3]
-        yield name, [_random_event(arena, name, chance) for _ in range(chance.choice([1, 1, 2]))]
+        yield from planned[3 * number : 3 * number + 3]
+        num_kills = chance.choice([1, 1, 2])
+        yield name, [_random_event(arena, name, chance) for _ in range(num_kills)]
+
+
+def syncs_and_renames(arena: Arena) -> Iterator[tuple[str, str, int]]:
+    """Each fsync and each rename of each command."""
+    for name, counts in arena.events.items():
+        # Processes of `--jobs` take seconds to start.
+        if "--jobs" not in SCENARIOS[name]:
+            for event in ("fsync", "rename"):
+                for place in range(counts[event]):
+                    yield name, event, place
 
 
 def _random_event(arena: Arena, name: str, chance: random.Random) -> tuple[str, float]:
@@ -530,9 +543,7 @@ def _random_event(arena: Arena, name: str, chance: random.Random) -> tuple[str, 
 
 
 def patch_program() -> None:
-    """What depends on the clock depends on counts here, and checkpoints are written as often as
-    possible.
-    """
+    """Let decisions by the clock depend on counts, and write checkpoints as often as possible."""
     from dualkg.inference import completion
     from dualkg.tuning import study
     from dualkg.tuning.automatic import AutomaticTuner
@@ -550,9 +561,8 @@ def run_cases(
     library: str, *, minutes: float, seed: int, only: Case | None = None
 ) -> dict[str, Any]:
     """The figures, in a process that was started with the shim."""
-    ctypes.CDLL(None).prctl(
-        36, 1, 0, 0, 0
-    )  # PR_SET_CHILD_SUBREAPER: `waitpid` also finds children of killed ones
+    # Then `waitpid` also finds the children of killed processes.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     load_program()
     import_module("faiss")
     import_module("paper.__main__")
@@ -577,22 +587,17 @@ def run_cases(
                     failure("kills", case=json.dumps([name, kills]), seed=seed, problem=problem)
                 )
                 print(f"{name} {kills}: {problem}", file=sys.stderr, flush=True)
-    every = sum(
-        counts["fsync"] + counts["rename"]
-        for name, counts in arena.events.items()
-        if "--jobs" not in SCENARIOS[name]
-    )
+    events = {}
+    for name, counts in arena.events.items():
+        events[name] = {event: counts[event] for event in EVENTS}
     return {
         "kills": by_event.total(),
         "by_event": dict(by_event),
         "by_command": dict(by_command),
-        "events": {
-            name: {event: counts[event] for event in EVENTS}
-            for name, counts in arena.events.items()
-        },
-        "num_syncs_and_renames": every,
+        "events": events,
+        "num_syncs_and_renames": len(list(syncs_and_renames(arena))),
         "num_syncs_and_renames_killed_at": len(done),
-        "not_reached": not_reached,  # the command ended before
+        "not_reached": not_reached,  # commands that ended before their event
         "failures": failures,
     }
 

@@ -1,5 +1,4 @@
-"""Power cuts: the file operations of a command are recorded and replayed up to any of them, on a
-disk that forgets.
+"""Power cuts: file operations are recorded and replayed up to any of them, on a disk that forgets.
 
 A write is on the disk for certain once its file is synced, a name once its folder is. Until then a
 cut may lose it: the data of a file (none, half or all of it is there), and names, in two models.
@@ -53,8 +52,9 @@ class File:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of names: entries (folder, name, inode) that are added or removed, which happens for
-    `folder` whole.
+    """A change of names: entries (folder, name, inode) that are added or removed at once.
+
+    A sync of `folder` makes all of it certain.
     """
 
     event: int
@@ -64,9 +64,7 @@ class Change:
 
 
 class Recorder:
-    """Records what happens to the files under a folder: by Python's functions, and by looking
-    before each of them.
-    """
+    """Records changes to files below a folder, by Python's functions and by looking before each."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -174,9 +172,7 @@ class Recorder:
     def state(
         self, cut: int, chance: random.Random, *, by_folder: bool, data: str
     ) -> dict[str, bytes | None]:
-        """A tree that may be on the disk after a cut: the data of files by path, None for a
-        folder.
-        """
+        """A tree that may be on the disk after a cut: path → data, or None for a folder."""
 
         def last(events: list[int]) -> int:
             return max((event for event in events if event <= cut), default=0)
@@ -225,9 +221,7 @@ class Recorder:
 
 @dataclass
 class Scenario:
-    """What is there before, the commands that are recorded, and how what is there afterwards is
-    told.
-    """
+    """The commands before, those that are recorded, and a function that names the outcome."""
 
     before: list[tuple[object, ...]]
     recorded: list[tuple[object, ...]]
@@ -248,18 +242,17 @@ def run_outcome(path: Path) -> str:
     if not folder.finished:
         _command(path, ("resume", "run", "--device", "cpu"))
     load_run(folder.path)
-    if damage := folder.damage():
+    damage = folder.damage()
+    if damage:
         raise ValueError(f"damaged: {damage}")
     with files.locked(folder.path):
         pass
-    if left := [
-        one.name for one in (*path.iterdir(), *folder.path.iterdir()) if one.name.startswith(".")
-    ]:
-        raise ValueError(f"left: {left}")
+    hidden = [file.name for file in (*path.glob(".*"), *folder.path.glob(".*"))]
+    if hidden:
+        raise ValueError(f"left: {hidden}")
     tables = load_file(folder.weights)
-    return hashlib.sha256(b"".join(tables[name].tobytes() for name in sorted(tables))).hexdigest()[
-        :12
-    ]
+    content = b"".join(tables[name].tobytes() for name in sorted(tables))
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def calibration_outcome(path: Path) -> str:
@@ -360,9 +353,7 @@ def record(scenario: Scenario, home: Path) -> tuple[Recorder, set[str]]:
 
 
 def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
-    """Each scenario has its share of the time that is left, in which cuts are tried in random
-    order, or all of them.
-    """
+    """Try cuts of each scenario in random order, all of them or for its share of the time."""
     load_program()
     end = time.monotonic() + 60 * minutes
     chance = random.Random(seed)
@@ -372,12 +363,11 @@ def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
     variants = [
         (by_folder, data) for by_folder in (False, True) for data in ("none", "half", "all")
     ]
+    # Short scenarios come first, and leave their time to others.
     for left, (name, scenario) in zip(
         range(len(SCENARIOS), 0, -1), reversed(SCENARIOS.items()), strict=True
     ):
-        with (
-            tempfile.TemporaryDirectory() as folder
-        ):  # short scenarios first, which leave time to others
+        with tempfile.TemporaryDirectory() as folder:
             recorder, allowed = record(scenario, Path(folder))
             seen: dict[int, str] = {}
             cuts = list(range(recorder.start, recorder.event + 1))

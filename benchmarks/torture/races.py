@@ -1,5 +1,4 @@
-"""Races: two or eight processes write one run, study, list, index or decision file at the same
-time.
+"""Races: several processes write one run, study, list, index or decision file at the same time.
 
 Afterwards nothing may be lost: what is there is whole, by its checksums, and is what one of the
 processes that succeeded wrote. Each process that did not succeed has said why in a sentence, and no
@@ -13,6 +12,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -45,7 +45,8 @@ SETTINGS = (
     "cpu",
 )
 NUM_SEEDS = 4
-TOLD = (
+# Sentences that tell why a process did not succeed.
+REFUSALS = (
     "is being written by process",
     "is being written by another process",
     "exists already",
@@ -67,11 +68,11 @@ class Arena:
         write_triples(home / "mine.tsv")
         (home / "mine.toml").write_text(SPACE.replace("[2, 3]", "[2, 3, 4]"), encoding="utf-8")
         (home / "new.tsv").write_text("newcomer\tcolour\tcolour1\n", encoding="utf-8")
-        made = [
-            ("train", "mine.tsv", *SETTINGS, "--seed", seed, "--out", f"good-{seed}")
-            for seed in range(NUM_SEEDS)
-        ]
-        self.run(made)
+        trainings: Lines = []
+        for seed in range(NUM_SEEDS):
+            out = f"good-{seed}"
+            trainings.append(("train", "mine.tsv", *SETTINGS, "--seed", seed, "--out", out))
+        self.run(trainings)
         self.weights = {seed: weights_of(home / f"good-{seed}") for seed in range(NUM_SEEDS)}
         self.run([("calibrate", "good-0", "--device", "cpu")])
         self.run([("complete", "good-0", "--top", 20, "--out", "good.tsv", "--device", "cpu")])
@@ -79,27 +80,28 @@ class Arena:
     def run(
         self, lines: list[tuple[object, ...]], chance: random.Random | None = None
     ) -> list[Command]:
-        """Start commands at the same moment, within milliseconds of each other, and wait for
-        all.
-        """
+        """Start commands within milliseconds of each other, and wait for all."""
         read, write = os.pipe()
         os.set_inheritable(write, False)
-        started = []
+        commands = []
         for number, words in enumerate(lines):
             delay = chance.choice([0, 0.003, 0.03, 0.3]) * chance.random() if chance else 0.0
-            output = self.home / f".output-{number}"
-            call = _decide if words[0] == "decide" else None
-            started.append(
-                fork_command(
-                    *words, cwd=self.home, output=output, delay=delay, gate=read, call=call
-                )
+            command = fork_command(
+                *words,
+                cwd=self.home,
+                output=self.home / f".output-{number}",
+                delay=delay,
+                gate=read,
+                call=_decide if words[0] == "decide" else None,
             )
-        os.write(write, b"x" * len(started))
+            commands.append(command)
+        # Each command starts when it has read a byte.
+        os.write(write, b"x" * len(commands))
         os.close(write)
         os.close(read)
-        for one in started:
-            one.wait()
-        return started
+        for command in commands:
+            command.wait()
+        return commands
 
 
 def weights_of(run: Path) -> dict[str, bytes]:
@@ -113,21 +115,19 @@ Lines = list[tuple[object, ...]]
 Check = Callable[[list[Command]], list[str]]
 
 
+def _training(seed: int, *options: object) -> tuple[object, ...]:
+    return ("train", "mine.tsv", *SETTINGS, "--seed", seed % NUM_SEEDS, "--out", "run", *options)
+
+
 def train_over(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check]:
     _copy(arena, "good-0", "run")
-    lines = [
-        ("train", "mine.tsv", *SETTINGS, "--seed", seed % NUM_SEEDS, "--out", "run", "--overwrite")
-        for seed in range(number)
-    ]
-    return lines, lambda done: _good_run(arena, done)
+    lines = [_training(seed, "--overwrite") for seed in range(number)]
+    return lines, lambda commands: _good_run(arena)
 
 
 def train_new(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check]:
-    lines = [
-        ("train", "mine.tsv", *SETTINGS, "--seed", seed % NUM_SEEDS, "--out", "run")
-        for seed in range(number)
-    ]
-    return lines, lambda done: _good_run(arena, done) + _one_winner(done)
+    lines = [_training(seed) for seed in range(number)]
+    return lines, lambda commands: _good_run(arena) + _one_winner(commands)
 
 
 def resume(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check]:
@@ -135,47 +135,47 @@ def resume(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Che
     run = _copy(arena, "good-1", "run")
     (run / "report.json").unlink()
     (run / "weights.safetensors").rename(run / "checkpoint.safetensors")
-    return [
-        ("resume", "run", "--device", "cpu")
-    ] * number, lambda done: _good_run(arena, done) + _one_winner(done)
+    line = ("resume", "run", "--device", "cpu")
+    return [line] * number, lambda commands: _good_run(arena) + _one_winner(commands)
 
 
 def calibrate(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check]:
-    """Some calibrate and some train over the same run: a calibration belongs to the weights beside
-    it.
+    """Some calibrate and some train over the same run.
+
+    A calibration belongs to the weights beside it.
     """
     _copy(arena, "good-0", "run")
-    line = ("calibrate", "run", "--device", "cpu", "--overwrite")
-    over = ("train", "mine.tsv", *SETTINGS, "--seed", 2)
-    lines = [
-        line if chance.random() < 0.7 else (*over, "--out", "run", "--overwrite")
-        for _ in range(number)
-    ]
+    lines: Lines = []
+    for _ in range(number):
+        if chance.random() < 0.7:
+            lines.append(("calibrate", "run", "--device", "cpu", "--overwrite"))
+        else:
+            lines.append(_training(2, "--overwrite"))
 
-    def check(done: list[Command]) -> list[str]:
-        wrong = _good_run(arena, done)
-        made = arena.home / "run" / "calibration.json"
-        same = (
-            made.exists()
-            and made.read_bytes() == (arena.home / "good-0" / "calibration.json").read_bytes()
-        )
-        trained = not wrong and weights_of(arena.home / "run") != arena.weights[0]
-        return [*wrong, "the calibration is of other weights"] if trained and same else wrong
+    def check(commands: list[Command]) -> list[str]:
+        wrong = _good_run(arena)
+        if wrong or weights_of(arena.home / "run") == arena.weights[0]:
+            return wrong
+        calibration = arena.home / "run" / "calibration.json"
+        earlier = arena.home / "good-0" / "calibration.json"
+        if calibration.exists() and calibration.read_bytes() == earlier.read_bytes():
+            return ["the calibration is of other weights"]
+        return []
 
     return lines, check
 
 
 def complete(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check]:
     _copy(arena, "good-0", "run")
-    lines: Lines = [
-        ("complete", "run", "--top", 20, "--out", "list.tsv", "--device", "cpu")
-    ] * number
+    line = ("complete", "run", "--top", 20, "--out", "list.tsv", "--device", "cpu")
 
-    def check(done: list[Command]) -> list[str]:
-        same = (arena.home / "list.tsv").read_bytes() == (arena.home / "good.tsv").read_bytes()
-        return _one_winner(done) + ([] if same else ["the list differs"])
+    def check(commands: list[Command]) -> list[str]:
+        wrong = _one_winner(commands)
+        if (arena.home / "list.tsv").read_bytes() != (arena.home / "good.tsv").read_bytes():
+            wrong.append("the list differs")
+        return wrong
 
-    return lines, check
+    return [line] * number, check
 
 
 def derive(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check]:
@@ -199,60 +199,61 @@ def read_and_write(arena: Arena, number: int, chance: random.Random) -> tuple[Li
         ("evaluate", "run", "--device", "cpu"),
     ]
     writers: Lines = [
-        ("train", "mine.tsv", *SETTINGS, "--seed", 3, "--out", "run", "--overwrite"),
+        _training(3, "--overwrite"),
         ("calibrate", "run", "--overwrite", "--device", "cpu"),
     ]
-    lines = [chance.choice(writers), *(chance.choice(readers) for _ in range(number - 1))]
-    return lines, lambda done: _good_run(arena, done)
+    lines = [chance.choice(writers)]
+    lines += [chance.choice(readers) for _ in range(number - 1)]
+    return lines, lambda commands: _good_run(arena)
 
 
 def tune(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check]:
     """Processes share a study: all succeed, and each point is trained once."""
-    lines: Lines = [
-        ("tune", "mine.toml", "--out", "run", "--device", "cpu", "--threads", 1)
-    ] * number
+    line = ("tune", "mine.toml", "--out", "run", "--device", "cpu", "--threads", 1)
 
-    def check(done: list[Command]) -> list[str]:
-        sql = "select t.trial_id, param_name, param_value from trials t join trial_params p using (trial_id) "
+    def check(commands: list[Command]) -> list[str]:
+        sql = """
+            select t.trial_id, param_name, param_value
+            from trials t join trial_params p using (trial_id)
+            where state = 'COMPLETE'
+        """
         with closing(sqlite3.connect(arena.home / "run" / "study.db")) as database:
-            rows = database.execute(f"{sql} where state = 'COMPLETE'").fetchall()
+            rows = database.execute(sql).fetchall()
         points: dict[int, set[tuple[str, float]]] = {}
         for trial, name, value in rows:
             points.setdefault(trial, set()).add((name, value))
         counts = Counter(frozenset(point) for point in points.values())
-        wrong = [f"exit status {one.status}" for one in done if one.status]
-        wrong += (
-            []
-            if len(counts) == 6 and set(counts.values()) == {1}
-            else [f"trials by point: {counts}"]
-        )
-        wrong += [
-            f"{name} is missing"
-            for name in ("best.toml", "trials.csv")
-            if not (arena.home / "run" / name).exists()
-        ]
+        wrong = [f"exit status {command.status}" for command in commands if command.status]
+        if len(counts) != 6 or set(counts.values()) != {1}:
+            wrong.append(f"trials by point: {counts}")
+        for name in ("best.toml", "trials.csv"):
+            if not (arena.home / "run" / name).exists():
+                wrong.append(f"{name} is missing")
         return wrong
 
-    return lines, check
+    return [line] * number, check
 
 
 def decide(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check]:
-    """Processes write decisions, while one may train over the run; a decision that was answered is
-    there for good.
+    """Processes write decisions, while one may train over the run.
+
+    A decision that was answered is there for good.
     """
     _copy(arena, "good-0", "run")
-    lines: Lines = [("decide", who, NUM_DECISIONS, chance.random()) for who in range(number)]
+    lines: Lines = [("decide", writer, NUM_DECISIONS, chance.random()) for writer in range(number)]
     if chance.random() < 0.5:
-        lines[-1] = ("train", "mine.tsv", *SETTINGS, "--seed", 1, "--out", "run", "--overwrite")
+        lines[-1] = _training(1, "--overwrite")
 
-    def check(done: list[Command]) -> list[str]:
+    def check(commands: list[Command]) -> list[str]:
         from dualkg.inference.decisions import DecisionStore
 
-        saved = {one[0] for one in DecisionStore(arena.home / "run" / "decisions.jsonl").load()}
-        who = [one.words[1] for one in done if one.words[0] == "decide"]
-        lost = [
-            f"{one}-{i}" for one in who for i in range(NUM_DECISIONS) if f"{one}-{i}" not in saved
-        ]
+        decisions = DecisionStore(arena.home / "run" / "decisions.jsonl").load()
+        saved_heads = {decision[0] for decision in decisions}
+        lost = []
+        for command in commands:
+            if command.words[0] == "decide":
+                heads = [f"{command.words[1]}-{i}" for i in range(NUM_DECISIONS)]
+                lost += [head for head in heads if head not in saved_heads]
         return [f"lost: {lost}"] if lost else []
 
     return lines, check
@@ -265,105 +266,97 @@ def _copy(arena: Arena, source: str, name: str) -> Path:
     return Path(shutil.copytree(arena.home / source, arena.home / name))
 
 
-def _one_winner(done: list[Command]) -> list[str]:
-    winners = sum(one.status == 0 for one in done)
-    return [] if winners == 1 else [f"{winners} processes succeeded; 1 was expected"]
+def _one_winner(commands: list[Command]) -> list[str]:
+    num_winners = sum(command.status == 0 for command in commands)
+    return [] if num_winners == 1 else [f"{num_winners} processes succeeded; 1 was expected"]
 
 
-def _good_run(arena: Arena, done: list[Command]) -> list[str]:
+def _good_run(arena: Arena) -> list[str]:
     """The run is whole, and has the weights of its seed."""
     from dualkg.inference.integrity import check_run
 
     path = arena.home / "run"
     try:
         checks = check_run(path)
-        seed = next(
-            line
-            for line in (path / "recipe.toml").read_text().splitlines()
-            if line.startswith("seed = ")
-        )
-        number = int(seed.removeprefix("seed = "))
-        good = weights_of(path) == arena.weights[number]
+        seed = tomllib.loads((path / "recipe.toml").read_text())["training"]["seed"]
+        has_weights_of_seed = weights_of(path) == arena.weights[seed]
     except Exception as error:
         return [f"the run cannot be checked: {type(error).__name__}: {error}"]
-    wrong = [] if good else ["the weights are not those of the seed"]
-    wrong += [
-        f"{file.file} is damaged: {file.reason}"
-        for one in checks
-        for file in one.files
-        if file.state == "damaged"
-    ]
-    return wrong + ([] if all(one.finished for one in checks) else ["the run is not finished"])
+    wrong = [] if has_weights_of_seed else ["the weights are not those of the seed"]
+    for check in checks:
+        for file in check.files:
+            if file.state == "damaged":
+                wrong.append(f"{file.file} is damaged: {file.reason}")
+    if not all(check.finished for check in checks):
+        wrong.append("the run is not finished")
+    return wrong
 
 
 def _decide(words: list[str]) -> int:
+    """Save decisions, some before a training replaces the run, and some after."""
     from dualkg.inference.decisions import Decision, DecisionStore
 
+    _, writer, num_decisions, delay = words
     store = DecisionStore(Path("run/decisions.jsonl"))
-    for i in range(int(words[2])):
-        time.sleep(
-            float(words[3]) / 2
-        )  # some before the training that replaces the run, some after
-        store.update(
-            [Decision(f"{words[1]}-{i}", "r", "t", "accepted", None, "2026-01-01T00:00:00+00:00")]
-        )
+    for i in range(int(num_decisions)):
+        time.sleep(float(delay) / 2)
+        head = f"{writer}-{i}"
+        store.update([Decision(head, "r", "t", "accepted", None, "2026-01-01T00:00:00+00:00")])
     return 0
 
 
-def _common(arena: Arena, done: list[Command]) -> list[str]:
+def _refused_and_clean(arena: Arena, commands: list[Command]) -> list[str]:
     """Each loser gets a message, without a traceback, and nothing is left."""
     wrong = []
-    for one in done:
-        text = one.output.read_text(encoding="utf-8", errors="replace")
-        if "Traceback" in text or (one.status != 0 and not any(words in text for words in TOLD)):
-            wrong.append(f"{' '.join(one.words[:2])} ended with {one.status}: {text[-600:]}")
-    found = [
-        path
-        for path in arena.home.iterdir()
-        if path.name.startswith(".") and not path.name.startswith(".output")
-    ]
+    for command in commands:
+        text = command.output.read_text(encoding="utf-8", errors="replace")
+        is_explained = any(sentence in text for sentence in REFUSALS)
+        if "Traceback" in text or (command.status != 0 and not is_explained):
+            words = " ".join(command.words[:2])
+            wrong.append(f"{words} ended with {command.status}: {text[-600:]}")
     run = arena.home / "run"
-    found += [path for path in (run.iterdir() if run.is_dir() else ()) if path.name.startswith(".")]
-    return wrong + ([f"left: {sorted(path.name for path in found)}"] if found else [])
+    hidden = [path.name for path in arena.home.glob(".*") if not path.name.startswith(".output")]
+    hidden += [path.name for path in run.glob(".*")]
+    if hidden:
+        wrong.append(f"left: {sorted(hidden)}")
+    return wrong
 
 
 def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
     load_program()
     chance = random.Random(seed)
-    counts = Counter()
+    counts: Counter[str] = Counter()
     failures = []
-    processes = losers = 0
+    num_processes = 0
+    num_refused = 0
     with tempfile.TemporaryDirectory() as folder:
         arena = Arena(Path(folder))
-        kept = {path.name for path in arena.home.iterdir()}
+        initial_names = {path.name for path in arena.home.iterdir()}
         for number in rounds(minutes):
             race = RACES[number % len(RACES)]
             size = chance.choice([2, 2, 2, 8])
             lines, check = race(arena, size, chance)
-            done = arena.run(lines, chance)
-            wrong = [*_common(arena, done), *check(done)]
+            commands = arena.run(lines, chance)
+            wrong = [*_refused_and_clean(arena, commands), *check(commands)]
             counts[race.__name__] += 1
-            processes += size
-            losers += sum(one.status != 0 for one in done)
+            num_processes += size
+            num_refused += sum(command.status != 0 for command in commands)
             if wrong:
-                words = json.dumps([one.words for one in done])
-                failures.append(
-                    failure(
-                        "races",
-                        race=race.__name__,
-                        round=number,
-                        seed=seed,
-                        wrong=wrong,
-                        words=words,
-                    )
-                )
+                details = {
+                    "race": race.__name__,
+                    "round": number,
+                    "seed": seed,
+                    "wrong": wrong,
+                    "words": json.dumps([command.words for command in commands]),
+                }
+                failures.append(failure("races", **details))
             for path in arena.home.iterdir():
-                if path.name not in kept:
+                if path.name not in initial_names:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
     return {
         "races": sum(counts.values()),
-        "processes": processes,
-        "refused with a message": losers,
+        "processes": num_processes,
+        "refused with a message": num_refused,
         "by_race": dict(counts),
         "failures": failures,
     }

@@ -1,5 +1,4 @@
-"""Campaign `server`: a server with ordinary clients, while others hold connections, stop halfway or
-send nonsense.
+"""Campaign `server`: ordinary clients of a server, while others break the rules of HTTP.
 
 64 connections ask ordinary queries all the time: alone (quiet), beside a kind of abuse, alone
 again, and so on. Half of the abusers share the address of the ordinary clients. The latencies
@@ -71,10 +70,10 @@ async def read_response(reader: asyncio.StreamReader) -> tuple[int, dict[str, st
     try:
         head = await reader.readuntil(b"\r\n\r\n")
         status, *lines = head.decode("latin-1").strip().split("\r\n")
-        headers = {
-            name.lower(): value.strip()
-            for name, _, value in (line.partition(":") for line in lines)
-        }
+        headers = {}
+        for line in lines:
+            name, _, value = line.partition(":")
+            headers[name.lower()] = value.strip()
         if headers.get("transfer-encoding") == "chunked":
             body = b""
             while size := int(await reader.readline(), 16):
@@ -93,8 +92,9 @@ async def read_response(reader: asyncio.StreamReader) -> tuple[int, dict[str, st
 async def ordinary_client(
     port: int, paths: list[str], left: Seconds, found: dict[str, Any], seed: int
 ) -> None:
-    """Requests with pauses over one connection, opened again when the server has closed it between
-    two requests.
+    """Send requests with pauses over one connection.
+
+    It is opened again when the server has closed it between two requests.
     """
     chance = random.Random(seed)
     connection = None
@@ -117,9 +117,8 @@ async def ordinary_client(
                     except (ConnectionError, OSError):
                         connection[1].close()
                         connection = None
-                        if (
-                            not reused
-                        ):  # RFC 9112, 9.3.1: a request on a reused connection may be sent again
+                        # A request on a reused connection may be sent again (RFC 9112, 9.3.1).
+                        if not reused:
                             raise
                         found["sent_again"] += 1
             found["seconds"].append(time.perf_counter() - started)
@@ -356,25 +355,21 @@ def make_run(folder: Path) -> list[str]:
         kg.ComplEx(graph.shape, dim=16), graph, regularizer=kg.DURA(0.05), epochs=3, device="cpu"
     ).save(folder)
     calibration_for(kg.load_run(folder))
-    queries = [
-        (quote(graph.entities[head]), quote(graph.relations[relation]))
-        for head, relation, _ in graph.test[:200]
-    ]
-    return [
-        *(f"/api/tails?head={head}&relation={relation}" for head, relation in queries),
-        *(f"/api/entities?q={head[:4].replace('%', '')}" for head, _ in queries[:50]),
-        *(f"/?head={head}&relation={relation}" for head, relation in queries[:20]),
-        *("/api/runs", "/api/decisions", "/static/style.css"),
-    ]
+    queries = []
+    for head, relation, _ in graph.test[:200]:
+        queries.append((quote(graph.entities[head]), quote(graph.relations[relation])))
+    paths = [f"/api/tails?head={head}&relation={relation}" for head, relation in queries]
+    paths += [f"/api/entities?q={head[:4].replace('%', '')}" for head, _ in queries[:50]]
+    paths += [f"/?head={head}&relation={relation}" for head, relation in queries[:20]]
+    return [*paths, "/api/runs", "/api/decisions", "/static/style.css"]
 
 
 def core_seconds(pid: int) -> tuple[float, float, float]:
-    """Time now, and how long the event loop of a server has run and has waited for a core, in
-    seconds.
+    """Time now, and how long the event loop of a server has run and has waited for a core.
+
+    The event loop runs in the main thread, and this file is of the main thread.
     """
-    run, wait, _ = (
-        Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
-    )  # of the main thread
+    run, wait, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
     return time.monotonic(), int(run) / 1e9, int(wait) / 1e9
 
 
@@ -390,24 +385,23 @@ def behind() -> None:
 def _set_priority(process: int, session: int) -> None:
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, process)
-    with suppress(
-        OSError
-    ):  # with autogroups, Linux compares processes of one session alone by their own priority
+    # With autogroups, Linux compares only processes of one session by their own priority.
+    with suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(session), encoding="ascii")
 
 
 def start_task(call: str, priority: Callable[[], None], **options: Any) -> "subprocess.Popen[str]":
-    """`ordinary_clients` or `abuse` in a process of its own; `results_of` it returns what the
-    function did.
-    """
+    """Start `ordinary_clients` or `abuse` in a process; `results_of` it returns its results."""
     line = [sys.executable, "-m", "benchmarks.torture.server", call, json.dumps(options)]
-    pipes: dict[str, Any] = {
-        "stdout": subprocess.PIPE,
-        "text": True,
-        "env": ENVIRONMENT,
-        "cwd": ROOT,
-    }
-    return subprocess.Popen(line, start_new_session=True, preexec_fn=priority, **pipes)
+    return subprocess.Popen(
+        line,
+        start_new_session=True,
+        preexec_fn=priority,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        cwd=ROOT,
+    )
 
 
 def results_of(task: "subprocess.Popen[str]") -> dict[str, Any]:
@@ -485,15 +479,15 @@ def started(folder: Path, *, runs: int = 1) -> Iterator[Served]:
 
 
 def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
-    """Each kind of abuse between two quiet phases; twice, so that the second half shows growth of
-    memory.
+    """Each kind of abuse between two quiet phases.
+
+    Each kind occurs twice, so that the second half shows growth of memory.
     """
     kinds = [*KINDS, *KINDS]
     share = max(2.0, minutes * 60 / (2 * len(kinds) + 1))
     with tempfile.TemporaryDirectory() as scratch, started(Path(scratch)) as server:
-        urlopen(
-            f"{server.address}/api/complete?top=10000"
-        ).read()  # warm-up: it takes the most memory
+        # This request takes the most memory, so it is part of the warm-up.
+        urlopen(f"{server.address}/api/complete?top=10000").read()
         measure(server, min(5.0, share), seed)
         quiet = [measure(server, share, seed)]
         abuse = []
@@ -505,85 +499,98 @@ def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
 
 
 def judge(quiet: list[dict[str, Any]], abuse: list[dict[str, Any]], log: str) -> dict[str, Any]:
-    """The figures of the campaign, and what did not hold. Phase i of abuse is between the quiet
-    phases i and i + 1.
+    """The figures of the campaign, and what did not hold.
+
+    Phase i of abuse is between the quiet phases i and i + 1.
     """
-    sizes = [found["memory_mib"] for found in abuse]
-    settled = sizes[len(sizes) // 3 :]
-    named = [*((found["kind"], found) for found in abuse), *(("quiet", found) for found in quiet)]
-    failures = [
-        failure("server", phase=name, what=one)
-        for name, found in named
-        for one in found["failures"]
-    ]
-    failures += [
-        failure("server", phase=found["kind"], what=f"{number} abusers got {outcome}")
-        for found in abuse
-        for outcome, number in found["abusers"].items()
-        if "without" in outcome or "expected" in outcome
-    ]
-    if TRACEBACK in log or '"trace"' in log:
-        failures.append(failure("server", log=log))
-    kinds = list(dict.fromkeys(found["kind"] for found in abuse))
-    latencies = {}
-    for kind in kinds:
-        places = [place for place, found in enumerate(abuse) if found["kind"] == kind]
-        around = sorted({near for place in places for near in (place, place + 1)})
-        latencies[kind] = {
-            "quiet": percentiles([quiet[place] for place in around]),
-            "abuse": percentiles([abuse[place] for place in places]),
-        }
-    ratios = {
-        kind: round(both["abuse"]["p99_ms"] / both["quiet"]["p99_ms"], 2)
-        for kind, both in latencies.items()
-    }
-    parts = {"quiet": quiet, "abuse": abuse}
-    every = {part: percentiles(phases) for part, phases in parts.items()}
+    latencies = latencies_by_kind(quiet, abuse)
+    ratios = {}
+    for kind, both in latencies.items():
+        ratios[kind] = round(both["abuse"]["p99_ms"] / both["quiet"]["p99_ms"], 2)
+    overall = {"quiet": percentiles(quiet), "abuse": percentiles(abuse)}
+    memory = [phase["memory_mib"] for phase in abuse]
+    settled = memory[len(memory) // 3 :]
     growth = round(max(settled) / min(settled) - 1, 4)
+    phases = [*abuse, *quiet]
     return {
-        "num_requests": sum(sum(found["statuses"].values()) for _, found in named),
-        "num_sent_again": sum(found["sent_again"] for _, found in named),
-        "num_abusive_connections": sum(sum(found["abusers"].values()) for found in abuse),
-        "latencies": {"all": every, **latencies},
-        "p99_ratio": round(every["abuse"]["p99_ms"] / every["quiet"]["p99_ms"], 2),
+        "num_requests": sum(sum(phase["statuses"].values()) for phase in phases),
+        "num_sent_again": sum(phase["sent_again"] for phase in phases),
+        "num_abusive_connections": sum(sum(phase["abusers"].values()) for phase in abuse),
+        "latencies": {"all": overall, **latencies},
+        "p99_ratio": round(overall["abuse"]["p99_ms"] / overall["quiet"]["p99_ms"], 2),
         "p99_ratios": ratios,
         "p99_worst_ratio": max(ratios.values()),
-        "loop": {
-            part: {
-                name: statistics.median(found[name] for found in phases)
-                for name in ("loop_runs", "loop_waits")
-            }
-            for part, phases in parts.items()
-        },
+        "loop": {"quiet": loop_shares(quiet), "abuse": loop_shares(abuse)},
         # Latencies depend on what else the machine does, so they are figures and not failures.
         "held": {"p99 within 2x": max(ratios.values()) <= 2, "memory within 2 %": growth <= 0.02},
-        "memory_mib": sizes,
+        "memory_mib": memory,
         "memory_growth": growth,
-        "failures": failures,
-        "phases": [
-            {key: value for key, value in found.items() if "seconds" not in key}
-            | percentiles([found])
-            for _, found in named
-        ],
+        "failures": failures_of(quiet, abuse, log),
+        "phases": [summary(phase) for phase in phases],
     }
+
+
+def failures_of(
+    quiet: list[dict[str, Any]], abuse: list[dict[str, Any]], log: str
+) -> list[dict[str, Any]]:
+    """Failed requests of ordinary clients, unexpected answers to abusers, and tracebacks."""
+    failures = []
+    named_phases = [(phase["kind"], phase) for phase in abuse]
+    named_phases += [("quiet", phase) for phase in quiet]
+    for name, phase in named_phases:
+        for problem in phase["failures"]:
+            failures.append(failure("server", phase=name, what=problem))
+    for phase in abuse:
+        for outcome, number in phase["abusers"].items():
+            if "without" in outcome or "expected" in outcome:
+                problem = f"{number} abusers got {outcome}"
+                failures.append(failure("server", phase=phase["kind"], what=problem))
+    if TRACEBACK in log or '"trace"' in log:
+        failures.append(failure("server", log=log))
+    return failures
+
+
+def latencies_by_kind(
+    quiet: list[dict[str, Any]], abuse: list[dict[str, Any]]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Percentiles of the phases of each kind of abuse, and of the quiet phases around them."""
+    latencies = {}
+    for kind in dict.fromkeys(phase["kind"] for phase in abuse):
+        numbers = [number for number, phase in enumerate(abuse) if phase["kind"] == kind]
+        quiet_numbers = {*numbers, *(number + 1 for number in numbers)}
+        latencies[kind] = {
+            "quiet": percentiles([quiet[number] for number in sorted(quiet_numbers)]),
+            "abuse": percentiles([abuse[number] for number in numbers]),
+        }
+    return latencies
+
+
+def loop_shares(phases: list[dict[str, Any]]) -> dict[str, float]:
+    """Medians of the shares of time that the event loop runs, and waits for a core."""
+    return {
+        name: statistics.median(phase[name] for phase in phases)
+        for name in ("loop_runs", "loop_waits")
+    }
+
+
+def summary(phase: dict[str, Any]) -> dict[str, Any]:
+    """A phase with percentiles instead of all its latencies."""
+    figures = {name: value for name, value in phase.items() if "seconds" not in name}
+    return figures | percentiles([phase])
 
 
 def percentiles(phases: list[dict[str, Any]]) -> dict[str, float]:
     """Latencies of all requests of some phases, in ms, and of those to `/health`."""
-    found = {}
+    figures: dict[str, float] = {}
     for name in ("", "health_"):
         values = sorted(value for phase in phases for value in phase[f"{name}seconds"])
         for percent in (50, 99):
-            at = min(len(values) - 1, len(values) * percent // 100)
-            found[f"{name}p{percent}_ms"] = round(1000 * values[at], 2) if values else math.nan
-    return {**found, "num_latencies": sum(len(phase["seconds"]) for phase in phases)}
+            index = min(len(values) - 1, len(values) * percent // 100)
+            milliseconds = round(1000 * values[index], 2) if values else math.nan
+            figures[f"{name}p{percent}_ms"] = milliseconds
+    return {**figures, "num_latencies": sum(len(phase["seconds"]) for phase in phases)}
 
 
 if __name__ == "__main__":
-    print(
-        json.dumps(
-            {"ordinary_clients": ordinary_clients, "abuse": abuse}[sys.argv[1]](
-                **json.loads(sys.argv[2])
-            )
-        )
-    )
+    calls = {"ordinary_clients": ordinary_clients, "abuse": abuse}
+    print(json.dumps(calls[sys.argv[1]](**json.loads(sys.argv[2]))))

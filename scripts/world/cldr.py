@@ -41,33 +41,30 @@ def facts(countries: Mapping[str, Entity]) -> Iterator[Fact]:
     yield from _weeks(tables, countries)
     yield from _currencies(tables, countries)
     zones = get_global("territory_zones")
-    yield from time_zones(
-        (country, zone) for code, country in countries.items() for zone in zones.get(code, ())
-    )
+    places = []
+    for code, country in countries.items():
+        places += [(country, zone) for zone in zones.get(code, ())]
+    yield from time_zones(places)
 
 
 def time_zones(places: Iterable[tuple[Entity, str]]) -> Iterator[Fact]:
-    """The zone of each place, 'Europe/Paris' as 'Central European Time'; a few have no such
-    name.
+    """The time zone of each place: 'Europe/Paris' is 'Central European Time'.
+
+    A few zones have no such name, and are left out.
     """
-    canonical: Mapping[str, str] = get_global("zone_aliases")
-    # CLDR files some zones under their old names: Kolkata's under Calcutta.
-    meta_zones = {
-        canonical.get(zone, zone): meta for zone, meta in get_global("meta_zones").items()
-    }
+    aliases: Mapping[str, str] = get_global("zone_aliases")
+    # CLDR lists some zones under their old names: that of Kolkata under Calcutta.
+    meta_zones = {aliases.get(zone, zone): meta for zone, meta in get_global("meta_zones").items()}
     for place, zone in places:
-        names = ENGLISH.meta_zones.get(meta_zones.get(canonical.get(zone, zone)), {}).get(
-            "long", {}
-        )
+        meta_zone = meta_zones.get(aliases.get(zone, zone))
+        names = ENGLISH.meta_zones.get(meta_zone, {}).get("long", {})
         name = names.get("generic") or names.get("standard")
         if name:
             yield place, "time_zone", Entity("time zone", name)
 
 
 def _language(code: str) -> Entity | None:
-    """The language of a code such as 'sr' or 'sr_Latn': the script makes no other language of
-    it.
-    """
+    """The language of a code such as 'sr' or 'sr_Latn', which differ only in the script."""
     name = ENGLISH.languages.get(code.split("_")[0])
     return Entity("language", name) if name else None
 
@@ -76,12 +73,13 @@ def _languages(countries: Mapping[str, Entity]) -> Iterator[Fact]:
     for code, country in countries.items():
         for language_code, about in get_global("territory_languages").get(code, {}).items():
             language = _language(language_code)
+            if language is None:
+                continue
             is_official = about["official_status"] in OFFICIAL
-            if language and is_official:
+            is_spoken = about["population_percent"] >= SMALLEST_SHARE_OF_SPEAKERS
+            if is_official:
                 yield country, "official_language", language
-            if language and (
-                is_official or about["population_percent"] >= SMALLEST_SHARE_OF_SPEAKERS
-            ):
+            if is_official or is_spoken:
                 yield country, "spoken_language", language
 
 
@@ -120,24 +118,27 @@ def _weeks(tables: ElementTree.Element, countries: Mapping[str, Entity]) -> Iter
 
 
 def _currencies(tables: ElementTree.Element, countries: Mapping[str, Entity]) -> Iterator[Fact]:
-    """Currencies in use; former ones that more than one country has used; and what kind of money
-    each is.
-    """
-    now: set[tuple[str, str]] = set()
-    before: set[tuple[str, str]] = set()
+    """Currencies in use, former ones of several countries, and the kind of money of each."""
+    current: set[tuple[str, str]] = set()
+    former: set[tuple[str, str]] = set()
     for region in tables.iterfind("currencyData/region"):
+        code = region.attrib["iso3166"]
+        if code not in countries:
+            continue
         for row in region.iterfind("currency"):
-            if region.attrib["iso3166"] in countries and row.get("tender") != "false":
-                (before if "to" in row.attrib else now).add(
-                    (region.attrib["iso3166"], row.attrib["iso4217"])
-                )
-    users = Counter(currency for _, currency in now | before)
-    before = {(code, currency) for code, currency in before - now if users[currency] > 1}
-    for relation, pairs in (("currency", now), ("former_currency", before)):
-        yield from (
-            (countries[code], relation, _currency(currency)) for code, currency in sorted(pairs)
-        )
-    yield from _kinds_of_money(_currency(currency) for _, currency in sorted(now | before))
+            if row.get("tender") == "false":
+                continue
+            is_former = "to" in row.attrib
+            pairs = former if is_former else current
+            pairs.add((code, row.attrib["iso4217"]))
+
+    users = Counter(currency for _, currency in current | former)
+    former = {(code, currency) for code, currency in former - current if users[currency] > 1}
+    for code, currency in sorted(current):
+        yield countries[code], "currency", _currency(currency)
+    for code, currency in sorted(former):
+        yield countries[code], "former_currency", _currency(currency)
+    yield from _kinds_of_money(_currency(currency) for _, currency in sorted(current | former))
 
 
 def _currency(code: str) -> Entity:
@@ -146,11 +147,11 @@ def _currency(code: str) -> Entity:
 
 def _kinds_of_money(currencies: Iterable[Entity]) -> Iterator[Fact]:
     """The last word of a currency's name, where others share it: the US Dollar is a dollar."""
-    kinds = {
-        currency: re.sub(r" \(.*\)$", "", currency.name).split()[-1].lower()
-        for currency in currencies
-    }
-    shared = Counter(kinds.values())
+    kinds = {}
+    for currency in currencies:
+        name = re.sub(r" \(.*\)$", "", currency.name)
+        kinds[currency] = name.split()[-1].lower()
+    uses = Counter(kinds.values())
     for currency, kind in kinds.items():
-        if shared[kind] > 1:
+        if uses[kind] > 1:
             yield currency, "kind_of", Entity("money", kind)

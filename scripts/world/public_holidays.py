@@ -53,8 +53,8 @@ def facts(countries: Mapping[str, Entity]) -> Iterator[Fact]:
 
 
 def _yearly_holidays(code: str) -> set[str]:
-    found = [_names(code, year) for year in YEARS]
-    return set.intersection(*found)
+    names_by_year = [_names(code, year) for year in YEARS]
+    return set.intersection(*names_by_year)
 
 
 def _names(code: str, year: int) -> set[str]:
@@ -66,12 +66,12 @@ def _names(code: str, year: int) -> set[str]:
     if languages and not english:
         return set()
     calendar = holidays.country_holidays(code, years=year, language=english, observed=False)
-    return {
-        _plain_name(name, day)
-        for day, names in calendar.items()
-        for name in names.split("; ")
-        if not NO_FEAST.search(name)
-    }
+    plain_names = set()
+    for day, names in calendar.items():
+        for name in names.split("; "):
+            if not NO_FEAST.search(name):
+                plain_names.add(_plain_name(name, day))
+    return plain_names
 
 
 def _plain_name(name: str, day: date) -> str:

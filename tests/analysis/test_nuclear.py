@@ -1,6 +1,4 @@
-"""Theorem 1: what DURA over everything bounds, for any factors, and the factors at which the two
-sides meet.
-"""
+"""Theorem 1: the bound holds for any factors, and is reached by rebalanced ones."""
 
 import math
 
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.analysis.nuclear import bound_before_and_after, nuclear_bound, rebalanced
+from dualkg.errors import InvalidValue, Unsupported
 from tests.models import odd_models as odd
 
 MODELS = (kg.CP, kg.DistMult, kg.ComplEx)
@@ -177,17 +176,21 @@ def test_float32_factors_stay_float32():
 
 def test_models_without_components_are_refused():
     shape = kg.GraphShape(3, 2)
-    with pytest.raises(kg.RequestError, match="CP, DistMult and ComplEx, .*; the model is RESCAL"):
+    with pytest.raises(Unsupported) as error:
         nuclear_bound(kg.RESCAL(shape, dim=2))
-    with pytest.raises(kg.RequestError, match="the model is the dual of CP"):
+    assert str(error.value) == (
+        "Theorem 1 holds for CP, DistMult and ComplEx, whose scores are sums over components; the "
+        "model is RESCAL."
+    )
+    with pytest.raises(Unsupported, match="the dual of CP"):
         rebalanced(kg.Dual(kg.CP(shape, dim=2)))
-    with pytest.raises(kg.RequestError, match="the model is Normalised"):
+    with pytest.raises(Unsupported, match="Normalised"):
         nuclear_bound(odd.Normalised(shape, dim=2))
 
 
-@pytest.mark.parametrize(
-    ("plain", "mapped"), [(0, 1), (1, 0), (-1, 1), (math.nan, 1), (1, math.inf)]
-)
-def test_invalid_weights_are_refused(plain, mapped):
-    with pytest.raises(kg.RequestError, match="must be above 0 and finite"):
-        nuclear_bound(kg.CP(kg.GraphShape(3, 2), dim=2), plain=plain, mapped=mapped)
+@pytest.mark.parametrize("setting", ["plain", "mapped"])
+@pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf])
+def test_invalid_weights_are_refused(setting, weight):
+    with pytest.raises(InvalidValue, match="above 0 and finite") as error:
+        nuclear_bound(kg.CP(kg.GraphShape(3, 2), dim=2), **{setting: weight})
+    assert error.value.setting == setting

@@ -15,6 +15,7 @@ from dualkg.analysis.sparsity import (
     sparsify,
     without_smallest,
 )
+from dualkg.errors import InvalidValue, Unsupported
 
 SHAPE = kg.GraphShape(40, 3)
 
@@ -77,9 +78,9 @@ def test_a_rotated_run_loses_less(small_graph, tmp_path):
 
 
 def test_other_models_are_refused():
-    with pytest.raises(
-        kg.RequestError, match="Only RESCAL can be rotated .* the axes of ComplEx are tied"
-    ):
+    with pytest.raises(Unsupported, match="without changing its scores") as error:
         rotated(kg.ComplEx(SHAPE, dim=2), share=0.5)
-    with pytest.raises(kg.RequestError, match="70 % is written 0.7"):
+    assert error.value.what == "ComplEx"
+    with pytest.raises(InvalidValue) as invalid:
         rotated(kg.RESCAL(SHAPE, dim=2), share=70)
+    assert invalid.value.setting == "share"

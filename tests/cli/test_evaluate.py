@@ -143,9 +143,7 @@ def test_wrong_requests_exit_with_2_and_a_sentence(run_cli, run, words, sentence
 
 
 def test_an_empty_reliability_diagram_is_refused():
-    with pytest.raises(
-        kg.RequestError, match="A reliability diagram needs at least one bin in each panel"
-    ):
+    with pytest.raises(kg.RequestError, match="panels should be panels with at least one bin each"):
         draw_reliability({"ComplEx": []})
 
 

@@ -223,9 +223,8 @@ def test_adagrad_agrees_with_pytorch(dtype):
 def test_copies_are_rounded_as_in_pytorch():
     """To the nearest, of two to the even one; NaN stays NaN."""
     bits = np.random.default_rng().integers(0, 2**32, 100_000, dtype=np.uint32)
-    bits[(bits & 0x7F800000) == 0] = (
-        0  # threads started during a training treat denormal numbers as 0
-    )
+    # Threads that were started during a training treat denormal numbers as 0.
+    bits[(bits & 0x7F800000) == 0] = 0
     bits[:6] = [0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0x7FFFFFFF, 0xFFFFFFFF]
     table = torch.from_numpy(bits.view(np.float32)).clone()
     copy = torch.empty(len(table), dtype=torch.bfloat16)
@@ -243,8 +242,10 @@ import torch
 from dualkg.kernels.cpu import adagrad_, softmax_gradient_
 from dualkg.kernels.pairwise import pairwise_modulus_sums
 from dualkg.kernels.scores import Targets
-print(softmax_gradient_(torch.zeros(1, 2), Targets.one_each(torch.tensor([0]), torch.ones(1)), 2).exp().item())
-table, sums = torch.ones(2), torch.zeros(2)
+targets = Targets.one_each(torch.tensor([0]), torch.ones(1))
+print(softmax_gradient_(torch.zeros(1, 2), targets, 2).exp().item())
+table = torch.ones(2)
+sums = torch.zeros(2)
 adagrad_(table, sums, torch.tensor([3.0, 4.0]), None, 0.5, eps=0.0)
 print(table.tolist(), sums.tolist())
 """

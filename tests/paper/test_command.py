@@ -109,10 +109,10 @@ def test_runs_are_recorded_and_the_page_is_updated(run_paper, recipes, tmp_path)
         (("nonsense",), "No such command 'nonsense'"),
         (
             ("main", "--dataset", "FB15"),
-            "'FB15' is not a graph of these tables. Did you mean 'FB15k-237'?",
+            "No graph of these tables is named 'FB15'. Did you mean 'FB15k-237'?",
         ),
         (("main", "--seeds", "0"), "--seeds"),
-        (("figure1", "--seeds", "2"), "The study figure1 uses one seed. Leave out --seeds."),
+        (("figure1", "--seeds", "2"), "the study figure1 uses one seed; 2 was given."),
         (("record", "nowhere", "--name", "x"), "nowhere does not exist"),
     ],
 )

@@ -3,7 +3,8 @@
 import pytest
 
 import dualkg as kg
-from paper.records import Config
+from dualkg.errors import UnknownName, Unsupported
+from paper.records import Config, OlderRecipe
 from paper.registry import GRAPHS, MAIN, TABLES, recipe_of, rows_with_recipes
 from tests.paper.conftest import TINY
 
@@ -60,15 +61,15 @@ def test_a_record_is_extended_by_seeds_without_the_runs_of_the_others(recipes, c
 def test_one_row_alone(recipes, config, tmp_path):
     assert list(config(rows=("complex-dura",)).train_table(TINY, "world")) == ["world/complex-dura"]
     assert not (tmp_path / "runs" / "world" / "complex").exists()
-    with pytest.raises(
-        kg.RequestError, match="The table tiny has no row 'ComplEx-DUR'. .*ComplEx-DURA"
-    ):
+    with pytest.raises(UnknownName) as error:
         config(rows=("ComplEx-DUR",)).train_table(TINY, "world")
+    assert error.value.kind == "row of the table tiny"
+    assert error.value.suggestions[0] == "ComplEx-DURA"
 
 
 def test_a_table_without_a_pair_of_recipes_is_refused(recipes, config, tmp_path):
     (recipes / "world" / "complex.toml").unlink()
-    with pytest.raises(kg.RequestError, match="on world no pair has both recipes"):
+    with pytest.raises(Unsupported, match="on world no pair has both recipes"):
         config().train_table(TINY, "world")
     assert not (tmp_path / "runs").exists()
 
@@ -77,10 +78,9 @@ def test_a_changed_recipe_is_not_mixed_with_runs_of_the_old_one(recipes, config,
     config().train_table(TINY, "world")
     path = recipes / "world" / "complex.toml"
     path.write_text(kg.load_recipe(path, changes={"training.epochs": 1}).as_toml())
-    with pytest.raises(
-        kg.RequestError, match="has an older recipe of ComplEx. Move it away, or use another --runs"
-    ):
+    with pytest.raises(OlderRecipe, match="Move it away, or use another runs") as error:
         config().train_table(TINY, "world")
+    assert error.value.row == "ComplEx"
     records = config(runs=tmp_path / "other runs").train_table(TINY, "world")
     assert records["world/complex"].runs[0]["epochs"] == 1
 
@@ -97,7 +97,7 @@ def test_weights_are_trained_once(recipes, config):
 
 def test_a_missing_recipe_is_reported(recipes):
     with pytest.raises(
-        kg.RequestError, match=r"no recipe of RESCAL on world: world/rescal\.toml is missing"
+        Unsupported, match=r"RESCAL has no recipe on world: world/rescal\.toml is missing"
     ):
         recipe_of(TINY.rows[2], "world")
 
@@ -105,8 +105,9 @@ def test_a_missing_recipe_is_reported(recipes):
 def test_graphs_are_looked_up_by_name():
     assert Config("fb15K-237").graphs(GRAPHS) == ("FB15k-237",)
     assert Config("umls").graphs(("UMLS",)) == ("UMLS",)
-    with pytest.raises(kg.RequestError, match="'FB15k' is not a graph of these tables"):
+    with pytest.raises(UnknownName) as error:
         Config("FB15k").graphs(GRAPHS)
+    assert error.value.name == "FB15k"
 
 
 @pytest.mark.parametrize("graph", GRAPHS)

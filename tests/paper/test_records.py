@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 import dualkg as kg
+from dualkg.analysis.records import UnrelatedRuns
 from dualkg.analysis.sparsity import sparsify
+from dualkg.errors import DamagedFile, Unsupported
 from dualkg.files import lock_holder
 from dualkg.training.api import train_seeds
 from paper.records import (
     RECORDS,
+    RepeatedSeeds,
+    UncommittedChanges,
     is_uncommitted,
     load_record,
     load_records,
@@ -57,15 +61,14 @@ def test_a_record_has_the_rank_of_every_query(runs, tmp_path):
     for number, seed in enumerate(record.seeds):
         report = kg.load_run(runs / f"seed-{seed}").report
         np.testing.assert_array_equal(record.ranks[number], report.ranks.mean)
-        unadjusted = dataclasses.replace(
-            report.metrics, amr=None, amri=None
-        )  # a record has no numbers of candidates
+        # A record has no numbers of candidates, which the adjusted metrics need.
+        unadjusted = dataclasses.replace(report.metrics, amr=None, amri=None)
         assert record.test_metrics[number] == unadjusted
 
 
 def test_a_sparsified_run_is_not_recorded(runs, tmp_path):
     sparse = sparsify(runs / "seed-0", share=0.5, out=tmp_path / "sparse")
-    with pytest.raises(kg.RequestError, match="was sparsified after training"):
+    with pytest.raises(Unsupported, match="was sparsified after training"):
         record_runs([sparse.folder], tmp_path / "records" / "x")
     assert not (tmp_path / "records").exists()
 
@@ -74,18 +77,16 @@ def test_a_run_from_a_tree_with_uncommitted_changes_is_not_recorded(tmp_path, mo
     monkeypatch.setenv("DUALKG_COMMIT", "0123456789ab-dirty")
     recipe = kg.Recipe().with_changes({"training.epochs": 1, "model.dim": 2})
     kg.train_recipe(recipe, out=tmp_path / "run")
-    with pytest.raises(
-        kg.RequestError,
-        match=r"uncommitted changes \(0123456789ab-dirty\).* Commit the changes, train",
-    ):
+    with pytest.raises(UncommittedChanges, match="Commit the changes, train again") as error:
         record_runs([tmp_path / "run"], tmp_path / "records" / "x")
+    assert (error.value.commit, error.value.run) == ("0123456789ab-dirty", tmp_path / "run")
     assert not (tmp_path / "records").exists()
 
 
 def test_runs_of_different_recipes_are_not_one_record(runs, tmp_path):
     other = kg.Recipe().with_changes({"training.epochs": 2, "model.dim": 2})
     kg.train_recipe(other, out=tmp_path / "other")
-    with pytest.raises(kg.RequestError, match="have different recipes"):
+    with pytest.raises(UnrelatedRuns, match="have different recipes"):
         record_runs([runs, tmp_path / "other"], tmp_path / "records" / "x")
     assert not (tmp_path / "records").exists()
 
@@ -103,19 +104,20 @@ def test_runs_of_different_recipes_are_not_one_record(runs, tmp_path):
 def test_another_file_of_that_name_is_refused(tmp_path, text):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "record.json").write_text(text)
-    with pytest.raises(kg.RequestError, match="is not a record in the current format"):
+    with pytest.raises(Unsupported, match="is not a record in the current format"):
         load_records(tmp_path)
 
 
 def test_damaged_ranks_are_reported(runs, tmp_path):
     record = record_runs([runs], tmp_path / "records" / "x")
     (record.folder / "ranks.parquet").write_bytes(b"no parquet")
-    with pytest.raises(kg.RequestError, match=r"ranks\.parquet cannot be read"):
+    with pytest.raises(DamagedFile, match="record the runs again") as error:
         _ = load_record(record.folder).ranks
+    assert error.value.path == record.folder / "ranks.parquet"
 
 
 def test_a_seed_is_recorded_once(runs, tmp_path):
-    with pytest.raises(kg.RequestError, match="each seed once; the seeds of the runs are 0, 1, 0"):
+    with pytest.raises(RepeatedSeeds, match="each seed once; the seeds of the runs are 0, 1, 0"):
         record_runs([runs, runs / "seed-0"], tmp_path / "records" / "x")
 
 
@@ -158,7 +160,7 @@ def test_the_table_of_the_readme_is_made_while_it_is_locked(runs, tmp_path, monk
 def test_runs_on_different_data_are_not_one_record(runs, tmp_path, data):
     path = runs / "seed-1" / "environment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"data": data}))
-    with pytest.raises(kg.RequestError, match="trained on different data"):
+    with pytest.raises(UnrelatedRuns, match="trained on different data"):
         record_runs([runs], tmp_path / "records" / "x")
 
 
@@ -166,7 +168,7 @@ def test_a_record_needs_a_finished_run(tmp_path):
     with pytest.raises(kg.RequestError, match="is not a run"):
         record_runs([tmp_path], tmp_path / "records")
     (tmp_path / "recipe.toml").write_text("")
-    with pytest.raises(kg.RequestError, match="no finished run"):
+    with pytest.raises(Unsupported, match="needs at least one finished run"):
         record_runs([tmp_path], tmp_path / "records")
 
 

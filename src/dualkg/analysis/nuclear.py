@@ -1,5 +1,4 @@
-"""Theorem 1: DURA over all entities and relations bounds the nuclear 2-norm of the tensor of
-scores.
+"""Theorem 1: DURA over all triples bounds the nuclear 2-norm of the tensor of scores.
 
 X is the tensor of all scores, X_ijk = Σ_d h_id r_jd t_kd; for ComplEx the complex one, before the
 real part is taken. docs/analysis.md derives the bound.
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dualkg.errors import RequestError
+from dualkg.errors import InvalidValue, Unsupported
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import CP, ComplEx, DistMult
@@ -43,21 +42,28 @@ class NuclearBound:
 
 
 def nuclear_bound(model: Model, *, plain: float = 1.0, mapped: float = 1.0) -> NuclearBound:
-    """Equation (9) weighted by λ1 (`plain`) and λ2 (`mapped`), and the bound that follows from
-    it.
-    """
+    """Equation (9) weighted by λ1 (`plain`) and λ2 (`mapped`), and the bound that follows."""
     bilinear = _check(model, plain, mapped)
-    head, relation, tail = component_norms(bilinear)
     num_entities = model.shape.num_entities
     num_relations = model.num_relation_ids
-    with torch.no_grad():  # (9) is a sum, and this is its mean
+
+    # Equation (9) is a sum over all triples, and the regularizer is their mean.
+    with torch.no_grad():
         mean = dura_of_all_triples(deepcopy(bilinear).double(), plain=plain, mapped=mapped)
     dura = num_entities**2 * num_relations * float(mean)
-    bound = dura / (
-        4 * num_entities * math.sqrt(plain) * math.sqrt(mapped) * math.sqrt(num_relations)
-    )
+    divisor = 4 * num_entities * math.sqrt(plain) * math.sqrt(mapped) * math.sqrt(num_relations)
+
+    head, relation, tail = component_norms(bilinear)
     components = float((head * relation * tail).sum())
-    return NuclearBound(dura, bound, components, plain, mapped, num_entities, num_relations)
+    return NuclearBound(
+        dura=dura,
+        bound=dura / divisor,
+        components=components,
+        plain=plain,
+        mapped=mapped,
+        num_entities=num_entities,
+        num_relations=num_relations,
+    )
 
 
 @torch.no_grad()
@@ -69,52 +75,63 @@ def rebalanced(model: ModelT, *, plain: float = 1.0, mapped: float = 1.0) -> Mod
     """
     _check(model, plain, mapped)
     head, relation, tail = component_norms(model.embedding)
-    wanted = math.sqrt(plain * model.num_relation_ids / mapped)
-    alive = (head > 0) & (relation > 0) & (tail > 0)
-    shrunk = relation / wanted  # moved from the relation to the entities
-    scales = {
-        "entities": (shrunk * tail / head).sqrt(),
-        "relations": 1 / shrunk,
-        "tails": (shrunk * head / tail).sqrt(),
-    }
+    relation_target = math.sqrt(plain * model.num_relation_ids / mapped)
+    # The factor that moves from the relation to the two entities.
+    moved = relation / relation_target
+    is_nonzero = (head > 0) & (relation > 0) & (tail > 0)
+
     copy = deepcopy(model)
-    for name, table in copy.named_parameters():
-        scale = torch.where(alive, scales[name], 0.0).repeat(model.embedding.numbers_per_coordinate)
-        table.copy_(table.double() * scale)
+    embedding = copy.embedding
+    scales = [
+        (embedding.head_table, (moved * tail / head).sqrt()),
+        (embedding.relations, 1 / moved),
+    ]
+    if embedding.tail_table is not embedding.head_table:
+        scales.append((embedding.tail_table, (moved * head / tail).sqrt()))
+
+    for table, scale in scales:
+        column_scale = torch.where(is_nonzero, scale, 0.0)
+        table.copy_(table.double() * column_scale.repeat(embedding.numbers_per_coordinate))
     return copy
 
 
 def bound_before_and_after(
     model: Model, *, plain: float = 1.0, mapped: float = 1.0
 ) -> dict[str, NuclearBound]:
-    """The bound of a trained model, and of the same model rebalanced, where bound and components
-    are equal.
+    """The bounds of a trained model and of the same model rebalanced.
+
+    After rebalancing, `bound` equals `components`. Both models are float64: in float32, rounding
+    would keep the two apart.
     """
-    trained = deepcopy(model).double()  # in float32, rounding would keep the two sides apart
-    models = {"trained": trained, "rebalanced": rebalanced(trained, plain=plain, mapped=mapped)}
-    return {name: nuclear_bound(one, plain=plain, mapped=mapped) for name, one in models.items()}
+    trained = deepcopy(model).double()
+    balanced = rebalanced(trained, plain=plain, mapped=mapped)
+    return {
+        "trained": nuclear_bound(trained, plain=plain, mapped=mapped),
+        "rebalanced": nuclear_bound(balanced, plain=plain, mapped=mapped),
+    }
 
 
 def component_norms(model: EmbeddingModel) -> tuple[Tensor, Tensor, Tensor]:
     """‖h_d‖, ‖r_d‖ and ‖t_d‖ of every component, each `(dim,)`, in float64."""
-    head, relation, tail = (
-        model.squared_modulus(table.detach().double()).sum(0).sqrt()
-        for table in (model.head_table, model.relations, model.tail_table)
-    )
-    return head, relation, tail
+
+    def norms(table: Tensor) -> Tensor:
+        return model.squared_modulus(table.detach().double()).sum(0).sqrt()
+
+    return norms(model.head_table), norms(model.relations), norms(model.tail_table)
 
 
 def _check(model: Model, plain: float, mapped: float) -> BilinearModel:
-    # The exact types: a subclass may score differently, and then X is another tensor.
+    # The types are compared exactly: a subclass may score differently, and then X is another
+    # tensor.
     if not isinstance(model, BilinearModel) or type(model) not in (CP, DistMult, ComplEx):
-        own = type(model.embedding).__name__
-        raise RequestError(
-            "Theorem 1 holds for CP, DistMult and ComplEx, whose scores are sums over "
-            "components; the model is "
-            f"{own if model is model.embedding else f'the dual of {own}'}."
+        name = type(model.embedding).__name__
+        is_dual = model is not model.embedding
+        raise Unsupported(
+            "Theorem 1",
+            "holds for CP, DistMult and ComplEx, whose scores are sums over components; the model "
+            f"is {f'the dual of {name}' if is_dual else name}",
         )
-    if not (0 < plain < math.inf and 0 < mapped < math.inf):
-        raise RequestError(
-            f"λ1 and λ2 must be above 0 and finite; plain is {plain}, mapped is {mapped}."
-        )
+    for setting, weight in (("plain", plain), ("mapped", mapped)):
+        if not 0 < weight < math.inf:
+            raise InvalidValue(setting, expected="above 0 and finite", found=weight)
     return model

@@ -1,6 +1,4 @@
-"""Entity embeddings in the plane by t-SNE: of some vectors, and of all entities of a run (the map
-of the service).
-"""
+"""t-SNE of embeddings: of some vectors, and of all entities of a run (the map of the service)."""
 
 from pathlib import Path
 
@@ -11,16 +9,17 @@ import pyarrow.parquet as pq
 import torch
 
 from dualkg.data.archives import read_parquet
-from dualkg.errors import RequestError
+from dualkg.errors import PYTHON, DamagedFile, InvalidValue, RequestError, Words
 from dualkg.extras import optional_import
 from dualkg.files import atomic_write
 from dualkg.models.base import Model
 from dualkg.training.run import Run, RunFolder
 
 Vectors = npt.NDArray[np.float64]
-MAX_COMPONENTS = (
-    50  # principal components that t-SNE works on; finding neighbours is then much faster
-)
+# A map reduces its vectors to this number of principal components first, which makes finding
+# neighbours much faster.
+MAX_COMPONENTS = 50
+NEIGHBOUR_BLOCK = 512  # points whose distances to all others are computed at a time
 
 
 def default_perplexity(num_points: int) -> float:
@@ -29,12 +28,13 @@ def default_perplexity(num_points: int) -> float:
 
 
 def tail_embeddings(model: Model, entities: npt.ArrayLike) -> Vectors:
-    """Rows of the table that tails are looked up in, `(num_entities, width)`; CP has a table for
-    tails alone.
+    """Rows of the table that tails are looked up in, `(num_entities, width)`.
+
+    CP has a table for tails alone.
     """
     table = model.embedding.tail_table.detach()
-    rows = table[torch.as_tensor(np.asarray(entities, dtype=np.int64), device=table.device)]
-    return rows.double().cpu().numpy()
+    ids = torch.as_tensor(np.asarray(entities, dtype=np.int64), device=table.device)
+    return table[ids].double().cpu().numpy()
 
 
 def tsne(vectors: Vectors, *, perplexity: float | None = None, seed: int = 0) -> Vectors:
@@ -46,9 +46,10 @@ def tsne(vectors: Vectors, *, perplexity: float | None = None, seed: int = 0) ->
     check_vectors(vectors)
     num_points = len(vectors)
     if perplexity is not None and not 0 < perplexity < max(num_points, 2):
-        raise RequestError(
-            f"The perplexity must be above 0 and below the number of points, {num_points:,}; it "
-            f"is {perplexity:g}."
+        raise InvalidValue(
+            "perplexity",
+            expected=f"above 0 and below the number of points, {num_points:,}",
+            found=perplexity,
         )
     if num_points < 2:
         return np.zeros((num_points, 2))
@@ -60,16 +61,17 @@ def tsne(vectors: Vectors, *, perplexity: float | None = None, seed: int = 0) ->
         from openTSNE import TSNE
         from openTSNE.affinity import PerplexityBasedNN
         from openTSNE.nearest_neighbors import PrecomputedNeighbors
-    perplexity = (
-        default_perplexity(num_points)
-        if perplexity is None
-        else min(perplexity, (num_points - 1) / 3)
-    )
+    if perplexity is None:
+        perplexity = default_perplexity(num_points)
+    else:
+        perplexity = min(perplexity, (num_points - 1) / 3)
+    num_neighbours = min(num_points - 1, int(3 * perplexity))
+    indices, distances = _nearest_neighbours(scaled, num_neighbours)
+
     threads = torch.get_num_threads()
-    neighbours = PrecomputedNeighbors(
-        *_nearest_neighbours(scaled, min(num_points - 1, int(3 * perplexity)))
+    affinities = PerplexityBasedNN(
+        perplexity=perplexity, knn_index=PrecomputedNeighbors(indices, distances), n_jobs=threads
     )
-    affinities = PerplexityBasedNN(perplexity=perplexity, knn_index=neighbours, n_jobs=threads)
     method = TSNE(initialization=start, random_state=seed, n_jobs=threads)
     return np.asarray(method.fit(affinities=affinities), dtype=np.float64)
 
@@ -77,61 +79,86 @@ def tsne(vectors: Vectors, *, perplexity: float | None = None, seed: int = 0) ->
 def _nearest_neighbours(
     vectors: Vectors, count: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Indices and distances `(n, count)` of the nearest other vectors: exact and faster than
-    openTSNE's Annoy.
+    """Indices and distances `(n, count)` of the nearest other vectors.
+
+    They are exact, and found faster than by openTSNE's Annoy.
     """
     points = torch.from_numpy(vectors).float()
-    parts = []
-    for start in range(0, len(points), 512):
-        distances = torch.cdist(points[start : start + 512], points)
-        distances.diagonal(start).fill_(torch.inf)  # of a point to itself
-        parts.append(distances.topk(count, largest=False))
-    return torch.cat([part.indices for part in parts]).numpy(), torch.cat(
-        [part.values for part in parts]
-    ).numpy()
+    indices = []
+    distances = []
+    for start in range(0, len(points), NEIGHBOUR_BLOCK):
+        block = torch.cdist(points[start : start + NEIGHBOUR_BLOCK], points)
+        block.diagonal(start).fill_(torch.inf)  # a point is not its own neighbour
+        nearest = block.topk(count, largest=False)
+        indices.append(nearest.indices)
+        distances.append(nearest.values)
+    return torch.cat(indices).numpy(), torch.cat(distances).numpy()
 
 
 def _initial_positions(vectors: Vectors, *, seed: int) -> Vectors:
-    """The first two principal components with standard deviation 1e-4, and noise that separates
-    equal vectors.
+    """The first two principal components with standard deviation 1e-4, and a little noise.
+
+    The noise separates equal vectors.
     """
     components = principal_components(vectors, 2)
+    scale = 1e-4 / max(float(components[:, 0].std()), 1e-12)
     positions = 1e-7 * np.random.default_rng(seed).standard_normal((len(vectors), 2))
-    positions[:, : components.shape[1]] += (
-        1e-4 / max(float(components[:, 0].std()), 1e-12) * components
-    )
+    positions[:, : components.shape[1]] += scale * components
     return positions
 
 
 def principal_components(vectors: Vectors, count: int) -> Vectors:
-    """Vectors `(n, width)` along their first principal axes `(n, min(count, width))`, with signs
-    that do not vary.
+    """Vectors `(n, width)` along their first principal axes, `(n, min(count, width))`.
+
+    The sign of an axis is arbitrary, so it is chosen such that its largest entry is positive.
     """
     centred = vectors - vectors.mean(0)
     _, axes = np.linalg.eigh(centred.T @ centred)
     axes = axes[:, ::-1][:, :count]
     largest = np.take_along_axis(axes, np.abs(axes).argmax(0)[None], axis=0)
-    projected: Vectors = centred @ (axes * np.where(largest < 0, -1.0, 1.0))
-    return projected
+    signs = np.where(largest < 0, -1.0, 1.0)
+    components: Vectors = centred @ (axes * signs)
+    return components
 
 
 def check_vectors(vectors: Vectors) -> None:
     """Refuse anything but a matrix of finite numbers."""
     if vectors.ndim != 2 or vectors.shape[1] < 1:
-        raise RequestError(
-            f"t-SNE expects vectors (n, width), one per row; the shape is {vectors.shape}."
+        raise InvalidValue(
+            "vectors",
+            expected="a matrix (n, width) with one vector a row",
+            found=f"an array of shape {vectors.shape}",
         )
-    finite = np.isfinite(vectors).all(1)
-    if not finite.all():
-        raise RequestError(
-            f"t-SNE needs finite numbers, and {int((~finite).sum()):,} of {len(vectors):,} "
-            f"vectors have NaN or infinity; the first is number {int((~finite).argmax()):,}."
+    invalid = ~np.isfinite(vectors).all(1)
+    if invalid.any():
+        raise NonfiniteVectors(
+            num_invalid=int(invalid.sum()), num_vectors=len(vectors), first=int(invalid.argmax())
         )
+
+
+class NonfiniteVectors(RequestError):
+    """t-SNE was asked for vectors with NaN or infinity, as a diverged model has."""
+
+    def __init__(self, *, num_invalid: int, num_vectors: int, first: int) -> None:
+        super().__init__()
+        self.num_invalid = num_invalid
+        self.num_vectors = num_vectors
+        self.first = first
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"t-SNE needs finite numbers, and {self.num_invalid:,} of {self.num_vectors:,} "
+            f"vectors have NaN or infinity; the first is number {self.first:,}."
+        )
+
+
+# -- the map of a run ----------------------------------------------------------
 
 
 def entity_map(run: Run) -> Vectors:
-    """Positions of all entities `(num_entities, 2)` between −1 and 1: computed once and saved with
-    the run.
+    """Positions of all entities between −1 and 1, `(num_entities, 2)`.
+
+    They are computed once and saved with the run.
     """
     path = RunFolder(run.folder).map if run.folder else None
     if path and path.exists():
@@ -149,33 +176,34 @@ def compute_map(model: Model, *, seed: int = 0) -> Vectors:
     if vectors.shape[1] > MAX_COMPONENTS:
         vectors = principal_components(vectors, MAX_COMPONENTS)
     positions = tsne(vectors, seed=seed)
-    positions = positions - (positions.max(0) + positions.min(0)) / 2
-    scaled: Vectors = np.round(positions / max(float(np.abs(positions).max()), 1e-12), 5)
+    centre = (positions.max(0) + positions.min(0)) / 2
+    centred = positions - centre
+    radius = max(float(np.abs(centred).max()), 1e-12)
+    scaled: Vectors = np.round(centred / radius, 5)
     return scaled
 
 
 def save_map(positions: Vectors, path: Path) -> None:
-    columns = {
-        name: pa.array(positions[:, axis].astype(np.float32))
-        for axis, name in enumerate(("x", "y"))
-    }
+    coordinates = positions.astype(np.float32)
+    table = pa.table({"x": pa.array(coordinates[:, 0]), "y": pa.array(coordinates[:, 1])})
     with atomic_write(path) as fresh:
-        pq.write_table(pa.table(columns), fresh, compression="zstd")
+        pq.write_table(table, fresh, compression="zstd")
 
 
 def load_map(path: Path, num_entities: int) -> Vectors:
     """Read positions that `save_map` wrote."""
     try:
         table = read_parquet(path)
-        positions = np.stack([table[name].to_numpy() for name in ("x", "y")], axis=1).astype(
-            np.float64
-        )
-        if len(positions) != num_entities:
-            raise ValueError(
-                f"it has {len(positions):,} positions and the graph {num_entities:,} entities"
-            )
-        return positions
+        coordinates = np.stack([table["x"].to_numpy(), table["y"].to_numpy()], axis=1)
+        positions = coordinates.astype(np.float64)
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise RequestError(
-            f"{path} is damaged: {error}. Remove it, and the map is computed again."
-        ) from None
+        raise _damaged_map(path, str(error)) from None
+    if len(positions) != num_entities:
+        raise _damaged_map(
+            path, f"it has {len(positions):,} positions and the graph {num_entities:,} entities"
+        )
+    return positions
+
+
+def _damaged_map(path: Path, reason: str) -> DamagedFile:
+    return DamagedFile(path, reason, advice="Remove it, and the map is computed again.")

@@ -1,5 +1,4 @@
-"""Runs of one recipe with different seeds, in a folder or as a record, and the ranks of their
-queries.
+"""Runs of one recipe with different seeds, in a folder or as a record, and their ranks.
 
 A record documents the runs behind a published number: recipe.toml, record.json (costs, environment
 and validation metrics of each seed) and ranks.parquet (the rank of every test query, one column per
@@ -16,30 +15,47 @@ import pyarrow as pa
 
 from dualkg.data.archives import read_parquet
 from dualkg.data.graph import Graph, Split, Triples
-from dualkg.errors import RequestError
+from dualkg.errors import PYTHON, DamagedFile, RequestError, Unsupported, Words
 from dualkg.evaluation.comparison import Floats, stack_mean_ranks
+from dualkg.evaluation.ranking import Ranks
 from dualkg.files import read_json
 from dualkg.training.api import load_recipe_graph
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import RunFolder, load_run
 
+RECORD_KEYS = {"graph", "data", "runs"}
 RUN_KEYS = {"seed", "epochs", "costs", "environment", "valid", "test_bounds"}
+RECORD_AGAIN = "Move it away and record the runs again."
+
+
+class UnrelatedRuns(RequestError):
+    """Runs that should differ only in their seed differ in their recipes or in their data."""
+
+    def __init__(self, paths: Sequence[Path], difference: str) -> None:
+        super().__init__()
+        self.paths = list(paths)
+        self.difference = difference
+
+    def message(self, words: Words = PYTHON) -> str:
+        names = ", ".join(map(str, self.paths))
+        return (
+            f"The runs {names} {self.difference}; runs that differ only in the seed were expected."
+        )
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """record.json: the graph, the fingerprint of its `data`, and the `runs`, one per seed."""
+    """Read record.json: the graph, the fingerprint of its `data`, and the `runs`, one per seed."""
     path = folder / "record.json"
-    saved: dict[str, Any] = read_json(path)
-    runs = (
-        saved["runs"]
-        if isinstance(saved, dict) and saved.keys() >= {"graph", "data", "runs"}
-        else None
-    )
-    if not runs or not all(isinstance(run, dict) and run.keys() >= RUN_KEYS for run in runs):
-        raise RequestError(
-            f"{path} is not a record in the current format. Move it away and record the runs again."
-        )
-    return saved
+    record: dict[str, Any] = read_json(path)
+    if not _is_record(record):
+        raise Unsupported(str(path), "is not a record in the current format", advice=RECORD_AGAIN)
+    return record
+
+
+def _is_record(record: Any) -> bool:
+    if not isinstance(record, dict) or not record.keys() >= RECORD_KEYS or not record["runs"]:
+        return False
+    return all(isinstance(run, dict) and run.keys() >= RUN_KEYS for run in record["runs"])
 
 
 def load_recorded_ranks(folder: Path, seeds: Sequence[int]) -> Floats:
@@ -49,19 +65,18 @@ def load_recorded_ranks(folder: Path, seeds: Sequence[int]) -> Floats:
         table = read_parquet(path)
         columns = [table[f"seed-{seed}"].to_numpy() for seed in seeds]
     except (pa.ArrowInvalid, OSError, KeyError) as error:
-        raise RequestError(
-            f"{path} cannot be read: {error}. Move the record away and record the runs again."
-        ) from None
-    ranks: Floats = (
-        np.stack(columns).reshape(len(columns), 2, -1) / 2
-    )  # twice the rank is saved, an integer
+        raise DamagedFile(path, str(error), advice=RECORD_AGAIN) from None
+    # Twice the rank is saved, which is an integer: a rank is the mean over ties.
+    doubled = np.stack(columns).reshape(len(columns), 2, -1)
+    ranks: Floats = doubled / 2
     return ranks
 
 
 @dataclass(frozen=True, eq=False)
 class RankedRuns:
-    """Runs that differ only in their seed, and their mean ranks of one split, `(num_seeds, 2,
-    num_triples)`.
+    """Runs that differ only in their seed, and their ranks of one split.
+
+    The shape of `ranks` is `(num_seeds, 2, num_triples)`, tail queries first.
     """
 
     path: Path
@@ -74,8 +89,9 @@ class RankedRuns:
 
 
 def load_ranked_runs(path: Path, split: Split) -> RankedRuns:
-    """The ranks of a run or ensemble, of finished runs `seed-*` in a folder, or of a record;
-    computed if not saved.
+    """The ranks of a run or ensemble, of finished runs `seed-*` in a folder, or of a record.
+
+    Ranks that were not saved are computed.
     """
     if (path / "record.json").exists():
         return _load_recorded(path, split)
@@ -84,64 +100,81 @@ def load_ranked_runs(path: Path, split: Split) -> RankedRuns:
     folders = run_folders(path)
     finished = [folder for folder in folders if folder.finished]
     if not finished:
-        raise RequestError(f"{path} has no finished run. {folders[0].resume_advice()}")
+        raise Unsupported(str(path), "has no finished run", advice=folders[0].resume_advice())
     recipes = load_recipes(finished)
     graph = finished[0].load_graph()
-    if not len(graph.split(split)):
-        raise RequestError(f"The graph of {path} has no {split} triples to compare.")
-    ranks = [
-        folder.load_ranks(split)
-        if folder.ranks(split).exists()
-        else load_run(folder.path).report_on(split).ranks
-        for folder in finished
-    ]
-    seeds = [recipe.training.seed for recipe in recipes]
-    num_unfinished = len(folders) - len(finished)
-    stacked = stack_mean_ranks(ranks)
+    _check_split(graph, path, split)
+    ranks = [_load_or_compute_ranks(folder, split) for folder in finished]
     return RankedRuns(
-        path, _name(recipes[0]), seeds, graph, ranks[0].triples, stacked, num_unfinished
+        path=path,
+        name=_name(recipes[0]),
+        seeds=[recipe.training.seed for recipe in recipes],
+        graph=graph,
+        triples=ranks[0].triples,
+        ranks=stack_mean_ranks(ranks),
+        num_unfinished=len(folders) - len(finished),
     )
+
+
+def _check_split(graph: Graph, path: Path, split: Split) -> None:
+    if not len(graph.split(split)):
+        raise Unsupported(f"The graph of {path}", f"has no {split} triples to compare")
+
+
+def _load_or_compute_ranks(folder: RunFolder, split: Split) -> Ranks:
+    if folder.ranks(split).exists():
+        return folder.load_ranks(split)
+    return load_run(folder.path).report_on(split).ranks
 
 
 def _load_ensemble(path: Path, split: Split) -> RankedRuns:
     run = load_run(path)
-    if not len(run.graph.split(split)):
-        raise RequestError(f"The graph of {path} has no {split} triples to compare.")
+    _check_split(run.graph, path, split)
     ranks = run.report_on(split).ranks
     return RankedRuns(
-        path, run.model_name, [0], run.graph, ranks.triples, stack_mean_ranks([ranks])
+        path=path,
+        name=run.model_name,
+        seeds=[0],
+        graph=run.graph,
+        triples=ranks.triples,
+        ranks=stack_mean_ranks([ranks]),
     )
 
 
 def _load_recorded(path: Path, split: Split) -> RankedRuns:
-    """A record has ranks but no triples: they are those of the graph as it is loaded now."""
+    """Load a record, which has ranks but no triples; these are of the graph as it is now."""
     record = read_record(path)
     recipe = load_recipe(path / "recipe.toml")
     if split != "test":
-        raise RequestError(
-            f"A record has the ranks of the test split only, not of {split}. Compare the runs "
-            "instead."
+        raise Unsupported(
+            "A record",
+            f"has the ranks of the test split only, not of {split}",
+            advice="Compare the runs instead.",
         )
     graph = load_recipe_graph(recipe)
     if graph.fingerprint != record["data"]:
-        raise RequestError(
-            f"{path} was recorded with different data than {graph.name} has here. Compare runs "
-            "instead."
+        raise Unsupported(
+            str(path),
+            f"was recorded with different data than {graph.name} has here",
+            advice="Compare runs instead.",
         )
     seeds = [run["seed"] for run in record["runs"]]
     return RankedRuns(
-        path, _name(recipe), seeds, graph, graph.test, load_recorded_ranks(path, seeds)
+        path=path,
+        name=_name(recipe),
+        seeds=seeds,
+        graph=graph,
+        triples=graph.test,
+        ranks=load_recorded_ranks(path, seeds),
     )
 
 
 def run_folders(path: Path) -> list[RunFolder]:
     """A run, or the runs `seed-*` in a folder, finished or not."""
     run = RunFolder(path)
-    folders = (
-        [run]
-        if run.recipe.exists()
-        else [RunFolder(file.parent) for file in sorted(path.glob("seed-*/recipe.toml"))]
-    )
+    if run.recipe.exists():
+        return [run]
+    folders = [RunFolder(recipe.parent) for recipe in sorted(path.glob("seed-*/recipe.toml"))]
     if not folders:
         run.check_is_run()
     return folders
@@ -150,21 +183,21 @@ def run_folders(path: Path) -> list[RunFolder]:
 def load_recipes(folders: Sequence[RunFolder]) -> list[Recipe]:
     """The recipes of runs; refused if they differ in more than the seed, or if the data differ."""
     recipes = [load_recipe(folder.recipe) for folder in folders]
-    names = ", ".join(str(folder.path) for folder in folders)
-    if len({recipe.with_changes({"training.seed": 0}).as_toml() for recipe in recipes}) > 1:
-        raise RequestError(
-            f"The runs {names} have different recipes; runs that differ only in the seed were "
-            "expected."
-        )
-    if len({str(folder.saved_environment.get("data")) for folder in folders}) > 1:
-        raise RequestError(f"The runs {names} were trained on different data.")
+    paths = [folder.path for folder in folders]
+    without_seeds = {recipe.with_changes({"training.seed": 0}).as_toml() for recipe in recipes}
+    if len(without_seeds) > 1:
+        raise UnrelatedRuns(paths, "have different recipes")
+    fingerprints = {str(folder.saved_environment.get("data")) for folder in folders}
+    if len(fingerprints) > 1:
+        raise UnrelatedRuns(paths, "were trained on different data")
     return recipes
 
 
 def _name(recipe: Recipe) -> str:
-    dual = "" if recipe.model.dual == "none" else f"-dual-{recipe.model.dual}"
-    return (
-        recipe.model.name
-        + dual
-        + ("" if recipe.regularizer.name == "none" else f"-{recipe.regularizer.name}")
-    )
+    """The name of a model in a comparison, such as ComplEx-DURA."""
+    name = recipe.model.name
+    if recipe.model.dual != "none":
+        name += f"-dual-{recipe.model.dual}"
+    if recipe.regularizer.name != "none":
+        name += f"-{recipe.regularizer.name}"
+    return name

@@ -1,5 +1,6 @@
-"""numba kernels, run by as many threads as PyTorch uses; plain forms of those of a training step
-run without numba.
+"""numba kernels, run by as many threads as PyTorch uses.
+
+The kernels of a training step have plain forms in PyTorch, which run without numba.
 """
 
 import os
@@ -16,16 +17,15 @@ from torch import Tensor
 from dualkg.kernels.scores import RankTargets, Targets
 
 # numba is an extra: without it the plain forms run, and the undecorated functions are never called.
+# Importing it also fails if it does not support this version of NumPy.
 try:
     import numba
 
     HAS_NUMBA = True
-except ImportError:  # also if numba does not support this version of NumPy
+except ImportError:
     HAS_NUMBA = False
-ROUND_BIAS = np.uint32(0x7FFF)
-BF16_NAN = np.uint32(0x7FC0)
-ONE_BIT = np.uint32(1)
-SIXTEEN = np.uint32(16)
+
+# -- compiling and running kernels ---------------------------------------------
 
 
 def compiled(*flags: str) -> Callable[[Any], Any]:
@@ -37,10 +37,48 @@ def compiled(*flags: str) -> Callable[[Any], Any]:
         options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(flags)}
         try:
             return numba.njit(cache=True, **options)(function)
-        except RuntimeError:  # no folder can be written to cache the compiled code
+        except RuntimeError:
+            # There is no writable folder for the compiled code.
             return numba.njit(**options)(function)
 
     return decorate
+
+
+def in_parallel(function: Callable[..., object], num_rows: int, *arguments: object) -> None:
+    """Call `function(start, stop, *arguments)` for ranges that cover all rows.
+
+    There is a range for each thread of PyTorch. The calling thread takes the first one, so that one
+    thread needs no pool. Ranges may be empty.
+    """
+    num_parts = max(1, min(torch.get_num_threads(), num_rows))
+    bounds = [num_rows * part // num_parts for part in range(num_parts + 1)]
+    first_range, *other_ranges = pairwise(bounds)
+    futures = [_pool().submit(function, *rows, *arguments) for rows in other_ranges]
+    function(*first_range, *arguments)
+    for future in futures:
+        future.result()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    # A thread inherits the treatment of denormal numbers from its creator; all threads must compute
+    # alike.
+    return ThreadPoolExecutor(
+        os.cpu_count(), "dualkg", initializer=torch.set_flush_denormal, initargs=(False,)
+    )
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked process has the pool without its threads, and would wait forever.
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+# -- bfloat16 ------------------------------------------------------------------
+
+# numba has no bfloat16, so kernels compute with the bits: the upper half of those of a float32.
+ROUND_BIAS = np.uint32(0x7FFF)
+BF16_NAN = np.uint32(0x7FC0)
+ONE_BIT = np.uint32(1)
+SIXTEEN = np.uint32(16)
 
 
 @compiled()
@@ -60,104 +98,87 @@ def narrowed(number):
 
 def bits_of(tensor: Tensor) -> Any:
     """The NumPy array of a tensor; for bfloat16, the array of its bits."""
-    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.uint16)
+    return tensor.numpy()
 
-
-def in_parallel(function: Callable[..., object], num_rows: int, *arguments: object) -> None:
-    """Call `function(start, stop, *arguments)` for ranges that cover all rows, one per PyTorch
-    thread.
-
-    The calling thread takes the first range, which may be empty, so that one thread needs no pool.
-    """
-    num_parts = max(1, min(torch.get_num_threads(), num_rows))
-    own, *ranges = pairwise(num_rows * part // num_parts for part in range(num_parts + 1))
-    others = [_pool().submit(function, *part, *arguments) for part in ranges]
-    function(*own, *arguments)
-    for other in others:
-        other.result()
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    # A thread inherits the treatment of denormal numbers from its creator; all threads must compute
-    # alike.
-    return ThreadPoolExecutor(
-        os.cpu_count(), "dualkg", initializer=torch.set_flush_denormal, initargs=(False,)
-    )
-
-
-if hasattr(os, "register_at_fork"):
-    # A forked process has the pool without its threads, and would wait forever.
-    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 # -- softmax ------------------------------------------------------------------
 
 SOFTMAX_BLOCK = 256  # rows per block of the plain form, which copies bfloat16 to float32
 SUM_CHUNK = 1024  # numbers summed in float32 before the sum continues in float64
-# Less than e⁻⁶⁴ of the largest counts as 0, which also avoids denormal numbers: they are slow.
+# A number below e⁻⁶⁴ of the largest counts as 0. This also avoids denormal numbers, which are slow.
 LOWEST = np.float32(-64)
 LOG2_E = np.float32(1.4426950408889634)
 LN_2 = np.float32(0.6931471805599453)
 # A float32 of this size has no fraction, and its last bits are those of an integer.
 LARGE = np.float32(1.5 * 2**23)
-# exp on |x| ≤ ln 2 / 2 is 1 + x + x²(C2 + C3 x + …), these fitted to the least relative error,
-# 3e-9.
-C2, C3, C4, C5, C6 = (
-    np.float32(c) for c in (0.49999994, 0.1666652, 0.0416684, 0.00836885, 0.00138143)
-)
+# exp on |x| ≤ ln 2 / 2 is 1 + x + x²(C2 + C3 x + …). The coefficients are fitted to the least
+# relative error, 3e-9.
+C2 = np.float32(0.49999994)
+C3 = np.float32(0.1666652)
+C4 = np.float32(0.0416684)
+C5 = np.float32(0.00836885)
+C6 = np.float32(0.00138143)
 ZERO = np.float32(0)
 ONE = np.float32(1)
-MANTISSA = np.int32(23)
+MANTISSA_BITS = np.int32(23)
 BITS_OF_ONE = np.int32(0x3F800000)
-DIGITS = np.int32(0x7FFFFFFF)
+ALL_BUT_SIGN = np.int32(0x7FFFFFFF)
+ALL_BUT_SIGN_BF16 = np.int16(0x7FFF)
 
 
 def softmax_gradient_(scores: Tensor, targets: Targets, num_columns: int) -> Tensor:
-    """Overwrite scores `(queries, padded columns)` by the gradient of Σ weight · −log
-    softmax(scores)[target].
+    """Overwrite scores by the gradient of Σ weight · −log softmax(scores)[target].
 
-    Only the first `num_columns` are scores; the rest become 0. Returns the loss of each query,
-    `(queries,)`.
+    Scores are `(queries, padded columns)`. Only the first `num_columns` are scores; the rest become
+    0. Returns the loss of each query, `(queries,)`.
     """
     if not HAS_NUMBA or scores.dtype not in (torch.float32, torch.bfloat16):
         return _softmax_gradient_in_torch(scores, targets, num_columns)
     losses = torch.empty(len(scores))
-    if len(scores):
-        # Flat, since numba does not know that the rows of a wider array are contiguous.
-        (num_rows, width), stride = scores.shape, scores.stride(0)
-        flat = bits_of(scores.as_strided(((num_rows - 1) * stride + width,), (1,)))
-        of_targets = (
-            array.contiguous().numpy()
-            for array in (targets.entities, targets.weights.float(), targets.starts)
-        )
-        arrays = flat, *of_targets, losses.numpy()
-        in_parallel(
-            _bf16_rows if flat.dtype == np.uint16 else _float32_rows,
-            num_rows,
-            *arrays,
-            num_columns,
-            width,
-            stride,
-        )
+    if not len(scores):
+        return losses
+
+    num_rows, width = scores.shape
+    stride = scores.stride(0)
+    # The array is flat, since numba does not know that the rows of a wider array are contiguous.
+    flat = scores.as_strided(((num_rows - 1) * stride + width,), (1,))
+    in_parallel(
+        _bf16_rows if scores.dtype == torch.bfloat16 else _float32_rows,
+        num_rows,
+        bits_of(flat),
+        targets.entities.contiguous().numpy(),
+        targets.weights.float().contiguous().numpy(),
+        targets.starts.contiguous().numpy(),
+        losses.numpy(),
+        num_columns,
+        width,
+        stride,
+    )
     return losses
 
 
 def _softmax_gradient_in_torch(scores: Tensor, targets: Targets, num_columns: int) -> Tensor:
-    """The same in PyTorch."""
-    exact = torch.float64 if scores.dtype == torch.float64 else torch.float32
-    losses = torch.empty(len(scores), dtype=exact)
+    """`softmax_gradient_` in PyTorch."""
+    dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32
+    losses = torch.empty(len(scores), dtype=dtype)
     for first in range(0, len(scores), SOFTMAX_BLOCK):
-        block, loss = (rows[first : first + SOFTMAX_BLOCK] for rows in (scores, losses))
-        values = block[:, :num_columns].to(exact)
-        found = targets.part(first, first + len(block))
-        queries = found.queries
-        weights = found.weights.to(exact)
-        positions = (queries, found.entities)
-        top = values.amax(dim=-1)
+        block = scores[first : first + SOFTMAX_BLOCK]
+        loss = losses[first : first + SOFTMAX_BLOCK]
+        values = block[:, :num_columns].to(dtype)
+        block_targets = targets.part(first, first + len(block))
+        queries = block_targets.queries
+        weights = block_targets.weights.to(dtype)
+        positions = (queries, block_targets.entities)
+
+        largest = values.amax(dim=-1)
         query_weights = loss.new_zeros(len(block)).index_add_(0, queries, weights)
-        loss.zero_().index_add_(0, queries, weights * (top[queries] - values[positions]))
+        loss.zero_().index_add_(0, queries, weights * (largest[queries] - values[positions]))
         torch.softmax(values, dim=-1, out=values)
-        loss -= query_weights * values.amax(dim=-1).log()  # log-sum-exp minus the maximum
+        # The largest probability is exp(largest − logsumexp).
+        loss -= query_weights * values.amax(dim=-1).log()
+
         values *= query_weights[:, None]
         values.index_put_(positions, -weights, accumulate=True)
         block[:, :num_columns] = values
@@ -175,8 +196,9 @@ def _float32_rows(
         begin = starts[row]
         end = starts[row + 1]
         values = scores[start : start + num_columns]
-        top = np.int32(_largest(values.view(np.int32), DIGITS)).view(np.float32)
-        weight = distance = 0.0
+        top = np.int32(_largest(values.view(np.int32), ALL_BUT_SIGN)).view(np.float32)
+        weight = 0.0
+        distance = 0.0
         for i in range(begin, end):
             weight += weights[i]
             distance += weights[i] * (top - values[targets[i]])
@@ -201,8 +223,9 @@ def _bf16_rows(first, last, scores, targets, weights, starts, losses, num_column
         begin = starts[row]
         end = starts[row + 1]
         bits = scores[start : start + num_columns]
-        top = widened(np.uint16(_largest(bits.view(np.int16), np.int16(0x7FFF))))
-        weight = distance = 0.0
+        top = widened(np.uint16(_largest(bits.view(np.int16), ALL_BUT_SIGN_BF16)))
+        weight = 0.0
+        distance = 0.0
         for i in range(begin, end):
             weight += weights[i]
             distance += weights[i] * (top - widened(bits[targets[i]]))
@@ -213,7 +236,8 @@ def _bf16_rows(first, last, scores, targets, weights, starts, losses, num_column
             )
         losses[row] = distance + weight * np.log(total)
         if weight > 0.0:
-            for i in range(begin, end):  # before scaling, so that a repeated target counts twice
+            # Targets are subtracted before scaling, so that a repeated target counts twice.
+            for i in range(begin, end):
                 values[targets[i]] -= np.float32(weights[i] / weight * total)
         factor = np.float32(weight / total)
         for i in range(num_columns):
@@ -222,33 +246,34 @@ def _bf16_rows(first, last, scores, targets, weights, starts, losses, num_column
 
 
 @compiled()
-def _largest(bits, digits):
-    """The bits of the largest number, or of a NaN: LLVM vectorizes a maximum of floats only without
-    NaN.
+def _largest(bits, all_but_sign):
+    """The bits of the largest of some floats, or of a NaN.
 
-    The bits of floats are ordered like integers, except that those below the sign of negative ones
-    are inverted.
+    LLVM vectorizes a maximum of floats only without NaN, but one of integers always. The bits of
+    floats are ordered like integers, if those below the sign of negative ones are inverted.
     """
-    largest = bits.dtype.type(~digits)
+    largest = bits.dtype.type(~all_but_sign)
     for i in range(len(bits)):
-        here = bits[i]
-        ordered = bits.dtype.type(here ^ digits if here < 0 else here)
+        value = bits[i]
+        ordered = bits.dtype.type(value ^ all_but_sign if value < 0 else value)
         largest = max(largest, ordered)
-    return bits.dtype.type(largest ^ digits if largest < 0 else largest)
+    return bits.dtype.type(largest ^ all_but_sign if largest < 0 else largest)
 
 
 @compiled("contract")
 def exp(x):
-    """exp(x) for x < 88 to a relative error of 1e-7; a call of the C library would prevent
-    vectorization.
+    """exp(x) for x < 88 to a relative error of 1e-7.
+
+    A call of the C library would prevent vectorization.
     """
+    # x = exponent · ln 2 + rest, and exp(x) = 2^exponent · exp(rest).
     shifted = x * LOG2_E + LARGE
     rest = x - (shifted - LARGE) * LN_2
     square = rest * rest
     near_one = (ONE + rest) + square * (
         (C2 + rest * C3) + square * ((C4 + rest * C5) + square * C6)
     )
-    power = (np.float32(shifted).view(np.int32) << MANTISSA) + BITS_OF_ONE
+    power = (np.float32(shifted).view(np.int32) << MANTISSA_BITS) + BITS_OF_ONE
     return ZERO if x < LOWEST else near_one * np.int32(power).view(np.float32)
 
 
@@ -257,22 +282,28 @@ def _exponentials(values, top):
     """Overwrite numbers by exp(number − top) and sum them."""
     total = ZERO
     for i in range(len(values)):
-        values[i] = exponential = exp(values[i] - top)
+        exponential = exp(values[i] - top)
+        values[i] = exponential
         total += exponential
     return total
 
 
 @compiled("contract", "reassoc")
 def _bf16_exponentials(bits, values, top):
+    """Write exp(number − top) of the bits of bfloat16 numbers to `values`, and sum them."""
     total = ZERO
     for i in range(len(bits)):
-        values[i] = exponential = exp(widened(bits[i]) - top)
+        exponential = exp(widened(bits[i]) - top)
+        values[i] = exponential
         total += exponential
     return total
 
 
 def logsumexp_rows(scores: Tensor) -> Tensor:
-    """Scores `(batch, n)` in float32, each row contiguous → `(batch,)`."""
+    """The logsumexp of each row of scores `(batch, n)`, `(batch,)`.
+
+    Scores are float32, and each row is contiguous.
+    """
     sums = torch.empty(len(scores))
     in_parallel(_logsumexp, len(scores), scores.numpy(), sums.numpy())
     return sums
@@ -282,7 +313,7 @@ def logsumexp_rows(scores: Tensor) -> Tensor:
 def _logsumexp(first, last, scores, sums):
     for row in range(first, last):
         values = scores[row]
-        top = np.int32(_largest(values.view(np.int32), DIGITS)).view(np.float32)
+        top = np.int32(_largest(values.view(np.int32), ALL_BUT_SIGN)).view(np.float32)
         total = 0.0
         for begin in range(0, len(values), SUM_CHUNK):
             total += _sum_of_exponentials(values[begin : begin + SUM_CHUNK], top)
@@ -291,6 +322,7 @@ def _logsumexp(first, last, scores, sums):
 
 @compiled("contract", "reassoc")
 def _sum_of_exponentials(values, top):
+    """Σ exp(number − top)."""
     total = ZERO
     for i in range(len(values)):
         total += exp(values[i] - top)
@@ -299,9 +331,8 @@ def _sum_of_exponentials(values, top):
 
 # -- Adagrad -----------------------------------------------------------------
 
-ADAGRAD_BLOCK = (
-    1 << 20
-)  # numbers per block of the plain form: enough for all threads, and few compared to the table
+# Numbers per block of the plain form: enough for all threads, and few compared to the table.
+ADAGRAD_BLOCK = 1 << 20
 
 
 def adagrad_(
@@ -314,17 +345,27 @@ def adagrad_(
     eps: float,
 ) -> None:
     """Step a table by its gradient, and write its bfloat16 `copy`."""
-    arrays = [tensor.view(-1) for tensor in (table, sums, gradient, copy) if tensor is not None]
     if HAS_NUMBA and table.dtype == torch.float32:
-        bits = (*map(bits_of, arrays), *([None] if copy is None else []))
-        in_parallel(_adagrad, table.numel(), *bits, np.float32(learning_rate), np.float32(eps))
+        in_parallel(
+            _adagrad,
+            table.numel(),
+            bits_of(table.view(-1)),
+            bits_of(sums.view(-1)),
+            bits_of(gradient.view(-1)),
+            None if copy is None else bits_of(copy.view(-1)),
+            np.float32(learning_rate),
+            np.float32(eps),
+        )
         return
     for first in range(0, table.numel(), ADAGRAD_BLOCK):
-        values, totals, slope, *copies = (array[first : first + ADAGRAD_BLOCK] for array in arrays)
-        totals.addcmul_(slope, slope)
-        values.addcdiv_(slope, totals.sqrt().add_(eps), value=-learning_rate)
-        for block in copies:
-            block.copy_(values)
+        block = slice(first, first + ADAGRAD_BLOCK)
+        values = table.view(-1)[block]
+        totals = sums.view(-1)[block]
+        slopes = gradient.view(-1)[block]
+        totals.addcmul_(slopes, slopes)
+        values.addcdiv_(slopes, totals.sqrt().add_(eps), value=-learning_rate)
+        if copy is not None:
+            copy.view(-1)[block].copy_(values)
 
 
 @compiled("contract")
@@ -347,9 +388,8 @@ def _adagrad(first, last, table, sums, gradient, copy, rate, eps):
 
 # -- counts of better and tied candidates ------------------------------------
 
-COUNT_CHUNK = (
-    4096  # scores that stay in the nearest cache while all answers of a row are compared with them
-)
+# Scores that stay in the nearest cache while all answers of a row are compared with them.
+COUNT_CHUNK = 4096
 
 
 def count_better_and_tied(scores: Tensor, known: Tensor, targets: RankTargets) -> Tensor:
@@ -372,8 +412,9 @@ def _count_rows(start, stop, scores, known, rows, answers, first, last, counts):
             end += 1
         row = scores[rows[item]]
         if _compare(row, answers[item:end], counts[item:end]):
-            for one in range(item, end):
-                _subtract_known(row, answers[one], known[first[one] : last[one]], counts[one])
+            for target in range(item, end):
+                known_answers = known[first[target] : last[target]]
+                _subtract_known(row, answers[target], known_answers, counts[target])
         else:
             counts[item:end] = -1
         item = end
@@ -395,12 +436,13 @@ def _compare(row, answers, counts):
     return num_nonfinite == 0
 
 
-# The next two loops must be vectorized: so they have no branches, use indices, and keep sums in 32
+# The next two loops must be vectorized. So they have no branches, use indices, and keep sums in 32
 # bits, where numba would add integers in 64 bits.
 
 
 @compiled()
 def _num_nonfinite(chunk):
+    """The number of scores that are NaN or infinite."""
     num_nonfinite = np.int32(0)
     for column in range(len(chunk)):
         # NaN compares as false, and infinity is not below itself.
@@ -410,6 +452,7 @@ def _num_nonfinite(chunk):
 
 @compiled()
 def _count_chunk(chunk, target):
+    """The numbers of scores above the target and equal to it."""
     better = np.int32(0)
     tied = np.int32(0)
     for column in range(len(chunk)):
@@ -420,10 +463,11 @@ def _count_chunk(chunk, target):
 
 @compiled()
 def _subtract_known(row, answer, known, counts):
-    for other in known:
-        if other != answer:
-            counts[0] -= row[other] > row[answer]
-            counts[1] -= row[other] == row[answer]
+    """Take known answers other than the target out of its counts."""
+    for entity in known:
+        if entity != answer:
+            counts[0] -= row[entity] > row[answer]
+            counts[1] -= row[entity] == row[answer]
 
 
 # -- sums over differences of all pairs --------------------------------------
@@ -432,104 +476,112 @@ def _subtract_known(row, answer, known, counts):
 ANY_ORDER = ("reassoc", "contract", "nsz")
 
 
-def pairwise_sums(one: Tensor, other: Tensor, *, parts: int, sine: bool) -> Tensor:
-    """For each of `(batch, width)` and each of `(n, width)`: `(batch, n)`."""
-    found = torch.empty(len(one), len(other), dtype=one.dtype)
-    arrays = (array.detach().numpy() for array in (one, other, found))
+def pairwise_sums(queries: Tensor, candidates: Tensor, *, parts: int, sine: bool) -> Tensor:
+    """Sums for each of `(batch, width)` and each of `(n, width)`: `(batch, n)`."""
+    sums = torch.empty(len(queries), len(candidates), dtype=queries.dtype)
+    arrays = [tensor.detach().numpy() for tensor in (queries, candidates, sums)]
     if parts == 1:
-        in_parallel(_sums_of_real, len(one), *arrays)
+        in_parallel(_real_sums, len(queries), *arrays)
     else:
-        in_parallel(_sums_of_two, len(one), *arrays, sine or None)
-    return found
+        in_parallel(_complex_sums, len(queries), *arrays, sine or None)
+    return sums
 
 
 def pairwise_gradient(
-    one: Tensor, other: Tensor, upstream: Tensor, *, parts: int, sine: bool
+    queries: Tensor, candidates: Tensor, upstream: Tensor, *, parts: int, sine: bool
 ) -> Tensor:
-    """The gradient of Σ upstream · sums with respect to `one`, or to its angles; 0 where
-    coordinates are equal.
+    """The gradient of Σ upstream · sums with respect to `queries`, or to their angles.
+
+    It is 0 where coordinates are equal.
     """
-    found = one.new_zeros(len(one), one.shape[1] // 2 if sine else one.shape[1])
-    arrays = (array.detach().numpy() for array in (one, other, upstream.contiguous(), found))
+    width = queries.shape[1]
+    gradient = queries.new_zeros(len(queries), width // 2 if sine else width)
+    tensors = (queries, candidates, upstream.contiguous(), gradient)
+    arrays = [tensor.detach().numpy() for tensor in tensors]
     if parts == 1:
-        in_parallel(_gradient_of_real, len(one), *arrays)
+        in_parallel(_real_gradient, len(queries), *arrays)
     else:
-        in_parallel(_gradient_of_two, len(one), *arrays, sine or None)
-    return found
+        in_parallel(_complex_gradient, len(queries), *arrays, sine or None)
+    return gradient
 
 
 @compiled(*ANY_ORDER)
-def _sums_of_real(first, last, one, other, found):
+def _real_sums(first, last, queries, candidates, sums):
     for row in range(first, last):
-        x = one[row]
-        for column in range(len(other)):
-            y = other[column]
+        x = queries[row]
+        for column in range(len(candidates)):
+            y = candidates[column]
             total = x.dtype.type(0)
             for i in range(len(x)):
                 total += abs(x[i] - y[i])
-            found[row, column] = total
+            sums[row, column] = total
 
 
 @compiled(*ANY_ORDER)
-def _sums_of_two(first, last, one, other, found, sine):
-    """Of complex numbers; of sines and cosines, if `sine` is not None, which numba decides when it
-    compiles.
+def _complex_sums(first, last, queries, candidates, sums, sine):
+    """Sums of the moduli of complex differences, or of sines of differences of angles.
+
+    Rows of angles hold their sines and then their cosines. `sine` is None or True: numba decides
+    the type of None when it compiles, so that the loop has no branch.
     """
-    half = one.shape[1] // 2
+    half = queries.shape[1] // 2
     for row in range(first, last):
-        x = one[row, :half]
-        y = one[row, half:]
-        for column in range(len(other)):
-            other_x = other[column, :half]
-            other_y = other[column, half:]
+        x = queries[row, :half]
+        y = queries[row, half:]
+        for column in range(len(candidates)):
+            candidate_x = candidates[column, :half]
+            candidate_y = candidates[column, half:]
             total = x.dtype.type(0)
             for i in range(half):
                 if sine is None:
-                    real = x[i] - other_x[i]
-                    imaginary = y[i] - other_y[i]
+                    real = x[i] - candidate_x[i]
+                    imaginary = y[i] - candidate_y[i]
                     total += np.sqrt(real * real + imaginary * imaginary)
                 else:
-                    total += abs(x[i] * other_y[i] - y[i] * other_x[i])
-            found[row, column] = total
+                    total += abs(x[i] * candidate_y[i] - y[i] * candidate_x[i])
+            sums[row, column] = total
 
 
 @compiled(*ANY_ORDER)
-def _gradient_of_real(first, last, one, other, upstream, found):
+def _real_gradient(first, last, queries, candidates, upstream, gradient):
     for row in range(first, last):
-        x = one[row]
-        gradient_row = found[row]
-        for column in range(len(other)):
-            y = other[column]
+        x = queries[row]
+        gradient_row = gradient[row]
+        for column in range(len(candidates)):
+            y = candidates[column]
             slope = upstream[row, column]
             for i in range(len(x)):
                 gradient_row[i] += slope * np.sign(x[i] - y[i])
 
 
 @compiled(*ANY_ORDER)
-def _gradient_of_two(first, last, one, other, upstream, found, sine):
-    """The gradient of |sin(a − b)| is ±cos(a − b), which is cos a cos b + sin a sin b."""
-    half = one.shape[1] // 2
-    zero = one.dtype.type(0)
-    unit = one.dtype.type(1)
+def _complex_gradient(first, last, queries, candidates, upstream, gradient, sine):
+    """The gradient of `_complex_sums`; that of |sin(a − b)| is ±cos(a − b).
+
+    cos(a − b) is cos a cos b + sin a sin b.
+    """
+    half = queries.shape[1] // 2
+    zero = queries.dtype.type(0)
+    unit = queries.dtype.type(1)
     for row in range(first, last):
-        x = one[row, :half]
-        y = one[row, half:]
-        to_x = found[row, :half]
-        to_y = found[row, half:]
-        for column in range(len(other)):
-            other_x = other[column, :half]
-            other_y = other[column, half:]
+        x = queries[row, :half]
+        y = queries[row, half:]
+        to_x = gradient[row, :half]
+        to_y = gradient[row, half:]
+        for column in range(len(candidates)):
+            candidate_x = candidates[column, :half]
+            candidate_y = candidates[column, half:]
             slope = upstream[row, column]
             for i in range(half):
                 if sine is None:
-                    real = x[i] - other_x[i]
-                    imaginary = y[i] - other_y[i]
+                    real = x[i] - candidate_x[i]
+                    imaginary = y[i] - candidate_y[i]
                     modulus = np.sqrt(real * real + imaginary * imaginary)
                     scaled = slope / (modulus if modulus != zero else unit)
                     to_x[i] += scaled * real
                     to_y[i] += scaled * imaginary
                 else:
-                    left = x[i] * other_y[i]
-                    right = y[i] * other_x[i]
+                    left = x[i] * candidate_y[i]
+                    right = y[i] * candidate_x[i]
                     signed = slope if left > right else (-slope if left < right else zero)
-                    to_x[i] += signed * (y[i] * other_y[i] + x[i] * other_x[i])
+                    to_x[i] += signed * (y[i] * candidate_y[i] + x[i] * candidate_x[i])

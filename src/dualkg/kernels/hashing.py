@@ -6,9 +6,13 @@ from torch import Tensor
 from dualkg.kernels.hardware import gpu_kernels_unavailable
 
 # SplitMix64 (Steele, Lea and Flood, 2014) is a bijection of 64 bits: different numbers have
-# different hashes.
-UNSIGNED = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-STEP, FIRST, SECOND = (value - 2**64 if value >= 2**63 else value for value in UNSIGNED)
+# different hashes. Its constants are unsigned, and PyTorch computes with signed integers.
+UNSIGNED_STEP = 0x9E3779B97F4A7C15
+UNSIGNED_FIRST = 0xBF58476D1CE4E5B9
+UNSIGNED_SECOND = 0x94D049BB133111EB
+STEP = UNSIGNED_STEP - 2**64
+FIRST = UNSIGNED_FIRST - 2**64
+SECOND = UNSIGNED_SECOND - 2**64
 
 
 def splitmix64(bits: Tensor) -> Tensor:
@@ -16,9 +20,9 @@ def splitmix64(bits: Tensor) -> Tensor:
     if bits.is_cuda and gpu_kernels_unavailable() is None:
         from dualkg.kernels.gpu.elementwise import splitmix64 as on_gpu
 
-        return on_gpu(bits, first=UNSIGNED[1], second=UNSIGNED[2])
-    for shift, factor in ((30, FIRST), (27, SECOND)):
-        bits = (bits ^ shift_right(bits, shift)) * factor
+        return on_gpu(bits, first=UNSIGNED_FIRST, second=UNSIGNED_SECOND)
+    bits = (bits ^ shift_right(bits, 30)) * FIRST
+    bits = (bits ^ shift_right(bits, 27)) * SECOND
     return bits ^ shift_right(bits, 31)
 
 
@@ -28,10 +32,11 @@ def shift_right(bits: Tensor, shift: int) -> Tensor:
 
 
 def hash_columns(seed: int, *columns: Tensor) -> Tensor:
-    """One hash per row of the seed and of several columns `(rows,)`, which depends on their
-    order.
+    """One hash per row of the seed and of several columns `(rows,)`.
+
+    It depends on the order of the columns.
     """
-    start = splitmix64(torch.full_like(columns[0], seed) * STEP)
+    hashes = splitmix64(torch.full_like(columns[0], seed) * STEP)
     for column in columns:
-        start = splitmix64(start + column * STEP)
-    return start
+        hashes = splitmix64(hashes + column * STEP)
+    return hashes

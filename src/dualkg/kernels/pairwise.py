@@ -1,8 +1,8 @@
-"""Sums over coordinates of |d| or |sin d| for the differences d of all pairs of rows, without an
-array of differences.
+"""Sums over coordinates of |d| or |sin d| for the differences d of all pairs of rows.
 
-A coordinate is one number or two; a row holds the first numbers of all coordinates, then the second
-ones. Both functions are even, so one kernel computes the gradients of both sides.
+No array of differences is made. A coordinate is one number or two; a row holds the first numbers of
+all coordinates, then the second ones. Both functions are even, so one kernel computes the gradients
+of both sides.
 """
 
 from importlib import import_module
@@ -19,46 +19,56 @@ def available_for(vectors: Tensor) -> bool:
     """Whether there is a kernel for the device and type of these vectors."""
     if vectors.is_cuda:
         return vectors.dtype == torch.float32 and gpu_kernels_unavailable() is None
-    from dualkg.kernels import cpu  # imports numba
+    # The import takes time, because it imports numba.
+    from dualkg.kernels import cpu
 
     return cpu.HAS_NUMBA and vectors.dtype in (torch.float32, torch.float64)
 
 
-def pairwise_modulus_sums(one: Tensor, other: Tensor, *, parts: int) -> Tensor:
-    """Σ|x − y| for each of `(batch, width)` and each of `(n, width)`, `parts` numbers per
-    coordinate: `(batch, n)`.
+def pairwise_modulus_sums(queries: Tensor, candidates: Tensor, *, parts: int) -> Tensor:
+    """Σ|x − y| for each of `(batch, width)` and each of `(n, width)`: `(batch, n)`.
+
+    A coordinate has `parts` numbers: one, or the two of a complex number.
     """
-    found: Tensor = _Sums.apply(one, other, parts, False)  # type: ignore[no-untyped-call]
-    return found
+    sums: Tensor = _Sums.apply(queries, candidates, parts, False)  # type: ignore[no-untyped-call]
+    return sums
 
 
-def pairwise_sine_sums(one: Tensor, other: Tensor) -> Tensor:
+def pairwise_sine_sums(queries: Tensor, candidates: Tensor) -> Tensor:
     """Σ|sin(x − y)| for each of `(batch, width)` and each of `(n, width)`: `(batch, n)`."""
-    found: Tensor = _Sums.apply(one, other, 2, True)  # type: ignore[no-untyped-call]
-    return found
+    sums: Tensor = _Sums.apply(queries, candidates, 2, True)  # type: ignore[no-untyped-call]
+    return sums
 
 
 class _Sums(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, one: Tensor, other: Tensor, parts: int, sine: bool) -> Tensor:
+    def forward(ctx: Any, queries: Tensor, candidates: Tensor, parts: int, sine: bool) -> Tensor:
         if sine:
-            one, other = (
-                torch.cat([angles.sin(), angles.cos()], dim=-1) for angles in (one, other)
-            )
-        one = one.contiguous()
-        other = other.contiguous()
-        ctx.save_for_backward(one, other)
-        ctx.choices = {"parts": parts, "sine": sine}
-        found: Tensor = _kernels(one).pairwise_sums(one, other, **ctx.choices)
-        return found
+            queries = _sines_and_cosines(queries)
+            candidates = _sines_and_cosines(candidates)
+        queries = queries.contiguous()
+        candidates = candidates.contiguous()
+        ctx.save_for_backward(queries, candidates)
+        ctx.options = {"parts": parts, "sine": sine}
+        sums: Tensor = _kernels(queries).pairwise_sums(queries, candidates, **ctx.options)
+        return sums
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (one, other), (slope,) = ctx.saved_tensors, upstream
-        gradient = _kernels(one).pairwise_gradient
-        to_one = gradient(one, other, slope, **ctx.choices) if ctx.needs_input_grad[0] else None
-        to_other = gradient(other, one, slope.T, **ctx.choices) if ctx.needs_input_grad[1] else None
-        return to_one, to_other, None, None
+        queries, candidates = ctx.saved_tensors
+        [slopes] = upstream
+        gradient = _kernels(queries).pairwise_gradient
+        to_queries = None
+        to_candidates = None
+        if ctx.needs_input_grad[0]:
+            to_queries = gradient(queries, candidates, slopes, **ctx.options)
+        if ctx.needs_input_grad[1]:
+            to_candidates = gradient(candidates, queries, slopes.T, **ctx.options)
+        return to_queries, to_candidates, None, None
+
+
+def _sines_and_cosines(angles: Tensor) -> Tensor:
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 def _kernels(vectors: Tensor) -> ModuleType:

@@ -1,5 +1,4 @@
-"""Rows of scores: the targets of a batch, and counts of the candidates that score higher than an
-answer.
+"""Rows of scores: the targets of a batch, and counts of candidates that score above an answer.
 
 `cpu.py` and `gpu/scores.py` have the compiled forms.
 """
@@ -14,8 +13,9 @@ PIECE_ELEMENTS = 1_000_000  # scores that PyTorch compares at a time
 
 
 class Targets(NamedTuple):
-    """The targets of query q are `entities[starts[q] : starts[q + 1]]`, each with its weight in the
-    loss.
+    """The targets of queries, each with its weight in the loss.
+
+    Those of query q are `entities[starts[q] : starts[q + 1]]`.
     """
 
     entities: Tensor
@@ -31,18 +31,16 @@ class Targets(NamedTuple):
         """The targets of the queries `first` to `last` − 1."""
         begin = int(self.starts[first])
         end = int(self.starts[last])
-        return Targets(
-            self.entities[begin:end], self.weights[begin:end], self.starts[first : last + 1] - begin
-        )
+        starts = self.starts[first : last + 1] - begin
+        return Targets(self.entities[begin:end], self.weights[begin:end], starts)
 
     @property
     def queries(self) -> Tensor:
         """The query of each target."""
         counts = self.starts.diff()
         numbers = torch.arange(len(counts), device=counts.device)
-        return torch.repeat_interleave(
-            numbers, counts, output_size=len(self.entities)
-        )  # a GPU need not be waited for
+        # With a known output size, nobody has to wait for a GPU to sum the counts.
+        return torch.repeat_interleave(numbers, counts, output_size=len(self.entities))
 
 
 def softmax_(scores: Tensor, gradient_: Callable[[Tensor, Targets], Tensor]) -> Tensor:
@@ -74,16 +72,15 @@ class RankTargets(NamedTuple):
 
 
 def count_with_torch(scores: Tensor, known: Tensor, targets: RankTargets) -> Tensor:
-    """The numbers of candidates that score higher than each target and equal to it, `(num_targets,
-    2)`.
+    """The numbers of candidates that score higher than each target, and equal to it.
 
-    Known answers and the target itself are not counted. A row with a NaN or infinite score has
-    counts −1.
+    The shape is `(num_targets, 2)`. Known answers and the target itself are not counted. A row with
+    a NaN or infinite score has counts −1.
     """
-    counts = count_in_columns(
-        scores, scores[targets.rows, targets.answers], known, targets, lambda ids: ids
-    )
-    return counts[:, :2].masked_fill(counts[:, 2:] > 0, -1)
+    values = scores[targets.rows, targets.answers]
+    counts = count_in_columns(scores, values, known, targets, lambda entities: entities)
+    is_nonfinite = counts[:, 2:] > 0
+    return counts[:, :2].masked_fill(is_nonfinite, -1)
 
 
 def count_in_columns(
@@ -93,38 +90,51 @@ def count_in_columns(
     targets: RankTargets,
     columns: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Counts of better and tied candidates among some entities, and 1 if a score is not finite,
-    `(num_targets, 3)`.
+    """Counts of better and tied candidates among some entities, and 1 if a score is not finite.
 
-    `values` are the scores of the targets, and `columns` gives the columns of entities, −1 for
-    those without one.
+    The shape is `(num_targets, 3)`. `values` are the scores of the targets, and `columns` gives the
+    columns of entities, −1 for those without one.
     """
-    found = torch.zeros(len(values), 3, dtype=torch.int32, device=scores.device)
+    counts = torch.zeros(len(values), 3, dtype=torch.int32, device=scores.device)
     if not scores.shape[1]:
-        return found
+        return counts
     step = max(1, PIECE_ELEMENTS // scores.shape[1])
     for begin in range(0, len(values), step):
         piece = slice(begin, begin + step)
-        rows, answers, first, last = (array[piece] for array in targets)
-        # Compared once: threads may differ in whether they treat denormal numbers as zero.
-        chosen = scores[rows]
+        piece_targets = RankTargets(*(array[piece] for array in targets))
+        target_numbers, positions, is_counted = _excluded_positions(known, piece_targets, columns)
+
+        # Scores are compared once: threads may differ in whether they treat denormal numbers as
+        # zero.
+        chosen = scores[piece_targets.rows]
         better = chosen > values[piece, None]
         tied = chosen == values[piece, None]
-        num_known = last - first
-        which = torch.repeat_interleave(num_known)
-        within = (
-            torch.arange(len(which), device=rows.device) - (num_known.cumsum(0) - num_known)[which]
-        )
-        # Each entity once: the answer is among the known answers of its query, or else is added.
-        others = known[first[which] + within].long()
-        is_other = torch.cat([others != answers[which], torch.ones_like(answers).bool()])
-        at = columns(torch.cat([others, answers]))
-        of = torch.cat([which, torch.arange(len(rows), device=rows.device)])
-        counts = (at >= 0) & is_other
         for column, compared in enumerate((better, tied)):
-            excluded = (compared[of, at.clamp(min=0)] & counts).int()
-            found[piece, column] = compared.sum(1, dtype=torch.int32).index_add_(
-                0, of, excluded, alpha=-1
-            )
-    found[:, 2] = ~(scores.amax(1).isfinite() & scores.amin(1).isfinite())[targets.rows]
-    return found
+            excluded = (compared[target_numbers, positions] & is_counted).int()
+            num_compared = compared.sum(1, dtype=torch.int32)
+            counts[piece, column] = num_compared.index_add_(0, target_numbers, excluded, alpha=-1)
+    is_finite = scores.amax(1).isfinite() & scores.amin(1).isfinite()
+    counts[:, 2] = ~is_finite[targets.rows]
+    return counts
+
+
+def _excluded_positions(
+    known: Tensor, targets: RankTargets, columns: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The candidates that are not ranked: known answers, and the targets themselves.
+
+    Returns the number of the target and the column of each, and whether it is there and is to be
+    counted. An answer may be among the known answers of its query; it is counted once.
+    """
+    rows, answers, first, last = targets
+    num_known = last - first
+    target_numbers = torch.repeat_interleave(num_known)
+    offsets = (num_known.cumsum(0) - num_known)[target_numbers]
+    within = torch.arange(len(target_numbers), device=rows.device) - offsets
+    known_answers = known[first[target_numbers] + within].long()
+    is_other = known_answers != answers[target_numbers]
+
+    positions = columns(torch.cat([known_answers, answers]))
+    is_counted = (positions >= 0) & torch.cat([is_other, torch.ones_like(answers).bool()])
+    own_numbers = torch.arange(len(rows), device=rows.device)
+    return torch.cat([target_numbers, own_numbers]), positions.clamp(min=0), is_counted
