@@ -533,12 +533,12 @@ def patch_program() -> None:
     """What depends on the clock depends on counts here, and checkpoints are written as often as
     possible.
     """
-    from dualkg.inference.completion import SearchSettings, api
+    from dualkg.inference.completion import CompletionSettings, api
     from dualkg.tuning import study
     from dualkg.tuning.automatic import AutomaticTuner
 
     study.GRACE_SECONDS = 1
-    api.DEFAULT_SETTINGS = SearchSettings(save_interval=0.0)
+    api.DEFAULT_SETTINGS = CompletionSettings(save_interval=0.0)
 
     def has_time(self: AutomaticTuner, epochs: int = 0, *, rung: int) -> bool:
         return len(self.trials) < (4, 7)[rung]

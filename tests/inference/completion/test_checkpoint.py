@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import save_file
 
 import dualkg as kg
-from dualkg.inference.completion import Completion, SearchSettings, complete
+from dualkg.inference.completion import Completion, CompletionSettings, complete
 from dualkg.inference.completion.checkpoint import OtherSearch, UnusableCheckpoint
 from tests.inference.completion.brute_force import MODELS, random_calibration, random_graph
 from tests.processes import Started
 
-MANY_BLOCKS = SearchSettings(max_scores=27)
-CHECKPOINT_AFTER_EACH = SearchSettings(max_scores=27, save_interval=0)
+MANY_BLOCKS = CompletionSettings(max_scores=27)
+CHECKPOINT_AFTER_EACH = CompletionSettings(max_scores=27, save_interval=0)
 COLUMNS = (
     "heads",
     "relations",
@@ -155,7 +155,7 @@ def test_the_size_of_blocks_may_change(checkpoint, options):
     graph = random_graph(0)
     model = MODELS["CP"](graph.shape)
     interrupt(model, graph, checkpoint, options, blocks=3)
-    options["settings"] = SearchSettings()
+    options["settings"] = CompletionSettings()
     completion = complete(model, graph, **options, checkpoint=checkpoint)
     np.testing.assert_array_equal(completion.triples, complete(model, graph, **options).triples)
 

@@ -10,7 +10,7 @@ import dualkg as kg
 from dualkg.data.graph import SPLITS
 from dualkg.errors import InvalidValue, Unsupported
 from dualkg.inference.calibration import Calibration
-from dualkg.inference.completion import SearchSettings, complete
+from dualkg.inference.completion import CompletionSettings, complete
 from tests.inference.completion.brute_force import (
     MODELS,
     complete_brute_force,
@@ -31,7 +31,7 @@ FILTERS = {
 
 
 # Blocks of one query, of some, and of all.
-BLOCKS = [SearchSettings(max_scores=max_scores) for max_scores in (1, 30, 10_000)]
+BLOCKS = [CompletionSettings(max_scores=max_scores) for max_scores in (1, 30, 10_000)]
 
 
 def assert_same(completion, expected):
@@ -181,7 +181,7 @@ def test_once_enough_triples_are_found_most_second_queries_are_skipped(monkeypat
 
     monkeypatch.setattr(model, "predict_tails", counting_tails)
     monkeypatch.setattr(model, "predict_heads", counting_heads)
-    completion = complete(model, graph, top=10, settings=SearchSettings(max_scores=50 * 20))
+    completion = complete(model, graph, top=10, settings=CompletionSettings(max_scores=50 * 20))
     assert scored_relations.count(0) == 100
     assert scored_relations.count(1) == 50
     assert_same(completion, complete_brute_force(model, graph, top=10))
@@ -202,7 +202,7 @@ def test_memory_is_bounded_by_a_block(monkeypatch):
 
     for name in ("predict_tails", "predict_heads", "predict_candidates"):
         monkeypatch.setattr(model, name, recording(getattr(model, name)))
-    complete(model, graph, top=5000, settings=SearchSettings(max_scores=60 * 7))
+    complete(model, graph, top=5000, settings=CompletionSettings(max_scores=60 * 7))
     assert max(sizes) == 60 * 7
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dualkg.inference.completion import SearchSettings, complete
+from dualkg.inference.completion import CompletionSettings, complete
 from tests.inference.completion.brute_force import (
     MODELS,
     complete_brute_force,
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("max_scores", [1, 30, 10_000])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_list_is_that_of_every_triple(name, max_scores):
-    settings = SearchSettings(max_scores=max_scores)
+    settings = CompletionSettings(max_scores=max_scores)
     graph = random_graph(0)
     model = MODELS[name](graph.shape)
     for top in (1, 7, 10_000):

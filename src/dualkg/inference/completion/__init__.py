@@ -6,13 +6,13 @@ from dualkg.inference.completion.api import complete
 from dualkg.inference.completion.check import CompletionCheck, check_completion, sizes_up_to
 from dualkg.inference.completion.queries import MAX_SCORES
 from dualkg.inference.completion.result import Completion, check_file
-from dualkg.inference.completion.search import SearchSettings
+from dualkg.inference.completion.search import CompletionSettings
 
 __all__ = [
     "MAX_SCORES",
     "Completion",
     "CompletionCheck",
-    "SearchSettings",
+    "CompletionSettings",
     "check_completion",
     "check_file",
     "complete",

@@ -15,11 +15,11 @@ from dualkg.inference.completion.candidates import CandidateFilter, Names
 from dualkg.inference.completion.checkpoint import SearchCheckpoint
 from dualkg.inference.completion.plan import plan_search
 from dualkg.inference.completion.result import Completion
-from dualkg.inference.completion.search import SearchSettings, SearchState, run_search
+from dualkg.inference.completion.search import CompletionSettings, SearchState, run_search
 from dualkg.logs import ProgressLog
 from dualkg.models.base import Model
 
-DEFAULT_SETTINGS = SearchSettings()
+DEFAULT_SETTINGS = CompletionSettings()
 
 
 @torch.no_grad()
@@ -37,7 +37,7 @@ def complete(
     known: Sequence[str] = SPLITS,
     on_progress: Callable[[int, int], None] | None = None,
     checkpoint: str | Path | None = None,
-    settings: SearchSettings | None = None,
+    settings: CompletionSettings | None = None,
 ) -> Completion:
     """Find the `top` most probable triples that no split of `known` has.
 

@@ -40,7 +40,7 @@ NewTriples = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class SearchSettings:
+class CompletionSettings:
     """Settings of a search on which its result does not depend.
 
     `max_scores` is the size of a block of scores, by default what suits the device.
@@ -247,7 +247,7 @@ def run_search(
     parts: Sequence[SearchPart],
     *,
     start: SearchState,
-    settings: SearchSettings,
+    settings: CompletionSettings,
 ) -> Iterator[SearchState]:
     """The states after each block of queries, from a state on."""
     state = start
@@ -280,7 +280,7 @@ def _search_part(
     *,
     start: SearchState,
     num_done_of_part: int,
-    settings: SearchSettings,
+    settings: CompletionSettings,
 ) -> Iterator[SearchState]:
     """The states after each block of queries of a part, of which some may be done."""
     excluded = candidates.excluded_pairs(part.relation)
