@@ -48,7 +48,7 @@ def test_what_a_vocabulary_has_is_told_at_once():
         ),
         (
             lambda run: kg.complete(run, top="x"),
-            "At least one triple must be requested; top is 'x'",
+            "top should be a whole number of at least 1; 'x' was given",
         ),
         (lambda run: kg.complete(run, relations="q"), "No relation is named 'q'"),
         (lambda run: kg.Ensemble(3), "takes a list of runs"),

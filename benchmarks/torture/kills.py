@@ -544,12 +544,12 @@ def _random_event(arena: Arena, name: str, chance: random.Random) -> tuple[str, 
 
 def patch_program() -> None:
     """Let decisions by the clock depend on counts, and write checkpoints as often as possible."""
-    from dualkg.inference import completion
+    from dualkg.inference.completion import CompletionSettings, api
     from dualkg.tuning import study
     from dualkg.tuning.automatic import AutomaticTuner
 
     study.GRACE_SECONDS = 1
-    completion.SAVE_INTERVAL = 0.0
+    api.DEFAULT_SETTINGS = CompletionSettings(save_interval=0.0)
 
     def has_time(self: AutomaticTuner, epochs: int = 0, *, rung: int) -> bool:
         return len(self.trials) < (4, 7)[rung]

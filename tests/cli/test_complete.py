@@ -83,15 +83,18 @@ def test_check_prints_a_table_or_json(run_cli, run):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--top", "0"), "At least one triple must be requested; top is 0"),
-        (("--out", "new.doc"), "that ends with .tsv or .parquet; 'new.doc' does not"),
+        (("--top", "0"), "should be a whole number of at least 1; 0 was given"),
+        (("--out", "new.doc"), "a file that ends with .tsv or .parquet; 'new.doc' was given"),
         (("--out", "new.tsv", "--relation", "r7"), "No relation is named 'r7' among the 3 known"),
         (
             ("--out", "new.tsv", "--head", "e33"),
             "No entity is named 'e33' among the 20 known. Did you mean",
         ),
-        (("--out", "new.tsv", "--min-probability", "2"), "A probability is between 0 and 1"),
-        (("--out", "new.tsv", "--top", "0"), "At least one triple must be requested; top is 0"),
+        (
+            ("--out", "new.tsv", "--min-probability", "2"),
+            "should be between 0 and 1; 2.0 was given",
+        ),
+        (("--out", "new.tsv", "--top", "0"), "should be a whole number of at least 1; 0 was given"),
         (("--check", "--out", "new.tsv"), "--check writes no file"),
     ],
 )

@@ -9,41 +9,67 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.inference import calibration as calibration_module
 from dualkg.inference.calibration import (
     MIN_SLOPE,
     PRIOR_MEAN,
     Calibration,
-    Candidates,
-    DomainRange,
+    Examples,
     calibrate,
     fit_line,
     fit_relation_lines,
     line_values,
     max_supported_probability,
+)
+from dualkg.inference.sampling import (
+    Candidates,
+    DomainRange,
+    SamplingSettings,
     sample_candidates,
 )
 from dualkg.inference.scoring import triple_log_probabilities
 from tests.conftest import graph_of
 from tests.inference.test_calibration_sampling import all_candidates
 
-FLAT = {"centre": PRIOR_MEAN, "covariance": 1e3 * np.eye(5)}
+FLAT_PRIOR = {"centre": PRIOR_MEAN, "covariance": 1e3 * np.eye(5)}
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-logits))
 
 
 def drawn_by(slope: float, offset: float, num: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Log-probabilities, and labels that are true with the probability of the line."""
     random = np.random.default_rng(seed)
     log_probability = random.uniform(-6, 0, num)
-    return log_probability, random.random(num) < 1 / (1 + np.exp(-slope * log_probability - offset))
+    probability = sigmoid(slope * log_probability + offset)
+    return log_probability, random.random(num) < probability
 
 
-def one_pattern(log_probability: np.ndarray) -> np.ndarray:
-    return np.zeros(len(log_probability), dtype=np.int64)
+def examples_of(
+    log_probability: np.ndarray,
+    true: np.ndarray,
+    *,
+    patterns: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+    relations: np.ndarray | None = None,
+) -> Examples:
+    """Examples of one pattern and one relation with weight 1, unless others are given."""
+    zeros = np.zeros(len(true), dtype=np.int64)
+    return Examples(
+        log_probability,
+        zeros if patterns is None else patterns,
+        true,
+        np.ones(len(true)) if weights is None else weights,
+        zeros if relations is None else relations,
+    )
 
 
-def one(slope: float, *offsets: float, max_probability: float = 1.0) -> Calibration:
+def calibration_of_one_relation(slope: float, offset: float, max_probability: float) -> Calibration:
     return Calibration(
-        torch.tensor([slope]), torch.tensor([offsets]), torch.tensor([True]), max_probability
+        slopes=torch.tensor([slope]),
+        offsets=torch.full((1, 4), offset),
+        relation_specific=torch.tensor([True]),
+        max_probability=max_probability,
     )
 
 
@@ -54,120 +80,101 @@ def one(slope: float, *offsets: float, max_probability: float = 1.0) -> Calibrat
     max_probability=st.floats(0.5, 1),
 )
 def test_probability_never_decreases_with_log_probability(slope, offset, pair, max_probability):
-    calibration = one(slope, *[offset] * 4, max_probability=max_probability)
-    same = torch.tensor([0, 0])
-    less, more = calibration.probability(torch.tensor(pair, dtype=torch.float64), same, same)
-    assert 0 <= less <= more <= max_probability
+    calibration = calibration_of_one_relation(slope, offset, max_probability)
+    zeros = torch.tensor([0, 0])
+    log_probability = torch.tensor(pair, dtype=torch.float64)
+    lower, higher = calibration.probability(log_probability, zeros, zeros)
+    assert 0 <= lower <= higher <= max_probability
 
 
 def test_fit_recovers_the_true_parameters():
-    log_probability, true = drawn_by(2.0, 3.0, 40_000)
-    line = fit_line(log_probability, one_pattern(log_probability), true, np.ones(len(true)), **FLAT)
+    line = fit_line(examples_of(*drawn_by(2.0, 3.0, 40_000)), **FLAT_PRIOR)
     assert line[:2] == pytest.approx([2.0, 3.0], abs=0.1)
 
 
 def test_each_pattern_has_its_own_offset():
-    parts = [
-        drawn_by(2.0, offset, 20_000, seed) for seed, offset in enumerate((3.0, 1.0, 4.0, -1.0))
-    ]
-    log_probability, true = (np.concatenate(values) for values in zip(*parts, strict=True))
-    line = fit_line(
-        log_probability, np.repeat(np.arange(4), 20_000), true, np.ones(len(true)), **FLAT
+    offsets = [3.0, 1.0, 4.0, -1.0]
+    samples = [drawn_by(2.0, offset, 20_000, seed) for seed, offset in enumerate(offsets)]
+    examples = examples_of(
+        np.concatenate([log_probability for log_probability, _ in samples]),
+        np.concatenate([true for _, true in samples]),
+        patterns=np.repeat(np.arange(4), 20_000),
     )
-    assert line == pytest.approx([2.0, 3.0, 1.0, 4.0, -1.0], abs=0.15)
+    assert fit_line(examples, **FLAT_PRIOR) == pytest.approx([2.0, *offsets], abs=0.15)
 
 
 def test_weights_replace_repeated_candidates():
     log_probability, true = drawn_by(2.0, 3.0, 40_000)
+    whole = fit_line(examples_of(log_probability, true), **FLAT_PRIOR)
+
     sampled = true | (np.arange(len(true)) % 10 == 0)
     weights = np.where(true, 1.0, 10.0)[sampled]
-    patterns = one_pattern(log_probability)
-    whole = fit_line(log_probability, patterns, true, np.ones(len(true)), **FLAT)
-    assert fit_line(
-        log_probability[sampled], patterns[sampled], true[sampled], weights, **FLAT
-    ) == pytest.approx(whole, abs=0.1)
+    sample = examples_of(log_probability[sampled], true[sampled], weights=weights)
+    assert fit_line(sample, **FLAT_PRIOR) == pytest.approx(whole, abs=0.1)
 
 
 def test_separable_data_have_finite_parameters():
     log_probability = np.array([-3.0, -2.0, -1.0, -0.5])
-    line = fit_line(
-        log_probability,
-        one_pattern(log_probability),
-        np.array([False, False, True, True]),
-        np.ones(4),
-        **FLAT,
-    )
+    true = np.array([False, False, True, True])
+    line = fit_line(examples_of(log_probability, true), **FLAT_PRIOR)
     assert np.isfinite(line).all()
     assert line[0] > 1
 
 
 def test_few_examples_bound_the_probability():
-    """Three valid triples that rank before all false candidates do not justify a probability near
-    1.
-    """
+    """Three valid triples that rank before all false candidates justify no probability near 1."""
     log_probability = np.array([-0.1] * 6 + [-4.0] * 60)
     true = np.arange(66) < 6
-    weights = np.ones(66)
-    patterns = one_pattern(log_probability)
-    drawn = Candidates(np.zeros((66, 3), dtype=np.int64), true, weights)
-    lines, _ = fit_relation_lines(log_probability, patterns, drawn, 1)
-    max_probability = max_supported_probability(
-        line_values(lines[0], log_probability, patterns), true, weights
-    )
+    examples = examples_of(log_probability, true)
+    lines, _ = fit_relation_lines(examples, 1)
+
+    log_odds = line_values(lines[0], log_probability, examples.patterns)
+    max_probability = max_supported_probability(log_odds, true, examples.weights)
     assert max_probability == pytest.approx(4 / 5)
-    sure = line_values(lines[0], np.zeros(1), np.zeros(1, dtype=np.int64))
-    assert 1 / (1 + np.exp(-sure)) < 0.99
+    log_odds_of_certainty = line_values(lines[0], np.zeros(1), np.zeros(1, dtype=np.int64))
+    assert sigmoid(log_odds_of_certainty) < 0.99
 
 
-@given(num=st.integers(1, 200), misses=st.integers(0, 200))
-def test_max_supported_probability(num, misses):
-    values = np.concatenate([np.linspace(3, 2, 2 * num), np.linspace(1, 0, 2 * misses)])
-    found = max_supported_probability(
-        values, np.arange(2 * (num + misses)) < 2 * num, np.ones(2 * (num + misses))
-    )
-    assert found == pytest.approx((num + 1) / (num + 2))
-    reversed_ = max_supported_probability(
-        -values, np.arange(2 * (num + misses)) < 2 * num, np.ones(2 * (num + misses))
-    )
-    assert reversed_ <= found
+@given(num_true=st.integers(1, 200), num_false=st.integers(0, 200))
+def test_max_supported_probability(num_true, num_false):
+    log_odds = np.concatenate([np.linspace(3, 2, 2 * num_true), np.linspace(1, 0, 2 * num_false)])
+    true = np.arange(len(log_odds)) < 2 * num_true
+    weights = np.ones(len(log_odds))
+    supported = max_supported_probability(log_odds, true, weights)
+    assert supported == pytest.approx((num_true + 1) / (num_true + 2))
+    assert max_supported_probability(-log_odds, true, weights) <= supported
 
 
 def test_the_slope_is_positive():
     log_probability, true = drawn_by(-1.0, -3.0, 5000)
-    slope, offset, *_ = fit_line(
-        log_probability, one_pattern(log_probability), true, np.ones(len(true)), **FLAT
-    )
+    slope, offset, *_ = fit_line(examples_of(log_probability, true), **FLAT_PRIOR)
     assert slope == MIN_SLOPE
-    assert 1 / (1 + np.exp(-offset)) == pytest.approx(true.mean(), rel=0.05)
+    assert sigmoid(offset) == pytest.approx(true.mean(), rel=0.05)
 
 
 def test_relations_with_more_data_deviate_more_from_the_shared_parameters():
     """Relation 0 gives the shared line; 1 and 2 have the same data, 2 twenty times; 3 has too
     few.
     """
-    many = drawn_by(2.0, 4.0, 20_000)
-    few = drawn_by(2.0, 1.0, 300)
-    parts = [
-        (0, *many),
-        (1, *few),
-        (2, *(np.tile(values, 20) for values in few)),
-        (3, few[0][:5], few[1][:5]),
+    common = drawn_by(2.0, 4.0, 20_000)
+    other_log_probability, other_true = drawn_by(2.0, 1.0, 300)
+    samples = [
+        common,
+        (other_log_probability, other_true),
+        (np.tile(other_log_probability, 20), np.tile(other_true, 20)),
+        (other_log_probability[:5], other_true[:5]),
     ]
-    relations = np.concatenate(
-        [np.full(len(log_probability), relation) for relation, log_probability, _ in parts]
+    sizes = [len(true) for _, true in samples]
+    examples = examples_of(
+        np.concatenate([log_probability for log_probability, _ in samples]),
+        np.concatenate([true for _, true in samples]),
+        relations=np.repeat(np.arange(4), sizes),
     )
-    log_probability, true = (np.concatenate([part[place] for part in parts]) for place in (1, 2))
-    triples = np.stack([relations, relations, relations], axis=1)
-    lines, own = fit_relation_lines(
-        log_probability,
-        one_pattern(log_probability),
-        Candidates(triples, true, np.ones(len(true))),
-        5,
-    )
-    assert own.tolist() == [True, True, True, False, False]
+    lines, relation_specific = fit_relation_lines(examples, 5)
+    assert relation_specific.tolist() == [True, True, True, False, False]
     assert lines[3].tolist() == lines[4].tolist()
-    middle = lines[:, 0] * -1.5 + lines[:, 1]
-    assert middle[4] > middle[1] > middle[2]
+    middles = lines[:, 0] * -1.5 + lines[:, 1]
+    assert middles[4] > middles[1] > middles[2]
 
 
 @settings(max_examples=6)
@@ -180,33 +187,38 @@ def test_fit_to_a_sample_is_close_to_the_fit_to_all_candidates(seed):
         triples[300:], triples[:200], triples[200:300], num_entities=40, num_relations=2
     )
     model = kg.DistMult(graph.shape, dim=6, init_scale=0.6, seed=seed)
-    wanted = all_candidates(graph, "valid")
-    every = Candidates(
-        np.array([triple for triple, _, _ in wanted]),
-        np.array([true for _, true, _ in wanted]),
-        np.ones(len(wanted)),
+    listed = all_candidates(graph, "valid")
+    whole = Candidates(
+        np.array([candidate.triple for candidate in listed]),
+        np.array([candidate.true for candidate in listed]),
+        np.ones(len(listed)),
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibration_module, "NUM_BEST", 5)
-        drawn = sample_candidates(model, graph, "valid", seed=seed)
-    assert len(drawn.true) < 0.6 * len(wanted)
-    patterns = DomainRange.of(graph)
-    lines = [
-        fit_relation_lines(
-            triple_log_probabilities(model, some.triples).double().numpy(),
-            patterns(some.triples),
-            some,
-            2,
-        )[0]
-        for some in (every, drawn)
-    ]
-    log_probability = np.quantile(
-        triple_log_probabilities(model, every.triples).numpy(), [0.1, 0.5, 0.9]
-    )[:, None]
-    full, weighted = (
-        1 / (1 + np.exp(-line[:, 0] * log_probability - line[:, 1])) for line in lines
+    sample = sample_candidates(
+        model, graph, "valid", seed=seed, settings=SamplingSettings(num_best=5)
     )
-    np.testing.assert_allclose(weighted, full, rtol=0.35)
+    assert len(sample.true) < 0.6 * len(listed)
+
+    def lines_of(candidates: Candidates) -> np.ndarray:
+        log_probability = triple_log_probabilities(model, candidates.triples).double().numpy()
+        examples = Examples(
+            log_probability,
+            DomainRange.of(graph)(candidates.triples),
+            candidates.true,
+            candidates.weights,
+            candidates.relations,
+        )
+        lines, _ = fit_relation_lines(examples, 2)
+        return lines
+
+    of_all = triple_log_probabilities(model, whole.triples).numpy()
+    log_probability = np.quantile(of_all, [0.1, 0.5, 0.9])[:, None]
+
+    def probabilities_by(lines: np.ndarray) -> np.ndarray:
+        return sigmoid(lines[:, 0] * log_probability + lines[:, 1])
+
+    np.testing.assert_allclose(
+        probabilities_by(lines_of(sample)), probabilities_by(lines_of(whole)), rtol=0.35
+    )
 
 
 def test_calibrate(small_graph):
@@ -218,11 +230,12 @@ def test_calibrate(small_graph):
     assert 0 < calibration.max_probability < 1
     assert calibration.metadata["num_true"] == 40
     assert calibration.metadata["split"] == "valid"
-    again = Calibration.from_dict(calibration.as_dict())
-    assert torch.equal(again.slopes, calibration.slopes)
-    assert torch.equal(again.relation_specific, calibration.relation_specific)
-    assert again.max_probability == calibration.max_probability
-    assert again.metadata == calibration.metadata
+
+    restored = Calibration.from_dict(calibration.as_dict())
+    assert torch.equal(restored.slopes, calibration.slopes)
+    assert torch.equal(restored.relation_specific, calibration.relation_specific)
+    assert restored.max_probability == calibration.max_probability
+    assert restored.metadata == calibration.metadata
 
 
 def test_calibration_does_not_change_the_mode_of_the_model(small_graph):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.inference.calibration import DomainRange, calibrate
+from dualkg.inference.calibration import calibrate
 from dualkg.inference.completion import complete
+from dualkg.inference.sampling import DomainRange
 from tests.conftest import graph_of
 from tests.inference.test_calibration_sampling import random_graph
 
@@ -15,16 +16,21 @@ from tests.inference.test_calibration_sampling import random_graph
 @pytest.mark.parametrize("seed", range(5))
 def test_patterns_say_which_ends_are_new_to_the_relation(seed):
     graph = random_graph(seed, num_entities=12, num_relations=3)
-    triples = np.array(list(product(range(12), range(3), range(12))))
-    heads, tails = ({(row[1], row[column]) for row in graph.train.tolist()} for column in (0, 2))
-    wanted = [((r, h) not in heads) + 2 * ((r, t) not in tails) for h, r, t in triples.tolist()]
-    assert DomainRange.of(graph)(triples).tolist() == wanted
+    domains = {(relation, head) for head, relation, _ in graph.train.tolist()}
+    ranges = {(relation, tail) for _, relation, tail in graph.train.tolist()}
+
+    triples = list(product(range(12), range(3), range(12)))
+    expected = []
+    for head, relation, tail in triples:
+        new_head = (relation, head) not in domains
+        new_tail = (relation, tail) not in ranges
+        expected.append(new_head + 2 * new_tail)
+    assert DomainRange.of(graph)(np.array(triples)).tolist() == expected
 
 
 def test_all_ends_are_new_without_training_triples():
-    assert DomainRange.of(graph_of((), [(0, 0, 1)], num_entities=3))(
-        np.array([(0, 0, 1)])
-    ).tolist() == [3]
+    graph = graph_of((), [(0, 0, 1)], num_entities=3)
+    assert DomainRange.of(graph)(np.array([(0, 0, 1)])).tolist() == [3]
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +38,29 @@ def beads() -> kg.Run:
     """A run on 120 triples: beads with a colour, a shape and a maker, each of which determines the
     others.
     """
-    parts = ("colour", "shape", "maker")
-    named = [(f"bead {n}", part, f"{part} {n % 4}") for n in range(40) for part in parts]
-    entities = list(dict.fromkeys(name for head, _, tail in named for name in (head, tail)))
-    ids = np.array(
-        [(entities.index(h), parts.index(r), entities.index(t)) for h, r, t in named],
-        dtype=np.int32,
-    )
+    relations = ["colour", "shape", "maker"]
+    beads = [f"bead {number}" for number in range(40)]
+    values = [f"{relation} {number}" for relation in relations for number in range(4)]
+    entities = [*beads, *values]
+
+    triples = []
+    for bead in range(40):
+        for relation in range(3):
+            value = len(beads) + 4 * relation + bead % 4
+            triples.append((bead, relation, value))
+    ids = np.array(triples, dtype=np.int32)
     np.random.default_rng(0).shuffle(ids)
-    names = kg.Vocabulary(entities), kg.Vocabulary(parts, kind="relation")
-    graph = kg.Graph("beads", *names, ids[24:], ids[:12], ids[12:24])
-    model = kg.ComplEx(graph.shape, dim=16)
+
+    graph = kg.Graph(
+        "beads",
+        kg.Vocabulary(entities),
+        kg.Vocabulary(relations, kind="relation"),
+        ids[24:],
+        ids[:12],
+        ids[12:24],
+    )
     return kg.train(
-        model,
+        kg.ComplEx(graph.shape, dim=16),
         graph,
         regularizer=kg.DURA(0.05),
         optimizer=kg.Optimizer(learning_rate=0.3),
@@ -57,16 +73,16 @@ def test_triples_outside_domain_and_range_are_improbable(beads):
     probability.
     """
     graph = beads.graph
-    calibration = calibrate(beads.model, beads.graph)
-    found = complete(beads.model, graph, calibration=calibration, top=50, known=("train", "valid"))
+    calibration = calibrate(beads.model, graph)
+    completion = complete(
+        beads.model, graph, calibration=calibration, top=50, known=("train", "valid")
+    )
     test = {tuple(triple) for triple in graph.test.tolist()}
-    hits = [tuple(triple) in test for triple in found.triples.tolist()]
+    hits = [tuple(triple) in test for triple in completion.triples.tolist()]
     assert sum(hits[:12]) >= 8
-    assert (
-        found.probability.max() <= calibration.max_probability <= 13 / 14
-    )  # twelve valid triples support no more
-    assert found.probability.sum() < 20
-    likely = found.probability[
-        [not graph.entities[head].startswith("bead") for head in found.heads.tolist()]
-    ]
-    assert likely.max() < 0.75
+
+    # Twelve valid triples support no larger probability.
+    assert completion.probability.max() <= calibration.max_probability <= 13 / 14
+    assert completion.probability.sum() < 20
+    head_is_no_bead = completion.heads >= 40
+    assert completion.probability[head_is_no_bead].max() < 0.75

@@ -6,9 +6,15 @@ import pytest
 import torch
 
 import dualkg as kg
+from dualkg.errors import DamagedFile
 from dualkg.files import write_json
-from dualkg.inference import calibration as calibration_module
-from dualkg.inference.calibration import SavedCalibration, calibration_for, load_calibration
+from dualkg.inference.calibration import (
+    SavedCalibration,
+    UnusableCalibration,
+    calibration_for,
+    load_calibration,
+)
+from dualkg.inference.errors import MissingTriples
 from tests.conftest import graph_of
 
 
@@ -17,89 +23,125 @@ def run(small_graph, tmp_path) -> kg.Run:
     return kg.train(kg.CP(small_graph.shape, dim=4), small_graph, epochs=1, out=tmp_path / "run")
 
 
-def test_fitted_once_and_saved(run, monkeypatch):
-    made = calibration_for(run)
+def test_fitted_once_and_saved(run):
+    fitted = calibration_for(run)
     path = run.folder / "calibration.json"
-    assert path.exists()
-    monkeypatch.setattr(
-        calibration_module,
-        "calibrate",
-        lambda *nouns, **choices: pytest.fail("it was there already"),
+    written = path.stat()
+
+    loaded = calibration_for(kg.load_run(run.folder))
+    assert torch.equal(loaded.calibration.slopes, fitted.calibration.slopes)
+    assert loaded.prediction_sets.threshold(1, "head") == pytest.approx(
+        fitted.prediction_sets.threshold(1, "head")
     )
-    again = calibration_for(kg.load_run(run.folder))
-    assert torch.equal(again.calibration.slopes, made.calibration.slopes)
-    assert again.prediction_sets.threshold(1, "head") == pytest.approx(
-        made.prediction_sets.threshold(1, "head")
-    )
-    assert torch.equal(calibration_for(run).calibration.offsets, made.calibration.offsets)
+    assert torch.equal(calibration_for(run).calibration.offsets, fitted.calibration.offsets)
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+
+
+def test_a_saved_calibration_is_not_fitted_again(run):
+    """A model without finite scores cannot be calibrated, and its saved calibration is read."""
+    calibration_for(run)
+    with torch.no_grad():
+        run.model.entities[:] = torch.nan
+    assert isinstance(calibration_for(run), SavedCalibration)
+    with pytest.raises(kg.DivergedError):
+        calibration_for(run, overwrite=True)
 
 
 def test_a_run_without_a_folder_saves_nothing(run):
-    memory = kg.Run(run.model, run.graph, run.recipe)
-    assert isinstance(calibration_for(memory), SavedCalibration)
+    in_memory = kg.Run(run.model, run.graph, run.recipe)
+    assert isinstance(calibration_for(in_memory), SavedCalibration)
     assert not (run.folder / "calibration.json").exists()
 
 
-def damaged(found: dict, how: str) -> str:
-    tables = found["calibration"]
-    sets = found["prediction_sets"]
-    if how == "no slopes":
-        del tables["slopes"]
-    elif how == "other relations":
-        for name in ("slopes", "offsets", "relation_specific"):
-            tables[name] = tables[name][:2]
-    elif how == "no patterns":
-        tables["offsets"] = [row[0] for row in tables["offsets"]]
-    elif how == "falling":
-        tables["slopes"][0] = -1.0
-    elif how == "uneven":
-        sets["relations"] = sets["relations"][1:]
-    elif how == "unknown relation":
-        sets["relations"][0] = 17
-    elif how == "no table":
-        found["calibration"] = "none"
-    elif how == "a list":
-        return "[]"
-    elif how == "cut":
-        return json.dumps(found)[:100]
-    return json.dumps(found)
+# -- damage ------------------------------------------------------------------
+
+
+def remove_slopes(content):
+    del content["calibration"]["slopes"]
+
+
+def keep_two_relations(content):
+    for name in ("slopes", "offsets", "relation_specific"):
+        content["calibration"][name] = content["calibration"][name][:2]
+
+
+def remove_patterns(content):
+    offsets = content["calibration"]["offsets"]
+    content["calibration"]["offsets"] = [row[0] for row in offsets]
+
+
+def negate_a_slope(content):
+    content["calibration"]["slopes"][0] = -1.0
+
+
+def shorten_a_column(content):
+    del content["prediction_sets"]["relations"][0]
+
+
+def name_an_unknown_relation(content):
+    content["prediction_sets"]["relations"][0] = 17
+
+
+def replace_the_table(content):
+    content["calibration"] = "none"
 
 
 @pytest.mark.parametrize(
-    ("how", "sentence"),
+    ("damage", "reason"),
     [
-        ("cut", "calibration.json is damaged: it is not JSON"),
-        ("a list", "calibration.json is damaged: .* Make it again: dualkg calibrate"),
-        ("no slopes", "calibration.json is damaged: there is no 'slopes'"),
-        ("no table", "calibration.json is damaged: "),
-        ("other relations", "it should have 4 relations with 4 offsets each"),
-        ("no patterns", "4 offsets each. Make it again: dualkg calibrate"),
-        ("falling", "a slope is not above 0"),
-        ("uneven", "columns of different lengths"),
-        ("unknown relation", "not among the 4 of the graph"),
+        (remove_slopes, "there is no 'slopes'"),
+        (keep_two_relations, "it should have 4 relations with 4 offsets each"),
+        (remove_patterns, "it should have 4 relations with 4 offsets each"),
+        (negate_a_slope, "a slope is not above 0"),
+        (shorten_a_column, "its prediction sets have columns of different lengths"),
+        (
+            name_an_unknown_relation,
+            "its prediction sets are of relations that are not among the 4 of the graph",
+        ),
+        (replace_the_table, "string indices must be integers, not 'str'"),
     ],
 )
-def test_a_damaged_file_is_refused(run, how, sentence):
+def test_content_that_is_no_calibration_is_refused(run, damage, reason):
     calibration_for(run)
     path = run.folder / "calibration.json"
-    saved = json.loads(path.read_text())
-    path.write_text(damaged(saved, how))
-    if how not in ("cut", "a list"):
-        with pytest.raises(
-            kg.RequestError, match="its checksum is not that of its content. Make it again: dualkg"
-        ):
-            load_calibration(run.folder, run.graph)
-        del saved["sha256"]
-        write_json(path, saved)
-    with pytest.raises(kg.RequestError, match=sentence):
+    content = json.loads(path.read_text())
+    damage(content)
+
+    path.write_text(json.dumps(content))
+    with pytest.raises(UnusableCalibration, match="its checksum is not that of its content"):
         load_calibration(run.folder, run.graph)
+
+    del content["sha256"]
+    write_json(path, content)
+    with pytest.raises(UnusableCalibration) as error:
+        load_calibration(run.folder, run.graph)
+    assert error.value.run == run.folder
+    assert isinstance(error.value.cause, DamagedFile)
+    assert (error.value.cause.path, error.value.cause.reason) == (path, reason)
+
     assert isinstance(calibration_for(run, overwrite=True), SavedCalibration)
     load_calibration(run.folder, run.graph)
 
 
+@pytest.mark.parametrize("text", ["[]", '{"calibration": {"slopes": [1.0'])
+def test_a_file_of_other_content_is_refused(run, text):
+    (run.folder / "calibration.json").write_text(text)
+    with pytest.raises(UnusableCalibration) as error:
+        load_calibration(run.folder, run.graph)
+    assert error.value.run == run.folder
+    assert isinstance(calibration_for(run, overwrite=True), SavedCalibration)
+
+
+def test_the_message_says_how_to_make_it_again(run):
+    error = UnusableCalibration(run.folder, DamagedFile("calibration.json", "it is cut"))
+    assert str(error) == (
+        "calibration.json is damaged: it is cut. Make it again: "
+        f"kg.calibrate('{run.folder}', overwrite=True)"
+    )
+
+
 def test_a_graph_without_valid_triples_is_refused(run, small_graph):
     without = graph_of(small_graph.train, (), small_graph.test, num_entities=30, num_relations=4)
-    with pytest.raises(
-        kg.RequestError, match="Calibration needs held-out triples, and made has no valid triples"
-    ):
+    with pytest.raises(MissingTriples) as error:
         calibration_for(kg.Run(run.model, without, run.recipe))
+    assert (error.value.purpose, error.value.split) == ("Calibration", "valid")

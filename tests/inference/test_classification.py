@@ -9,8 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
+from dualkg.errors import InvalidValue
 from dualkg.inference.classification import (
     ClassificationMetrics,
+    KnownNegatives,
+    NegativesOfOtherGraph,
+    NoNegative,
     area_under_curve,
     best_threshold,
     choose_thresholds,
@@ -20,6 +24,7 @@ from dualkg.inference.classification import (
     matching_valid_file,
     read_negatives,
 )
+from dualkg.inference.errors import MissingTriples
 from dualkg.inference.scoring import triple_log_probabilities
 from tests.conftest import graph_of
 
@@ -27,26 +32,33 @@ LABELLED = st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=1, ma
 
 
 def columns(labelled: list[tuple[int, bool]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([value for value, _ in labelled], dtype=float), np.array(
-        [label for _, label in labelled]
-    )
+    log_probability = np.array([value for value, _ in labelled], dtype=float)
+    true = np.array([label for _, label in labelled])
+    return log_probability, true
 
 
 @given(LABELLED)
 def test_auc_is_the_share_of_ordered_pairs(labelled):
     log_probability, true = columns(labelled)
-    pairs = [(a > b) + (a == b) / 2 for a in log_probability[true] for b in log_probability[~true]]
-    found = area_under_curve(log_probability, true)
-    assert found == (pytest.approx(np.mean(pairs)) if pairs else None)
+    positives = log_probability[true][:, None]
+    negatives = log_probability[~true]
+    is_ordered = (positives > negatives) + (positives == negatives) / 2
+    area = area_under_curve(log_probability, true)
+    if is_ordered.size:
+        assert area == pytest.approx(is_ordered.mean())
+    else:
+        assert area is None
 
 
 @given(LABELLED)
 def test_the_threshold_is_the_most_accurate_one(labelled):
     log_probability, true = columns(labelled)
-    right = ((log_probability >= best_threshold(log_probability, true)) == true).sum()
-    assert right == max(
-        ((log_probability >= limit) == true).sum() for limit in [*log_probability, 99.0]
-    )
+
+    def num_correct(threshold: float) -> int:
+        return ((log_probability >= threshold) == true).sum()
+
+    best = max(num_correct(threshold) for threshold in [*log_probability, 99.0])
+    assert num_correct(best_threshold(log_probability, true)) == best
 
 
 def test_the_threshold_is_halfway_between_two_triples():
@@ -67,10 +79,13 @@ def test_relations_with_few_triples_share_a_threshold():
 def test_metrics_by_hand():
     true = np.array([True, True, True, False, False])
     predicted = np.array([True, True, False, True, False])
-    found = ClassificationMetrics.of(np.array([5.0, 4.0, 1.0, 3.0, 0.0]), true, predicted)
-    assert (found.accuracy, found.precision, found.recall) == pytest.approx((3 / 5, 2 / 3, 2 / 3))
-    assert (found.f1, found.auc) == pytest.approx((2 / 3, 5 / 6))
-    assert (found.num_true, found.num_false) == (3, 2)
+    metrics = ClassificationMetrics.of(np.array([5.0, 4.0, 1.0, 3.0, 0.0]), true, predicted)
+    assert metrics.accuracy == pytest.approx(3 / 5)
+    assert metrics.precision == pytest.approx(2 / 3)
+    assert metrics.recall == pytest.approx(2 / 3)
+    assert metrics.f1 == pytest.approx(2 / 3)
+    assert metrics.auc == pytest.approx(5 / 6)
+    assert (metrics.num_true, metrics.num_false) == (3, 2)
 
 
 @settings(max_examples=20)
@@ -79,49 +94,52 @@ def test_negatives_are_unknown_and_differ_in_one_end(seed):
     random = np.random.default_rng(seed)
     triples = np.unique(np.stack([random.integers(0, n, 60) for n in (12, 2, 12)], axis=1), axis=0)
     graph = graph_of(triples[10:], triples[:5], triples[5:10], num_entities=12, num_relations=2)
-    made = corrupt_triples(graph, triples, seed=seed)
-    assert not is_known(graph, made).any()
-    assert (made[:, 1] == triples[:, 1]).all()
-    assert ((made != triples).sum(1) == 1).all()
+    negatives = corrupt_triples(graph, triples, seed=seed)
+    assert not is_known(graph, negatives).any()
+    assert (negatives[:, 1] == triples[:, 1]).all()
+    assert ((negatives != triples).sum(1) == 1).all()
     assert is_known(graph, triples).all()
 
 
 def test_the_new_entity_is_of_the_domain_or_range():
-    """Of (2, r0, ?) only e5 is of the right kind and false; of (?, r0, 3) none is, so any other
-    entity may come.
+    """For (2, r0, ?) only e5 is in the range and false; for (?, r0, 3) none in the domain is, so
+    any other entity is drawn.
     """
-    train = [
-        (head, 0, tail) for head in (0, 1, 2) for tail in (3, 4, 5) if (head, tail) != (2, 5)
-    ] + [(6, 1, 7)]
-    graph = graph_of(train, num_entities=40)
-    made = corrupt_triples(graph, np.array([(2, 0, 3)] * 100), seed=0)
-    other_tail = made[made[:, 0] == 2]
-    other_head = made[made[:, 0] != 2]
+    pairs = [(head, tail) for head in (0, 1, 2) for tail in (3, 4, 5)]
+    train = [(head, 0, tail) for head, tail in pairs if (head, tail) != (2, 5)]
+    graph = graph_of([*train, (6, 1, 7)], num_entities=40)
+    negatives = corrupt_triples(graph, np.array([(2, 0, 3)] * 100), seed=0)
+    other_tail = negatives[negatives[:, 0] == 2]
+    other_head = negatives[negatives[:, 0] != 2]
     assert {tuple(triple) for triple in other_tail.tolist()} == {(2, 0, 5)}
     assert (other_head[:, 2] == 3).all()
     assert len(set(other_head[:, 0].tolist())) > 10
-    assert not is_known(graph, made).any()
+    assert not is_known(graph, negatives).any()
 
 
 def test_known_triples_are_not_drawn_as_negatives():
     graph = graph_of([(0, 0, 1), (2, 0, 3)], num_entities=30)
-    made = corrupt_triples(graph, np.array([(0, 0, 1)] * 50), seed=1)
-    assert {tuple(triple) for triple in made.tolist()} == {(0, 0, 3), (2, 0, 1)}
+    negatives = corrupt_triples(graph, np.array([(0, 0, 1)] * 50), seed=1)
+    assert {tuple(triple) for triple in negatives.tolist()} == {(0, 0, 3), (2, 0, 1)}
 
 
 def test_a_complete_graph_is_refused():
     graph = graph_of([(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)])
-    with pytest.raises(kg.RequestError, match=r"No negative can be made of \(e0, r0, e0\)"):
+    with pytest.raises(NoNegative) as error:
         corrupt_triples(graph, np.array([(0, 0, 0)]))
+    assert error.value.triple == ("e0", "r0", "e0")
+    assert str(error.value) == (
+        "No negative can be made of (e0, r0, e0): it is a triple of the graph with every other "
+        "entity too. Pass your own triples as negatives."
+    )
 
 
 def test_the_only_possible_negative_is_found():
-    triples = [
-        (head, 0, tail) for head in range(12) for tail in range(12) if (head, tail) != (3, 4)
-    ]
+    triples = [(head, 0, tail) for head in range(12) for tail in range(12)]
+    triples.remove((3, 0, 4))
     graph = graph_of(triples)
-    made = corrupt_triples(graph, np.array([(3, 0, 5)] * 4 + [(2, 0, 4)] * 4), seed=0)
-    assert {tuple(triple) for triple in made.tolist()} == {(3, 0, 4)}
+    negatives = corrupt_triples(graph, np.array([(3, 0, 5)] * 4 + [(2, 0, 4)] * 4), seed=0)
+    assert {tuple(triple) for triple in negatives.tolist()} == {(3, 0, 4)}
 
 
 def test_the_report(small_graph):
@@ -130,9 +148,9 @@ def test_the_report(small_graph):
     assert (report.metrics.num_true, report.metrics.num_false) == (20, 20)
     assert (report.negatives, report.valid_negatives) == ("sampled", "sampled")
     assert sum(part.num_true for part in report.by_relation.values()) == 20
-    facts = json.loads(json.dumps(report.as_dict(), allow_nan=False))
-    assert facts["metrics"]["accuracy"] == report.metrics.accuracy
-    assert "" in facts["thresholds"]
+    content = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert content["metrics"]["accuracy"] == report.metrics.accuracy
+    assert "" in content["thresholds"]
     assert evaluate_classification(model, small_graph) == report
 
 
@@ -142,17 +160,18 @@ def test_given_negatives_are_classified_by_log_probability(small_graph):
     report = evaluate_classification(model, small_graph, negatives=negatives)
     assert (report.metrics.num_true, report.metrics.num_false) == (20, 7)
     assert (report.negatives, report.valid_negatives) == ("given", "sampled")
-    limits = [
-        report.thresholds.get(small_graph.relations[r], report.thresholds[""]) for r in range(4)
-    ]
-    predicted_false = (
-        triple_log_probabilities(model, negatives).numpy() < np.array(limits)[negatives[:, 1]]
+
+    shared = report.thresholds[""]
+    thresholds = np.array(
+        [report.thresholds.get(name, shared) for name in ("r0", "r1", "r2", "r3")]
     )
-    right = (
-        triple_log_probabilities(model, small_graph.test).numpy()
-        >= np.array(limits)[small_graph.test[:, 1]]
-    ).sum()
-    assert report.metrics.accuracy == pytest.approx((predicted_false.sum() + right) / 27)
+
+    def num_predicted(triples):
+        log_probability = triple_log_probabilities(model, triples).numpy()
+        return (log_probability >= thresholds[triples[:, 1]]).sum()
+
+    num_correct = num_predicted(small_graph.test) + 7 - num_predicted(negatives)
+    assert report.metrics.accuracy == pytest.approx(num_correct / 27)
 
 
 def test_negatives_from_a_file(tmp_path, small_graph):
@@ -167,34 +186,55 @@ def test_negatives_from_a_file(tmp_path, small_graph):
     assert matching_valid_file(tmp_path / "mine.tsv", "test") is None
 
 
-def test_invalid_files_of_negatives(tmp_path, small_graph):
+def test_negatives_of_another_graph_are_refused(tmp_path, small_graph):
     path = tmp_path / "negatives.tsv"
-    model = kg.CP(small_graph.shape, dim=2)
     path.write_text("e1\tr0\te99\n")
-    with pytest.raises(
-        kg.DataError, match="negatives.tsv does not fit the graph made: No entity is named 'e99'"
-    ):
+    with pytest.raises(NegativesOfOtherGraph) as error:
         read_negatives(path, small_graph)
-    head, relation, tail = small_graph.valid[0].tolist()
-    path.write_text(f"e{head}\tr{relation}\te{tail}\n")
-    with pytest.raises(
-        kg.DataError,
-        match=rf"1 of the 1 negatives of test .*, such as \(e{head}, r{relation}, e{tail}\)",
-    ):
-        evaluate_classification(model, small_graph, negatives=read_negatives(path, small_graph))
-    with pytest.raises(kg.DataError, match="20 of the 20 negatives of test are triples of made"):
-        evaluate_classification(model, small_graph, negatives=small_graph.test)
+    assert (error.value.path, error.value.graph) == (path, "made")
+    assert str(error.value) == f"{path} does not fit the graph made: {error.value.cause}"
+    assert "'e99'" in str(error.value.cause)
 
 
-def test_invalid_arguments(small_graph):
+def test_negatives_that_are_known_triples_are_refused(small_graph):
     model = kg.CP(small_graph.shape, dim=2)
-    with pytest.raises(kg.RequestError, match="Thresholds are chosen on valid"):
+    with pytest.raises(KnownNegatives) as error:
+        evaluate_classification(model, small_graph, negatives=small_graph.valid[:1])
+    head, relation, tail = small_graph.valid[0].tolist()
+    assert error.value.example == (f"e{head}", f"r{relation}", f"e{tail}")
+    assert str(error.value) == (
+        f"1 of the 1 negatives of test are triples of made, such as (e{head}, r{relation}, "
+        f"e{tail}). Remove them."
+    )
+
+    unknown = corrupt_triples(small_graph, small_graph.test)
+    negatives = np.concatenate([small_graph.test, unknown])
+    with pytest.raises(KnownNegatives) as error:
+        evaluate_classification(model, small_graph, negatives=negatives)
+    assert (error.value.num_known, error.value.num_negatives) == (20, 40)
+
+
+def test_the_split_of_the_thresholds_is_not_evaluated(small_graph):
+    model = kg.CP(small_graph.shape, dim=2)
+    with pytest.raises(InvalidValue) as error:
         evaluate_classification(model, small_graph, split="valid")
+    assert (error.value.setting, error.value.found) == ("split", "valid")
+    assert str(error.value) == (
+        "split should be another split than valid, on which the thresholds are chosen; 'valid' was "
+        "given. Choose the test split."
+    )
+
+
+def test_a_graph_without_valid_triples_is_refused(small_graph):
+    model = kg.CP(small_graph.shape, dim=2)
     without = graph_of(small_graph.train, (), small_graph.test, num_entities=30, num_relations=4)
-    with pytest.raises(
-        kg.RequestError, match="Triple classification needs valid triples, and made has none"
-    ):
+    with pytest.raises(MissingTriples) as error:
         evaluate_classification(model, without)
+    assert (error.value.split, error.value.purpose) == ("valid", "Triple classification")
+
+
+def test_a_diverged_model_is_refused(small_graph):
+    model = kg.CP(small_graph.shape, dim=2)
     with torch.no_grad():
         model.relations[:] = torch.nan
     with pytest.raises(kg.DivergedError, match="NaN or infinity"):

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.data.filters import KnownAnswers
+from dualkg.errors import InvalidValue
+from dualkg.inference.errors import MissingTriples
 from dualkg.inference.prediction_sets import PredictionSets, min_triples_for, quantile
 from dualkg.inference.reliability import evaluate_coverage
 from tests.conftest import graph_of
@@ -23,18 +25,20 @@ def test_coverage_of_exchangeable_values(values, coverage):
     """Each of n + 1 values is equally likely to be the new one, and within the quantile of the
     others.
     """
-    within = [
-        value <= quantile(np.array(values[:place] + values[place + 1 :]), coverage)
-        for place, value in enumerate(values)
-    ]
-    assert np.mean(within) >= coverage - 1e-9
+    is_within = []
+    for place, value in enumerate(values):
+        others = np.delete(values, place)
+        is_within.append(value <= quantile(others, coverage))
+    assert np.mean(is_within) >= coverage - 1e-9
 
 
 def test_coverage_of_random_scores_is_close_to_the_target():
     random = np.random.default_rng(0)
-    drawn = random.gumbel(size=(3000, 101))
-    covered = [row[-1] <= quantile(row[:-1], 0.9) for row in drawn]
-    assert 0.9 - 0.017 < np.mean(covered) < 0.9 + 1 / 101 + 0.017  # three standard errors
+    rows = random.gumbel(size=(3000, 101))
+    covered = [row[-1] <= quantile(row[:-1], 0.9) for row in rows]
+    three_standard_errors = 0.017
+    assert 0.9 - three_standard_errors < np.mean(covered)
+    assert np.mean(covered) < 0.9 + 1 / 101 + three_standard_errors
 
 
 @pytest.mark.parametrize(
@@ -54,20 +58,18 @@ def test_rare_relations_share_a_threshold():
     relations = np.repeat([0, 1, 2, 3], [60, 60, 30, 30])
     nonconformity = np.stack([10.0 * relations, 10.0 * relations + 1])
     sets = PredictionSets(nonconformity, relations, 5)
-    assert [sets.has_own_threshold(relation) for relation in range(5)] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+    has_own = [sets.has_own_threshold(relation) for relation in range(5)]
+    assert has_own == [True, True, False, False, False]
     assert [sets.threshold(relation, "tail") for relation in range(5)] == [0, 10, 30, 30, 30]
     assert sets.threshold(1, "head") == 11
     assert not sets.has_own_threshold(0, coverage=0.99)
-    few = PredictionSets(nonconformity[:, :130], relations[:130], 5)
-    assert (
-        few.threshold(2, "tail", coverage=0.5) == 10
-    )  # ten rare ones are too few, so it is made from all
+
+
+def test_rare_relations_with_too_few_triples_together_use_all_triples():
+    relations = np.repeat([0, 1, 2], [60, 60, 10])
+    nonconformity = np.stack([10.0 * relations, 10.0 * relations])
+    sets = PredictionSets(nonconformity, relations, 3)
+    assert sets.threshold(2, "tail", coverage=0.5) == 10
 
 
 @pytest.mark.parametrize("side", ["tail", "head"])
@@ -78,40 +80,41 @@ def test_a_set_contains_entities_with_nonconformity_up_to_the_threshold(
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7, reciprocal=reciprocal)
     sets = PredictionSets.fit(model, small_graph)
     known = KnownAnswers.of(small_graph)
-    head, relation_id, tail = small_graph.train[0].tolist()
-    entity = head if side == "tail" else tail
-    given_ = torch.tensor([entity])
-    relation = torch.tensor([relation_id])
+    head, relation, tail = small_graph.train[0].tolist()
     with torch.no_grad():
-        scores = (
-            model.predict_tails(given_, relation)
-            if side == "tail"
-            else model.predict_heads(relation, given_)
-        )[0]
-    _, there = known(np.array([entity]), np.array([relation_id + (0 if side == "tail" else 4)]))
-    assert len(there)
-    scores[there] = -torch.inf
-    found = sets.of(model, known, entity, relation_id, side=side, coverage=0.6)
-    likely = scores.log_softmax(-1) >= -sets.threshold(relation_id, side, coverage=0.6)
-    assert set(found.entities.tolist()) == set(torch.nonzero(likely)[:, 0].tolist())
-    assert not set(found.entities.tolist()) & set(there.tolist())
-    assert found.scores.tolist() == sorted(found.scores.tolist(), reverse=True)
-    assert found.scores == pytest.approx(scores[found.entities].numpy())
+        if side == "tail":
+            entity = head
+            scores = model.predict_tails(torch.tensor([head]), torch.tensor([relation]))[0]
+            _, known_answers = known(np.array([head]), np.array([relation]))
+        else:
+            entity = tail
+            scores = model.predict_heads(torch.tensor([relation]), torch.tensor([tail]))[0]
+            _, known_answers = known(np.array([tail]), np.array([relation + 4]))
+    assert len(known_answers)
+    scores[known_answers] = -torch.inf
+
+    entities, set_scores = sets.of(model, known, entity, relation, side=side, coverage=0.6)
+    threshold = sets.threshold(relation, side, coverage=0.6)
+    likely = torch.nonzero(scores.log_softmax(-1) >= -threshold)[:, 0]
+    assert set(entities.tolist()) == set(likely.tolist())
+    assert not set(entities.tolist()) & set(known_answers.tolist())
+    assert set_scores.tolist() == sorted(set_scores.tolist(), reverse=True)
+    assert set_scores == pytest.approx(scores[entities].numpy())
 
 
 def test_sets_grow_with_coverage(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
     sets = PredictionSets.fit(model, small_graph)
     known = KnownAnswers.of(small_graph)
-    small, large = (
-        sets.of(model, known, 3, 1, coverage=coverage).entities.tolist() for coverage in (0.4, 0.9)
-    )
+    small = sets.of(model, known, 3, 1, coverage=0.4).entities.tolist()
+    large = sets.of(model, known, 3, 1, coverage=0.9).entities.tolist()
     assert large[: len(small)] == small
     assert len(large) > len(small)
-    everything = sets.of(
-        model, known, 3, 1, coverage=0.99
-    ).entities  # 20 triples of valid cannot promise 99 %
-    assert len(everything) == 30 - len(known(np.array([3]), np.array([1]))[1])
+
+    # Twenty valid triples cannot promise 99 %, so the set has all new answers.
+    complete = sets.of(model, known, 3, 1, coverage=0.99).entities
+    _, known_answers = known(np.array([3]), np.array([1]))
+    assert len(complete) == 30 - len(known_answers)
 
 
 def test_other_known_answers_are_excluded_before_the_softmax():
@@ -125,8 +128,11 @@ def test_other_known_answers_are_excluded_before_the_softmax():
         }
     )
     sets = PredictionSets.fit(model, graph)
-    others = {2: [1.0, 0.5], 3: [1.0, 0.5]}
-    expected = [math.log(sum(math.exp(s) for s in (own, *others[own]))) - own for own in (2, 3)]
+    # The answers 2 and 3 each compete with the entities 0 and 5 alone, which score 1 and 0.5.
+    expected = []
+    for score in (2, 3):
+        normalizer = math.exp(score) + math.exp(1.0) + math.exp(0.5)
+        expected.append(math.log(normalizer) - score)
     assert sets.nonconformity[0] == pytest.approx(expected, abs=2e-5)
 
 
@@ -142,21 +148,17 @@ def test_coverage_report_agrees_with_single_sets(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
     sets = PredictionSets.fit(model, small_graph)
     report = evaluate_coverage(sets, model, small_graph, coverage=0.8)
+    triples = np.concatenate([small_graph.train, small_graph.valid, small_graph.test])
     sizes = []
     hits = []
-    for head, relation, tail in small_graph.test.tolist():
-        others = [
-            graph_of(small_graph.train),
-            graph_of(small_graph.valid),
-            graph_of(small_graph.test),
-        ]
-        rest = np.concatenate([one.train for one in others])
-        rest = rest[(rest != [head, relation, tail]).any(1)]
-        known = KnownAnswers([rest], small_graph.shape)
-        for side, given_, answer in (("tail", head, tail), ("head", tail, head)):
-            found = sets.of(model, known, given_, relation, side=side, coverage=0.8).entities
-            sizes.append(len(found))
-            hits.append(answer in found)
+    for triple in small_graph.test:
+        head, relation, tail = triple.tolist()
+        other_triples = triples[(triples != triple).any(1)]
+        known = KnownAnswers([other_triples], small_graph.shape)
+        for side, entity, answer in (("tail", head, tail), ("head", tail, head)):
+            entities = sets.of(model, known, entity, relation, side=side, coverage=0.8).entities
+            sizes.append(len(entities))
+            hits.append(answer in entities)
     assert report.overall.coverage == pytest.approx(np.mean(hits))
     assert report.overall.mean_size == pytest.approx(np.mean(sizes))
     facts = json.loads(json.dumps(report.as_dict(), allow_nan=False))
@@ -171,23 +173,31 @@ def test_round_trip(small_graph):
     assert (again.relations == sets.relations).all()
 
 
-def test_invalid_arguments(small_graph):
+def test_a_coverage_that_is_no_share_is_refused(small_graph):
+    sets = PredictionSets.fit(kg.CP(small_graph.shape, dim=2), small_graph)
+    with pytest.raises(InvalidValue) as error:
+        sets.threshold(0, "tail", coverage=90)
+    assert (error.value.setting, error.value.found) == ("coverage", 90)
+    assert str(error.value) == "coverage should be between 0 and 1, such as 0.9; 90 was given."
+
+
+def test_splits_without_triples_are_refused(small_graph):
     model = kg.CP(small_graph.shape, dim=2)
     without = graph_of(small_graph.train, num_entities=30, num_relations=4)
-    with pytest.raises(
-        kg.RequestError,
-        match="Prediction sets need held-out triples, and made has no valid triples",
-    ):
+    with pytest.raises(MissingTriples) as error:
         PredictionSets.fit(model, without)
-    sets = PredictionSets.fit(model, small_graph)
-    with pytest.raises(
-        kg.RequestError, match="coverage must be between 0 and 1, such as 0.9; got 90"
-    ):
-        sets.threshold(0, "tail", coverage=90)
-    with pytest.raises(
-        kg.RequestError, match="made has no test triples to evaluate prediction sets on"
-    ):
-        evaluate_coverage(sets, model, without)
+    assert error.value.split == "valid"
+    assert str(error.value) == (
+        "Fitting prediction sets needs valid triples, and made has none. Split the graph so that "
+        "valid has some."
+    )
+    with pytest.raises(MissingTriples) as error:
+        evaluate_coverage(PredictionSets.fit(model, small_graph), model, without)
+    assert (error.value.split, error.value.purpose) == ("test", "Evaluating prediction sets")
+
+
+def test_a_diverged_model_is_refused(small_graph):
+    model = kg.CP(small_graph.shape, dim=2)
     with torch.no_grad():
         model.entities[0] = torch.inf
     with pytest.raises(kg.DivergedError, match="NaN or infinity"):

@@ -4,22 +4,88 @@ relation.
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from dualkg.data.readers import one_source
 from dualkg.data.encoding import read_triples
 from dualkg.data.filters import occur
 from dualkg.data.graph import SPLITS, Graph, Split
-from dualkg.data.readers import one_source
-from dualkg.errors import DataError, RequestError
-from dualkg.inference.calibration import MIN_TRIPLES, DomainRange, Flags
-from dualkg.inference.scoring import Floats, Ids, triple_log_probabilities
+from dualkg.errors import PYTHON, DataError, DualkgError, InvalidValue, RequestError, Words
+from dualkg.inference.calibration import MIN_TRIPLES
+from dualkg.inference.errors import MissingTriples
+from dualkg.inference.sampling import DomainRange
+from dualkg.inference.scoring import Flags, Floats, Ids, triple_log_probabilities
 from dualkg.models.base import Model
 
-MAX_DRAWS = (
-    20  # of an entity from the domain or range of a relation, and as many again of any entity
-)
+# Attempts to draw an entity from the domain or range of a relation, and as many again to draw any
+# entity.
+MAX_DRAWS = 20
+
+NamedTriple = tuple[str, str, str]
+
+
+# -- errors ------------------------------------------------------------------
+
+
+class NoNegative(DataError):
+    """Every triple that differs from a triple in its head or in its tail is known."""
+
+    def __init__(self, triple: NamedTriple) -> None:
+        super().__init__()
+        self.triple = triple
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"No negative can be made of {_text(self.triple)}: it is a triple of the graph with "
+            f"every other entity too. Pass your own triples as {words.option('negatives')}."
+        )
+
+
+class NegativesOfOtherGraph(DataError):
+    """A file of negatives has names that the graph does not have; `cause` says which."""
+
+    def __init__(self, path: str | Path, graph: str, cause: DualkgError) -> None:
+        super().__init__()
+        self.path = path
+        self.graph = graph
+        self.cause = cause
+
+    def message(self, words: Words = PYTHON) -> str:
+        return f"{self.path} does not fit the graph {self.graph}: {self.cause.message(words)}"
+
+
+class KnownNegatives(DataError):
+    """Some of the given negatives are triples of the graph, such as `example`."""
+
+    def __init__(
+        self, graph: str, split: str, *, num_known: int, num_negatives: int, example: NamedTriple
+    ) -> None:
+        super().__init__()
+        self.graph = graph
+        self.split = split
+        self.num_known = num_known
+        self.num_negatives = num_negatives
+        self.example = example
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"{self.num_known:,} of the {self.num_negatives:,} negatives of {self.split} are "
+            f"triples of {self.graph}, such as {_text(self.example)}. Remove them."
+        )
+
+
+def _text(triple: NamedTriple) -> str:
+    return f"({', '.join(triple)})"
+
+
+def _named(graph: Graph, triple: Ids) -> NamedTriple:
+    head, relation, tail = triple.tolist()
+    return graph.entities[head], graph.relations[relation], graph.entities[tail]
+
+
+# -- negatives ---------------------------------------------------------------
 
 
 def corrupt_triples(graph: Graph, triples: Ids, *, seed: int = 0) -> Ids:
@@ -30,43 +96,44 @@ def corrupt_triples(graph: Graph, triples: Ids, *, seed: int = 0) -> Ids:
     """
     random = np.random.default_rng(seed)
     triples = np.asarray(triples, dtype=np.int64)
-    made = triples.copy()
-    columns = np.where(random.random(len(made)) < 0.5, 0, 2)
     num_entities = graph.shape.num_entities
     train = DomainRange.of(graph)
-    starts = np.arange(graph.shape.num_relations + 1) * num_entities
-    left = np.arange(len(made))
-    for number in range(2 * MAX_DRAWS):
-        if not len(left):
-            return made
-        relations = made[left, 1]
-        replaced = columns[left]
-        drawn = random.integers(0, num_entities, len(left))
-        for column, keys in ((0, train.heads), (2, train.tails)) if number < MAX_DRAWS else ():
-            first, last = (np.searchsorted(keys, starts[relations + end]) for end in (0, 1))
-            its = (replaced == column) & (last > first)
-            drawn[its] = keys[first[its] + random.integers(0, (last - first)[its])] % num_entities
-        made[left, replaced] = drawn
-        left = left[is_known(graph, made[left])]
-    for row in left:
-        made[row] = _any_negative(graph, triples[row], random)
-    return made
+
+    negatives = triples.copy()
+    columns = np.where(random.random(len(triples)) < 0.5, 0, 2)
+    remaining = np.arange(len(triples))
+    for attempt in range(2 * MAX_DRAWS):
+        if not len(remaining):
+            return negatives
+        replaced = columns[remaining]
+        entities = random.integers(0, num_entities, len(remaining))
+        if attempt < MAX_DRAWS:
+            relations = negatives[remaining, 1]
+            for column, keys in ((0, train.heads), (2, train.tails)):
+                first = np.searchsorted(keys, relations * num_entities)
+                last = np.searchsorted(keys, (relations + 1) * num_entities)
+                chosen = (replaced == column) & (last > first)
+                places = first[chosen] + random.integers(0, (last - first)[chosen])
+                entities[chosen] = keys[places] % num_entities
+
+        negatives[remaining, replaced] = entities
+        remaining = remaining[is_known(graph, negatives[remaining])]
+
+    for row in remaining:
+        negatives[row] = _any_negative(graph, triples[row], random)
+    return negatives
 
 
 def _any_negative(graph: Graph, triple: Ids, random: np.random.Generator) -> Ids:
-    """A negative triple by trying all tails and then all heads, for relations that are nearly
-    complete.
-    """
+    """A negative by trying all tails and then all heads, for relations that are nearly complete."""
+    num_entities = graph.shape.num_entities
     for column in (2, 0):
-        others = np.tile(triple, (graph.shape.num_entities, 1))
-        others[:, column] = np.arange(graph.shape.num_entities)
-        false = others[~is_known(graph, others)]
-        if len(false):
-            return np.asarray(random.choice(false), dtype=np.int64)
-    raise RequestError(
-        f"No negative can be made of {_named(graph, triple)}: it is a triple of the graph with "
-        "every other entity too. Give your own negatives."
-    )
+        corrupted = np.tile(triple, (num_entities, 1))
+        corrupted[:, column] = np.arange(num_entities)
+        negatives = corrupted[~is_known(graph, corrupted)]
+        if len(negatives):
+            return np.asarray(random.choice(negatives), dtype=np.int64)
+    raise NoNegative(_named(graph, triple))
 
 
 def is_known(graph: Graph, triples: Ids) -> Flags:
@@ -81,34 +148,38 @@ def read_negatives(path: str | Path, graph: Graph, *, max_size: int | str | None
         entities = np.array(graph.entities.ids(read.entities.to_pylist()), dtype=np.int64)
         relations = np.array(graph.relations.ids(read.relations.to_pylist()), dtype=np.int64)
     except RequestError as error:
-        raise DataError(f"{path} does not fit the graph {graph.name}: {error}") from None
-    heads, links, tails = read.triples["negatives"].T
-    return np.stack([entities[heads], relations[links], entities[tails]], axis=1)
-
-
-def _named(graph: Graph, triple: Ids) -> str:
-    head, relation, tail = triple.tolist()
-    return f"({graph.entities[head]}, {graph.relations[relation]}, {graph.entities[tail]})"
+        raise NegativesOfOtherGraph(path, graph.name, error) from None
+    file_heads, file_relations, file_tails = read.triples["negatives"].T
+    return np.stack([entities[file_heads], relations[file_relations], entities[file_tails]], axis=1)
 
 
 def matching_valid_file(path: str | Path, split: str) -> Path | None:
-    """The file of valid negatives in the folder of that of a split: valid_negatives.txt for
-    test_negatives.txt.
+    """The file of valid negatives beside the file of the negatives of a split.
+
+    It is valid_negatives.txt for test_negatives.txt.
     """
     path = Path(path)
-    other = path.with_name(path.name.replace(split, "valid"))
-    return other if other != path and other.is_file() else None
+    valid_path = path.with_name(path.name.replace(split, "valid"))
+    if valid_path == path or not valid_path.is_file():
+        return None
+    return valid_path
+
+
+# -- metrics -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ClassificationMetrics:
-    """Metrics of a classification; precision, recall and F1 are of the true triples."""
+    """Metrics of a classification; precision, recall and F1 are of the true triples.
+
+    `auc` is None if all triples are true, or all false.
+    """
 
     accuracy: float
     precision: float
     recall: float
     f1: float
-    auc: float | None  # None if all triples are true, or all false
+    auc: float | None
     num_true: int
     num_false: int
 
@@ -116,19 +187,24 @@ class ClassificationMetrics:
     def of(cls, log_probability: Floats, true: Flags, predicted: Flags) -> Self:
         num_true = int(true.sum())
         num_predicted = int(predicted.sum())
-        correct = int((true & predicted).sum())
-        accuracy = float((true == predicted).mean())
-        auc = area_under_curve(log_probability, true)
-        precision = correct / max(num_predicted, 1)
-        recall = correct / max(num_true, 1)
-        f1 = 2 * correct / max(num_predicted + num_true, 1)
-        return cls(accuracy, precision, recall, f1, auc, num_true, len(true) - num_true)
+        num_correct = int((true & predicted).sum())
+        return cls(
+            accuracy=float((true == predicted).mean()),
+            precision=num_correct / max(num_predicted, 1),
+            recall=num_correct / max(num_true, 1),
+            f1=2 * num_correct / max(num_predicted + num_true, 1),
+            auc=area_under_curve(log_probability, true),
+            num_true=num_true,
+            num_false=len(true) - num_true,
+        )
 
 
 @dataclass(frozen=True)
 class ClassificationReport:
-    """Triple classification on one split with thresholds of the valid split; negatives are "given"
-    or "sampled".
+    """Triple classification on one split with thresholds of the valid split.
+
+    `negatives` and `valid_negatives` are "given" or "sampled". `thresholds` has the relations with
+    their own threshold, and the shared threshold under "".
     """
 
     graph: str
@@ -137,12 +213,18 @@ class ClassificationReport:
     valid_negatives: str
     metrics: ClassificationMetrics
     by_relation: dict[str, ClassificationMetrics]
-    thresholds: dict[str, float] = field(
-        repr=False
-    )  # of relations that have their own; "" is the shared one
+    thresholds: dict[str, float] = field(repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class LabelledTriples(NamedTuple):
+    """The triples of a split and their negatives, as columns `(n,)`."""
+
+    log_probability: Floats
+    true: Flags
+    relations: Ids
 
 
 def evaluate_classification(
@@ -154,30 +236,44 @@ def evaluate_classification(
     valid_negatives: Ids | None = None,
     seed: int = 0,
 ) -> ClassificationReport:
-    """Classify the triples of a split and negatives, given as `(n, 3)` or one sampled for each
-    triple.
+    """Classify the triples of a split and negatives.
+
+    Negatives are given as `(n, 3)`, or one is sampled for each triple.
     """
     if split == "valid":
-        raise RequestError(
-            "Thresholds are chosen on valid, so valid cannot be evaluated. Choose the test split."
+        raise InvalidValue(
+            "split",
+            expected="another split than valid, on which the thresholds are chosen",
+            found=split,
+            advice="Choose the test split.",
         )
-    for name in ("valid", split):
-        if not len(graph.split(name)):
-            raise RequestError(
-                f"Triple classification needs {name} triples, and {graph.name} has none."
-            )
-    thresholds, shared = choose_thresholds(
-        *_with_negatives(model, graph, "valid", valid_negatives, seed)
+    for needed_split in ("valid", split):
+        if not len(graph.split(needed_split)):
+            raise MissingTriples(graph.name, needed_split, purpose="Triple classification")
+
+    valid = _with_negatives(model, graph, "valid", negatives=valid_negatives, seed=seed)
+    own_thresholds, shared_threshold = choose_thresholds(
+        valid.log_probability, valid.true, valid.relations
     )
-    log_probability, true, relations = _with_negatives(model, graph, split, negatives, seed + 1)
-    limits = np.array(
-        [thresholds.get(relation, shared) for relation in range(graph.shape.num_relations)]
+    thresholds = np.full(graph.shape.num_relations, shared_threshold)
+    for relation, threshold in own_thresholds.items():
+        thresholds[relation] = threshold
+
+    log_probability, true, relations = _with_negatives(
+        model, graph, split, negatives=negatives, seed=seed + 1
     )
-    predicted = log_probability >= limits[relations]
+    predicted = log_probability >= thresholds[relations]
+
     by_relation = {}
-    for id in np.unique(relations).tolist():
-        parts = (values[relations == id] for values in (log_probability, true, predicted))
-        by_relation[graph.relations[id]] = ClassificationMetrics.of(*parts)
+    for relation in np.unique(relations).tolist():
+        chosen = relations == relation
+        by_relation[graph.relations[relation]] = ClassificationMetrics.of(
+            log_probability[chosen], true[chosen], predicted[chosen]
+        )
+    named_thresholds = {"": shared_threshold}
+    for relation, threshold in own_thresholds.items():
+        named_thresholds[graph.relations[relation]] = threshold
+
     return ClassificationReport(
         graph=graph.name,
         split=split,
@@ -185,62 +281,73 @@ def evaluate_classification(
         valid_negatives="sampled" if valid_negatives is None else "given",
         metrics=ClassificationMetrics.of(log_probability, true, predicted),
         by_relation=by_relation,
-        thresholds={"": shared, **{graph.relations[id]: limit for id, limit in thresholds.items()}},
+        thresholds=named_thresholds,
     )
 
 
 def _with_negatives(
-    model: Model, graph: Graph, split: Split, negatives: Ids | None, seed: int
-) -> tuple[Floats, Flags, Ids]:
-    """Log-probabilities of the triples of a split and of negatives, which are true, and their
-    relations.
-    """
-    true = graph.split(split).astype(np.int64)
+    model: Model, graph: Graph, split: Split, *, negatives: Ids | None, seed: int
+) -> LabelledTriples:
+    """The triples of a split and their negatives, which are sampled if none are given."""
+    positives = graph.split(split).astype(np.int64)
     if negatives is None:
-        negatives = corrupt_triples(graph, true, seed=seed)
+        negatives = corrupt_triples(graph, positives, seed=seed)
     negatives = np.asarray(negatives, dtype=np.int64).reshape(-1, 3)
+
     known = negatives[is_known(graph, negatives)]
     if len(known):
-        raise DataError(
-            f"{len(known):,} of the {len(negatives):,} negatives of {split} are triples of "
-            f"{graph.name}, such as {_named(graph, known[0])}. Remove them."
+        raise KnownNegatives(
+            graph.name,
+            split,
+            num_known=len(known),
+            num_negatives=len(negatives),
+            example=_named(graph, known[0]),
         )
-    triples = np.concatenate([true, negatives])
+
+    triples = np.concatenate([positives, negatives])
     log_probability = triple_log_probabilities(model, triples).double().cpu().numpy()
-    return log_probability, np.arange(len(triples)) < len(true), triples[:, 1]
+    is_true = np.arange(len(triples)) < len(positives)
+    return LabelledTriples(log_probability, is_true, triples[:, 1])
+
+
+# -- thresholds --------------------------------------------------------------
 
 
 def choose_thresholds(
     log_probability: Floats, true: Flags, relations: Ids
 ) -> tuple[dict[int, float], float]:
-    """The most accurate threshold of each relation with enough true triples, and the one of all
-    others.
-    """
-    found = {}
+    """The most accurate threshold of each relation with enough true triples, and that of all."""
+    thresholds = {}
     for relation in np.unique(relations).tolist():
-        its = relations == relation
-        if true[its].sum() >= MIN_TRIPLES and not true[its].all():
-            found[relation] = best_threshold(log_probability[its], true[its])
-    return found, best_threshold(log_probability, true)
+        chosen = relations == relation
+        labels = true[chosen]
+        if labels.sum() >= MIN_TRIPLES and not labels.all():
+            thresholds[relation] = best_threshold(log_probability[chosen], labels)
+    return thresholds, best_threshold(log_probability, true)
 
 
 def best_threshold(log_probability: Floats, true: Flags) -> float:
-    """The most accurate threshold, halfway between two triples; the middle one if several are
-    equally accurate.
+    """The most accurate threshold, halfway between two triples.
+
+    It is the middle one if several are equally accurate.
     """
     values, places = np.unique(log_probability, return_inverse=True)
     num_true = np.bincount(places, true, len(values))
     num_all = np.bincount(places, minlength=len(values))
-    # Correct if the first i distinct values are classified as false: the false among them, the true
-    # among the others.
+
+    # If the first i distinct values are classified as false, the false triples among them and the
+    # true triples among the others are correct.
     false_below = np.append(0, np.cumsum(num_all - num_true))
     true_above = num_true.sum() - np.append(0, np.cumsum(num_true))
-    correct = false_below + true_above
-    best = np.flatnonzero(correct == correct.max())
-    cut = int(best[len(best) // 2])
+    num_correct = false_below + true_above
+
+    best_cuts = np.flatnonzero(num_correct == num_correct.max())
+    cut = int(best_cuts[len(best_cuts) // 2])
+    if cut == 0:
+        return float(values[0])
     if cut == len(values):
         return float(np.nextafter(values[-1], np.inf))
-    return float((values[cut - 1] + values[cut]) / 2 if cut else values[0])
+    return float((values[cut - 1] + values[cut]) / 2)
 
 
 def area_under_curve(log_probability: Floats, true: Flags) -> float | None:
@@ -249,6 +356,9 @@ def area_under_curve(log_probability: Floats, true: Flags) -> float | None:
     num_false = int((~true).sum())
     if not num_true or not num_false:
         return None
+
     _, places, counts = np.unique(log_probability, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
-    return float((ranks[true].sum() - num_true * (num_true + 1) / 2) / (num_true * num_false))
+    mean_ranks = np.cumsum(counts) - (counts - 1) / 2
+    ranks_of_true = mean_ranks[places][true]
+    num_ordered_pairs = ranks_of_true.sum() - num_true * (num_true + 1) / 2
+    return float(num_ordered_pairs / (num_true * num_false))

@@ -12,27 +12,69 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from dualkg.errors import DualkgError, RequestError
+from dualkg.errors import PYTHON, DualkgError, RequestError, Words
 from dualkg.files import folder_lock, write_text
+from dualkg.inference.errors import NameNotForTsv
 
 Verdict = Literal["accepted", "rejected"]
 Triple = tuple[str, str, str]
-FORMULA = set("=+-@＝＋－＠")  # what a formula of a spreadsheet begins with
+FORMULA = set("=+-@＝＋－＠")  # the characters that a formula of a spreadsheet begins with
 COLUMNS = ("head", "relation", "tail", "probability", "decided_at")
+
+
+class UnreadableDecisions(RequestError):
+    """The operating system refuses to read the file of decisions."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__()
+        self.path = path
+        self.reason = reason
+
+    def message(self, words: Words = PYTHON) -> str:
+        return f"{self.path} cannot be read: {self.reason}."
+
+
+class InvalidDecision(RequestError):
+    """A line of the file, counted from 1, is no decision."""
+
+    def __init__(self, path: Path, line: int, reason: str) -> None:
+        super().__init__()
+        self.path = path
+        self.line = line
+        self.reason = reason
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"Line {self.line:,} of {self.path} is no decision ({self.reason}). Correct or remove "
+            "it."
+        )
+
+
+class DecisionsNotStored(DualkgError):
+    """The operating system refuses to write the file of decisions."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__()
+        self.path = path
+        self.reason = reason
+
+    def message(self, words: Words = PYTHON) -> str:
+        return f"{self.path} cannot be written: {self.reason}. Nothing was stored."
 
 
 @dataclass(frozen=True)
 class Decision:
-    """An accepted or rejected triple; by name, so that it is valid for another model of the same
-    graph.
+    """An accepted or rejected triple, by name, so that other models of the same graph can use it.
+
+    `probability` is that of the time of the decision, and `decided_at` is ISO 8601 in UTC.
     """
 
     head: str
     relation: str
     tail: str
     verdict: Verdict
-    probability: float | None  # at the time of the decision
-    decided_at: str  # ISO 8601 in UTC
+    probability: float | None
+    decided_at: str
 
     @property
     def triple(self) -> Triple:
@@ -44,32 +86,37 @@ DECISION = TypeAdapter(Decision)
 
 @dataclass(frozen=True)
 class DecisionStore:
-    """The decisions of one file, oldest first; processes that write it wait for each other, and
-    write it atomically.
+    """The decisions of one file, oldest first.
+
+    The file is written atomically, and processes that write it wait for each other.
     """
 
     path: Path
 
     def load(self) -> dict[Triple, Decision]:
         """Return all decisions by triple."""
-        try:
-            lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
-        except OSError as error:
-            raise RequestError(f"{self.path} cannot be read: {error.strerror}.") from None
         decisions = {}
-        for number, line in enumerate(lines, 1):
-            try:
-                one = DECISION.validate_json(line) if line.strip() else None
-            except ValidationError as error:
-                first = error.errors()[0]
-                reason = ": ".join([*map(str, first["loc"]), first["msg"]])
-                raise RequestError(
-                    f"Line {number:,} of {self.path} is no decision ({reason}). Correct or remove "
-                    "it."
-                ) from None
-            if one:
-                decisions[one.triple] = one
+        for number, line in enumerate(self._lines(), start=1):
+            if line.strip():
+                decision = self._parse(line, number)
+                decisions[decision.triple] = decision
         return decisions
+
+    def _lines(self) -> list[bytes]:
+        try:
+            if not self.path.exists():
+                return []
+            return self.path.read_bytes().split(b"\n")
+        except OSError as error:
+            raise UnreadableDecisions(self.path, str(error.strerror)) from None
+
+    def _parse(self, line: bytes, number: int) -> Decision:
+        try:
+            return DECISION.validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            reason = ": ".join([*map(str, first["loc"]), first["msg"]])
+            raise InvalidDecision(self.path, number, reason) from None
 
     def update(
         self, added: Iterable[Decision], *, removed: Iterable[Triple] = ()
@@ -80,56 +127,54 @@ class DecisionStore:
             decisions = self.load()
             for triple in removed:
                 decisions.pop(triple, None)
-            for one in added:
-                decisions.pop(one.triple, None)
-                decisions[one.triple] = one
-            lines = (
-                f"{json.dumps(asdict(one), ensure_ascii=False)}\n" for one in decisions.values()
-            )
-            try:
-                write_text(self.path, "".join(lines))
-            except OSError as error:
-                raise DualkgError(
-                    f"{self.path} cannot be written: {error.strerror}. Nothing was stored."
-                ) from None
+            for decision in added:
+                decisions.pop(decision.triple, None)  # A decision that is changed moves to the end.
+                decisions[decision.triple] = decision
+            self._save(decisions.values())
         return decisions
+
+    def _save(self, decisions: Iterable[Decision]) -> None:
+        lines = [f"{json.dumps(asdict(decision), ensure_ascii=False)}\n" for decision in decisions]
+        try:
+            write_text(self.path, "".join(lines))
+        except OSError as error:
+            raise DecisionsNotStored(self.path, str(error.strerror)) from None
 
 
 def as_tsv(decisions: Iterable[Decision]) -> str:
-    """The decisions as TSV with a header, for programs: names are exact, and one with a tab or line
-    end is refused.
+    """The decisions as TSV with a header, for programs.
+
+    Names are exact, and a name with a tab or a line end is refused.
     """
     lines = []
-    for cells in _cells(decisions):
-        if bad := next(
-            (cell for cell in cells if any(character in cell for character in "\t\n\r")), None
-        ):
-            raise RequestError(
-                f"The name {bad!r} has a tab or a line end, which TSV cannot hold. Use /facts.csv."
-            )
+    for cells in _rows(decisions):
+        for column, cell in zip(COLUMNS, cells, strict=True):
+            if set(cell) & set("\t\n\r"):
+                raise NameNotForTsv(cell, kind=column, alternative="CSV")
         lines.append("\t".join(cells) + "\n")
     return "".join(lines)
 
 
 def as_csv(decisions: Iterable[Decision]) -> str:
-    """The decisions as CSV with a header, for spreadsheets: a name that would be a formula begins
-    with an apostrophe.
+    """The decisions as CSV with a header, for spreadsheets.
 
-    All cells are quoted, since some spreadsheets separate them by a semicolon that a name may
-    contain.
+    A name that would be a formula begins with an apostrophe. All cells are quoted, since some
+    spreadsheets separate them by a semicolon that a name may contain.
     """
     out = io.StringIO()
     writer = csv.writer(out, quoting=csv.QUOTE_ALL)
-    for cells in _cells(decisions):
-        writer.writerow([f"'{cell}" if cell.strip()[:1] in FORMULA else cell for cell in cells])
+    for cells in _rows(decisions):
+        writer.writerow([_without_formula(cell) for cell in cells])
     return out.getvalue()
 
 
-def _cells(decisions: Iterable[Decision]) -> Iterator[tuple[str, ...]]:
+def _without_formula(cell: str) -> str:
+    return f"'{cell}" if cell.strip()[:1] in FORMULA else cell
+
+
+def _rows(decisions: Iterable[Decision]) -> Iterator[tuple[str, ...]]:
+    """The cells of the header and of each decision."""
     yield COLUMNS
-    for one in decisions:
-        yield (
-            *one.triple,
-            "" if one.probability is None else f"{one.probability:.6g}",
-            one.decided_at,
-        )
+    for decision in decisions:
+        probability = "" if decision.probability is None else f"{decision.probability:.6g}"
+        yield (*decision.triple, probability, decision.decided_at)

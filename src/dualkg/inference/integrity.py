@@ -1,23 +1,24 @@
 """Checking the files of a run: which are damaged, and what can be saved."""
 
 import os
-import shlex
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from dualkg.analysis.projection import load_map
 from dualkg.data.graph import SPLITS
-from dualkg.errors import RequestError
+from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.evaluation.report import load_ranks
 from dualkg.files import lock_holder, read_json, strays
 from dualkg.inference.calibration import load_calibration
 from dualkg.inference.decisions import DecisionStore
 from dualkg.training.checkpoint import load_tensors
 from dualkg.training.run import RunFolder
+
+Reader = Callable[[Path], object]
 
 
 @dataclass(frozen=True)
@@ -28,154 +29,256 @@ class FileCheck:
     state: Literal["good", "readable", "damaged"]
     reason: str = ""
 
+    @property
+    def damaged(self) -> bool:
+        return self.state == "damaged"
+
+    @property
+    def top_level_name(self) -> str:
+        """The name of the file, or of the folder in the run that it is in."""
+        return self.file.partition("/")[0]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function or command with its arguments, which each kind of reader spells differently."""
+
+    name: str
+    argument: str
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def in_words(self, words: Words = PYTHON) -> str:
+        return words.call(self.name, self.argument, **self.options)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do about damaged files. `{call}` in the text stands for the call that repairs."""
+
+    text: str
+    call: Call | None = None
+
+    def in_words(self, words: Words = PYTHON) -> str:
+        if self.call is None:
+            return self.text
+        return self.text.replace("{call}", self.call.in_words(words))
+
+    def __str__(self) -> str:
+        return self.in_words()
+
 
 @dataclass(frozen=True)
 class RunCheck:
-    """The files of a run, and what to do about those that are damaged."""
+    """The files of a run, and what to do about those that are damaged.
+
+    `written_by` is the process that holds the lock. `temporary` are files that killed processes
+    left, which the next command that writes the run removes.
+    """
 
     run: str
     finished: bool
-    written_by: str | None  # the process that holds the lock
+    written_by: str | None
     files: list[FileCheck]
-    temporary: list[
-        str
-    ]  # left by killed processes; removed by the next command that writes the run
-    advice: list[str]
+    temporary: list[str]
+    advice: list[Advice]
 
     @property
     def ok(self) -> bool:
-        return not any(one.state == "damaged" for one in self.files)
+        return not any(file.damaged for file in self.files)
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"ok": self.ok, **asdict(self)}
+    def as_dict(self, words: Words = PYTHON) -> dict[str, Any]:
+        """The check for JSON, with the advice in the words of a reader."""
+        advice = [sentence.in_words(words) for sentence in self.advice]
+        return {"ok": self.ok, **asdict(self), "advice": advice}
 
 
 def check_run(path: str | Path) -> list[RunCheck]:
-    """Read and hash every file of a run, and of the runs that an ensemble or a folder of several
-    seeds consists of.
+    """Read and hash every file of a run.
+
+    An ensemble is checked with its members, and a folder of several seeds by the runs in it.
     """
     folder = RunFolder(path)
-    if seeds := folder.seeds():
-        return [_check(RunFolder(file.parent)) for file in seeds]
+    seeds = folder.seeds()
+    if seeds:
+        return [_check(RunFolder(recipe.parent)) for recipe in seeds]
+
     folder.check_is_run()
     checks = [_check(folder)]
     if folder.ensemble.exists() and checks[0].ok:
-        members = [
-            Path(os.path.normpath(folder.path / one["run"]))
-            for one in read_json(folder.ensemble)["members"]
-        ]
-        checks += [check for member in members for check in check_run(member)]
+        for member in read_json(folder.ensemble)["members"]:
+            member_path = Path(os.path.normpath(folder.path / member["run"]))
+            checks += check_run(member_path)
     return checks
 
 
 def _check(folder: RunFolder) -> RunCheck:
-    checks = []
-    if folder.report.exists():
-        damage = folder.damage()
-        names = [
-            folder.report.name,
-            *(folder.records() if folder.report.name not in damage else ()),
-        ]
-        checks = [
-            FileCheck(name, "damaged" if name in damage else "good", damage.get(name, ""))
-            for name in names
-        ]
-    known = {one.file.partition("/")[0] for one in checks}
-    for file, read in _readers(folder).items():
-        if file.name not in known and file.exists():
-            try:
-                read(file)
-                checks.append(FileCheck(file.name, "readable"))
-            except Exception as error:  # whatever a library makes of damaged bytes
-                checks.append(FileCheck(file.name, "damaged", str(error) or type(error).__name__))
-    left = [str(stray) for stray in strays(folder.path)]
-    holder = lock_holder(folder.path)
+    """Check one run."""
+    recorded = _check_recorded_files(folder)
+    unrecorded = _check_other_files(folder, {check.top_level_name for check in recorded})
+    checks = [*recorded, *unrecorded]
     return RunCheck(
-        str(folder.path), folder.finished, holder, checks, left, _advice(folder, checks)
+        run=str(folder.path),
+        finished=folder.finished,
+        written_by=lock_holder(folder.path),
+        files=checks,
+        temporary=[str(stray) for stray in strays(folder.path)],
+        advice=_advice(folder, checks),
     )
 
 
-def _readers(folder: RunFolder) -> dict[Path, Callable[[Path], object]]:
-    """How each file is read that has no checksum in the report; without a graph, not all can be
-    said.
+def _check_recorded_files(folder: RunFolder) -> list[FileCheck]:
+    """Check the files whose checksums the report has, and the report."""
+    if not folder.report.exists():
+        return []
+    damage = folder.damage()
+    names = [folder.report.name]
+    if folder.report.name not in damage:
+        names += folder.records()
+
+    checks = []
+    for name in names:
+        if name in damage:
+            checks.append(FileCheck(name, "damaged", damage[name]))
+        else:
+            checks.append(FileCheck(name, "good"))
+    return checks
+
+
+def _check_other_files(folder: RunFolder, checked: set[str]) -> list[FileCheck]:
+    """Check the files that the report has no checksums of, by reading them."""
+    checks = []
+    for file, read in _readers(folder).items():
+        if file.name in checked or not file.exists():
+            continue
+        try:
+            read(file)
+            checks.append(FileCheck(file.name, "readable"))
+        except Exception as error:  # Libraries raise many kinds of errors for damaged bytes.
+            checks.append(FileCheck(file.name, "damaged", str(error) or type(error).__name__))
+    return checks
+
+
+def _readers(folder: RunFolder) -> dict[Path, Reader]:
+    """How the files are read that have no checksum in the report.
+
+    If the graph cannot be read, less can be said about the files that depend on it.
     """
     graph = None
     with suppress(RequestError):
         graph = folder.load_graph()
-    tables = (
-        folder.environment,
-        folder.tuning,
-        folder.ensemble,
-        folder.history,
-        folder.costs,
-        folder.sparsity,
-    )
-    return {
+
+    def read_calibration(file: Path) -> object:
+        if graph is None:
+            return read_json(file, checksum=True)
+        return load_calibration(folder.path, graph)
+
+    def read_map(file: Path) -> object:
+        return None if graph is None else load_map(file, len(graph.entities))
+
+    readers: dict[Path, Reader] = {
         folder.recipe: lambda file: tomllib.loads(file.read_text(encoding="utf-8")),
         folder.graph: lambda _: folder.load_graph(),
         folder.weights: lambda file: load_tensors(file, check=True),
         folder.checkpoint: lambda file: load_tensors(file, check=True),
-        **dict.fromkeys((*tables, folder.extension, folder.tracking), read_json),
-        **dict.fromkeys(map(folder.ranks, SPLITS), load_ranks),
-        folder.calibration: lambda file: (
-            load_calibration(folder.path, graph) if graph else read_json(file, checksum=True)
-        ),
-        folder.map: lambda file: load_map(file, len(graph.entities)) if graph else None,
-        folder.decisions: lambda file: DecisionStore(file).load(),
+        folder.environment: read_json,
+        folder.tuning: read_json,
+        folder.ensemble: read_json,
+        folder.history: read_json,
+        folder.costs: read_json,
+        folder.sparsity: read_json,
+        folder.extension: read_json,
+        folder.tracking: read_json,
     }
+    for split in SPLITS:
+        readers[folder.ranks(split)] = load_ranks
+    readers[folder.calibration] = read_calibration
+    readers[folder.map] = read_map
+    readers[folder.decisions] = lambda file: DecisionStore(file).load()
+    return readers
 
 
-def _advice(folder: RunFolder, checks: list[FileCheck]) -> list[str]:
+# -- advice ------------------------------------------------------------------
+
+
+def _advice(folder: RunFolder, checks: list[FileCheck]) -> list[Advice]:
     """What can be saved, one sentence for each group of damaged files."""
-    damaged = {one.file.partition("/")[0] for one in checks if one.state == "damaged"}
-    path = shlex.quote(str(folder.path))
-    again = f"dualkg train {shlex.quote(str(folder.recipe))} --overwrite --out {path}"
-    results = {
-        file.name
-        for file in (folder.report, folder.history, folder.costs, *map(folder.ranks, SPLITS))
-    }
-    of_weights = any(name.startswith("weights") for name in damaged)  # in one file or in several
-    found = []
+    damaged = {check.top_level_name for check in checks if check.damaged}
+    advice = []
     if folder.ensemble.name in damaged:
-        found.append(
-            "The runs of the ensemble are not affected. Make it again: dualkg ensemble RUN RUN "
-            f"--out {path}"
+        advice.append(
+            Advice(
+                "The runs of the ensemble are not affected. Make an ensemble of them again, and "
+                f"save it to {folder.path}."
+            )
         )
+
+    training_advice = _training_advice(folder, checks, damaged)
+    if training_advice is not None:
+        advice.append(training_advice)
+
+    if folder.calibration.name in damaged:
+        again = Call("calibrate", str(folder.path), {"overwrite": True})
+        advice.append(Advice("Make the calibration again: {call}", again))
+    if folder.map.name in damaged:
+        advice.append(
+            Advice(f"Remove {folder.map}: it is computed again when the map is next shown.")
+        )
+    if folder.decisions.name in damaged:
+        advice.append(
+            Advice(
+                f"Correct or remove the line of {folder.decisions} that cannot be read; the others "
+                "are good."
+            )
+        )
+
+    notes = (folder.environment, folder.tuning, folder.sparsity, folder.extension, folder.tracking)
+    damaged_notes = sorted(file.name for file in notes if file.name in damaged)
+    if damaged_notes:
+        advice.append(
+            Advice(
+                f"Predictions do not depend on {', '.join(damaged_notes)}. Restore from a copy, if "
+                "there is one."
+            )
+        )
+    return advice
+
+
+def _training_advice(
+    folder: RunFolder, checks: list[FileCheck], damaged: set[str]
+) -> Advice | None:
+    """What to do about damaged files of the training: the first that the others depend on."""
+    path = str(folder.path)
+    train_again = Call("train", str(folder.recipe), {"overwrite": True, "out": path})
+    resume = Call("resume", path)
+
+    # Weights are in one file or in several.
+    weights_damaged = any(name.startswith("weights") for name in damaged)
+    checkpoint_good = any(
+        check.file == folder.checkpoint.name and not check.damaged for check in checks
+    )
+    results = {folder.report.name, folder.history.name, folder.costs.name}
+    results |= {folder.ranks(split).name for split in SPLITS}
+
     if folder.recipe.name in damaged:
-        found.append(
+        return Advice(
             "Weights cannot be used without their recipe.toml. Restore it from a copy, or train "
             "again."
         )
-    elif folder.graph.name in damaged:
-        found.append(
+    if folder.graph.name in damaged:
+        return Advice(
             "The graph folder is the same in every run on the same data: copy it from one. Or "
-            f"train again: {again}"
+            "train again: {call}",
+            train_again,
         )
-    elif of_weights and any(
-        one.file == folder.checkpoint.name and one.state != "damaged" for one in checks
-    ):
-        found.append(f"The checkpoint is good. Finish the run from it: dualkg resume {path}")
-    elif of_weights or folder.checkpoint.name in damaged:
-        found.append(
-            f"The recipe and the graph are good. Train again, with the same seed: {again}. The "
+    if weights_damaged and checkpoint_good:
+        return Advice("The checkpoint is good. Finish the run from it: {call}", resume)
+    if weights_damaged or folder.checkpoint.name in damaged:
+        return Advice(
+            "The recipe and the graph are good. Train again, with the same seed: {call}. The "
             "weights are the same on the same type of CPU, with the same number of threads and "
-            "the same versions."
+            "the same versions.",
+            train_again,
         )
-    elif results & damaged:
-        found.append(f"The weights are good. Evaluate them again: dualkg resume {path}")
-    if folder.calibration.name in damaged:
-        found.append(f"Make the calibration again: dualkg calibrate {path} --overwrite")
-    if folder.map.name in damaged:
-        found.append(f"Remove {folder.map}: it is computed again when the map is next shown.")
-    if folder.decisions.name in damaged:
-        found.append(
-            f"Correct or remove the line of {folder.decisions} that cannot be read; the others "
-            "are good."
-        )
-    noted = (folder.environment, folder.tuning, folder.sparsity, folder.extension, folder.tracking)
-    if names := sorted(file.name for file in noted if file.name in damaged):
-        found.append(
-            f"Predictions do not depend on {', '.join(names)}. Restore from a copy, if there is "
-            "one."
-        )
-    return found
+    if results & damaged:
+        return Advice("The weights are good. Evaluate them again: {call}", resume)
+    return None

@@ -15,14 +15,16 @@ from dualkg.extras import optional_import
 
 MatchType = Literal["exact", "prefix", "word", "substring", "fuzzy"]
 ORDER: dict[MatchType, int] = {"exact": 0, "prefix": 1, "word": 2, "substring": 3, "fuzzy": 4}
-MAX_MATCHES = 500  # of one type; of more, the first in the order of the alphabet or of ids
+# Matches of one type; of more, the first in the order of the alphabet or of ids are taken.
+MAX_MATCHES = 500
 MAX_FUZZY_LENGTH = 48  # characters of a text that is searched by edit distance
 SEPARATOR = "\n"  # between names in one text; normalized names do not contain it
 
 
 def normalize_name(text: str) -> str:
-    """`São_Tomé` → `sao tome`: no accents, case folded, words of letters and digits of any
-    script.
+    """`São_Tomé` → `sao tome`: words of letters and digits, without accents and case.
+
+    A text that has no letters and digits of any script is only stripped.
     """
     if not text.isascii():
         decomposed = unicodedata.normalize("NFKD", text)
@@ -30,7 +32,9 @@ def normalize_name(text: str) -> str:
             character for character in decomposed if not unicodedata.combining(character)
         )
     text = text.casefold()
-    return " ".join("".join(one if one.isalnum() else " " for one in text).split()) or text.strip()
+    spaced = "".join(character if character.isalnum() else " " for character in text)
+    words = spaced.split()
+    return " ".join(words) if words else text.strip()
 
 
 class Match(NamedTuple):
@@ -48,45 +52,49 @@ class NameSearch:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         names = vocabulary.names.to_pylist()
-        labels = vocabulary.labels.to_pylist() if vocabulary.labels is not None else []
-        pairs = [(normalize_name(name), id) for id, name in enumerate(names)]
-        pairs += [
-            (normalize_name(label), id)
-            for id, label in enumerate(labels)
-            if label and label != names[id]
-        ]
-        self._names = [name for name, _ in pairs]
-        self._ids = [id for _, id in pairs]
+        self._names = [normalize_name(name) for name in names]
+        self._ids = list(range(len(names)))
+        if vocabulary.labels is not None:
+            for id, label in enumerate(vocabulary.labels.to_pylist()):
+                if label and label != names[id]:
+                    self._names.append(normalize_name(label))
+                    self._ids.append(id)
+
         self._text = SEPARATOR + SEPARATOR.join(self._names) + SEPARATOR
         self._starts = list(accumulate((len(name) + 1 for name in self._names), initial=1))
-        self._order = sorted(range(len(pairs)), key=self._names.__getitem__)
+        self._order = sorted(range(len(self._names)), key=self._names.__getitem__)
         self._sorted = [self._names[place] for place in self._order]
 
     def search(self, text: str, *, limit: int) -> list[Match]:
-        """Find at most `limit` names: exact matches, then prefixes, words, substrings; fuzzy ones
-        if there are none.
+        """Find at most `limit` names: exact matches, then prefixes, words and substrings.
+
+        Fuzzy matches are searched if there are none of these.
         """
         text = normalize_name(text)
         if not text or SEPARATOR in text:
             return []
-        found: dict[int, tuple[MatchType, str]] = {}
+        matches = self._literal_matches(text, limit=limit)
+        if not matches:
+            ids = dict.fromkeys(self._ids[place] for place in self._fuzzy(text))
+            return [Match(id, "fuzzy") for id in ids][:limit]
+
+        best = sorted(
+            (ORDER[match_type], len(name), name, id, match_type)
+            for id, (match_type, name) in matches.items()
+        )
+        return [Match(id, match_type) for _, _, _, id, match_type in best[:limit]]
+
+    def _literal_matches(self, text: str, *, limit: int) -> dict[int, tuple[MatchType, str]]:
+        """How each id matches best, and by which name; substrings only if prefixes are too few."""
+        matches: dict[int, tuple[MatchType, str]] = {}
         for search in (self._prefixes, self._substrings):
             for place, match_type in search(text):
                 id = self._ids[place]
-                if id not in found or ORDER[match_type] < ORDER[found[id][0]]:
-                    found[id] = (match_type, self._names[place])
-            if len(found) >= limit:
+                if id not in matches or ORDER[match_type] < ORDER[matches[id][0]]:
+                    matches[id] = (match_type, self._names[place])
+            if len(matches) >= limit:
                 break
-        if not found:
-            return [
-                Match(id, "fuzzy")
-                for id in dict.fromkeys(self._ids[place] for place in self._fuzzy(text))
-            ][:limit]
-        best = sorted(
-            (ORDER[match_type], len(name), name, id, match_type)
-            for id, (match_type, name) in found.items()
-        )
-        return [Match(id, match_type) for _, _, _, id, match_type in best[:limit]]
+        return matches
 
     def _prefixes(self, text: str) -> Iterator[tuple[int, MatchType]]:
         start = bisect_left(self._sorted, text)
@@ -97,27 +105,24 @@ class NameSearch:
             yield place, "exact" if name == text else "prefix"
 
     def _substrings(self, text: str) -> Iterator[tuple[int, MatchType]]:
-        at = self._text.find(text)
-        seen = 0
-        while at >= 0 and seen < MAX_MATCHES:
-            seen += 1
-            before = self._text[at - 1]
-            match_type: MatchType = (
-                "prefix" if before == SEPARATOR else "word" if before == " " else "substring"
-            )
-            yield bisect_right(self._starts, at) - 1, match_type
-            at = self._text.find(text, at + 1)
+        position = self._text.find(text)
+        num_matches = 0
+        while position >= 0 and num_matches < MAX_MATCHES:
+            num_matches += 1
+            place = bisect_right(self._starts, position) - 1
+            yield place, _match_type_after(self._text[position - 1])
+            position = self._text.find(text, position + 1)
 
     def _fuzzy(self, text: str) -> list[int]:
-        """Places of names that have a prefix with few edits from the text: fewest edits first, then
-        nearest length.
+        """Places of names that have a prefix with few edits from the text.
+
+        Those with the fewest edits come first, then those of the most similar length.
         """
         if len(text) > MAX_FUZZY_LENGTH:
             return []
         with optional_import("rapidfuzz", purpose="Searching for names"):
             from rapidfuzz.distance import Levenshtein
             from rapidfuzz.process import cdist
-        allowed = 1 if len(text) < 5 else 2 if len(text) < 9 else 3
 
         def edits(names: list[str], length: int, cutoff: int) -> Any:
             prefixes = [name[:length] for name in names]
@@ -126,10 +131,25 @@ class NameSearch:
         # One pass over all names rules out most. The best prefix differs in length by at most as
         # many characters as edits are allowed, and each is one more edit from the prefix that is as
         # long as the text.
+        allowed = _allowed_edits(text)
         near = np.flatnonzero(edits(self._names, len(text), 2 * allowed) <= 2 * allowed)
         names = [self._names[place] for place in near]
+
         lengths = range(len(text) - allowed, len(text) + allowed + 1)
         fewest = np.min([edits(names, length, allowed) for length in lengths], axis=0)
         differences = np.abs(np.fromiter(map(len, names), dtype=np.int64) - len(text))
         order = np.lexsort((near, differences, fewest))
         return [int(near[place]) for place in order if fewest[place] <= allowed]
+
+
+def _match_type_after(character: str) -> MatchType:
+    """The type of a substring match, by the character before it."""
+    if character == SEPARATOR:
+        return "prefix"
+    return "word" if character == " " else "substring"
+
+
+def _allowed_edits(text: str) -> int:
+    if len(text) < 5:
+        return 1
+    return 2 if len(text) < 9 else 3

@@ -1,10 +1,10 @@
-"""Prediction sets by split conformal prediction: the few entities that contain the answer with a
-given coverage.
+"""Prediction sets by split conformal prediction: few entities, which contain the missing answer
+with a given coverage.
 
 The nonconformity score of an answer is −log p(answer | query), a softmax over the entities that are
-not other known answers. A prediction set contains the entities whose score is at most a threshold:
-a quantile of the scores of the valid answers in the same direction, of the same relation if it has
-enough.
+not other known answers. A prediction set contains the entities whose score is at most a threshold.
+The threshold is a quantile of the scores of the valid answers in the same direction, of the same
+relation if it has enough.
 """
 
 import math
@@ -19,13 +19,15 @@ from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph
-from dualkg.errors import RequestError
+from dualkg.errors import InvalidValue
+from dualkg.inference.errors import MissingTriples
 from dualkg.inference.scoring import Floats, Ids, check_finite, score_blocks, score_queries
 from dualkg.models.base import Model, Side
 
 SIDES: tuple[Side, ...] = ("tail", "head")
-MIN_TRIPLES = 50  # valid triples for a threshold of a relation
-DIGITS = 5  # of nonconformity scores that are saved
+MIN_TRIPLES = 50  # valid triples that a relation needs for a threshold of its own
+DIGITS = 5  # decimals of the nonconformity scores, which are saved as text
+ROUNDING = 1e-9  # error of a product such as 0.9 · 10, which must not change its ceiling
 
 
 class PredictionSet(NamedTuple):
@@ -37,50 +39,55 @@ class PredictionSet(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PredictionSets:
-    """The nonconformity scores of the valid answers, which give a threshold for any coverage."""
+    """The nonconformity scores of the valid answers, which give a threshold for any coverage.
 
-    nonconformity: Floats  # `(2, num_valid)`: tail queries, then head queries
-    relations: Ids  # of the valid triples, `(num_valid,)`
+    `nonconformity` `(2, num_valid)` has a row for tail queries and one for head queries, and
+    `relations` `(num_valid,)` has the relations of the valid triples.
+    """
+
+    nonconformity: Floats
+    relations: Ids
     num_relations: int
 
     @classmethod
     def fit(cls, model: Model, graph: Graph) -> Self:
         """Score the valid triples in both directions."""
         if not len(graph.valid):
-            raise RequestError(
-                f"Prediction sets need held-out triples, and {graph.name} has no valid triples. "
-                f"Split the graph so that valid has some."
-            )
+            raise MissingTriples(graph.name, "valid", purpose="Fitting prediction sets")
         known = KnownAnswers.of(graph)
         triples = graph.valid.astype(np.int64)
+
         nonconformity = np.empty((2, len(triples)))
         for row, side in zip(nonconformity, SIDES, strict=True):
-            for block, scores, answers in filtered_log_probabilities(model, triples, side, known):
-                row[block] = -scores.gather(1, answers[:, None])[:, 0].cpu().numpy()
+            blocks = filtered_log_probabilities(model, triples, known, side=side)
+            for block, log_probabilities, answers in blocks:
+                of_answers = log_probabilities.gather(1, answers[:, None])[:, 0]
+                row[block] = -of_answers.cpu().numpy()
+
         # Rounded up, so that saving excludes no answer.
-        return cls(
-            np.ceil(nonconformity * 10**DIGITS) / 10**DIGITS,
-            triples[:, 1],
-            graph.shape.num_relations,
-        )
+        rounded = np.ceil(nonconformity * 10**DIGITS) / 10**DIGITS
+        return cls(rounded, triples[:, 1], graph.shape.num_relations)
 
     @cached_property
-    def _counts(self) -> Ids:
+    def _num_valid(self) -> Ids:
+        """The number of valid triples of each relation, `(num_relations,)`."""
         return np.bincount(self.relations, minlength=self.num_relations)
 
     def has_own_threshold(self, relation: int, *, coverage: float = 0.9) -> bool:
         """Whether a relation has enough valid triples for its own threshold."""
-        return bool(self._counts[relation] >= min_triples_for(coverage))
+        return bool(self._num_valid[relation] >= min_triples_for(coverage))
 
     def threshold(self, relation: int, side: Side, *, coverage: float = 0.9) -> float:
-        """The largest nonconformity score in a prediction set. Relations with too few triples share
-        one.
+        """The largest nonconformity score in a prediction set.
+
+        Relations with too few valid triples share a threshold; if their triples are too few
+        together, it is a quantile of all triples.
         """
         needed = min_triples_for(coverage)
         if self.has_own_threshold(relation, coverage=coverage):
             used = self.relations == relation
         else:
-            used = self._counts[self.relations] < needed
+            used = self._num_valid[self.relations] < needed
             if used.sum() < needed:
                 used = np.ones_like(used)
         return quantile(self.nonconformity[SIDES.index(side), used], coverage)
@@ -95,37 +102,41 @@ class PredictionSets:
         side: Side = "tail",
         coverage: float = 0.9,
     ) -> PredictionSet:
-        """The prediction set of (given, relation, ?), or for side "head" of (?, relation, given),
-        of new answers.
+        """The prediction set of new answers to (given, relation, ?).
 
-        It is empty if no entity is likely enough, and complete if valid has too few triples for the
-        coverage.
+        With side "head" it is that of (?, relation, given). It is empty if no entity is likely
+        enough, and complete if valid has too few triples for the coverage.
         """
         threshold = self.threshold(relation, side, coverage=coverage)
-        query = (
-            np.array([given]),
-            np.array([relation + (model.shape.num_relations if side == "head" else 0)]),
-        )
-        found = score_queries(model, *query)[0].cpu().to(torch.float64, copy=True)
-        check_finite(found)
-        found[torch.from_numpy(known(*query)[1])] = -torch.inf
-        inside = (found.log_softmax(-1) >= -threshold) & torch.isfinite(found)
-        order = found.masked_fill(~inside, -torch.inf).argsort(descending=True, stable=True)[
-            : int(inside.sum())
-        ]
-        return PredictionSet(order.numpy(), found[order].numpy())
+        if side == "head":
+            relation = relation + model.shape.num_relations
+        entities = np.array([given])
+        relations = np.array([relation])
+
+        # A copy, since a model may return a tensor that it keeps.
+        scores = score_queries(model, entities, relations)[0].cpu().to(torch.float64, copy=True)
+        check_finite(scores)
+        _, known_answers = known(entities, relations)
+        scores[torch.from_numpy(known_answers)] = -torch.inf
+
+        inside = (scores.log_softmax(-1) >= -threshold) & torch.isfinite(scores)
+        ranked = scores.masked_fill(~inside, -torch.inf).argsort(descending=True, stable=True)
+        best = ranked[: int(inside.sum())]
+        return PredictionSet(best.numpy(), scores[best].numpy())
 
     def as_dict(self) -> dict[str, Any]:
-        scores = {
-            side: np.round(row, DIGITS).tolist()
-            for side, row in zip(SIDES, self.nonconformity, strict=True)
-        }
+        scores = {}
+        for side, row in zip(SIDES, self.nonconformity, strict=True):
+            scores[side] = np.round(row, DIGITS).tolist()
         return {"relations": self.relations.tolist(), "nonconformity": scores}
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any], num_relations: int) -> Self:
-        nonconformity = np.array([saved["nonconformity"][side] for side in SIDES], dtype=np.float64)
+        """The inverse of `as_dict`; content that does not fit together raises ValueError."""
+        rows = [saved["nonconformity"][side] for side in SIDES]
+        nonconformity = np.array(rows, dtype=np.float64)
         relations = np.array(saved["relations"], dtype=np.int64)
+
         if nonconformity.shape != (2, len(relations)) or not len(relations):
             raise ValueError("its prediction sets have columns of different lengths")
         if relations.min() < 0 or relations.max() >= num_relations:
@@ -137,39 +148,51 @@ class PredictionSets:
 
 
 def min_triples_for(coverage: float) -> int:
-    """The number of valid triples for a threshold: fewer have no quantile that guarantees the
-    coverage.
+    """The number of valid triples that a threshold needs.
+
+    Fewer triples have no quantile that guarantees the coverage.
     """
     if not 0 < coverage < 1:
-        raise RequestError(f"The coverage must be between 0 and 1, such as 0.9; got {coverage:g}.")
-    return max(MIN_TRIPLES, math.ceil(coverage / (1 - coverage) - 1e-9))
+        raise InvalidValue("coverage", expected="between 0 and 1, such as 0.9", found=coverage)
+    needed = math.ceil(coverage / (1 - coverage) - ROUNDING)
+    return max(MIN_TRIPLES, needed)
 
 
 def quantile(values: Floats, coverage: float) -> float:
-    """The conformal quantile: the ⌈(n + 1) · coverage⌉-th smallest of n values, or infinity if n is
-    too small.
+    """The conformal quantile: the ⌈(n + 1) · coverage⌉-th smallest of n values.
+
+    It is infinite if n is too small.
     """
-    rank = math.ceil((len(values) + 1) * coverage - 1e-9)
-    return float(np.sort(values)[rank - 1]) if rank <= len(values) else math.inf
+    rank = math.ceil((len(values) + 1) * coverage - ROUNDING)
+    if rank > len(values):
+        return math.inf
+    return float(np.sort(values)[rank - 1])
 
 
 def filtered_log_probabilities(
-    model: Model, triples: Ids, side: Side, known: KnownAnswers
+    model: Model, triples: Ids, known: KnownAnswers, *, side: Side
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Blocks of triples: which, log p(entity | query) with −∞ for other known answers, and the
-    answers `(batch,)`.
+    """Log-probabilities of all entities as the missing `side` of triples, block by block.
+
+    Yields which triples a block has, log p(entity | query) `(block, num_entities)` with −∞ for
+    other known answers, and the answers `(block,)`.
     """
-    entities, relations, column = triples.T if side == "tail" else triples.T[::-1]
-    relations = relations + (known.shape.num_relations if side == "head" else 0)
-    column = torch.from_numpy(column).to(model.device)
+    heads, relations, tails = triples.T
+    entities = heads if side == "tail" else tails
+    answers = tails if side == "tail" else heads
+    if side == "head":
+        relations = relations + known.shape.num_relations
+    answers_on_device = torch.from_numpy(answers).to(model.device)
+
     for block, scores in score_blocks(model, entities, relations):
         check_finite(scores)
-        rows, others = (
-            torch.from_numpy(ids).to(model.device)
-            for ids in known(entities[block], relations[block])
-        )
-        answers = column[block]
-        filtered = scores.clone()  # a model may return a tensor that it keeps
-        filtered[rows, others] = -torch.inf
-        filtered.scatter_(1, answers[:, None], scores.gather(1, answers[:, None]))
-        yield block, filtered.log_softmax(-1), answers
+        known_rows, known_answers = known(entities[block], relations[block])
+        rows = torch.from_numpy(known_rows).to(model.device)
+        columns = torch.from_numpy(known_answers).to(model.device)
+        answers_of_block = answers_on_device[block]
+        answer_scores = scores.gather(1, answers_of_block[:, None])
+
+        filtered = scores.clone()  # A model may return a tensor that it keeps.
+        filtered[rows, columns] = -torch.inf
+        filtered.scatter_(1, answers_of_block[:, None], answer_scores)
+        yield block, filtered.log_softmax(-1), answers_of_block

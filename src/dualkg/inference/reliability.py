@@ -3,6 +3,7 @@ on.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -11,25 +12,41 @@ import torch
 
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split
-from dualkg.errors import RequestError
-from dualkg.inference.calibration import Calibration, DomainRange, Flags, sample_candidates
+from dualkg.inference.calibration import Calibration
+from dualkg.inference.errors import MissingTriples
 from dualkg.inference.prediction_sets import SIDES, PredictionSets, filtered_log_probabilities
-from dualkg.inference.scoring import Floats, triple_log_probabilities
+from dualkg.inference.sampling import DomainRange, sample_candidates
+from dualkg.inference.scoring import Flags, Floats, Ids, triple_log_probabilities
 from dualkg.models.base import Model
 
 NUM_BINS = 10
-LIKELY = 0.01  # nearly all candidates are less probable and dominate a mean over all
+# Nearly all candidates are less probable than this, and dominate a mean over all.
+LIKELY = 0.01
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """The share of queries whose prediction set contains the answer, and the sizes of the sets."""
+    """The share of queries whose prediction set contains the answer, and the sizes of the sets.
+
+    `relation_specific` says, for one relation, whether it has its own threshold.
+    """
 
     coverage: float
     mean_size: float
     median_size: float
     num_queries: int
-    relation_specific: bool | None = None  # whether a relation has its own threshold
+    relation_specific: bool | None = None
+
+    @classmethod
+    def of(cls, covered: Flags, sizes: Ids, *, relation_specific: bool | None = None) -> Self:
+        """Summarize whether sets contain their answers, and their sizes."""
+        return cls(
+            coverage=float(covered.mean()),
+            mean_size=float(sizes.mean()),
+            median_size=float(np.median(sizes)),
+            num_queries=sizes.size,
+            relation_specific=relation_specific,
+        )
 
 
 @dataclass(frozen=True)
@@ -44,11 +61,12 @@ class CoverageReport:
     by_relation: dict[str, Coverage]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; `relation_specific` only where it is not None."""
-        return asdict(
-            self,
-            dict_factory=lambda items: {name: value for name, value in items if value is not None},
-        )
+        """The report for JSON; `relation_specific` only where it is not None."""
+        return asdict(self, dict_factory=_without_none)
+
+
+def _without_none(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in items if value is not None}
 
 
 def evaluate_coverage(
@@ -62,58 +80,80 @@ def evaluate_coverage(
     """Measure how often prediction sets contain the answers of a split, and their sizes."""
     triples = graph.split(split).astype(np.int64)
     if not len(triples):
-        raise RequestError(f"{graph.name} has no {split} triples to evaluate prediction sets on.")
+        raise MissingTriples(graph.name, split, purpose="Evaluating prediction sets")
     known = KnownAnswers.of(graph)
     relations = triples[:, 1]
-    present, places = np.unique(relations, return_inverse=True)
+    present_relations, place_of_relation = np.unique(relations, return_inverse=True)
+
     covered = np.empty((2, len(triples)), dtype=bool)
     sizes = np.empty((2, len(triples)), dtype=np.int64)
     for row, side in enumerate(SIDES):
         thresholds = [
             prediction_sets.threshold(relation, side, coverage=coverage)
-            for relation in present.tolist()
+            for relation in present_relations.tolist()
         ]
-        least = -torch.tensor(thresholds)[torch.from_numpy(places)].to(model.device)
-        for block, log_probabilities, answers in filtered_log_probabilities(
-            model, triples, side, known
-        ):
-            inside = (log_probabilities >= least[block, None]) & torch.isfinite(log_probabilities)
+        by_triple = torch.tensor(thresholds)[torch.from_numpy(place_of_relation)]
+        min_log_probabilities = -by_triple.to(model.device)
+
+        blocks = filtered_log_probabilities(model, triples, known, side=side)
+        for block, log_probabilities, answers in blocks:
+            likely = log_probabilities >= min_log_probabilities[block, None]
+            inside = likely & torch.isfinite(log_probabilities)
             covered[row, block] = inside.gather(1, answers[:, None])[:, 0].cpu().numpy()
             sizes[row, block] = inside.sum(1).cpu().numpy()
 
-    def measure(part: Any, relation_specific: bool | None = None) -> Coverage:
-        sizes_of_part = sizes[part]
-        mean = float(sizes_of_part.mean())
-        median = float(np.median(sizes_of_part))
-        return Coverage(
-            float(covered[part].mean()), mean, median, sizes_of_part.size, relation_specific
-        )
-
     by_relation = {}
-    for id in present.tolist():
-        own = prediction_sets.has_own_threshold(id, coverage=coverage)
-        by_relation[graph.relations[id]] = measure(np.s_[:, relations == id], own)
-    by_direction: dict[str, Coverage] = {side: measure(row) for row, side in enumerate(SIDES)}
-    return CoverageReport(graph.name, split, coverage, measure(...), by_direction, by_relation)
+    for relation in present_relations.tolist():
+        chosen = relations == relation
+        by_relation[graph.relations[relation]] = Coverage.of(
+            covered[:, chosen],
+            sizes[:, chosen],
+            relation_specific=prediction_sets.has_own_threshold(relation, coverage=coverage),
+        )
+    by_direction: dict[str, Coverage] = {
+        side: Coverage.of(covered[row], sizes[row]) for row, side in enumerate(SIDES)
+    }
+    return CoverageReport(
+        graph=graph.name,
+        split=split,
+        target_coverage=coverage,
+        overall=Coverage.of(covered, sizes),
+        by_direction=by_direction,
+        by_relation=by_relation,
+    )
 
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """Candidates of similar probability: the mean prediction, the observed share of true ones, and
-    sampling noise.
+    """Candidates of similar probability: the mean prediction and the observed share of true ones.
+
+    `noise` is the mean difference between the two if every probability were right.
     """
 
     predicted: float
     observed: float
     num_candidates: float
     num_true: int
-    noise: float  # the mean difference between the two if every probability were right
+    noise: float
+
+    @classmethod
+    def of(cls, probabilities: Floats, true: Flags, weights: Floats) -> Self:
+        num_candidates = float(weights.sum())
+        predicted = float((weights * probabilities).sum()) / num_candidates
+        observed = float((weights * true).sum()) / num_candidates
+
+        # A true triple is a candidate in both directions, which doubles the variance of independent
+        # candidates. The mean of |x| for a normal x is √(2 / π) standard deviations.
+        variance = 2 * float((weights * probabilities * (1 - probabilities)).sum())
+        noise = math.sqrt(2 / math.pi * variance) / num_candidates
+        return cls(predicted, observed, num_candidates, int(true.sum()), noise)
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Expected calibration error, the part of it that sampling noise explains, and the Brier
-    score.
+    """The expected calibration error, the part that sampling noise explains, and the Brier score.
+
+    All three are NaN without candidates.
     """
 
     ece: float
@@ -127,43 +167,44 @@ class Reliability:
     def of(
         cls, probabilities: Floats, true: Flags, weights: Floats, *, num_bins: int = NUM_BINS
     ) -> Self:
-        """Candidates `(n,)` with weights, in bins of equal mass; ECE is Σ mass · |predicted −
-        observed|.
+        """Compare the probabilities of weighted candidates `(n,)` with their labels.
+
+        The bins have equal mass, and the ECE is Σ mass · |predicted − observed|.
         """
         total = float(weights.sum())
         if not total:
             return cls(math.nan, math.nan, math.nan, num_candidates=0.0, num_true=0, bins=())
+
         order = np.argsort(probabilities, kind="stable")
         probabilities = probabilities[order]
         true = true[order]
         weights = weights[order]
         middles = np.cumsum(weights) - weights / 2
-        places = np.minimum((middles / total * num_bins).astype(np.int64), num_bins - 1)
+        bin_numbers = np.minimum((middles / total * num_bins).astype(np.int64), num_bins - 1)
+
         bins = []
-        for place in np.unique(places):
-            p, is_true, mass = (
-                values[places == place] for values in (probabilities, true, weights)
-            )
-            number = float(mass.sum())
-            predicted = float((mass * p).sum()) / number
-            observed = float((mass * is_true).sum()) / number
-            # A true triple is a candidate in both directions, which doubles the variance of
-            # independent ones.
-            variance = 2 * float((mass * p * (1 - p)).sum())
-            noise = math.sqrt(2 / math.pi * variance) / number  # the mean of |x| for a normal x
-            bins.append(ReliabilityBin(predicted, observed, number, int(is_true.sum()), noise))
-        ece = sum(one.num_candidates * abs(one.predicted - one.observed) for one in bins) / total
-        noise = sum(one.num_candidates * one.noise for one in bins) / total
-        brier = float((weights * (probabilities - true) ** 2).sum() / total)
-        return cls(ece, noise, brier, total, int(true.sum()), tuple(bins))
+        for bin_number in np.unique(bin_numbers):
+            chosen = bin_numbers == bin_number
+            bins.append(ReliabilityBin.of(probabilities[chosen], true[chosen], weights[chosen]))
+
+        errors = (bin.num_candidates * abs(bin.predicted - bin.observed) for bin in bins)
+        noises = (bin.num_candidates * bin.noise for bin in bins)
+        squared_errors = (probabilities - true) ** 2
+        return cls(
+            ece=sum(errors) / total,
+            noise=sum(noises) / total,
+            brier=float((weights * squared_errors).sum() / total),
+            num_candidates=total,
+            num_true=int(true.sum()),
+            bins=tuple(bins),
+        )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, which has no NaN: None without candidates."""
-        return (
-            asdict(self)
-            if self.bins
-            else {**asdict(self), "ece": None, "noise": None, "brier": None}
-        )
+        """The metrics for JSON, which has no NaN: they are None without candidates."""
+        metrics = asdict(self)
+        if not self.bins:
+            metrics.update(ece=None, noise=None, brier=None)
+        return metrics
 
 
 @dataclass(frozen=True)
@@ -177,9 +218,7 @@ class RelationCounts:
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """Reliability of all candidates of a split and of those with p ≥ .01, and counts by
-    relation.
-    """
+    """Reliability of all candidates of a split and of the likely ones, and counts by relation."""
 
     graph: str
     split: str
@@ -188,9 +227,13 @@ class CalibrationReport:
     by_relation: dict[str, RelationCounts]
 
     def as_dict(self) -> dict[str, Any]:
+        protocol = (
+            "candidates of both directions that no other split contains; "
+            f"{NUM_BINS} bins of equal mass"
+        )
         return {
             **asdict(self),
-            "protocol": f"candidates of both directions that no other split contains; {NUM_BINS} bins of equal mass",
+            "protocol": protocol,
             "overall": self.overall.as_dict(),
             "likely": {"min_probability": LIKELY, **self.likely.as_dict()},
         }
@@ -199,24 +242,34 @@ class CalibrationReport:
 def evaluate_calibration(
     calibration: Calibration, model: Model, graph: Graph, *, split: Split = "test", seed: int = 0
 ) -> CalibrationReport:
-    """Compare probabilities with a split that they were not fitted on; `seed` draws the false
-    candidates.
+    """Compare probabilities with a split that they were not fitted on.
+
+    `seed` draws the false candidates.
     """
-    drawn = sample_candidates(model, graph, split, seed=seed)
-    log_probability = triple_log_probabilities(model, drawn.triples).double().cpu()
-    relations, patterns = (
-        torch.from_numpy(ids) for ids in (drawn.relations, DomainRange.of(graph)(drawn.triples))
-    )
-    found = calibration.probability(log_probability, relations, patterns).numpy()
-    likely = found >= LIKELY
+    candidates = sample_candidates(model, graph, split, seed=seed)
+    true = candidates.true
+    weights = candidates.weights
+
+    log_probabilities = triple_log_probabilities(model, candidates.triples).double().cpu()
+    patterns = DomainRange.of(graph)(candidates.triples)
+    probabilities = calibration.probability(
+        log_probabilities, torch.from_numpy(candidates.relations), torch.from_numpy(patterns)
+    ).numpy()
+
     by_relation = {}
-    for id in np.unique(drawn.relations).tolist():
-        its = drawn.relations == id
-        expected = float((found * drawn.weights)[its].sum())
-        num_true = int(drawn.true[its].sum())
-        by_relation[graph.relations[id]] = RelationCounts(
-            expected, num_true, bool(calibration.relation_specific[id])
+    for relation in np.unique(candidates.relations).tolist():
+        chosen = candidates.relations == relation
+        by_relation[graph.relations[relation]] = RelationCounts(
+            expected=float((probabilities * weights)[chosen].sum()),
+            num_true=int(true[chosen].sum()),
+            relation_specific=bool(calibration.relation_specific[relation]),
         )
-    overall = Reliability.of(found, drawn.true, drawn.weights)
-    part = Reliability.of(found[likely], drawn.true[likely], drawn.weights[likely])
-    return CalibrationReport(graph.name, split, overall, part, by_relation)
+
+    likely = probabilities >= LIKELY
+    return CalibrationReport(
+        graph=graph.name,
+        split=split,
+        overall=Reliability.of(probabilities, true, weights),
+        likely=Reliability.of(probabilities[likely], true[likely], weights[likely]),
+        by_relation=by_relation,
+    )

@@ -5,6 +5,7 @@ r, ?), and `r + num_relations` for the heads of (?, r, entity).
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,52 +19,64 @@ from dualkg.models.base import Model
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
-BLOCK_SCORES = {"cpu": 2**23, "cuda": 2**28}  # scores held in memory at once
-MAX_CACHED = 2**20  # normalizers in a cache; about 150 MB
+# Scores that are held in memory at once, by the type of the device.
+BLOCK_SCORES = {"cpu": 2**23, "cuda": 2**28}
+# Normalizers in a cache. So many take about 150 MB.
+MAX_CACHED = 2**20
 
 
-def query_block_size(model: Model) -> int:
+def query_block_size(model: Model, *, max_scores: int | None = None) -> int:
     """The number of queries whose scores fit in memory together."""
-    return max(1, BLOCK_SCORES[model.device.type] // model.shape.num_entities)
+    if max_scores is None:
+        max_scores = BLOCK_SCORES[model.device.type]
+    return max(1, max_scores // model.shape.num_entities)
 
 
 @torch.no_grad()
 def score_queries(model: Model, entities: Ids, relations: Ids) -> Tensor:
-    """Score every entity as an answer to each query, `(num_queries, num_entities)`, all in one
-    block.
-    """
-    given, ids = (
-        torch.from_numpy(np.ascontiguousarray(one)).to(model.device)
-        for one in (entities, relations)
-    )
-    inverse = relations >= model.shape.num_relations
+    """Score all entities as answers to queries, `(num_queries, num_entities)`, in one block."""
     num_relations = model.shape.num_relations
+    given = torch.from_numpy(np.ascontiguousarray(entities)).to(model.device)
+    relation_ids = torch.from_numpy(np.ascontiguousarray(relations)).to(model.device)
+    is_inverse = relations >= num_relations
+
     with full_precision(), eval_mode(model):
-        if not inverse.any():
-            return model.predict_tails(given, ids)
-        if inverse.all():
-            return model.predict_heads(ids - num_relations, given)
-        backward = torch.from_numpy(inverse).to(model.device)
-        tails = model.predict_tails(given[~backward], ids[~backward])
+        if not is_inverse.any():
+            return model.predict_tails(given, relation_ids)
+        if is_inverse.all():
+            return model.predict_heads(relation_ids - num_relations, given)
+
+        backward = torch.from_numpy(is_inverse).to(model.device)
+        forward = ~backward
+        tail_scores = model.predict_tails(given[forward], relation_ids[forward])
         scores = torch.empty(
-            len(given), model.shape.num_entities, dtype=tails.dtype, device=model.device
+            len(given), model.shape.num_entities, dtype=tail_scores.dtype, device=model.device
         )
-        scores[~backward] = tails
-        scores[backward] = model.predict_heads(ids[backward] - num_relations, given[backward])
+        scores[forward] = tail_scores
+        scores[backward] = model.predict_heads(
+            relation_ids[backward] - num_relations, given[backward]
+        )
         return scores
 
 
-def score_blocks(model: Model, entities: Ids, relations: Ids) -> Iterator[tuple[slice, Tensor]]:
-    """Score queries `(num_queries,)` block by block: which queries, and the scores `(block,
-    num_entities)`.
+def score_blocks(
+    model: Model, entities: Ids, relations: Ids, *, max_scores: int | None = None
+) -> Iterator[tuple[slice, Tensor]]:
+    """Score queries `(num_queries,)` block by block.
+
+    Yields which queries a block has, and their scores `(block, num_entities)`. A block has at most
+    `max_scores` scores, or as many as suit the device.
     """
-    size = query_block_size(model)
+    num_queries = len(entities)
+    block_size = query_block_size(model, max_scores=max_scores)
     log = ProgressLog("Scoring", first=False)
-    for start in range(0, len(entities), size):
-        block = slice(start, min(start + size, len(entities)))
+
+    for start in range(0, num_queries, block_size):
+        block = slice(start, min(start + block_size, num_queries))
         yield block, score_queries(model, entities[block], relations[block])
-        log(lambda done=block.stop: f"{done:,} of {len(entities):,} queries")  # type: ignore[misc]
+        log(partial("{:,} of {:,} queries".format, block.stop, num_queries))
 
 
 def check_finite(scores: Tensor) -> None:
@@ -75,71 +88,101 @@ def check_finite(scores: Tensor) -> None:
         )
 
 
-def triple_log_probabilities(model: Model, triples: Ids) -> Tensor:
-    """The mean of log p(tail | head, relation) and log p(head | relation, tail) of triples `(n,
-    3)`, `(n,)`.
+def triple_log_probabilities(
+    model: Model, triples: Ids, *, max_scores: int | None = None
+) -> Tensor:
+    """The log-probabilities of triples `(n, 3)`, `(n,)`.
 
-    Each p is a softmax over all entities. Triples that share a query share its scores.
+    They are the means of log p(tail | head, relation) and log p(head | relation, tail), where each
+    p is a softmax over all entities. Triples that share a query share its scores.
     """
     heads, relations, tails = np.asarray(triples, dtype=np.int64).T
-    of_tails = _answer_log_probabilities(model, heads, relations, tails)
-    of_heads = _answer_log_probabilities(model, tails, relations + model.shape.num_relations, heads)
-    found = (of_tails + of_heads) / 2
-    check_finite(found)
-    return found
+    inverse_relations = relations + model.shape.num_relations
+
+    of_tails = _answer_log_probabilities(model, (heads, relations), tails, max_scores=max_scores)
+    of_heads = _answer_log_probabilities(
+        model, (tails, inverse_relations), heads, max_scores=max_scores
+    )
+    log_probabilities = (of_tails + of_heads) / 2
+    check_finite(log_probabilities)
+    return log_probabilities
 
 
-def _answer_log_probabilities(model: Model, entities: Ids, relations: Ids, answers: Ids) -> Tensor:
+def _answer_log_probabilities(
+    model: Model, queries: tuple[Ids, Ids], answers: Ids, *, max_scores: int | None
+) -> Tensor:
+    """log p(answer | query), `(n,)`, of queries as entities and relation ids, both `(n,)`."""
+    entities, relations = queries
     num_entities = model.shape.num_entities
-    queries, inverse = np.unique(relations * num_entities + entities, return_inverse=True)
-    order = np.argsort(inverse, kind="stable")
-    found = torch.empty(len(answers), device=model.device)
-    for block, scores in score_blocks(model, queries % num_entities, queries // num_entities):
-        here = order[slice(*np.searchsorted(inverse[order], [block.start, block.stop]))]
-        rows, columns, places = (
-            torch.from_numpy(ids).to(model.device)
-            for ids in (inverse[here] - block.start, answers[here], here)
-        )
-        found[places] = scores[rows, columns] - scores.logsumexp(-1)[rows]
-    return found
+    keys, query_of_answer = np.unique(relations * num_entities + entities, return_inverse=True)
+
+    # The answers in the order of their queries, so that those of a block are next to each other.
+    order = np.argsort(query_of_answer, kind="stable")
+    ordered_queries = query_of_answer[order]
+
+    log_probabilities = torch.empty(len(answers), device=model.device)
+    blocks = score_blocks(model, keys % num_entities, keys // num_entities, max_scores=max_scores)
+    for block, scores in blocks:
+        first, last = np.searchsorted(ordered_queries, [block.start, block.stop])
+        in_block = order[first:last]
+        rows = torch.from_numpy(query_of_answer[in_block] - block.start).to(model.device)
+        columns = torch.from_numpy(answers[in_block]).to(model.device)
+        places = torch.from_numpy(in_block).to(model.device)
+        log_probabilities[places] = scores[rows, columns] - scores.logsumexp(-1)[rows]
+    return log_probabilities
 
 
 class CachedLogProbabilities:
-    """`triple_log_probabilities`, up to rounding, of one model, with a cache of the normalizers of
-    queries.
+    """`triple_log_probabilities` of one model, up to rounding, with a cache.
+
+    The cache holds the log-normalizers of at most `max_size` queries.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, max_size: int = MAX_CACHED) -> None:
         self._model = model
-        self._normalizers: dict[
-            int, float
-        ] = {}  # by query; only added to, since several threads may use it
+        self._max_size = max_size
+        # By the key of a query. Entries are only added, since several threads may use the cache.
+        self._normalizers: dict[int, float] = {}
+
+    @property
+    def num_cached(self) -> int:
+        """The number of queries in the cache."""
+        return len(self._normalizers)
 
     @torch.no_grad()
     def __call__(self, triples: Ids) -> Tensor:
         """Triples `(n, 3)` → log-probabilities `(n,)`."""
         model = self._model
-        num_relations = self._model.shape.num_relations
-        heads, relations, tails = (
-            torch.from_numpy(np.ascontiguousarray(triples)).to(model.device).unbind(1)
-        )
+        num_relations = model.shape.num_relations
+        ids = torch.from_numpy(np.ascontiguousarray(triples)).to(model.device)
+        heads, relations, tails = ids.unbind(1)
+
         with full_precision(), eval_mode(model):
-            forward = backward = model.score(heads, relations, tails)
+            tail_scores = model.score(heads, relations, tails)
+            head_scores = tail_scores
             if model.reciprocal:
-                backward = model.score(tails, relations + num_relations, heads)
-        of_tails = forward - self._normalizers_of(triples[:, 0], triples[:, 1])
-        of_heads = backward - self._normalizers_of(triples[:, 2], triples[:, 1] + num_relations)
+                head_scores = model.score(tails, relations + num_relations, heads)
+
+        of_tails = tail_scores - self._normalizers_of(triples[:, 0], triples[:, 1])
+        of_heads = head_scores - self._normalizers_of(triples[:, 2], triples[:, 1] + num_relations)
         return (of_tails + of_heads) / 2
 
     def _normalizers_of(self, entities: Ids, relations: Ids) -> Tensor:
         """log Σ exp of the scores of each query, `(n,)`."""
         num_entities = self._model.shape.num_entities
         keys = (relations * num_entities + entities).tolist()
-        known = self._normalizers if len(self._normalizers) + len(keys) <= MAX_CACHED else {}
-        missing = np.array([key for key in dict.fromkeys(keys) if key not in known], dtype=np.int64)
-        for block, scores in score_blocks(
-            self._model, missing % num_entities, missing // num_entities
-        ):
-            known.update(zip(missing[block].tolist(), scores.logsumexp(-1).tolist(), strict=True))
-        self._normalizers = known
-        return torch.tensor([known[key] for key in keys], device=self._model.device)
+
+        normalizers = self._normalizers
+        if len(normalizers) + len(keys) > self._max_size:
+            normalizers = {}
+
+        missing = np.array(
+            [key for key in dict.fromkeys(keys) if key not in normalizers], dtype=np.int64
+        )
+        blocks = score_blocks(self._model, missing % num_entities, missing // num_entities)
+        for block, scores in blocks:
+            sums = scores.logsumexp(-1).tolist()
+            normalizers.update(zip(missing[block].tolist(), sums, strict=True))
+
+        self._normalizers = normalizers
+        return torch.tensor([normalizers[key] for key in keys], device=self._model.device)

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 import dualkg as kg
-from dualkg.inference.calibration import Calibration, DomainRange, PriorCorrection
+from dualkg.inference.calibration import Calibration, PriorCorrection
+from dualkg.inference.sampling import DomainRange
 from dualkg.inference.scoring import triple_log_probabilities
 from tests.conftest import graph_of
 
@@ -51,49 +52,58 @@ def every_new_triple(
     graph, *, relations=None, heads=None, types=False, loops=False, known=("train", "valid", "test")
 ):
     """Ids of all triples that may be new, `(n, 3)`, in the order of head, relation, tail."""
-    taken = {tuple(triple) for split in known for triple in graph.split(split).tolist()}
-    train = graph.train.tolist()
-    found = []
-    for head, relation, tail in product(*(range(graph.shape[kind]) for kind in (0, 1, 0))):
-        fits = not types or (
-            any(triple[:2] == [head, relation] for triple in train)
-            and any(triple[1:] == [relation, tail] for triple in train)
-        )
-        own = [triple for triple in train if triple[1] == relation]
-        looped = loops or (
-            100 * sum(head == tail for head, _, tail in own) >= len(own) > 0
-            and any(head in triple[::2] for triple in own)
-        )
-        wanted = (relations is None or relation in relations) and (heads is None or head in heads)
-        wanted = wanted and (head != tail or looped)
-        if fits and wanted and (head, relation, tail) not in taken:
-            found.append((head, relation, tail))
-    return np.array(found, dtype=np.int64).reshape(-1, 3)
+    known_triples = {tuple(triple) for split in known for triple in graph.split(split).tolist()}
+    entity_ids = range(graph.shape.num_entities)
+    relation_ids = range(graph.shape.num_relations)
+
+    new_triples = []
+    for head, relation, tail in product(entity_ids, relation_ids, entity_ids):
+        if relations is not None and relation not in relations:
+            continue
+        if heads is not None and head not in heads:
+            continue
+        train_pairs = [(h, t) for h, r, t in graph.train.tolist() if r == relation]
+        if types and not _fits_types(head, tail, train_pairs):
+            continue
+        if head == tail and not loops and not _may_loop(head, train_pairs):
+            continue
+        if (head, relation, tail) not in known_triples:
+            new_triples.append((head, relation, tail))
+    return np.array(new_triples, dtype=np.int64).reshape(-1, 3)
+
+
+def _fits_types(head: int, tail: int, train_pairs: list[tuple[int, int]]) -> bool:
+    """Whether the relation has the head and the tail in train."""
+    domain = {train_head for train_head, _ in train_pairs}
+    range_ = {train_tail for _, train_tail in train_pairs}
+    return head in domain and tail in range_
+
+
+def _may_loop(entity: int, train_pairs: list[tuple[int, int]]) -> bool:
+    """Whether a hundredth of the training triples are self-loops and one has the entity."""
+    num_loops = sum(head == tail for head, tail in train_pairs)
+    are_common = 100 * num_loops >= len(train_pairs) > 0
+    return are_common and any(entity in pair for pair in train_pairs)
 
 
 def complete_brute_force(
     model, graph, *, top, calibration=None, min_probability=0.0, **candidate_filter
 ):
-    """Triples, log_probability and probability of the best, best first."""
+    """The triples, log-probabilities and probabilities of the best, best first."""
     triples = every_new_triple(graph, **candidate_filter)
     log_probability = triple_log_probabilities(model, triples).double()
-    judged = (
-        log_probability,
-        torch.from_numpy(triples[:, 1]),
-        torch.from_numpy(DomainRange.of(graph)(triples)),
-    )
-    rank_score = log_probability
+    sort_key = log_probability
     probability = None
     if calibration is not None:
-        prior_correction = PriorCorrection.of(calibration, graph)
-        rank_score = prior_correction.log_odds(*judged)
-        probability = prior_correction.probability(*judged).numpy()
-    order = np.lexsort((-log_probability.numpy(), -rank_score.numpy()))
+        relations = torch.from_numpy(triples[:, 1])
+        patterns = torch.from_numpy(DomainRange.of(graph)(triples))
+        correction = PriorCorrection.of(calibration, graph)
+        sort_key = correction.log_odds(log_probability, relations, patterns)
+        probability = correction.probability(log_probability, relations, patterns).numpy()
+
+    order = np.lexsort((-log_probability.numpy(), -sort_key.numpy()))
     if probability is not None:
         order = order[probability[order] >= min_probability]
-    order = order[:top]
-    return (
-        triples[order],
-        log_probability.numpy()[order],
-        None if probability is None else probability[order],
-    )
+    best = order[:top]
+    best_probability = None if probability is None else probability[best]
+    return triples[best], log_probability.numpy()[best], best_probability

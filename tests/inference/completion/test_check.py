@@ -5,6 +5,7 @@ import pytest
 
 import dualkg as kg
 from dualkg.inference.completion import check_completion, complete, sizes_up_to
+from dualkg.inference.completion.check import NoTestCandidates
 from tests.conftest import graph_of
 from tests.inference.completion.brute_force import (
     MODELS,
@@ -24,18 +25,21 @@ def test_the_numbers_are_those_counted_by_hand(filters):
     calibration = random_calibration(3)
     model = MODELS["ComplEx"](graph.shape)
     sizes = [1, 5, 20, 1000]
-    found = check_completion(model, graph, sizes=sizes, calibration=calibration, **filters)
-    listed = complete(model, graph, calibration=calibration, known=KNOWN, **filters)
-    made = listed.triples.tolist()
-    test = {tuple(triple) for triple in graph.test.tolist()}
-    assert found.found == [sum(tuple(triple) in test for triple in made[:size]) for size in sizes]
-    assert found.expected == pytest.approx(
-        [float(listed.probability[:size].sum()) for size in sizes], rel=1e-5
-    )
-    may_be = {tuple(triple) for triple in every_new_triple(graph, known=KNOWN, **filters).tolist()}
-    assert (found.num_triples, found.num_test) == (len(may_be), len(may_be & test))
-    chance = found.num_test / found.num_triples
-    assert found.at_random == pytest.approx([min(size, len(may_be)) * chance for size in sizes])
+    check = check_completion(model, graph, sizes=sizes, calibration=calibration, **filters)
+
+    completion = complete(model, graph, calibration=calibration, known=KNOWN, **filters)
+    test = as_set(graph.test)
+    is_hit = [tuple(triple) in test for triple in completion.triples.tolist()]
+    assert check.found == [sum(is_hit[:size]) for size in sizes]
+    expected = [float(completion.probability[:size].sum()) for size in sizes]
+    assert check.expected == pytest.approx(expected, rel=1e-5)
+
+    candidates = as_set(every_new_triple(graph, known=KNOWN, **filters))
+    assert check.num_triples == len(candidates)
+    assert check.num_test == len(candidates & test)
+    share = check.num_test / check.num_triples
+    at_random = [min(size, len(candidates)) * share for size in sizes]
+    assert check.at_random == pytest.approx(at_random)
 
 
 @pytest.mark.parametrize("filters", [{}, {"types": True}, {"heads": [1, 2, 3, 4], "loops": True}])
@@ -43,42 +47,56 @@ def test_the_baseline_by_degree_is_the_mean_over_shuffled_ties(filters):
     """The closed form, compared with the mean over all orders of ties."""
     graph = random_graph(4)
     sizes = [3, 10, 40, 1000]
-    found = check_completion(MODELS["CP"](graph.shape), graph, sizes=sizes, **filters)
-    triples = every_new_triple(graph, known=KNOWN, **filters)
-    degrees = [
-        sum((graph.train[:, 1] == r) & (graph.train[:, 0] == h))
-        * sum((graph.train[:, 1] == r) & (graph.train[:, 2] == t))
-        for h, r, t in triples.tolist()
-    ]
-    test = {tuple(triple) for triple in graph.test.tolist()}
-    hit = np.array([tuple(triple) in test for triple in triples.tolist()], dtype=float)
-    for size, expected in zip(sizes, found.by_degree, strict=True):
-        order = np.argsort(-np.array(degrees), kind="stable")
-        last = degrees[order[min(size, len(order)) - 1]]
-        above = np.array(degrees) > last
-        tied = np.array(degrees) == last
-        room = min(size, len(order)) - above.sum()
-        assert expected == pytest.approx(hit[above].sum() + room * hit[tied].mean())
+    check = check_completion(MODELS["CP"](graph.shape), graph, sizes=sizes, **filters)
+
+    triples = every_new_triple(graph, known=KNOWN, **filters).tolist()
+    degrees = np.array([degree_product(graph, triple) for triple in triples])
+    test = as_set(graph.test)
+    is_hit = np.array([tuple(triple) in test for triple in triples], dtype=float)
+    descending = np.sort(degrees)[::-1]
+    for size, by_degree in zip(sizes, check.by_degree, strict=True):
+        num_taken = min(size, len(degrees))
+        last = descending[num_taken - 1]
+        above = degrees > last
+        tied = degrees == last
+        num_taken_of_tied = num_taken - above.sum()
+        assert by_degree == pytest.approx(
+            is_hit[above].sum() + num_taken_of_tied * is_hit[tied].mean()
+        )
+
+
+def as_set(triples: np.ndarray) -> set[tuple[int, ...]]:
+    return {tuple(triple) for triple in triples.tolist()}
+
+
+def degree_product(graph: kg.Graph, triple: list[int]) -> int:
+    head, relation, tail = triple
+    of_relation = graph.train[graph.train[:, 1] == relation]
+    head_degree = (of_relation[:, 0] == head).sum()
+    tail_degree = (of_relation[:, 2] == tail).sum()
+    return head_degree * tail_degree
 
 
 def test_two_triples_by_hand():
-    """r0 has 0→1, 0→2, 3→1; without loops 3→2, 1→2, … are left. 3→2 is the most likely by degree: 1
-    · 1.
+    """r0 has 0→1, 0→2 and 3→1. Of the other pairs without loops, 3→2 is the most likely by degree:
+    1 · 1.
     """
     graph = graph_of([(0, 0, 1), (0, 0, 2), (3, 0, 1)], [], [(3, 0, 2)], num_entities=4)
-    found = check_completion(kg.CP(graph.shape, dim=1, init_scale=0.0), graph, sizes=[1, 9])
-    assert found.num_triples == 12 - 3
-    assert found.by_degree == [1.0, 1.0]
-    assert found.at_random == pytest.approx([1 / 9, 1.0])
-    assert found.found == [0, 1]
-    assert found.expected is None
-    assert found.as_dict()["num_test"] == 1
+    check = check_completion(kg.CP(graph.shape, dim=1, init_scale=0.0), graph, sizes=[1, 9])
+    assert check.num_triples == 12 - 3
+    assert check.by_degree == [1.0, 1.0]
+    assert check.at_random == pytest.approx([1 / 9, 1.0])
+    assert check.found == [0, 1]
+    assert check.expected is None
+    assert check.as_dict()["num_test"] == 1
 
 
 def test_no_test_triples_to_find_is_refused():
     graph = graph_of([(0, 0, 1)], [], [(1, 1, 0)], num_entities=2)
-    with pytest.raises(kg.RequestError, match="None of the 1 test triples of made is a candidate"):
+    with pytest.raises(NoTestCandidates) as error:
         check_completion(MODELS["CP"](graph.shape), graph, relations=["r0"])
+    assert (error.value.graph, error.value.num_test) == ("made", 1)
+    assert str(error.value) == ("None of the 1 test triples of made is a candidate of this search.")
 
 
 def test_sizes_are_powers_of_ten_up_to_the_largest():

@@ -9,7 +9,10 @@ import pyarrow.parquet
 import pytest
 
 import dualkg as kg
-from dualkg.inference.completion import check_file, complete
+from dualkg.errors import InvalidValue, PathExists
+from dualkg.inference.completion import Completion, check_file, complete
+from dualkg.inference.completion.result import UnwritableFile
+from dualkg.inference.errors import NameNotForTsv
 from tests.inference.completion.brute_force import MODELS, random_calibration, random_graph
 
 
@@ -21,14 +24,13 @@ def graph() -> kg.Graph:
 
 
 @pytest.fixture
-def made(graph):
-    return complete(
-        MODELS["ComplEx"](graph.shape), graph, top=40, calibration=random_calibration(0)
-    )
+def completion(graph) -> Completion:
+    model = MODELS["ComplEx"](graph.shape)
+    return complete(model, graph, top=40, calibration=random_calibration(0))
 
 
-def test_the_table_has_names_and_ranks(made, graph):
-    table = made.table()
+def test_the_table_has_names_and_ranks(completion, graph):
+    table = completion.table()
     assert table.column_names == [
         "rank",
         "head",
@@ -41,93 +43,108 @@ def test_the_table_has_names_and_ranks(made, graph):
     ]
     assert table["rank"].to_pylist() == list(range(1, 41))
     first = table.slice(0, 1).to_pylist()[0]
-    names = (
-        graph.entities[made.heads[0]],
-        graph.relations[made.relations[0]],
-        graph.entities[made.tails[0]],
-    )
-    assert (first["head"], first["relation"], first["tail"]) == names
-    assert first["probability"] == made.probability[0]
+    assert first["head"] == graph.entities[completion.heads[0]]
+    assert first["relation"] == graph.relations[completion.relations[0]]
+    assert first["tail"] == graph.entities[completion.tails[0]]
+    assert first["probability"] == completion.probability[0]
 
 
 def test_labels_have_their_own_columns(graph):
     entities = kg.Vocabulary(graph.entities.names, {"é": "an\taccent", "名": "name"})
     labelled = dataclasses.replace(graph, entities=entities)
-    found = complete(MODELS["CP"](graph.shape), labelled, top=1000)
-    table = found.table()
-    assert table.column_names[:6] == [
-        "rank",
-        "head",
-        "relation",
-        "tail",
-        "head_label",
-        "tail_label",
-    ]
-    pairs = set(zip(table["head"].to_pylist(), table["head_label"].to_pylist(), strict=True))
-    assert {("é", "an accent"), ("名", "name"), ("a,b", "a,b")} <= pairs
+    table = complete(MODELS["CP"](graph.shape), labelled, top=1000).table()
+    names = ["rank", "head", "relation", "tail", "head_label", "tail_label"]
+    assert table.column_names[:6] == names
+
+    heads = table["head"].to_pylist()
+    labels = table["head_label"].to_pylist()
+    label_of = dict(zip(heads, labels, strict=True))
+    assert label_of["é"] == "an accent"
+    assert label_of["名"] == "name"
+    assert label_of["a,b"] == "a,b"
 
 
 @pytest.mark.parametrize("ending", ["tsv", "parquet"])
-def test_a_file_is_read_back_as_triples(made, graph, tmp_path, ending):
-    path = made.save(tmp_path / f"new.{ending}")
-    again = kg.load_graph(path, split="100/0/0")
+def test_a_file_is_read_back_as_triples(completion, graph, tmp_path, ending):
+    path = completion.save(tmp_path / f"new.{ending}")
+    loaded = kg.load_graph(path, split="100/0/0")
     triples = [
-        (again.entities[head], again.relations[relation], again.entities[tail])
-        for head, relation, tail in again.train.tolist()
+        (loaded.entities[head], loaded.relations[relation], loaded.entities[tail])
+        for head, relation, tail in loaded.train.tolist()
     ]
-    expected = made.table().select(["head", "relation", "tail"]).to_pylist()
-    assert sorted(triples) == sorted(tuple(row.values()) for row in expected)
+    rows = completion.table().select(["head", "relation", "tail"]).to_pylist()
+    assert sorted(triples) == sorted(tuple(row.values()) for row in rows)
 
 
-def test_numbers_come_back_as_they_were(made, tmp_path):
-    of_parquet = pa.parquet.read_table(made.save(tmp_path / "new.parquet"))
-    assert of_parquet.equals(made.table())
+def test_numbers_come_back_as_they_were(completion, tmp_path):
+    table = completion.table()
+    from_parquet = pa.parquet.read_table(completion.save(tmp_path / "new.parquet"))
+    assert from_parquet.equals(table)
+
     unquoted = pa.csv.ParseOptions(delimiter="\t", quote_char=False)
-    of_text = pa.csv.read_csv(made.save(tmp_path / "new.tsv"), parse_options=unquoted)
+    from_text = pa.csv.read_csv(completion.save(tmp_path / "new.tsv"), parse_options=unquoted)
     for name in ("probability", "answer_probability", "score", "log_probability"):
-        np.testing.assert_array_equal(
-            of_text[name].to_numpy().astype(np.float32), made.table()[name].to_numpy()
-        )
+        numbers = from_text[name].to_numpy().astype(np.float32)
+        np.testing.assert_array_equal(numbers, table[name].to_numpy())
 
 
 def test_an_empty_list_is_a_file_too(graph, tmp_path):
-    found = complete(
+    completion = complete(
         MODELS["CP"](graph.shape), graph, calibration=random_calibration(0), min_probability=1.0
     )
-    assert len(found) == 0
-    text = found.save(tmp_path / "new.tsv").read_text()
-    assert (
-        text
-        == "rank\thead\trelation\ttail\tprobability\tanswer_probability\tscore\tlog_probability\n"
+    assert len(completion) == 0
+    text = completion.save(tmp_path / "new.tsv").read_text()
+    columns = completion.table().column_names
+    assert text == "\t".join(columns) + "\n"
+
+
+# -- refusals before the search ----------------------------------------------
+
+
+def test_other_formats_are_refused(graph, tmp_path):
+    with pytest.raises(InvalidValue) as error:
+        check_file(tmp_path / "new.xlsx", graph)
+    assert (error.value.setting, error.value.found) == ("out", "new.xlsx")
+    assert str(error.value) == (
+        "out should be a file that ends with .tsv or .parquet; 'new.xlsx' was given."
     )
 
 
-def test_files_that_cannot_be_written_are_refused_before_the_search(graph, tmp_path):
-    with pytest.raises(
-        kg.RequestError, match="that ends with .tsv or .parquet; 'new.xlsx' does not"
-    ):
-        check_file(tmp_path / "new.xlsx", graph)
+def test_existing_files_are_refused(graph, tmp_path):
+    path = tmp_path / "old.tsv"
+    path.write_text("mine")
+    with pytest.raises(PathExists) as error:
+        check_file(path, graph)
+    assert error.value.path == path
+    assert not error.value.overwritable
+
+
+def test_files_in_no_folder_are_refused(graph, tmp_path):
     (tmp_path / "old.tsv").write_text("mine")
-    with pytest.raises(kg.RequestError, match="old.tsv exists already. Name another file"):
-        check_file(tmp_path / "old.tsv", graph)
-    with pytest.raises(
-        kg.RequestError, match="new.tsv cannot be written: (Not a directory|File exists)"
-    ):
-        check_file(tmp_path / "old.tsv" / "new.tsv", graph)
+    path = tmp_path / "old.tsv" / "new.tsv"
+    with pytest.raises(UnwritableFile) as error:
+        check_file(path, graph)
+    assert error.value.path == path
+    assert error.value.reason in ("Not a directory", "File exists")
+    assert str(error.value) == f"{path} cannot be written: {error.value.reason}."
+
+
+def test_a_check_writes_no_file(graph, tmp_path):
     assert check_file(tmp_path / "new.tsv", graph) == tmp_path / "new.tsv"
-    assert [path.name for path in tmp_path.iterdir()] == ["old.tsv"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_name_that_tsv_cannot_hold_is_for_parquet(graph, tmp_path):
-    broken = dataclasses.replace(
-        graph, relations=kg.Vocabulary(["a", "b\tc", "d"], kind="relation")
-    )
-    with pytest.raises(
-        kg.RequestError,
-        match=r"The relation 'b\\tc' has a tab or a line end in its name.*new.parquet",
-    ):
+    relations = kg.Vocabulary(["a", "b\tc", "d"], kind="relation")
+    broken = dataclasses.replace(graph, relations=relations)
+    with pytest.raises(NameNotForTsv) as error:
         check_file(tmp_path / "new.tsv", broken)
-    found = complete(MODELS["CP"](graph.shape), broken, relations=["b\tc"])
-    assert (
-        pa.parquet.read_table(found.save(tmp_path / "new.parquet"))["relation"][0].as_py() == "b\tc"
+    assert (error.value.kind, error.value.name) == ("relation", "b\tc")
+    assert str(error.value) == (
+        "The relation 'b\\tc' has a tab or a line end in its name, which a TSV file cannot hold. "
+        f"Write Parquet, to {tmp_path / 'new.parquet'}, instead."
     )
+
+    completion = complete(MODELS["CP"](graph.shape), broken, relations=["b\tc"])
+    saved = pa.parquet.read_table(completion.save(tmp_path / "new.parquet"))
+    assert saved["relation"][0].as_py() == "b\tc"

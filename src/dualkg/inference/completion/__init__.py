@@ -1,0 +1,20 @@
+"""Completing a graph: the most probable triples that it does not have, as columns, as a table and
+as a file.
+"""
+
+from dualkg.inference.completion.api import complete
+from dualkg.inference.completion.check import CompletionCheck, check_completion, sizes_up_to
+from dualkg.inference.completion.queries import MAX_SCORES
+from dualkg.inference.completion.result import Completion, check_file
+from dualkg.inference.completion.search import CompletionSettings
+
+__all__ = [
+    "MAX_SCORES",
+    "Completion",
+    "CompletionCheck",
+    "CompletionSettings",
+    "check_completion",
+    "check_file",
+    "complete",
+    "sizes_up_to",
+]

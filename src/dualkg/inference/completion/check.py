@@ -1,0 +1,196 @@
+"""How many test triples a completion finds, compared with two baselines."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dualkg.data.graph import Graph, distinct_triples, triple_keys
+from dualkg.errors import PYTHON, DataError, Words
+from dualkg.inference.completion.api import complete
+from dualkg.inference.completion.candidates import CandidateFilter
+from dualkg.inference.completion.result import Column, Completion
+from dualkg.inference.scoring import Flags, Ids
+from dualkg.models.base import Model
+
+CHECK_SIZES = (100, 1_000, 10_000, 100_000)
+CHECK_KNOWN = ("train", "valid")
+FILTERS = ("relations", "heads", "types", "loops")  # options that choose the candidates
+
+
+class NoTestCandidates(DataError):
+    """No test triple of a graph is a candidate of the search."""
+
+    def __init__(self, graph: str, num_test: int) -> None:
+        super().__init__()
+        self.graph = graph
+        self.num_test = num_test
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"None of the {self.num_test:,} test triples of {self.graph} is a candidate of this "
+            "search."
+        )
+
+
+@dataclass(frozen=True)
+class CompletionCheck:
+    """The number of test triples among the best of each size, with two baselines.
+
+    Numbers are means over the order of ties. `expected` follows from the probabilities of the
+    triples, None without a calibration: they are calibrated to as many missing triples as valid
+    has, so their sum is scaled to the size of test. The baseline `by_degree` orders pairs by the
+    number of training triples of the relation with that head, times the number with that tail.
+    `num_test` counts the test triples that are candidates, and `num_triples` all candidates.
+    """
+
+    sizes: list[int]
+    found: list[int]
+    expected: list[float] | None
+    by_degree: list[float]
+    at_random: list[float]
+    num_test: int
+    num_triples: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def sizes_up_to(top: int) -> list[int]:
+    """The usual sizes below `top`, and `top`."""
+    smaller = [size for size in CHECK_SIZES if size < top]
+    return [*smaller, top]
+
+
+def check_completion(
+    model: Model, graph: Graph, *, sizes: Sequence[int] = CHECK_SIZES, **options: Any
+) -> CompletionCheck:
+    """Complete a graph as if its test triples were unknown, and look for them.
+
+    `options` are those of `complete`.
+    """
+    filters = {name: options[name] for name in FILTERS if name in options}
+    candidates = CandidateFilter(graph, **filters, known=CHECK_KNOWN)
+    distinct = distinct_triples(graph.test, graph.shape)
+    degrees = _degree_products(candidates, distinct.astype(np.int64))
+    num_test = len(degrees.test)
+    if not num_test:
+        raise NoTestCandidates(graph.name, len(distinct))
+
+    completion = complete(model, graph, top=max(sizes), known=CHECK_KNOWN, **options)
+    is_hit = _are_in_test(completion, degrees.test)
+    num_hits = np.append(0, np.cumsum(is_hit))
+    ends = np.minimum(sizes, len(completion))
+
+    expected = None
+    if completion.probability is not None:
+        sums = np.append(0, np.cumsum(completion.probability, dtype=np.float64))
+        scaled = sums * len(graph.test) / max(1, len(graph.valid))
+        expected = scaled[ends].tolist()
+
+    num_triples = degrees.counts.sum(keepdims=True)
+    return CompletionCheck(
+        sizes=list(sizes),
+        found=num_hits[ends].tolist(),
+        expected=expected,
+        by_degree=_expected_hits(degrees.products, degrees.counts, degrees.of_test, sizes=sizes),
+        at_random=_expected_hits(np.zeros(1), num_triples, np.zeros(num_test), sizes=sizes),
+        num_test=num_test,
+        num_triples=int(num_triples[0]),
+    )
+
+
+def _are_in_test(completion: Completion, test: Ids) -> Flags:
+    """Which new triples are in test, `(num_triples,)`."""
+    # Past 63 bits, keys are comparable only among triples that are encoded together.
+    joined = np.concatenate([completion.triples, test]).astype(np.int32)
+    keys = triple_keys(joined, completion.graph.shape)
+    new_keys, test_keys = np.split(keys, [len(completion)])
+    return np.isin(new_keys, test_keys)
+
+
+class _DegreeProducts(NamedTuple):
+    """The product of the degrees of head and tail in the relation, of all candidates.
+
+    `products` are the distinct values, ascending, and `counts` the numbers of candidates that have
+    them. `test` are the test triples that are candidates, and `of_test` their products.
+    """
+
+    test: Ids
+    of_test: Ids
+    products: Ids
+    counts: Ids
+
+
+def _degree_products(candidates: CandidateFilter, test: Ids) -> _DegreeProducts:
+    no_numbers = test[:0, 0]
+    test_parts = [test[:0]]
+    of_test_parts = [no_numbers]
+    product_parts = [no_numbers]
+    count_parts = [no_numbers]
+    for relation in candidates.relations.tolist():
+        part = _degree_products_of_relation(relation, candidates, test)
+        test_parts.append(part.test)
+        of_test_parts.append(part.of_test)
+        product_parts.append(part.products)
+        count_parts.append(part.counts)
+
+    products, places = np.unique(np.concatenate(product_parts), return_inverse=True)
+    counts = np.zeros(len(products), np.int64)
+    np.add.at(counts, places, np.concatenate(count_parts))
+    return _DegreeProducts(
+        np.concatenate(test_parts), np.concatenate(of_test_parts), products, counts
+    )
+
+
+def _degree_products_of_relation(
+    relation: int, candidates: CandidateFilter, test: Ids
+) -> _DegreeProducts:
+    """The products of one relation, neither distinct nor ascending.
+
+    All pairs are counted by the degrees of their ends, and excluded pairs are counted as −1.
+    """
+    num_entities = candidates.graph.shape.num_entities
+    heads, tails = candidates.heads_and_tails(relation)
+    train = candidates.train[relation]
+    head_degrees = np.bincount(train[:, 0], minlength=num_entities)
+    tail_degrees = np.bincount(train[:, 2], minlength=num_entities)
+
+    def among_ends(pairs: Ids) -> Ids:
+        return pairs[np.isin(pairs[:, 0], heads) & np.isin(pairs[:, 1], tails)]
+
+    def products_of(pairs: Ids) -> Ids:
+        products: Ids = head_degrees[pairs[:, 0]] * tail_degrees[pairs[:, 1]]
+        return products
+
+    excluded = among_ends(candidates.excluded_pairs(relation))
+    test_pairs = among_ends(test[test[:, 1] == relation][:, [0, 2]])
+    keys = np.array([num_entities, 1])
+    test_pairs = test_pairs[~np.isin(test_pairs @ keys, excluded @ keys)]
+
+    degrees_of_heads, num_heads = np.unique(head_degrees[heads], return_counts=True)
+    degrees_of_tails, num_tails = np.unique(tail_degrees[tails], return_counts=True)
+    products = np.outer(degrees_of_heads, degrees_of_tails).ravel()
+    counts = np.outer(num_heads, num_tails).ravel()
+    return _DegreeProducts(
+        test=np.insert(test_pairs, 1, relation, axis=1),
+        of_test=products_of(test_pairs),
+        products=np.concatenate([products, products_of(excluded)]),
+        counts=np.concatenate([counts, np.full(len(excluded), -1)]),
+    )
+
+
+def _expected_hits(
+    values: Column, counts: Column, sought: Column, *, sizes: Sequence[int]
+) -> list[float]:
+    """The expected number of sought triples among the best of each size.
+
+    Triples are ordered by decreasing value; `counts` triples share each of the ascending `values`,
+    and `sought` are the values of the sought triples.
+    """
+    hits = np.bincount(np.searchsorted(values, sought), minlength=len(values))
+    num_triples = np.append(0, np.cumsum(counts[::-1]))
+    num_hits = np.append(0, np.cumsum(hits[::-1]))
+    expected: list[float] = np.interp(sizes, num_triples, num_hits).tolist()
+    return expected

@@ -1,0 +1,329 @@
+"""The search for the best new triples, which is exact, resumable and in bounded memory.
+
+The log-probability of a triple is the mean of log p(tail | head, relation) and log p(head |
+relation, tail), neither above 0. So the scores of one query exclude most of its answers, and the
+query from the other end is scored only for answers that may still be among the best.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dualkg.inference.calibration import PriorCorrection, log_odds_of
+from dualkg.inference.completion.candidates import CandidateFilter
+from dualkg.inference.completion.plan import TAILS, SearchPart
+from dualkg.inference.completion.queries import RelationQueries
+from dualkg.models.base import Model
+
+MIN_LOG_PROBABILITY = -1e30  # below that of any triple, and finite
+# Relative; more than rounding can take from a triple that ties with the last one.
+SLACK = 1e-3
+
+# One new triple. Its sort key is the log odds, or without a calibration the log-probability.
+NEW_TRIPLE = np.dtype(
+    [
+        ("head", "i8"),
+        ("relation", "i8"),
+        ("tail", "i8"),
+        ("score", "f4"),
+        ("log_probability", "f4"),
+        ("sort_key", "f8"),
+    ]
+)
+NewTriples = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class CompletionSettings:
+    """Settings of a search on which its result does not depend.
+
+    `max_scores` is the size of a block of scores, by default what suits the device.
+    `save_interval` are the seconds between two checkpoints.
+    """
+
+    max_scores: int | None = None
+    save_interval: float = 5.0
+
+
+# -- the best triples so far -------------------------------------------------
+
+
+def best_first(triples: NewTriples) -> NewTriples:
+    """By decreasing sort key; ties by log-probability and then by ascending ids."""
+    ids = (triples["tail"], triples["relation"], triples["head"])
+    return triples[np.lexsort((*ids, -triples["log_probability"], -triples["sort_key"]))]
+
+
+def calibration_inputs(
+    triples: NewTriples, correction: PriorCorrection
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The log-probabilities, relations and domain/range patterns of triples."""
+    ids = np.stack([triples["head"], triples["relation"], triples["tail"]], axis=1)
+    log_probabilities = triples["log_probability"].astype(np.float64)
+    return (
+        torch.from_numpy(log_probabilities),
+        torch.from_numpy(ids[:, 1]),
+        torch.from_numpy(correction.domain_range(ids)),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class SearchState:
+    """The best `top` triples so far, none less probable than `min_probability`.
+
+    A search resumes from its state: `num_done` counts the first queries of all parts, and `cache`
+    is that of the second queries of the current part.
+    """
+
+    top: int
+    prior_correction: PriorCorrection | None
+    min_probability: float
+    triples: NewTriples = field(default_factory=lambda: np.empty(0, NEW_TRIPLE))
+    num_done: int = 0
+    cache: Tensor | None = None
+
+    def required(self, part: SearchPart) -> Tensor:
+        """The log-probability that triples need, `(2,)`, for known and for new answers.
+
+        It is infinite where the part has no candidates.
+        """
+        last_sort_key = -inf
+        if len(self.triples) >= self.top:
+            last_sort_key = float(self.triples["sort_key"].min())
+
+        # By head, then by tail.
+        required = torch.full((2, 2), last_sort_key, dtype=torch.float64)
+        if self.prior_correction is not None:
+            log_odds = max(last_sort_key, log_odds_of(self.min_probability))
+            required = self.prior_correction.required_log_probability(log_odds, part.relation)
+        with_slack = required - SLACK * (1 + required.abs())
+        required = torch.where(required.isfinite(), with_slack, required)
+
+        by_given = required.T if part.given == TAILS else required
+        by_answer = by_given[part.new_given[0]].clone()
+        for pattern in (0, 1):
+            if pattern not in part.new_answers:
+                by_answer[pattern] = inf
+        return by_answer
+
+    def merge(self, found: NewTriples) -> Self:
+        """The state with the best of its triples and of others, whose sort keys are not set."""
+        if not len(found):
+            return self
+        found = self._with_sort_keys(found)
+
+        triples = np.concatenate([self.triples, found])
+        if len(triples) > self.top:
+            sort_keys = triples["sort_key"]
+            last_sort_key = np.partition(sort_keys, -self.top)[-self.top]
+            triples = triples[sort_keys >= last_sort_key]
+        if len(triples) > self.top:  # Some tie with the last one.
+            triples = best_first(triples)[: self.top]
+        return replace(self, triples=triples)
+
+    def _with_sort_keys(self, found: NewTriples) -> NewTriples:
+        """A copy with sort keys, without triples that are less probable than the minimum."""
+        found = found.copy()
+        if self.prior_correction is None:
+            found["sort_key"] = found["log_probability"]
+            return found
+
+        inputs = calibration_inputs(found, self.prior_correction)
+        found["sort_key"] = self.prior_correction.log_odds(*inputs).numpy()
+        if self.min_probability > 0:
+            probabilities = self.prior_correction.probability(*inputs).numpy()
+            found = found[probabilities >= self.min_probability]
+        return found
+
+
+# -- the search --------------------------------------------------------------
+
+
+def search_block(
+    first: RelationQueries,
+    second: RelationQueries,
+    given: Tensor,
+    *,
+    answers: Tensor,
+    excluded: Tensor,
+    is_new: Tensor,
+    required: Tensor,
+    top: int,
+) -> NewTriples:
+    """The triples of a block with the required log-probability: the best `top`, and ties of the
+    last.
+
+    `given` and the candidate `answers` are ascending ids; `excluded` `(num_pairs, 2)` are pairs of
+    both, by ascending given entities. `is_new` `(num_entities,)` is 1 for new answers. `required`
+    `(2,)` is for answers that are known on their side in train and for new ones, and `top` triples
+    of either are returned.
+    """
+    required = required.clamp(min=MIN_LOG_PROBABILITY).to(answers.device)
+    scores = first.scores(given)
+    _exclude(scores, given, excluded)
+    if len(answers) < scores.shape[1]:
+        scores = scores[:, answers]
+
+    # What the first query's log-probability must reach if the second query's is as large as it can
+    # be.
+    bound = 2 * required[is_new[answers]] - second.max_log_probabilities[answers]
+    rows = scores.amax(1) >= first.normalizers[given] + bound.min()
+    given = given[rows]
+    scores = scores[rows]
+    passing = scores >= first.normalizers[given, None] + bound
+    rows = passing.any(1)
+    columns = passing.any(0)
+    given = given[rows]
+    answers = answers[columns]
+    scores = scores[rows][:, columns]
+    if not scores.numel():
+        return np.empty(0, NEW_TRIPLE)
+
+    # The scores of the second queries for the same pairs. Without reciprocal relations both ends
+    # have the same score.
+    reverse = scores
+    if second.model.reciprocal:
+        # Contiguous, since it is read row by row from here on.
+        reverse = second.scores_of(answers, given).T.contiguous()
+
+    # A normalizer is at least that of the block's entities; queries that this excludes are not
+    # scored in full.
+    cached = second.normalizers[answers]
+    least_normalizers = torch.where(cached.isnan(), reverse.logsumexp(0), cached)
+    bound = (scores - first.normalizers[given, None]).add_(reverse).sub_(least_normalizers)
+    columns = (bound >= 2 * required[is_new[answers]]).any(0)
+    answers = answers[columns]
+    scores = scores[:, columns]
+    reverse = reverse[:, columns]
+    if not len(answers):
+        return np.empty(0, NEW_TRIPLE)
+
+    second.fill_cache(answers)
+    log_probabilities = reverse - second.normalizers[answers]
+    log_probabilities.add_(scores).sub_(first.normalizers[given, None]).div_(2)
+
+    is_new = is_new[answers]
+    for pattern in (0, 1):  # Counted apart, since their log-probabilities do not compare.
+        of_pattern = log_probabilities[:, is_new == pattern]
+        if int((of_pattern >= required[pattern]).sum()) > top:
+            required[pattern] = of_pattern.flatten().topk(top).values[-1]
+    rows, columns = (log_probabilities >= required[is_new]).nonzero(as_tuple=True)
+
+    # The score of a triple is that of its tail query.
+    finds_tails = first.target == "tail"
+    heads = given[rows] if finds_tails else answers[columns]
+    tails = answers[columns] if finds_tails else given[rows]
+    tail_scores = scores if finds_tails else reverse
+
+    triples = np.empty(len(rows), NEW_TRIPLE)
+    triples["head"] = heads.cpu()
+    triples["tail"] = tails.cpu()
+    triples["relation"] = first.relation
+    triples["score"] = tail_scores[rows, columns].cpu()
+    triples["log_probability"] = log_probabilities[rows, columns].cpu()
+    return triples
+
+
+def _exclude(scores: Tensor, given: Tensor, excluded: Tensor) -> None:
+    """Set the scores `(batch, num_entities)` of the excluded pairs of a block to −∞, in place."""
+    first_and_end = torch.stack([given[0], given[-1] + 1])
+    start, stop = torch.searchsorted(excluded[:, 0].contiguous(), first_and_end)
+    entities, answers = excluded[start:stop].T.contiguous()
+
+    rows = torch.searchsorted(given, entities)
+    in_block = given[rows] == entities
+    scores[rows[in_block], answers[in_block]] = -torch.inf
+
+
+def run_search(
+    model: Model,
+    candidates: CandidateFilter,
+    parts: Sequence[SearchPart],
+    *,
+    start: SearchState,
+    settings: CompletionSettings,
+) -> Iterator[SearchState]:
+    """The states after each block of queries, from a state on."""
+    state = start
+    end_of_part = 0
+    for part in parts:
+        end_of_part += part.num_queries
+        if end_of_part <= state.num_done:
+            continue
+        if not bool((state.required(part) <= 0).any()):
+            state = replace(state, num_done=end_of_part, cache=None)
+            yield state
+            continue
+        num_done_of_part = state.num_done - (end_of_part - part.num_queries)
+        states = _search_part(
+            model,
+            candidates,
+            part,
+            start=state,
+            num_done_of_part=num_done_of_part,
+            settings=settings,
+        )
+        for state in states:
+            yield state
+
+
+def _search_part(
+    model: Model,
+    candidates: CandidateFilter,
+    part: SearchPart,
+    *,
+    start: SearchState,
+    num_done_of_part: int,
+    settings: CompletionSettings,
+) -> Iterator[SearchState]:
+    """The states after each block of queries of a part, of which some may be done."""
+    excluded = candidates.excluded_pairs(part.relation)
+    if part.given == TAILS:
+        by_tail = np.argsort(excluded[:, 1], kind="stable")
+        excluded = excluded[by_tail, ::-1].copy()
+    excluded_pairs = torch.from_numpy(excluded).to(model.device)
+
+    entities = part.entities(candidates)
+    given = torch.from_numpy(entities.given).to(model.device)
+    answers = torch.from_numpy(entities.answers).to(model.device)
+    is_new = torch.from_numpy(entities.is_new).to(model.device)
+
+    first = RelationQueries(
+        model,
+        part.relation,
+        "head" if part.given == TAILS else "tail",
+        max_scores=settings.max_scores,
+    )
+    second = RelationQueries(
+        model,
+        part.relation,
+        "tail" if part.given == TAILS else "head",
+        cache=start.cache if num_done_of_part else None,
+        max_scores=settings.max_scores,
+    )
+
+    state = start
+    for block in torch.split(given[num_done_of_part:], first.block_size):
+        required = state.required(part)
+        reachable = (required <= 0).to(block.device)
+        promising = answers[reachable[is_new[answers]]]
+        if len(promising):
+            found = search_block(
+                first,
+                second,
+                block,
+                answers=promising,
+                excluded=excluded_pairs,
+                is_new=is_new,
+                required=required.float(),
+                top=state.top,
+            )
+            state = state.merge(found)
+        state = replace(state, num_done=state.num_done + len(block), cache=second.cache.clone())
+        yield state
