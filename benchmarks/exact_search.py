@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -58,8 +58,8 @@ def trained_table(graph_name: str, width: int) -> tuple[Any, Any]:
     from dualkg.inference.index import query_vectors, tables_of
 
     graph = kg.load_graph(graph_name)
-    model = kg.ComplEx(graph.shape, dim=width // 2)
-    model = kg.train(model, graph, epochs=EPOCHS, batch_size=1000, seed=0).model
+    untrained = kg.ComplEx(graph.shape, dim=width // 2)
+    model = kg.train(untrained, graph, epochs=EPOCHS, batch_size=1000, seed=0).model
     triples = torch.from_numpy(graph.valid[: max(BATCHES)].astype(np.int64))
     with torch.no_grad():
         queries = query_vectors(model, triples[:, 0], triples[:, 1], "tail")
@@ -90,7 +90,12 @@ def make(folder: str, graph: str | None, entities: int, width: int) -> dict[str,
 class FlatFaiss:
     """An exact index of FAISS alone, for inner products."""
 
-    codes = {"float32": "Flat", "float16": "SQfp16", "bf16": "SQbf16", "int8": "SQ8"}
+    codes: ClassVar[dict[str, str]] = {
+        "float32": "Flat",
+        "float16": "SQfp16",
+        "bf16": "SQbf16",
+        "int8": "SQ8",
+    }
 
     def __init__(self, index: Any) -> None:
         self.index = index

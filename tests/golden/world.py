@@ -2,20 +2,20 @@
 adapter.py.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dualkg.analysis import bound_before_and_after, sparsity_curve
-from dualkg.inference import Prediction, Predictor, index_build
+from dualkg.inference import Prediction, Predictor
 from dualkg.inference.calibration import calibration_for
 from dualkg.inference.classification import evaluate_classification
 from dualkg.inference.completion import check_completion, complete
 from dualkg.inference.export import export
 from dualkg.inference.index import measure_storage_formats
+from dualkg.inference.index_build import build_index
 from dualkg.inference.predictor import predicted_facts
 from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 from dualkg.inference.scoring import triple_log_probabilities
@@ -66,8 +66,8 @@ def prediction_set_quality(run: Run, coverage: float) -> dict[str, float]:
 
 
 def predictor_of(run: Run) -> Predictor:
-    """A predictor with calibrated probabilities and prediction sets."""
-    return Predictor.of(run, calibrated=True)
+    """A predictor with calibrated probabilities and prediction sets, of all entities."""
+    return Predictor.of(run, calibrated=True, loops=True)
 
 
 def _answer(found: Prediction) -> dict[str, Any]:
@@ -228,23 +228,11 @@ def similar_entities(run: Run, entity: str, k: int) -> list[list[Any]]:
 # -- search index ------------------------------------------------------------
 
 
-@contextmanager
-def _no_speed_measurement() -> Iterator[None]:
-    """Building an index also measures its speed, for a second each."""
-    original = index_build.SECONDS
-    index_build.SECONDS = 0.0
-    try:
-        yield
-    finally:
-        index_build.SECONDS = original
-
-
 def index_search(
     run: Run, queries: Sequence[Query], k: int, *, kind: str, storage: str
 ) -> dict[str, Any]:
-    with _no_speed_measurement():
-        index = index_build.build_index(run.model, run.graph, kind=kind, storage=storage)
-    searching = Predictor.of(run, calibrated=True, index=index)
+    index = build_index(run.model, run.graph, kind=kind, storage=storage, seconds=0.0)
+    searching = Predictor.of(run, calibrated=True, index=index, loops=True)
     return {
         "recall": {
             side: {str(k): share for k, share in facts.recall.items()}
