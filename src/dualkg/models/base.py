@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import RequestError
+from dualkg.models.score_text import ScoreText
 
 InitScale = float | Literal["xavier"]
 Side = Literal["tail", "head"]
@@ -81,7 +82,8 @@ def overridden(instance: object) -> set[str]:
     names = {
         name for kind in kinds[:nearest] for name in vars(kind) if hasattr(kinds[nearest], name)
     }
-    return {name for name in names if not name.startswith(("__", "_abc_"))}
+    # The text of a score changes nothing that is computed.
+    return {name for name in names if not name.startswith(("__", "_abc_")) and name != "score_text"}
 
 
 def _shape_of(graph: Graph | GraphShape) -> GraphShape:
@@ -264,6 +266,8 @@ class EmbeddingModel(Model):
     default_init_scale: InitScale = 1e-3
     options: tuple[str, ...] = ()  # keyword arguments of a subclass, which are attributes too
     sparse_gradients = False  # whether gradients of entity tables have only the rows of a batch
+    # The score for readers of exported embeddings. A subclass that scores otherwise has its own.
+    score_text: ClassVar[ScoreText | None] = None
 
     def __init__(
         self,
