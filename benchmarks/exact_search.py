@@ -275,7 +275,8 @@ def measure(job: Job, device: str) -> Iterator[dict[str, Any]]:
                     record |= run({"what": "ties", "library": library})
                 measured.setdefault(storage, {})[library] = record
                 measurement.log(f"{job.name}, {storage}, {library}: {json.dumps(record)}")
-        yield {"job": {"name": job.name, "graph": job.graph, **made}, "measured": measured}
+            # Every format is saved when it is measured: large tables take long.
+            yield {"job": {"name": job.name, "graph": job.graph, **made}, "measured": measured}
 
 
 def main() -> None:
