@@ -103,6 +103,7 @@ class PythonWords(Words):
         "tune": "search",
         "recipes": "list_recipes",
         "datasets": "data.loading.catalogue",
+        "index": "inference.index_build.build_index",
     }
 
     def option(self, name: str, value: object = None) -> str:

@@ -327,7 +327,10 @@ def rows(**changes: object) -> list[dict[str, object]]:
             "column tail_candidates, row 1: No entity is named '9' among the 5 known",
         ),
         (rows(relation="x"), "column relation, row 1: No relation is named 'x'"),
-        (rows(tail_candidates=None), "column tail_candidates, row 1, is missing; it should be a list"),
+        (
+            rows(tail_candidates=None),
+            "column tail_candidates, row 1, is missing; it should be a list",
+        ),
         (rows(tail_candidates="1"), "column tail_candidates, should be lists of names"),
         (rows(head=None), "column head, row 1, has no name"),
         (
@@ -358,7 +361,10 @@ def test_bad_files_are_refused_with_a_sentence(graph, tmp_path, lines, sentence)
 
 def test_other_files_are_refused_with_a_sentence(graph, tmp_path):
     for name, sentence in (
-        ("lists.csv", "candidates should be a file of the kind .parquet, .jsonl, .npz; 'lists.csv'"),
+        (
+            "lists.csv",
+            "candidates should be a file of the kind .parquet, .jsonl, .npz; 'lists.csv'",
+        ),
         ("lists.npz", "is not a file; candidate lists were expected"),
     ):
         with pytest.raises(kg.RequestError, match=sentence):

@@ -168,7 +168,7 @@ def _calibration(run: kg.Run) -> Any:
 
 def _predictor(run: kg.Run) -> Predictor:
     """A predictor with calibrated probabilities and prediction sets."""
-    return Predictor.of(run, calibrated=True)
+    return Predictor.of(run, calibrated=True, loops=True)
 
 
 def _probabilities(run: kg.Run) -> Any:

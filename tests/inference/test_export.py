@@ -9,8 +9,10 @@ import torch
 from safetensors.numpy import load_file
 
 import dualkg as kg
-from dualkg.inference.export import export
+from dualkg.errors import InvalidValue
+from dualkg.inference.export import MEANINGS, describe_score, export
 from dualkg.models import MODELS
+from dualkg.models.score_text import BilinearText, Formula
 from dualkg.training.recipe import ModelConfig
 from tests.families import BILINEAR, DISTANCE
 
@@ -50,9 +52,13 @@ def test_exported_tables_can_be_imported(run, small_graph, tmp_path):
     assert kg.evaluate(again.model, small_graph).mrr == kg.evaluate(run.model, small_graph).mrr
 
 
-def test_refusals(run, tmp_path):
-    with pytest.raises(kg.RequestError, match="numpy, tsv, safetensors; got 'excel'"):
+def test_an_unknown_format_is_refused(run, tmp_path):
+    with pytest.raises(InvalidValue) as error:
         export(run, tmp_path / "out", format="excel")
+    assert (error.value.setting, error.value.found) == ("format", "excel")
+
+
+def test_a_folder_that_is_not_empty_is_refused(run, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     with pytest.raises(kg.RequestError, match="exists already"):
@@ -99,10 +105,8 @@ def random_model(name: str, shape: Any, *, reciprocal: bool, **options: Any) -> 
     side = options.pop("dual", None)
     model = MODELS[name](shape, dim=3, reciprocal=reciprocal, **options)
     random = torch.Generator().manual_seed(0)
-    for (
-        key,
-        value,
-    ) in model.state_dict().items():  # parameters of batch normalization and angles too
+    # The state also has the parameters of batch normalization and angles.
+    for key, value in model.state_dict().items():
         value.copy_(
             0.1 + torch.rand(value.shape, generator=random) - (0.6 if value.dim() > 1 else 0)
         )
@@ -195,3 +199,38 @@ def test_the_manifest_of_an_own_model_has_its_docstring(small_graph, tmp_path):
     manifest, _ = read_arrays(tmp_path / "out")
     assert manifest["score"]["formula"] == "⟨h, t⟩, whatever the relation is."
     assert (manifest["score"]["numpy"], manifest["arrays"]["entities"]["columns"]) == (None, [])
+
+
+class Swapped(kg.DistMult):
+    """A subclass that may score otherwise than DistMult."""
+
+
+def test_a_subclass_does_not_inherit_the_text_of_a_score(small_graph):
+    described = describe_score(Swapped(small_graph.shape, dim=2))
+    assert described == {"formula": Swapped.__doc__, "numpy": None}
+
+
+class Described(Own):
+    """A model with a text of its own."""
+
+    score_text = BilinearText(head=Formula("h", "h"), tail=Formula("t", "t"))
+
+
+def test_an_own_model_may_have_its_own_text(small_graph, tmp_path):
+    model = Described(small_graph.shape, dim=2)
+    export(kg.Run(model, small_graph, kg.Recipe()), tmp_path / "out")
+    manifest, arrays = read_arrays(tmp_path / "out")
+    assert manifest["score"]["formula"] == "s(h, r, t) = ⟨x, t⟩ with x = h"
+    triples = np.array([[0, 1, 2], [7, 3, 7]])
+    expected = model.score(*torch.from_numpy(triples).T).detach().numpy()
+    np.testing.assert_allclose(score_by_numpy(manifest, arrays, triples), expected, rtol=1e-4)
+    columns = manifest["arrays"]["entities"]["columns"]
+    assert columns == [{"part": "coordinates", "from": 0, "to": 2}]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_describes_its_score_and_its_arrays(small_graph, name):
+    model = MODELS[name](small_graph.shape, dim=2)
+    assert describe_score(model)["numpy"] is not None
+    described = {*MEANINGS, *type(model).score_text.arrays}
+    assert set(model.state_dict()) <= described

@@ -8,8 +8,15 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.inference.extension import add_entity, extend, extend_run
-from dualkg.inference.inductive import FrozenContext
+from dualkg.errors import InvalidValue, Unsupported
+from dualkg.inference.extension import (
+    NoNewEntity,
+    NotConnected,
+    add_entity,
+    extend,
+    extend_run,
+)
+from dualkg.inference.inductive import FrozenContext, NoAdjoint
 from tests.conftest import graph_of
 
 DURA = kg.DURA(0.05, plain=0.5, mapped=1.5)
@@ -102,42 +109,50 @@ def test_labels_stay_and_names_are_looked_up_as_in_queries(graph):
     assert [found.graph.entities.label(id) for id in (3, 12)] == ["three", "new"]
 
 
-def test_refusals(beads, graph):
-    context = FrozenContext.of(beads.model, beads.graph)
+@pytest.fixture(scope="module")
+def context(beads) -> FrozenContext:
+    return FrozenContext.of(beads.model, beads.graph)
 
-    def add(name, *triples):
-        return add_entity(context, name, triples)
 
-    with pytest.raises(kg.RequestError, match="'Bead 3' is an entity of the graph already"):
-        add("Bead 3", ("Bead 3", "colour", "colour 1"))
-    with pytest.raises(
-        kg.RequestError, match="embedded by at least one triple; there is none for 'x'"
-    ):
-        add("x")
-    with pytest.raises(kg.RequestError, match=r"\(bead 1, colour, colour 1\) does not contain 'x'"):
-        add("x", ("bead 1", "colour", "colour 1"))
-    with pytest.raises(
-        kg.RequestError, match="No entity is named 'colour 11' among the 52 known. Did you mean"
-    ):
-        add("x", ("x", "colour", "colour 11"))
-    with pytest.raises(
-        kg.RequestError,
-        match="No relation is named 'color' among the 3 known. Did you mean 'colour'",
-    ):
-        add("x", ("x", "color", "colour 1"))
-    with pytest.raises(
-        kg.RequestError, match="'x' has no triple that connects to an entity of the graph"
-    ):
-        add("x", ("x", "colour", "x"))
-    with pytest.raises(kg.RequestError, match="'x', 'y' have no triple that connects"):
-        extend(context, [("x", "colour", "y")])
-    with pytest.raises(kg.RequestError, match="has no new entity: both are in the graph"):
+def test_a_new_entity_needs_a_new_name(context):
+    with pytest.raises(Unsupported, match="'Bead 3' is an entity of the graph already"):
+        add_entity(context, "Bead 3", [("Bead 3", "colour", "colour 1")])
+
+
+def test_a_new_entity_needs_triples_that_contain_it(context):
+    with pytest.raises(InvalidValue) as error:
+        add_entity(context, "x", [])
+    assert (error.value.setting, error.value.found) == ("triples", [])
+    with pytest.raises(Unsupported) as error:
+        add_entity(context, "x", [("bead 1", "colour", "colour 1")])
+    assert error.value.what == "(bead 1, colour, colour 1)"
+    assert error.value.reason == "does not contain 'x'"
+    with pytest.raises(Unsupported, match="has no new entity: both are in the graph"):
         extend(context, [("bead 1", "colour", "colour 2")])
+
+
+@pytest.mark.parametrize("triple", [("x", "colour", "colour 11"), ("x", "color", "colour 1")])
+def test_triples_have_known_names_beside_the_new_one(context, triple):
+    with pytest.raises(kg.RequestError, match="Did you mean"):
+        add_entity(context, "x", [triple])
+
+
+def test_new_entities_are_connected_to_the_graph(context):
+    with pytest.raises(NotConnected) as error:
+        add_entity(context, "x", [("x", "colour", "x")])
+    assert error.value.entities == ["x"]
+    with pytest.raises(NotConnected) as error:
+        extend(context, [("x", "colour", "y")])
+    assert error.value.entities == ["x", "y"]
+    assert "'x', 'y' have no triple that connects" in str(error.value)
+
+
+def test_models_without_an_adjoint_are_refused(graph):
     for model in (kg.TransE(graph.shape, dim=2), kg.Dual(kg.CP(graph.shape, dim=2)), tucker(graph)):
-        with pytest.raises(
-            kg.RequestError, match=f"scores by ⟨h R, t⟩.*{type(model).__name__} is none"
-        ):
+        with pytest.raises(NoAdjoint) as error:
             FrozenContext.of(model, graph)
+        assert error.value.model == type(model).__name__
+        assert "⟨h R, t⟩" in str(error.value)
 
 
 def tucker(graph):
@@ -153,7 +168,7 @@ class Biased(kg.DistMult):
 
 
 def test_a_model_with_other_entity_tables_is_refused(graph):
-    with pytest.raises(kg.RequestError, match="Biased has parameters of entities in other tables"):
+    with pytest.raises(Unsupported, match="Biased has parameters of entities in other tables"):
         extend(FrozenContext.of(Biased(graph.shape, dim=2), graph), [("x", "r0", "e1")])
 
 
@@ -236,6 +251,9 @@ def test_an_extended_run_can_be_extended_again(folder):
 
 def test_a_file_without_new_entities_is_refused(run_cli, folder):
     (folder / "old.tsv").write_text("bead 3\tcolour\tcolour 2\n", encoding="utf-8")
+    with pytest.raises(NoNewEntity) as error:
+        extend_run(folder / "beads", folder / "old.tsv", out=folder / "more", device="cpu")
+    assert error.value.num_known == 52
     told = run_cli("extend", folder / "beads", folder / "old.tsv", "--out", folder / "more")
     assert told.code == 2
     assert (

@@ -240,7 +240,7 @@ def test_a_known_entity_is_left_out_of_the_normalizers(graph):
     context = FrozenContext.of(model, graph)
     negatives = context.queries[0].without(4, context)
     others = [id for id in range(12) if id != 4]
-    expected = torch.logsumexp(negatives.images @ model.entities[others].T, dim=1)
+    expected = torch.logsumexp(negatives.mapped @ model.tail_table[others].T, dim=1)
     torch.testing.assert_close(negatives.normalizers, expected)
     assert float(negatives.weights.sum()) == 2 * len(graph.train) - 2 * int(
         (graph.train[:, [0, 2]] == 4).any(1).sum()

@@ -72,7 +72,7 @@ def problems_of(context):
 def test_a_batch_has_the_objective_and_gradient_of_each_entity(
     kind, reciprocal, graph, monkeypatch
 ):
-    monkeypatch.setattr(inductive, "MAX_SCORES", 20)  # one image per block
+    monkeypatch.setattr(inductive, "MAX_SCORES", 20)  # one mapped entity per block
     single, batch = problems_of(context_of(kind, graph, reciprocal=reciprocal))
     rows = batch.context.new_rows[INDEPENDENT - 12]
     values, gradients = batch.value_and_gradient(rows)
@@ -105,14 +105,14 @@ def test_a_batch_has_the_solution_of_each_entity(kind, graph):
         pytest.param(kg.RESCAL, True, marks=pytest.mark.slow),
     ],
 )
-def test_the_size_of_batches_does_not_matter(kind, reciprocal, graph, monkeypatch):
+def test_the_size_of_batches_does_not_matter(kind, reciprocal, graph):
     """Also where an entity is connected through another new one only, and where one has a triple
     with itself.
     """
     context = context_of(kind, graph, reciprocal=reciprocal)
     expected = embed_entities(TRIPLES, context)
-    monkeypatch.setattr(inductive, "MAX_BATCH", 1)
-    torch.testing.assert_close(embed_entities(TRIPLES, context), expected, rtol=1e-6, atol=1e-7)
+    single = embed_entities(TRIPLES, context, max_batch=1)
+    torch.testing.assert_close(single, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_entities_with_common_triples_are_embedded_in_turns(graph):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.errors import RequestError
+from dualkg.errors import InvalidValue
 from dualkg.inference.predictor import QUERY_TYPES, Query
 from dualkg.serve.batching import MicroBatcher
 from dualkg.serve.errors import QueueFull
@@ -101,8 +101,8 @@ def test_a_query_that_fails_does_not_fail_the_others(served):
 
     first, second, third = asyncio.run(ask())
     assert len(first) == len(third) == 3
-    assert isinstance(second, RequestError)
-    assert str(second) == "k must be at least 1; got -1."
+    assert isinstance(second, InvalidValue)
+    assert (second.setting, second.found) == ("k", -1)
 
 
 def test_a_full_queue_refuses_queries(served):

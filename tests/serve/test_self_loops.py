@@ -67,27 +67,50 @@ def test_relations_with_loops(places):
 
 
 @pytest.mark.parametrize("query", [QUERIES["borders"], "relation=borders&tail=place+3"])
-def test_a_page_leaves_out_the_given_entity(places, query):
+def test_page_and_api_leave_out_the_given_entity(places, query):
     side = "tails" if "head" in query else "heads"
-    every = get(places, f"/api/{side}?{query}&known=omit&k=10")["predictions"]
-    assert "place 3" in names(every)[:5]  # the API has every prediction of the model
-    found = get(places, f"/query.json?{query}&k=9")
-    assert names(found["predictions"]) == [name for name in names(every) if name != "place 3"]
+    from_api = get(places, f"/api/{side}?{query}&known=omit&k=9")["predictions"]
+    assert "place 3" not in names(from_api)
+
+    run = places.get(None).run
+    unrestricted = kg.Predictor.of(run, loops=True)
+    given = ("place 3", "borders") if side == "tails" else ("borders", "place 3")
+    every = [answer.name for answer in getattr(unrestricted, side)(*given, k=10, known="omit")]
+    assert "place 3" in every[:5]  # the model scores it high
+    assert names(from_api) == [name for name in every if name != "place 3"]
+
+    from_page = get(places, f"/query.json?{query}&k=9")
+    assert names(from_page["predictions"]) == names(from_api)
     page = get(places, f"/?{query}&k=9")
     assert page.count("data-why") == 9
     assert page.count("/entity/place%203") == 0
 
 
-def test_the_prediction_set_counts_shown_predictions(places):
+def test_the_prediction_set_is_the_first_predictions(places):
     for coverage in (0.5, 0.9):
-        every = get(
+        members = get(
             places,
             f"/api/prediction-set?entity=place+3&relation=borders&coverage={coverage}&k=1000",
-        )
+        )["predictions"]
+        assert "place 3" not in names(members)
         shown = get(places, f"/query.json?{QUERIES['borders']}&coverage={coverage}&k=50")
-        inside = [name for name in names(every["predictions"]) if name != "place 3"]
-        assert shown["prediction_set"] == {"coverage": coverage, "size": len(inside)}
-        assert names(shown["predictions"])[: len(inside)] == inside
+        assert shown["prediction_set"] == {"coverage": coverage, "size": len(members)}
+        assert names(shown["predictions"])[: len(members)] == names(members)
+
+
+def test_all_readers_get_the_same_answers(places, run_cli):
+    """Python, the API, the page and the command."""
+    run = places.get(None).run
+    for relation in ("borders", "near"):
+        from_python = [
+            answer.name for answer in run.predictor().tails("place 3", relation, k=8, known="omit")
+        ]
+        query = f"head=place+3&relation={relation}&k=8"
+        assert names(get(places, f"/api/tails?{query}&known=omit")["predictions"]) == from_python
+        assert names(get(places, f"/query.json?{query}")["predictions"]) == from_python
+        command = ["predict", run.folder, "--head", "place 3", "--relation", relation]
+        printed = run_cli(*command, "--new", "--top", 8, "--json").json["predictions"]
+        assert names(printed) == from_python
 
 
 def test_the_given_entity_may_be_an_answer_if_train_has_loops(places):

@@ -93,9 +93,6 @@ def predict_queries(
 ) -> list[list[kg.Prediction]]:
     """The best answers to queries (head, relation, tail) with None for what is missing; no None
     scores the triple.
-
-    The entity of a query is no answer, unless the graph contains that triple or the relation often
-    has self-loops.
     """
     graph = predictor.graph
     query = kg.inference.predictor.Query
@@ -108,11 +105,9 @@ def predict_queries(
         by_kind.setdefault(KINDS[given.index(None)] if None in given else "triple", {})[row] = ids
     found: list[list[kg.Prediction]] = [[] for _ in queries]
     for kind, asked in by_kind.items():
-        k = top + (kind in ("tails", "heads"))  # one may be omitted
-        predicted = predictor.predict(kind, [query(ids, k, known) for ids in asked.values()])
-        for (row, ids), predictions in zip(asked.items(), predicted, strict=True):
-            omitted = predictor.entity_to_omit(kind, ids)
-            found[row] = [one for one in predictions if one.id != omitted or one.known][:top]
+        predicted = predictor.predict(kind, [query(ids, top, known) for ids in asked.values()])
+        for row, predictions in zip(asked, predicted, strict=True):
+            found[row] = predictions
     return found
 
 

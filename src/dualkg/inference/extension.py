@@ -1,6 +1,4 @@
-"""Adding inductive entities to a trained model and its graph, by name, by id, or from a file to a
-run.
-"""
+"""Adding inductive entities to a trained model and its graph: by name, by id, or from a file."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -20,7 +18,14 @@ from dualkg.data.encoding import ReadTriples, read_triples
 from dualkg.data.graph import Graph, GraphShape, Triples, distinct_triples
 from dualkg.data.readers import one_source
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import RequestError, did_you_mean
+from dualkg.errors import (
+    PYTHON,
+    InvalidValue,
+    RequestError,
+    Unsupported,
+    Words,
+    did_you_mean,
+)
 from dualkg.files import check_new_folder, locks, read_json
 from dualkg.inference.inductive import FrozenContext, embed_entities, with_adjoint
 from dualkg.models.bilinear import BilinearModel
@@ -33,57 +38,94 @@ Name = str | int
 NamedTriple = tuple[Name, Name, Name]
 
 
+class NotConnected(RequestError):
+    """New entities have no triples that connect them to an entity of the graph."""
+
+    def __init__(self, entities: Sequence[str]) -> None:
+        super().__init__()
+        self.entities = list(entities)
+
+    def message(self, words: Words = PYTHON) -> str:
+        verb = "has" if len(self.entities) == 1 else "have"
+        return f"{_listed(self.entities)} {verb} no triple that connects to an entity of the graph."
+
+
+class NoNewEntity(RequestError):
+    """No triple of a file can embed a new entity; `remarks` say why triples are left out."""
+
+    def __init__(self, source: str, *, num_known: int, remarks: Sequence[str]) -> None:
+        super().__init__()
+        self.source = source
+        self.num_known = num_known
+        self.remarks = list(remarks)
+
+    def message(self, words: Words = PYTHON) -> str:
+        sentence = f"{self.source} connects no new entity to the {self.num_known:,} of the run."
+        return " ".join([sentence, *self.remarks])
+
+
+# -- triples that were given -------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class Extension:
-    """Copies of a model and its graph with new entities after the known ones, and their triples in
-    train.
+    """Copies of a model and its graph with new entities after the known ones.
+
+    The triples of the new entities are in train; `new_entities` has their number by name.
     """
 
     model: BilinearModel
     graph: Graph
-    new_entities: dict[str, int]  # the number of triples by name
+    new_entities: dict[str, int]
 
 
 def extend(context: FrozenContext, triples: Sequence[NamedTriple]) -> Extension:
     """Embed every entity of these triples that the graph of the context does not have."""
     graph = context.graph
     num_known = context.num_known
-    names: dict[str, int] = {}
+    new_ids: dict[str, int] = {}
+
+    def entity_id(entity: Name) -> int:
+        id = _find(graph.entities, entity)
+        if id < 0:
+            id = new_ids.setdefault(str(entity), num_known + len(new_ids))
+        return id
+
     ids = np.empty((len(triples), 3), dtype=np.int32)
     for row, (head, relation, tail) in zip(ids, triples, strict=True):
-        row[1] = graph.relations.id(relation)
-        for column, entity in ((0, head), (2, tail)):
-            id = _find(graph.entities, entity)
-            row[column] = names.setdefault(str(entity), num_known + len(names)) if id < 0 else id
+        row[:] = (entity_id(head), graph.relations.id(relation), entity_id(tail))
         if max(row[0], row[2]) < num_known:
-            raise RequestError(
-                f"({head}, {relation}, {tail}) has no new entity: both are in the graph already."
+            raise Unsupported(
+                f"({head}, {relation}, {tail})",
+                "has no new entity: both are in the graph already",
             )
-    connected = _connected(ids, np.arange(num_known + len(names)) < num_known)[num_known:]
-    if isolated := list(compress(names, ~connected)):
-        verb = "has" if len(isolated) == 1 else "have"
-        raise RequestError(
-            f"{_listed(isolated)} {verb} no triple that connects to an entity of the graph."
-        )
-    return extend_by_ids(context, list(names), ids)
+
+    names = list(new_ids)
+    is_known = np.arange(num_known + len(names)) < num_known
+    is_connected = _connected(ids, is_known)[num_known:]
+    if not is_connected.all():
+        raise NotConnected(list(compress(names, ~is_connected)))
+    return extend_by_ids(context, names, ids)
 
 
 def add_entity(context: FrozenContext, name: str, triples: Sequence[NamedTriple]) -> Extension:
     """Embed one new entity by triples that all contain it, each with an entity of the graph."""
     if _find(context.graph.entities, name) >= 0:
-        raise RequestError(
-            f"'{name}' is an entity of the graph already. Give the new one another name."
+        raise Unsupported(
+            f"'{name}'",
+            "is an entity of the graph already",
+            advice="Give the new one another name.",
         )
     if not triples:
-        raise RequestError(
-            f"A new entity is embedded by at least one triple; there is none for '{name}'."
-        )
+        expected = f"at least one triple of '{name}', which is embedded by its triples"
+        raise InvalidValue("triples", expected=expected, found=[])
     for head, relation, tail in triples:
         others = [entity for entity in (head, tail) if entity != name]
         if len(others) == 2:
-            raise RequestError(
-                f"({head}, {relation}, {tail}) does not contain '{name}'. It should be the head "
-                "or the tail of each."
+            raise Unsupported(
+                f"({head}, {relation}, {tail})",
+                f"does not contain '{name}'",
+                advice="It should be the head or the tail of each triple.",
             )
         for entity in others:
             context.graph.entities.id(entity)
@@ -103,8 +145,9 @@ def extend_by_ids(
     triples = distinct_triples(triples, shape)
     train = np.concatenate([graph.train, triples])
     rows = embed_entities(triples, context.with_new_entities(len(names), train))
+
     content = graph.fingerprint.encode() + "\n".join(names).encode() + triples.tobytes()
-    larger = replace(
+    larger_graph = replace(
         graph,
         entities=_append_names(graph.entities, names, labels or {}),
         train=train,
@@ -112,9 +155,15 @@ def extend_by_ids(
         fingerprint=hashlib.sha256(content).hexdigest(),
         catalogued=False,
     )
-    ends = np.concatenate([triples[:, 0], triples[triples[:, 0] != triples[:, 2], 2]])
-    counts = np.bincount(ends, minlength=shape.num_entities)[context.num_known :].tolist()
-    return Extension(with_rows(context.model, rows), larger, dict(zip(names, counts, strict=True)))
+
+    heads = triples[:, 0]
+    tails = triples[:, 2]
+    ends = np.concatenate([heads, tails[heads != tails]])
+    degrees = np.bincount(ends, minlength=shape.num_entities)
+    counts = degrees[context.num_known :].tolist()
+    return Extension(
+        with_rows(context.model, rows), larger_graph, dict(zip(names, counts, strict=True))
+    )
 
 
 @torch.no_grad()
@@ -124,17 +173,25 @@ def with_rows(model: BilinearModel, rows: Tensor) -> BilinearModel:
     zeros = LocalTables(shape.num_entities, initialize=False)
     larger = type(model).with_tables(zeros, shape, **model.config)
     larger = larger.to(model.device, model.head_table.dtype)
-    tables = dict(model.state_dict())
-    tables["entities"] = torch.cat([tables["entities"], rows[:, 0]])
-    if model.two_entity_tables:
-        tables["tails"] = torch.cat([tables["tails"], rows[:, -1]])
-    if any(value.shape != tables[name].shape for name, value in larger.state_dict().items()):
-        raise RequestError(
-            f"{type(model).__name__} has parameters of entities in other tables than `entities` "
-            "and `tails`, so no row can be appended. Train it again with the new triples."
+
+    state = dict(model.state_dict())
+    for name, parameter in model.named_parameters():
+        if parameter is model.head_table:
+            state[name] = torch.cat([parameter, rows[:, 0]])
+        elif parameter is model.tail_table:
+            state[name] = torch.cat([parameter, rows[:, -1]])
+    if any(value.shape != state[name].shape for name, value in larger.state_dict().items()):
+        raise Unsupported(
+            type(model).__name__,
+            "has parameters of entities in other tables than `entities` and `tails`, so no row can "
+            "be appended",
+            advice="Train it again with the new triples.",
         )
-    larger.load_state_dict(tables, assign=True)  # without another copy
+    larger.load_state_dict(state, assign=True)  # without another copy
     return larger.eval()
+
+
+# -- a file that extends a run -----------------------------------------------
 
 
 @locks("out")
@@ -148,8 +205,9 @@ def extend_run(
     delimiter: str | None = None,
     device: str | None = None,
 ) -> tuple[Run, dict[str, Any]]:
-    """Make a run with a row for each new entity of a file, and the contents of its
-    extension.json.
+    """Make a run with a row for each new entity of a file.
+
+    The second value is the content of its extension.json.
     """
     out = Path(out)
     check_new_folder(out)
@@ -161,6 +219,7 @@ def extend_run(
     names, triples, remarks = _new_triples(read, run.graph, source=str(file))
     context = FrozenContext.of(run.model.to(choose_device(device)), run.graph, recipe=run.recipe)
     extension = extend_by_ids(context, names, triples, labels=read.labels)
+
     reports = evaluate_held_out(extension.model, extension.graph)
     note: dict[str, Any] = {
         "source": str(path),
@@ -170,7 +229,8 @@ def extend_run(
         "entities": extension.new_entities,
         "remarks": remarks,
     }
-    if (previous := RunFolder(path).extension).exists():
+    previous = RunFolder(path).extension
+    if previous.exists():
         note["previous"] = read_json(previous)
     larger = Run(
         extension.model, extension.graph, run.recipe, run.history, reports, sparsity=run.sparsity
@@ -183,8 +243,9 @@ def extend_run(
 def _new_triples(
     read: ReadTriples, graph: Graph, *, source: str
 ) -> tuple[list[str], Triples, list[str]]:
-    """Names of new entities, the triples by id that connect them to the graph, and remarks on
-    triples left out.
+    """Names of new entities, and the triples by id that connect them to the graph.
+
+    The third value are remarks on triples that are left out.
     """
     remarks = [str(remark) for remark in read.remarks]
     num_known = len(graph.entities)
@@ -193,77 +254,85 @@ def _new_triples(
     ids = np.array([_find(graph.entities, name) for name in names], dtype=np.int64)
     relation_ids = np.array([_find(graph.relations, name) for name in relations])
     triples = read.triples["triples"]
-    unknown = relation_ids[triples[:, 1]] < 0
-    if unknown.any():
+
+    is_unknown = relation_ids[triples[:, 1]] < 0
+    if is_unknown.any():
         missing = list(compress(relations, relation_ids < 0))
-        similar = (
-            did_you_mean(missing[0], graph.relations.names.to_pylist()) if len(missing) == 1 else ""
-        )
+        similar = ""
+        if len(missing) == 1:
+            similar = did_you_mean(missing[0], graph.relations.names.to_pylist())
         remarks.append(
-            f"{_left_out(unknown)}: the run has no relation {_listed(missing)}.{similar}"
+            f"{_left_out(is_unknown)}: the run has no relation {_listed(missing)}.{similar}"
         )
-    old = ~unknown & (ids[triples[:, [0, 2]]] >= 0).all(1)
-    if old.any():
+
+    is_old = ~is_unknown & (ids[triples[:, [0, 2]]] >= 0).all(1)
+    if is_old.any():
         remarks.append(
-            f"{_left_out(old)}: both entities are in the run, which is not trained again."
+            f"{_left_out(is_old)}: both entities are in the run, which is not trained again."
         )
-    triples = triples[~unknown & ~old]
-    connected = _connected(triples, ids >= 0)
-    if isolated := list(compress(names, ~connected)):
+    triples = triples[~is_unknown & ~is_old]
+
+    is_connected = _connected(triples, ids >= 0)
+    isolated = list(compress(names, ~is_connected))
+    if isolated:
         remarks.append(f"No triple connects {_listed(isolated)} to an entity of the run: left out.")
-    triples = triples[connected[triples[:, 0]] & connected[triples[:, 2]]]
+    triples = triples[is_connected[triples[:, 0]] & is_connected[triples[:, 2]]]
     if not len(triples):
-        reasons = " ".join(["", *remarks])
-        raise RequestError(
-            f"{source} connects no new entity to the {num_known:,} of the run.{reasons}"
-        )
-    new = [position for position in np.unique(triples[:, [0, 2]]).tolist() if ids[position] < 0]
-    ids[new] = num_known + np.arange(len(new))
+        raise NoNewEntity(source, num_known=num_known, remarks=remarks)
+
+    positions = np.unique(triples[:, [0, 2]]).tolist()
+    new_positions = [position for position in positions if ids[position] < 0]
+    ids[new_positions] = num_known + np.arange(len(new_positions))
     by_id = np.stack([ids[triples[:, 0]], relation_ids[triples[:, 1]], ids[triples[:, 2]]], axis=1)
-    return [names[position] for position in new], by_id.astype(np.int32), remarks
+    new_names = [names[position] for position in new_positions]
+    return new_names, by_id.astype(np.int32), remarks
+
+
+# -- names -------------------------------------------------------------------
 
 
 def _find(vocabulary: Vocabulary, name: Name) -> int:
     """The id of a name, label or number as in queries; −1 for a name that is new."""
-    return (
-        -1
-        if isinstance(name, str) and not vocabulary.ids_ignoring_case(name)
-        else vocabulary.id(name)
-    )
+    if isinstance(name, str) and not vocabulary.ids_ignoring_case(name):
+        return -1
+    return vocabulary.id(name)
 
 
 def _connected(triples: Triples, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Whether each entity is known, or connected to a known one through triples,
-    `(num_entities,)`.
-    """
+    """Whether each entity is known or connected to a known one by triples, `(num_entities,)`."""
     ends = triples[:, [0, 2]]
     reached = known.copy()
-    while len(crossing := ends[reached[ends[:, 0]] != reached[ends[:, 1]]]):
+    while True:
+        crossing = ends[reached[ends[:, 0]] != reached[ends[:, 1]]]
+        if not len(crossing):
+            return reached
         reached[crossing] = True
-    return reached
 
 
 def _append_names(
     vocabulary: Vocabulary, names: Sequence[str], labels: Mapping[str, str]
 ) -> Vocabulary:
-    joined = pa.concat_arrays([vocabulary.names, pa.array(names, vocabulary.names.type)])
-    if vocabulary.labels is None and not any(name in labels for name in names):
-        return Vocabulary(joined, kind=vocabulary.kind)
-    known = (
-        vocabulary.labels
-        if vocabulary.labels is not None
-        else pa.nulls(len(vocabulary), pa.string())
-    )
-    new = pa.array([labels.get(name) for name in names], known.type)
-    return Vocabulary(joined, pa.concat_arrays([known, new]), kind=vocabulary.kind)
+    all_names = pa.concat_arrays([vocabulary.names, pa.array(names, vocabulary.names.type)])
+    known_labels = vocabulary.labels
+    if known_labels is None:
+        if not any(name in labels for name in names):
+            return Vocabulary(all_names, kind=vocabulary.kind)
+        known_labels = pa.nulls(len(vocabulary), pa.string())
+    new_labels = pa.array([labels.get(name) for name in names], known_labels.type)
+    all_labels = pa.concat_arrays([known_labels, new_labels])
+    return Vocabulary(all_names, all_labels, kind=vocabulary.kind)
 
 
 def _listed(names: Sequence[str]) -> str:
     """`'a', 'b'`; of many names the first ones and a count."""
     quoted = ", ".join(f"'{name}'" for name in names[:MAX_NAMES])
-    return quoted if len(names) <= MAX_NAMES else f"{quoted} and {len(names) - MAX_NAMES:,} more"
+    if len(names) <= MAX_NAMES:
+        return quoted
+    return f"{quoted} and {len(names) - MAX_NAMES:,} more"
 
 
-def _left_out(chosen: npt.NDArray[np.bool_]) -> str:
-    number = int(chosen.sum())
-    return "1 triple is left out" if number == 1 else f"{number:,} triples are left out"
+def _left_out(is_chosen: npt.NDArray[np.bool_]) -> str:
+    number = int(is_chosen.sum())
+    if number == 1:
+        return "1 triple is left out"
+    return f"{number:,} triples are left out"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal, overload
@@ -15,14 +15,14 @@ from torch import Tensor
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import SPLITS, Graph, relations_with_self_loops
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import RequestError
+from dualkg.errors import PYTHON, InvalidValue, RequestError, Unsupported, Words
 from dualkg.inference.calibration import Calibration, PriorCorrection, calibration_for
 from dualkg.inference.explanation import Explanation, explain
-from dualkg.inference.extension import NamedTriple, add_entity
+from dualkg.inference.extension import Name, NamedTriple, add_entity
 from dualkg.inference.index import best_of, query_vectors
 from dualkg.inference.index_build import ModelIndex
 from dualkg.inference.inductive import FrozenContext
-from dualkg.inference.prediction_sets import PredictionSets
+from dualkg.inference.prediction_sets import PredictionSet, PredictionSets
 from dualkg.inference.scoring import (
     CachedLogProbabilities,
     Ids,
@@ -35,20 +35,44 @@ from dualkg.models.base import Model, Side
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import Run, RunFolder
 
-Name = str | int
-Given = (
-    Name | list[str] | list[int] | list[Name] | tuple[Name, ...] | npt.NDArray[Any]
-)  # of one query, or of a batch
+# The name of one query, or the names of a batch of queries.
+Given = Name | list[str] | list[int] | list[Name] | tuple[Name, ...] | npt.NDArray[Any]
 Known = Literal["mark", "omit"]
 QueryType = Literal["tails", "heads", "relations", "triple", "similar"]
 QUERY_TYPES: tuple[QueryType, ...] = ("tails", "heads", "relations", "triple", "similar")
 CANDIDATES_PER_FACT = 5  # triples that are scored from both ends for each fact that is returned
 
 
+class UnequalBatch(RequestError):
+    """The lists of a batch of queries have different lengths."""
+
+    def __init__(self, lengths: Mapping[str, int]) -> None:
+        super().__init__()
+        self.lengths = dict(lengths)
+
+    def message(self, words: Words = PYTHON) -> str:
+        counts = " and ".join(f"{length:,} {part}" for part, length in self.lengths.items())
+        return f"The lists of a batch should have the same length; got {counts}."
+
+
+class InvalidBatchQuery(RequestError):
+    """One query of a batch is wrong; `number` is its position and `cause` says why."""
+
+    def __init__(self, number: int, cause: RequestError) -> None:
+        super().__init__()
+        self.number = number
+        self.cause = cause
+
+    def message(self, words: Words = PYTHON) -> str:
+        return f"Query {self.number} of the batch: {self.cause.message(words)}"
+
+
 @dataclass(frozen=True)
 class Prediction:
-    """A candidate with its score, the split that contains it (None if it is new), and its
-    calibrated probability.
+    """A candidate with its score.
+
+    `split` is the first split that contains the triple, None if it is new. `probability` is None
+    without a calibration, and for triples of train, which are no candidates.
     """
 
     name: str
@@ -56,9 +80,7 @@ class Prediction:
     id: int
     score: float
     split: str | None = None
-    probability: float | None = (
-        None  # None without a calibration, and for triples of train, which are no candidates
-    )
+    probability: float | None = None
 
     @property
     def known(self) -> bool:
@@ -78,13 +100,23 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Query:
-    """The given ids in the order of the arguments of the `Predictor` method, and the predictions to
-    return.
+    """One query by ids, and the number of predictions to return.
+
+    The ids are in the order of the arguments of the method of `Predictor`.
     """
 
     given: tuple[int, ...]
     k: int = 10
     known: Known = "mark"
+
+    def check(self) -> None:
+        """Refuse a `k` or a `known` that cannot be used."""
+        if not isinstance(self.k, int | np.integer):
+            raise InvalidValue("k", expected="a whole number", found=self.k)
+        if self.k < 1:
+            raise InvalidValue("k", expected="at least 1", found=self.k)
+        if self.known not in ("mark", "omit"):
+            raise InvalidValue("known", expected="'mark' or 'omit'", found=self.known)
 
 
 @dataclass(frozen=True)
@@ -101,35 +133,39 @@ class Fact:
 
 @dataclass(eq=False, repr=False)
 class Predictor:
-    """Predicts the missing part of triples with a trained model, one query at a time or in batches.
+    """Predicts the missing part of triples with a trained model, for one query or for a batch.
 
     Entities and relations are given by name, label or id; lists are batches of queries. Scores
-    compare within a query, not between queries. With an `index`, tails and heads are searched in it
-    and rescored by the model. With `cache`, normalizers of queries are kept for later
-    probabilities, which then agree up to rounding.
+    compare within a query, not between queries.
+
+    The entity of a query is no answer to it, unless the graph contains that triple or train often
+    has self-loops of the relation; with `loops`, it is a candidate for every relation. `recipe`
+    defines the training loss that inductive entities and explanations need. With an `index`, tails
+    and heads are searched in it and rescored by the model. With `cache`, normalizers of queries are
+    kept for later probabilities, which then agree up to rounding.
     """
 
     model: Model
     graph: Graph
     _: KW_ONLY
-    recipe: Recipe | None = (
-        None  # defines the training loss that inductive entities and explanations need
-    )
+    recipe: Recipe | None = None
     calibration: Calibration | None = None
     prediction_sets: PredictionSets | None = None
     index: ModelIndex | None = None
+    loops: bool = False
     cache: bool = False
 
     def __post_init__(self) -> None:
         self.model.check_shape(self.graph.shape)
         if self.index is not None:
             self.index.check_model(self.model)
+
         model = self.model.eval()
-        self._log_probabilities = (
-            CachedLogProbabilities(model)
-            if self.cache
-            else partial(triple_log_probabilities, model)
-        )
+        self._log_probabilities: Callable[[Ids], Tensor]
+        if self.cache:
+            self._log_probabilities = CachedLogProbabilities(model)
+        else:
+            self._log_probabilities = partial(triple_log_probabilities, model)
 
     @classmethod
     def of(
@@ -138,22 +174,29 @@ class Predictor:
         *,
         calibrated: bool = False,
         index: ModelIndex | None = None,
+        loops: bool = False,
         cache: bool = False,
     ) -> Predictor:
-        """The predictor of a run, with its calibration if the folder has one; `calibrated` fits a
-        missing one.
+        """The predictor of a run, with its calibration if the folder has one.
+
+        `calibrated` fits a missing calibration.
         """
-        predictor = cls(run.model, run.graph, recipe=run.recipe, index=index, cache=cache)
-        if calibrated or (run.folder is not None and RunFolder(run.folder).calibration.exists()):
+        predictor = cls(
+            run.model, run.graph, recipe=run.recipe, index=index, loops=loops, cache=cache
+        )
+        has_calibration = run.folder is not None and RunFolder(run.folder).calibration.exists()
+        if calibrated or has_calibration:
             saved = calibration_for(run)
             predictor.calibration = saved.calibration
             predictor.prediction_sets = saved.prediction_sets
         return predictor
 
+    # -- queries by name ------------------------------------------------------
+
     @overload
-    def tails(
+    def tails(  # type: ignore[overload-overlap]
         self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark"
-    ) -> list[Prediction]: ...  # type: ignore[overload-overlap]
+    ) -> list[Prediction]: ...
     @overload
     def tails(
         self, head: Given, relation: Given, *, k: int = 10, known: Known = "mark"
@@ -164,41 +207,44 @@ class Predictor:
         Lists of the same length are a batch of queries, with a list of predictions for each; a
         single name is repeated.
         """
-        return self._one_or_batch("tails", {"heads": head, "relations": relation}, k, known)
+        given = {"heads": head, "relations": relation}
+        return self._predict_names("tails", given, k=k, known=known)
 
     @overload
-    def heads(
+    def heads(  # type: ignore[overload-overlap]
         self, relation: Name, tail: Name, *, k: int = 10, known: Known = "mark"
-    ) -> list[Prediction]: ...  # type: ignore[overload-overlap]
+    ) -> list[Prediction]: ...
     @overload
     def heads(
         self, relation: Given, tail: Given, *, k: int = 10, known: Known = "mark"
     ) -> list[list[Prediction]]: ...
     def heads(self, relation: Given, tail: Given, *, k: int = 10, known: Known = "mark") -> Any:
-        """Predict the head of (?, relation, tail), best first; of lists as `tails`."""
-        return self._one_or_batch("heads", {"relations": relation, "tails": tail}, k, known)
+        """Predict the head of (?, relation, tail), best first; lists as in `tails`."""
+        given = {"relations": relation, "tails": tail}
+        return self._predict_names("heads", given, k=k, known=known)
 
     @overload
-    def relations(
+    def relations(  # type: ignore[overload-overlap]
         self, head: Name, tail: Name, *, k: int = 10, known: Known = "mark"
-    ) -> list[Prediction]: ...  # type: ignore[overload-overlap]
+    ) -> list[Prediction]: ...
     @overload
     def relations(
         self, head: Given, tail: Given, *, k: int = 10, known: Known = "mark"
     ) -> list[list[Prediction]]: ...
     def relations(self, head: Given, tail: Given, *, k: int = 10, known: Known = "mark") -> Any:
-        """Predict the relation of (head, ?, tail) among the relations of the graph, best first; of
-        lists as `tails`.
+        """Predict the relation of (head, ?, tail), best first; lists as in `tails`.
+
+        The candidates are the relations of the graph, without inverse relations.
         """
-        return self._one_or_batch("relations", {"heads": head, "tails": tail}, k, known)
+        given = {"heads": head, "tails": tail}
+        return self._predict_names("relations", given, k=k, known=known)
 
     def triple(self, head: Name, relation: Name, tail: Name) -> Prediction:
         """Return one triple as a prediction of its tail."""
         entities = self.graph.entities
         relations = self.graph.relations
-        return self.predict(
-            "triple", [Query((entities.id(head), relations.id(relation), entities.id(tail)))]
-        )[0][0]
+        ids = (entities.id(head), relations.id(relation), entities.id(tail))
+        return self.predict("triple", [Query(ids)])[0][0]
 
     def score(self, head: Name, relation: Name, tail: Name) -> float:
         """Return the score of one triple."""
@@ -206,62 +252,65 @@ class Predictor:
 
     def similar(self, entity: Name, *, k: int = 10) -> list[Prediction]:
         """Return the entities with the most similar embeddings; the score is the cosine."""
-        return self.predict("similar", [Query((self.graph.entities.id(entity),), k)])[0]
-
-    @torch.no_grad()
-    def predict(self, kind: QueryType, queries: Sequence[Query]) -> list[list[Prediction]]:
-        """Predict for a batch of queries of one type, in their order; memory is bounded by a block
-        of queries.
-        """
-        for query in queries:
-            if not isinstance(query.k, int | np.integer):
-                raise RequestError(f"k must be a whole number; got {query.k!r}.")
-            if query.k < 1:
-                raise RequestError(f"k must be at least 1; got {query.k}.")
-            if query.known not in ("mark", "omit"):
-                raise RequestError(f"known must be 'mark' or 'omit'; got '{query.known}'.")
-        size = query_block_size(self.model)
-        blocks = (queries[start : start + size] for start in range(0, len(queries), size))
-        return [predictions for block in blocks for predictions in self._predict_block(kind, block)]
+        query = Query((self.graph.entities.id(entity),), k)
+        return self.predict("similar", [query])[0]
 
     def prediction_set(
         self, head: Name | None, relation: Name, tail: Name | None = None, *, coverage: float = 0.9
     ) -> list[Prediction]:
-        """Return the prediction set of (head, relation, ?), or of (?, relation, tail) if `head` is
-        None, best first.
+        """Return the prediction set of (head, relation, ?), or of (?, relation, tail), best first.
 
-        It contains the missing answer with probability `coverage` (docs/calibration.md), and no
-        known answers.
+        One of `head` and `tail` is None. The set contains the missing answer with probability
+        `coverage` (docs/calibration.md). It has no known answers, and the entity of the query only
+        where `tails` and `heads` have it.
         """
         if (head is None) == (tail is None):
-            raise RequestError(
-                "A prediction set needs a relation and exactly one of head and tail; set the "
-                "other to None."
+            raise Unsupported(
+                "A prediction set",
+                "needs a relation and exactly one of head and tail",
+                advice="Set the other to None.",
             )
-        r = self.graph.relations.id(relation)
-        given = self.graph.entities.id(tail if head is None else head)  # type: ignore[arg-type]
+        relation_id = self.graph.relations.id(relation)
+        entity = self.graph.entities.id(tail if head is None else head)  # type: ignore[arg-type]
         side: Side = "head" if head is None else "tail"
-        self.prediction_sets = self.prediction_sets or PredictionSets.fit(self.model, self.graph)
-        found = self.prediction_sets.of(
-            self.model, self.all_known, given, r, side=side, coverage=coverage
-        )
+        members = self.members(entity, relation_id, side=side, coverage=coverage)
+
         predictions = _predictions(
-            self.graph.entities, found.entities.tolist(), found.scores.tolist(), {}
+            self.graph.entities, members.entities.tolist(), members.scores.tolist(), {}
         )
         if side == "head":
-            return self._with_probabilities("heads", [(r, given)], [predictions])[0]
-        return self._with_probabilities("tails", [(given, r)], [predictions])[0]
+            return self._with_probabilities("heads", [(relation_id, entity)], [predictions])[0]
+        return self._with_probabilities("tails", [(entity, relation_id)], [predictions])[0]
+
+    def members(
+        self, entity: int, relation: int, *, side: Side = "tail", coverage: float = 0.9
+    ) -> PredictionSet:
+        """The entities of a prediction set by id, with their scores but without probabilities.
+
+        `side` is the missing part of the query. Probabilities of a large set take long.
+        """
+        if self.prediction_sets is None:
+            self.prediction_sets = PredictionSets.fit(self.model, self.graph)
+        members = self.prediction_sets.of(
+            self.model, self.all_known, entity, relation, side=side, coverage=coverage
+        )
+        if not self._omits_entity(relation):
+            return members
+        kept = members.entities != entity
+        return PredictionSet(members.entities[kept], members.scores[kept])
 
     def add(self, name: str, *, triples: Sequence[NamedTriple]) -> Predictor:
-        """Return a predictor with one more entity, embedded from triples with known entities, and
-        without an index.
+        """Return a predictor with one more entity, embedded from triples with known entities.
+
+        The new predictor has no index.
         """
-        found = add_entity(self._context, name, triples)
-        return replace(self, model=found.model, graph=found.graph, index=None)
+        extension = add_entity(self._context, name, triples)
+        return replace(self, model=extension.model, graph=extension.graph, index=None)
 
     def explain(self, head: Name, relation: Name, tail: Name, *, k: int = 5) -> Explanation:
-        """Return the training triples that most support the score of a triple, and similar entities
-        with the same.
+        """Return the training triples that most support the score of a triple.
+
+        The explanation also has similar entities that have the same triple.
         """
         return explain(self._context, (head, relation, tail), k=k)
 
@@ -274,195 +323,269 @@ class Predictor:
     @cached_property
     def prior_correction(self) -> PriorCorrection | None:
         """The probability of arbitrary triples; None without a calibration."""
-        return (
-            None if self.calibration is None else PriorCorrection.of(self.calibration, self.graph)
-        )
+        if self.calibration is None:
+            return None
+        return PriorCorrection.of(self.calibration, self.graph)
 
     def known_answers(self, entity: int, relation: int) -> dict[int, str]:
-        """The known answers of a query and the first split that contains each; `r + num_relations`
-        asks for heads.
+        """The known answers of a query, and the first split that contains each.
+
+        The relation `r + num_relations` asks for heads.
         """
         return self._known_answers(np.array([entity]), np.array([relation]))[0]
 
     def known_relations(self, head: int, tail: int) -> dict[int, str]:
-        """The known relations between two entities and the first split that contains each."""
-        found: dict[int, str] = {}
+        """The known relations between two entities, and the first split that contains each."""
+        pair = head * self.graph.shape.num_entities + tail
+        splits: dict[int, str] = {}
         for split, (pairs, relations) in self._relations_by_pair.items():
-            first, last = np.searchsorted(
-                pairs, head * self.graph.shape.num_entities + tail + np.arange(2)
-            )
-            found |= {
-                relation: split
-                for relation in relations[first:last].tolist()
-                if relation not in found
-            }
-        return found
+            first, last = np.searchsorted(pairs, [pair, pair + 1])
+            for relation in relations[first:last].tolist():
+                splits.setdefault(relation, split)
+        return splits
 
     @cached_property
     def relations_with_self_loops(self) -> frozenset[int]:
         return relations_with_self_loops(self.graph)
 
-    def entity_to_omit(self, kind: QueryType, given: Sequence[int]) -> int | None:
-        """The entity of a query, which is no new answer unless its relation often has
-        self-loops.
-        """
-        if kind not in ("tails", "heads"):
-            return None
-        entity, relation = given if kind == "tails" else reversed(given)
-        return None if relation in self.relations_with_self_loops else entity
-
     def warm_up(self) -> None:
         """Build the tables that the first queries would otherwise wait for."""
-        _ = self._known_by_split, self.all_known, self._unit_vectors, self.relations_with_self_loops
+        _ = self._known_by_split
+        _ = self.all_known
+        _ = self._unit_vectors
+        _ = self.relations_with_self_loops
 
     # -- batches --------------------------------------------------------------
 
-    def _one_or_batch(self, kind: QueryType, given: dict[str, Given], k: int, known: Known) -> Any:
+    @torch.no_grad()
+    def predict(self, kind: QueryType, queries: Sequence[Query]) -> list[list[Prediction]]:
+        """Predict for a batch of queries of one type, in their order.
+
+        Memory is bounded by the scores of a block of queries.
+        """
+        for query in queries:
+            query.check()
+        size = query_block_size(self.model)
+        predictions: list[list[Prediction]] = []
+        for start in range(0, len(queries), size):
+            predictions += self._predict_block(kind, queries[start : start + size])
+        return predictions
+
+    def _predict_names(
+        self, kind: QueryType, given: dict[str, Given], *, k: int, known: Known
+    ) -> Any:
         """The predictions for one query, or a list of them for each query of a batch."""
-        lists = {
-            part: list(value)
-            for part, value in given.items()
-            if isinstance(value, Iterable) and not isinstance(value, (str, bytes))
-        }
-        if len({len(values) for values in lists.values()}) > 1:
-            counts = " and ".join(f"{len(values):,} {part}" for part, values in lists.items())
-            raise RequestError(f"The lists of a batch should have the same length; got {counts}.")
-        size = len(next(iter(lists.values()), [None]))
-        columns = [lists.get(part, [value] * size) for part, value in given.items()]
-        vocabularies = [
-            self.graph.relations if part == "relations" else self.graph.entities for part in given
-        ]
+        lists: dict[str, list[Any]] = {}
+        for part, names in given.items():
+            if isinstance(names, Iterable) and not isinstance(names, (str, bytes)):
+                lists[part] = list(names)
+        lengths = {part: len(names) for part, names in lists.items()}
+        if len(set(lengths.values())) > 1:
+            raise UnequalBatch(lengths)
+
+        size = next(iter(lengths.values()), 1)
+        columns = [lists.get(part, [names] * size) for part, names in given.items()]
         queries = []
         for number, names in enumerate(zip(*columns, strict=True)):
             try:
-                ids = [
-                    vocabulary.id(name)
-                    for vocabulary, name in zip(vocabularies, names, strict=True)
-                ]
+                ids = self._ids(dict(zip(given, names, strict=True)))
             except RequestError as error:
-                raise RequestError(
-                    f"Query {number} of the batch: {error}" if lists else str(error)
-                ) from None
-            queries.append(Query(tuple(ids), k, known))
-        found = self.predict(kind, queries)
-        return found if lists else found[0]
+                if not lists:
+                    raise
+                raise InvalidBatchQuery(number, error) from None
+            queries.append(Query(ids, k, known))
+
+        predictions = self.predict(kind, queries)
+        return predictions if lists else predictions[0]
+
+    def _ids(self, names: Mapping[str, Name]) -> tuple[int, ...]:
+        """The ids of the names of one query, given by part: heads, relations or tails."""
+        ids = []
+        for part, name in names.items():
+            vocabulary = self.graph.relations if part == "relations" else self.graph.entities
+            ids.append(vocabulary.id(name))
+        return tuple(ids)
 
     def _predict_block(self, kind: QueryType, queries: Sequence[Query]) -> list[list[Prediction]]:
         given = [query.given for query in queries]
         columns = np.array(given).T
-        tensors = [torch.from_numpy(column).to(self.model.device) for column in columns.copy()]
         match kind:
             case "similar":
-                itself: list[dict[int, str]] = [{entity: "itself"} for (entity,) in given]
-                cosines = self._unit_vectors[tensors[0]] @ self._unit_vectors.T
-                return _top(
-                    cosines,
-                    self.graph.entities,
-                    itself,
-                    [replace(query, known="omit") for query in queries],
-                )
+                return self._similar(columns[0], queries)
             case "triple":
-                known = self._known_answers(columns[0], columns[1])
-                rows = zip(
-                    columns[2].tolist(), self.model.score(*tensors).tolist(), known, strict=True
-                )
-                found = [
-                    _predictions(self.graph.entities, [id], [score], splits)
-                    for id, score, splits in rows
-                ]
+                heads, relations, tails = columns
+                predictions = self._triples(heads, relations, tails)
             case "relations":
-                scores = self.model.score_relations(*tensors)[:, : self.graph.shape.num_relations]
-                found = _top(
-                    scores,
-                    self.graph.relations,
-                    [self.known_relations(*one) for one in given],
-                    queries,
-                )
+                heads, tails = columns
+                predictions = self._relations(heads, tails, queries)
             case "tails":
-                found = self._entities(columns[0], columns[1], queries)
+                heads, relations = columns
+                predictions = self._entities(heads, relations, queries)
             case "heads":
-                found = self._entities(
-                    columns[1], columns[0] + self.graph.shape.num_relations, queries
-                )
-        return self._with_probabilities(kind, given, found)
+                relations, tails = columns
+                inverse = relations + self.graph.shape.num_relations
+                predictions = self._entities(tails, inverse, queries)
+        return self._with_probabilities(kind, given, predictions)
+
+    def _tensor(self, ids: Ids) -> Tensor:
+        """Ids on the device of the model; the columns of an array are copied."""
+        return torch.from_numpy(np.ascontiguousarray(ids)).to(self.model.device)
+
+    def _similar(self, entities: Ids, queries: Sequence[Query]) -> list[list[Prediction]]:
+        cosines = self._unit_vectors[self._tensor(entities)] @ self._unit_vectors.T
+        no_splits: list[dict[int, str]] = [{} for _ in queries]
+        omitted = [{entity} for entity in entities.tolist()]
+        return _top(cosines, self.graph.entities, queries, splits=no_splits, omitted=omitted)
+
+    def _triples(self, heads: Ids, relations: Ids, tails: Ids) -> list[list[Prediction]]:
+        splits = self._known_answers(heads, relations)
+        scores = self.model.score(
+            self._tensor(heads), self._tensor(relations), self._tensor(tails)
+        ).tolist()
+        return [
+            _predictions(self.graph.entities, [tail], [score], known)
+            for tail, score, known in zip(tails.tolist(), scores, splits, strict=True)
+        ]
+
+    def _relations(
+        self, heads: Ids, tails: Ids, queries: Sequence[Query]
+    ) -> list[list[Prediction]]:
+        scores = self.model.score_relations(self._tensor(heads), self._tensor(tails))
+        scores = scores[:, : self.graph.shape.num_relations]
+        pairs = zip(heads.tolist(), tails.tolist(), strict=True)
+        splits = [self.known_relations(head, tail) for head, tail in pairs]
+        omitted = [
+            set(known) if query.known == "omit" else set()
+            for known, query in zip(splits, queries, strict=True)
+        ]
+        return _top(scores, self.graph.relations, queries, splits=splits, omitted=omitted)
 
     def _entities(
         self, entities: Ids, relations: Ids, queries: Sequence[Query]
     ) -> list[list[Prediction]]:
-        """The best entities for queries, each searched in the index if there is one."""
+        """The best entities for queries, searched in the index if there is one."""
         splits = self._known_answers(entities, relations)
+        omitted = [
+            self._omitted(*query)
+            for query in zip(entities.tolist(), relations.tolist(), splits, queries, strict=True)
+        ]
         if self.index is None:
-            return _top(
-                score_queries(self.model, entities, relations), self.graph.entities, splits, queries
+            scores = score_queries(self.model, entities, relations)
+            return _top(scores, self.graph.entities, queries, splits=splits, omitted=omitted)
+        return [
+            self._search_index(
+                self.index,
+                entity=entity,
+                relation=relation,
+                query=query,
+                known=known,
+                omitted=left_out,
             )
-        asked = zip(entities.tolist(), relations.tolist(), splits, queries, strict=True)
-        return [self._search_index(self.index, *one) for one in asked]
+            for entity, relation, query, known, left_out in zip(
+                entities.tolist(), relations.tolist(), queries, splits, omitted, strict=True
+            )
+        ]
+
+    def _omitted(
+        self, entity: int, relation: int, known: Mapping[int, str], query: Query
+    ) -> set[int]:
+        """The entities that are no predictions for a query."""
+        omitted = set(known) if query.known == "omit" else set()
+        if entity not in known and self._omits_entity(relation):
+            omitted.add(entity)
+        return omitted
+
+    def _omits_entity(self, relation: int) -> bool:
+        """Whether the entity of a query is no new answer; inverse relations have ids of their own.
+
+        Models score the entity itself high: for a symmetric relation nothing scores higher.
+        """
+        if self.loops:
+            return False
+        return relation % self.graph.shape.num_relations not in self.relations_with_self_loops
 
     def _search_index(
-        self, indexes: ModelIndex, entity: int, relation: int, known: dict[int, str], query: Query
+        self,
+        indexes: ModelIndex,
+        *,
+        entity: int,
+        relation: int,
+        query: Query,
+        known: dict[int, str],
+        omitted: set[int],
     ) -> list[Prediction]:
-        """The best entities by the index, rescored by the model; all are scored if the index
-        returns too few.
+        """The best entities by the index, rescored by the model.
+
+        All entities are scored if the index returns too few.
         """
         num_relations = self.graph.shape.num_relations
         device = self.model.device
         given = torch.tensor([entity], device=device)
-        r = torch.tensor([relation % num_relations], device=device)
+        relations = torch.tensor([relation % num_relations], device=device)
         side: Side = "tail" if relation < num_relations else "head"
+
         index = indexes.for_side(side)
-        omitted = known if query.known == "omit" else {}
+        vectors = query_vectors(self.model, given, relations, side)
+        ids = index.search(vectors, query.k + len(omitted)).ids[0].tolist()
+        candidates = sorted(id for id in ids if id >= 0 and id not in omitted)
         wanted = min(query.k, index.shape[0] - len(omitted))
-        vectors = query_vectors(self.model, given, r, side)
-        found = index.search(vectors, query.k + len(omitted)).ids[0].tolist()
-        candidates = torch.tensor(
-            sorted(id for id in found if id >= 0 and id not in omitted), dtype=torch.int64
-        )
         if not 0 < wanted <= len(candidates):
             scores = score_queries(self.model, np.array([entity]), np.array([relation]))
-            return _top(scores, self.graph.entities, [known], [query])[0]
-        best = best_of(
-            self.model.predict_candidates(given, r, candidates[None].to(device), side).cpu(), wanted
+            return _top(scores, self.graph.entities, [query], splits=[known], omitted=[omitted])[0]
+
+        candidate_ids = torch.tensor(candidates, dtype=torch.int64)
+        scores = self.model.predict_candidates(
+            given, relations, candidate_ids[None].to(device), side
         )
+        best = best_of(scores.cpu(), wanted)
         return _predictions(
-            self.graph.entities, candidates[best.ids[0]].tolist(), best.scores[0].tolist(), known
+            self.graph.entities,
+            candidate_ids[best.ids[0]].tolist(),
+            best.scores[0].tolist(),
+            known,
         )
 
     def _with_probabilities(
-        self, kind: QueryType, given: Sequence[tuple[int, ...]], found: list[list[Prediction]]
+        self, kind: QueryType, given: Sequence[tuple[int, ...]], predictions: list[list[Prediction]]
     ) -> list[list[Prediction]]:
         """The predictions for queries with calibrated probabilities, if there is a calibration."""
-        if (correction := self.prior_correction) is None:
-            return found
-        both = list(zip(given, found, strict=True))
-        new = (
-            _triple(kind, ids, one.id)
-            for ids, several in both
-            for one in several
-            if one.split != "train"
-        )
-        triples = dict.fromkeys(new)
+        correction = self.prior_correction
+        if correction is None:
+            return predictions
+
+        triples: dict[tuple[int, ...], None] = {}  # a set that keeps the order
+        for ids, answers in zip(given, predictions, strict=True):
+            for prediction in answers:
+                if prediction.split != "train":
+                    triples[_completed(kind, ids, prediction.id)] = None
         if not triples:
-            return found
+            return predictions
+
         rows = np.array(list(triples))
         relations = torch.from_numpy(rows[:, 1])
         patterns = torch.from_numpy(correction.domain_range(rows))
-        probabilities = correction.calibration.probability(
-            self._log_probabilities(rows).cpu(), relations, patterns
-        )
-        of_triple = dict(zip(triples, probabilities.tolist(), strict=True))
-        return [
-            [replace(one, probability=of_triple.get(_triple(kind, ids, one.id))) for one in several]
-            for ids, several in both
-        ]
+        log_probabilities = self._log_probabilities(rows).cpu()
+        probabilities = correction.calibration.probability(log_probabilities, relations, patterns)
+        by_triple = dict(zip(triples, probabilities.tolist(), strict=True))
+
+        calibrated = []
+        for ids, answers in zip(given, predictions, strict=True):
+            calibrated.append(
+                [
+                    replace(answer, probability=by_triple.get(_completed(kind, ids, answer.id)))
+                    for answer in answers
+                ]
+            )
+        return calibrated
 
     def _known_answers(self, entities: Ids, relations: Ids) -> list[dict[int, str]]:
-        found: list[dict[int, str]] = [{} for _ in entities]
+        """The known answers of each query, and the first split that contains each."""
+        splits: list[dict[int, str]] = [{} for _ in entities]
         for split, known in self._known_by_split.items():
-            for row, answer in zip(
-                *(ids.tolist() for ids in known(entities, relations)), strict=True
-            ):
-                found[row].setdefault(answer, split)
-        return found
+            rows, answers = known(entities, relations)
+            for row, answer in zip(rows.tolist(), answers.tolist(), strict=True):
+                splits[row].setdefault(answer, split)
+        return splits
 
     @cached_property
     def _known_by_split(self) -> dict[str, KnownAnswers]:
@@ -474,16 +597,14 @@ class Predictor:
 
     @cached_property
     def _relations_by_pair(self) -> dict[str, tuple[Ids, Ids]]:
-        """For each split, a sorted number for the head and tail of every triple, and the relations
-        in that order.
-        """
-        found: dict[str, tuple[Ids, Ids]] = {}
+        """For each split, its sorted pairs of head and tail as numbers, and their relations."""
+        by_split: dict[str, tuple[Ids, Ids]] = {}
         for split in SPLITS:
             heads, relations, tails = self.graph.split(split).astype(np.int64).T
             pairs = heads * self.graph.shape.num_entities + tails
             order = np.argsort(pairs, kind="stable")
-            found[split] = pairs[order], relations[order]
-        return found
+            by_split[split] = (pairs[order], relations[order])
+        return by_split
 
     @cached_property
     def _context(self) -> FrozenContext:
@@ -495,115 +616,149 @@ class Predictor:
         return torch.nn.functional.normalize(self.model.entity_vectors().detach(), dim=-1)
 
 
-def _triple(kind: QueryType, given: tuple[int, ...], id: int) -> tuple[int, ...]:
+def _completed(kind: QueryType, given: tuple[int, ...], answer: int) -> tuple[int, ...]:
     """The triple that a prediction completes."""
-    place = {"heads": 0, "relations": 1}.get(kind, 2)
-    return (*given[:place], id, *given[place:2])
+    position = {"heads": 0, "relations": 1}.get(kind, 2)
+    return (*given[:position], answer, *given[position:2])
 
 
 def _predictions(
     names: Vocabulary, ids: Iterable[int], scores: Iterable[float], known: Mapping[int, str]
 ) -> list[Prediction]:
-    found = zip(ids, scores, strict=True)
-    return [Prediction(names[id], names.label(id), id, score, known.get(id)) for id, score in found]
+    return [
+        Prediction(names[id], names.label(id), id, score, known.get(id))
+        for id, score in zip(ids, scores, strict=True)
+    ]
 
 
 def _top(
-    scores: Tensor, names: Vocabulary, splits: Sequence[dict[int, str]], queries: Sequence[Query]
+    scores: Tensor,
+    names: Vocabulary,
+    queries: Sequence[Query],
+    *,
+    splits: Sequence[dict[int, str]],
+    omitted: Sequence[Collection[int]],
 ) -> list[list[Prediction]]:
-    """The best candidates of each row of scores `(num_queries, num_names)`; `splits` are the known
-    ones of each row.
+    """The best candidates of each row of scores `(num_queries, num_names)`.
+
+    `splits` are the known answers of each row, and `omitted` the ids that are no candidates.
     """
-    omitted = [
-        known if query.known == "omit" else {} for known, query in zip(splits, queries, strict=True)
-    ]
-    places = [(row, id) for row, known in enumerate(omitted) for id in known]
-    if places:
+    rows = [row for row, ids in enumerate(omitted) for _ in ids]
+    if rows:
+        columns = [id for ids in omitted for id in ids]
         scores = scores.clone()  # a model may return a tensor that it keeps
-        scores[tuple(torch.tensor(places, device=scores.device).unbind(1))] = -torch.inf
+        scores[
+            torch.tensor(rows, device=scores.device), torch.tensor(columns, device=scores.device)
+        ] = -torch.inf
+
     num_names = scores.shape[1]
-    sizes = [
-        min(query.k, num_names - len(left_out))
-        for query, left_out in zip(queries, omitted, strict=True)
-    ]
-    best = scores.topk(min(max(query.k for query in queries), num_names))
-    rows = zip(best.values.tolist(), best.indices.tolist(), splits, sizes, strict=True)
-    return [
-        _predictions(names, ids[:size], values[:size], known) for values, ids, known, size in rows
-    ]
+    most = min(max(query.k for query in queries), num_names)
+    best = scores.topk(most)
+    ids_by_query = best.indices.tolist()
+    scores_by_query = best.values.tolist()
+    predictions = []
+    for row, query in enumerate(queries):
+        size = min(query.k, num_names - len(omitted[row]))
+        ids = ids_by_query[row][:size]
+        predictions.append(_predictions(names, ids, scores_by_query[row][:size], splits[row]))
+    return predictions
 
 
 # -- facts about one entity --------------------------------------------------
 
 
 def known_facts(predictor: Predictor, entity: int, *, limit: int) -> tuple[list[Fact], int]:
-    """The first `limit` known triples of an entity, and the number of all: by split, as head before
-    as tail.
+    """The first `limit` known triples of an entity, and the number of all.
+
+    They are sorted by split; in each split, triples with the entity as head come first.
     """
     facts: list[Fact] = []
     for split in SPLITS:
         triples = predictor.graph.split(split)
         is_head = triples[:, 0] == entity
-        found = np.concatenate([triples[is_head], triples[~is_head & (triples[:, 2] == entity)]])
-        facts += [Fact(head, relation, tail, split) for head, relation, tail in found.tolist()]
+        is_only_tail = ~is_head & (triples[:, 2] == entity)
+        for head, relation, tail in triples[is_head].tolist():
+            facts.append(Fact(head, relation, tail, split))
+        for head, relation, tail in triples[is_only_tail].tolist():
+            facts.append(Fact(head, relation, tail, split))
     return facts[:limit], len(facts)
 
 
 @torch.no_grad()
 def predicted_facts(predictor: Predictor, entity: int, *, k: int) -> list[Fact]:
-    """The `k` best new triples with an entity as head or tail: by probability, or without one by
-    log-probability.
+    """The `k` best new triples with an entity as head or tail.
 
-    All relations are queried in both directions. The `CANDIDATES_PER_FACT` · k most likely answers
-    are then scored from both ends. Triples of the entity with itself are excluded.
+    They are sorted by probability, or without a calibration by log-probability. All relations are
+    queried in both directions. The `CANDIDATES_PER_FACT` · k most likely answers are then scored
+    from both ends. Triples of the entity with itself are excluded.
     """
     triples = _likely_new_triples(predictor, entity, number=CANDIDATES_PER_FACT * k)
     if not len(triples):
         return []
-    log_probability = rank_score = triple_log_probabilities(predictor.model, triples).cpu()
+
+    log_probabilities = triple_log_probabilities(predictor.model, triples).cpu()
+    sort_keys = log_probabilities
     probabilities: list[float | None] = [None] * len(triples)
-    if (correction := predictor.prior_correction) is not None:
-        relations, patterns = (
-            torch.from_numpy(ids) for ids in (triples[:, 1], correction.domain_range(triples))
-        )
-        rank_score = correction.log_odds(log_probability, relations, patterns)
-        probabilities = rank_score.sigmoid().tolist()
-    best = np.lexsort((-log_probability.numpy(), -rank_score.numpy()))[:k]
-    return [
-        Fact(head, relation, tail, None, probabilities[row], float(log_probability[row]))
-        for row, (head, relation, tail) in zip(best.tolist(), triples[best].tolist(), strict=True)
-    ]
+    correction = predictor.prior_correction
+    if correction is not None:
+        relations = torch.from_numpy(triples[:, 1])
+        patterns = torch.from_numpy(correction.domain_range(triples))
+        sort_keys = correction.log_odds(log_probabilities, relations, patterns)
+        probabilities = sort_keys.sigmoid().tolist()
+
+    facts = []
+    best = np.lexsort((-log_probabilities.numpy(), -sort_keys.numpy()))[:k]
+    for row in best.tolist():
+        head, relation, tail = triples[row].tolist()
+        log_probability = float(log_probabilities[row])
+        facts.append(Fact(head, relation, tail, None, probabilities[row], log_probability))
+    return facts
 
 
 def _likely_new_triples(predictor: Predictor, entity: int, *, number: int) -> Ids:
-    """New triples `(n, 3)` of an entity: the most likely answers to all queries that it can be
-    given in.
-    """
-    model = predictor.model
+    """The most likely new triples of an entity, `(num_triples, 3)`, by the queries that give it."""
     num_relations = predictor.graph.shape.num_relations
-    found: list[tuple[float, int, int, int]] = []
-    for backward in (False, True):
-        relations = np.arange(num_relations) + num_relations * backward
-        for block, scores in score_blocks(model, np.full(num_relations, entity), relations):
-            likely = scores.log_softmax(-1)
-            asked = relations[block]
-            if predictor.prior_correction is not None:
-                side: Side = "tail" if backward else "head"
-                priors = predictor.prior_correction.query_priors(
-                    entity, torch.from_numpy(asked % num_relations), side
-                )
-                likely += priors.log().to(likely)[:, None]
-            rows, known = predictor.all_known(np.full(len(asked), entity), asked)
-            likely[
-                torch.from_numpy(rows).to(likely.device), torch.from_numpy(known).to(likely.device)
-            ] = -torch.inf
-            likely[:, entity] = -torch.inf
+    candidates: list[tuple[float, int, int, int]] = []
+    for given_side in ("head", "tail"):
+        relations = np.arange(num_relations)
+        if given_side == "tail":
+            relations = relations + num_relations
+        entities = np.full(num_relations, entity)
+        for block, scores in score_blocks(predictor.model, entities, relations):
+            likely = _new_log_likelihoods(predictor, entity, relations[block], scores)
             best = likely.flatten().topk(min(number, likely.numel()))
-            for value, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-                row, other = divmod(place, likely.shape[1])
-                head, tail = (other, entity) if backward else (entity, other)
-                found.append((value, head, int(asked[row]) % num_relations, tail))
-    found.sort(key=lambda one: -one[0])
-    return np.array(
-        [triple for value, *triple in found[:number] if value > -np.inf], dtype=np.int64
-    ).reshape(-1, 3)
+            for value, cell in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                row, answer = divmod(cell, likely.shape[1])
+                relation = int(relations[block][row]) % num_relations
+                if given_side == "head":
+                    candidates.append((value, entity, relation, answer))
+                else:
+                    candidates.append((value, answer, relation, entity))
+
+    candidates.sort(key=lambda candidate: -candidate[0])
+    triples = [triple for value, *triple in candidates[:number] if value > -np.inf]
+    return np.array(triples, dtype=np.int64).reshape(-1, 3)
+
+
+def _new_log_likelihoods(
+    predictor: Predictor, entity: int, relations: Ids, scores: Tensor
+) -> Tensor:
+    """The log-likelihoods of the answers to queries of one entity, `(num_queries, num_entities)`.
+
+    Known answers and the entity itself have −∞.
+    """
+    num_relations = predictor.graph.shape.num_relations
+    likely = scores.log_softmax(-1)
+    if predictor.prior_correction is not None:
+        side: Side = "head" if relations[0] < num_relations else "tail"
+        priors = predictor.prior_correction.query_priors(
+            entity, torch.from_numpy(relations % num_relations), side
+        )
+        likely += priors.log().to(likely)[:, None]
+
+    rows, known = predictor.all_known(np.full(len(relations), entity), relations)
+    row_ids = torch.from_numpy(rows).to(likely.device)
+    known_ids = torch.from_numpy(known).to(likely.device)
+    likely[row_ids, known_ids] = -torch.inf
+    likely[:, entity] = -torch.inf
+    return likely

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import PYTHON, InvalidValue, RequestError, Words
+from dualkg.models.score_text import ScoreText
 from dualkg.registry import Registry
 from dualkg.tables.base import EntityScores, EntityTables
 from dualkg.tables.base import Side as Side
@@ -97,6 +98,8 @@ def overridden(instance: object) -> set[str]:
     names = set()
     for kind in classes[:nearest]:
         names |= {name for name in vars(kind) if hasattr(classes[nearest], name)}
+    # The text of a score changes nothing that is computed.
+    names.discard("score_text")
     return {name for name in names if not name.startswith(("__", "_abc_"))}
 
 
@@ -310,6 +313,8 @@ class EmbeddingModel(Model):
     default_init_scale: InitScale = 1e-3
     # Keyword arguments of a subclass, which are attributes too.
     options: ClassVar[tuple[str, ...]] = ()
+    # The score for readers of exported embeddings. A subclass that scores otherwise has its own.
+    score_text: ClassVar[ScoreText | None] = None
 
     _tables: EntityTables | None = None
 

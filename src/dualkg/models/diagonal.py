@@ -11,6 +11,7 @@ from torch import Tensor
 from dualkg.data.graph import Graph, GraphShape
 from dualkg.models.base import MODELS, Factors
 from dualkg.models.bilinear import BilinearModel
+from dualkg.models.score_text import BilinearText, Formula, OptionText
 from dualkg.tables.base import lookup
 
 __all__ = ["CP", "ComplEx", "DistMult", "QuatE", "SimplE"]
@@ -105,6 +106,9 @@ class DiagonalModel(BilinearModel):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
+REAL_PRODUCT = BilinearText(head=Formula("h ∘ r", "h * r"), tail=Formula("t ∘ r", "t * r"))
+
+
 class RealDiagonalModel(DiagonalModel):
     """A relation scales each real coordinate, so its map is its own transpose."""
 
@@ -125,6 +129,14 @@ class ComplEx(DiagonalModel):
     """
 
     numbers_per_coordinate = 2
+    score_text = BilinearText(
+        head=Formula("h ∘ r, complex", "h * r"),
+        tail=Formula("t ∘ r̄, complex", "t * r.conj()"),
+        product=Formula("Re Σ xᵢ t̄ᵢ", "(x * t.conj()).sum().real"),
+        prepare=("h, r, t = (x[:d] + 1j * x[d:] for x in (h, r, t))",),
+        entity=("real parts", "imaginary parts"),
+        relation=("real parts", "imaginary parts"),
+    )
 
     @staticmethod
     def times(x: "Any", r: "Any") -> "Any":
@@ -143,11 +155,14 @@ class CP(RealDiagonalModel):
     """
 
     two_entity_tables = True
+    score_text = REAL_PRODUCT
 
 
 @MODELS.register
 class DistMult(RealDiagonalModel):
     """A relation scales each coordinate (Yang et al., 2015), so all are symmetric."""
+
+    score_text = REAL_PRODUCT
 
 
 @MODELS.register
@@ -162,6 +177,30 @@ class QuatE(DiagonalModel):
 
     numbers_per_coordinate = 4
     options = ("normalized",)
+    score_text = BilinearText(
+        head=Formula("h ⊗ r, the Hamilton product of quaternions", "times(h, r)"),
+        tail=Formula(
+            "t ⊗ r̄, the Hamilton product of quaternions",
+            "times(t, np.stack([r[0], -r[1], -r[2], -r[3]]))",
+        ),
+        prepare=(
+            "h, r, t = (x.reshape(4, d) for x in (h, r, t))",
+            "times = lambda x, y: np.stack([",
+            "    x[0] * y[0] - x[1] * y[1] - x[2] * y[2] - x[3] * y[3],",
+            "    x[0] * y[1] + x[1] * y[0] + x[2] * y[3] - x[3] * y[2],",
+            "    x[0] * y[2] - x[1] * y[3] + x[2] * y[0] + x[3] * y[1],",
+            "    x[0] * y[3] + x[1] * y[2] - x[2] * y[1] + x[3] * y[0],",
+            "])",
+        ),
+        options={
+            "normalized": OptionText(
+                ", with r divided by its moduli",
+                before=("r = r / np.maximum(np.linalg.norm(r, axis=0), 1e-30)",),
+            )
+        },
+        entity=("real parts", "i parts", "j parts", "k parts"),
+        relation=("real parts", "i parts", "j parts", "k parts"),
+    )
 
     def __init__(
         self, shape: Graph | GraphShape, *, normalized: bool = True, **config: Any
@@ -210,6 +249,12 @@ class SimplE(DiagonalModel):
 
     numbers_per_coordinate = 2
     multiplicative_modulus = False
+    score_text = BilinearText(
+        head=Formula("½ (h″ ∘ r″, h′ ∘ r′)", "np.concatenate([h[d:] * r[d:], h[:d] * r[:d]]) / 2"),
+        tail=Formula("½ (t″ ∘ r′, t′ ∘ r″)", "np.concatenate([t[d:] * r[:d], t[:d] * r[d:]]) / 2"),
+        entity=("h′, the vector as head", "h″, the vector as tail"),
+        relation=("r′, the relation", "r″, its inverse"),
+    )
 
     @staticmethod
     def times(x: "Any", r: "Any") -> "Any":

@@ -12,12 +12,23 @@ from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import InvalidValue, Unsupported
 from dualkg.models.base import MODELS, Factors, InitScale
 from dualkg.models.bilinear import BilinearModel
+from dualkg.models.score_text import BilinearText, Formula, OptionText
 from dualkg.tables.base import lookup
 
 __all__ = ["RESCAL", "TuckER"]
 
 # A GPU multiplies all groups at once while padding makes the batch at most this many times larger.
 MAX_PADDING = 32
+
+
+def batch_norm_arrays(name: str, vectors: str) -> dict[str, str]:
+    """What the arrays of one batch normalization contain."""
+    return {
+        f"{name}.mean": f"batch normalization: mean (of {vectors})",
+        f"{name}.variance": f"batch normalization: variance, to which 1e-5 is added (of {vectors})",
+        f"{name}.scale": f"batch normalization: factor (of {vectors})",
+        f"{name}.shift": f"batch normalization: summand (of {vectors})",
+    }
 
 
 class RelationGroups:
@@ -103,6 +114,12 @@ class RESCAL(MatrixModel):
     """A relation is a full matrix (Nickel et al., 2011)."""
 
     relation_kernel = "matrices"
+    score_text = BilinearText(
+        head=Formula("h R", "h @ R"),
+        tail=Formula("t Rᵀ", "t @ R.T"),
+        prepare=("R = r.reshape(d, d)",),
+        relation=("the matrix R, dim × dim, row by row",),
+    )
 
     def relation_width(self, dim: int) -> int:
         return dim * dim
@@ -141,6 +158,31 @@ class TuckER(MatrixModel):
 
     relation_kernel = "mixtures"
     options = ("relation_dim", "batch_norm")
+    score_text = BilinearText(
+        head=Formula("h Σₖ rₖ Wₖ", "h @ R"),
+        tail=Formula("t Σₖ rₖ Wₖᵀ", "t @ R.T"),
+        prepare=('R = np.tensordot(r, arrays["core"], axes=1)',),
+        options={
+            "batch_norm": OptionText(
+                ", with batch normalization of h and of the result",
+                before=(
+                    "def normalize(x, name):",
+                    '    mean = arrays[f"{name}.mean"]',
+                    '    deviation = np.sqrt(arrays[f"{name}.variance"] + 1e-5)',
+                    '    scale = arrays[f"{name}.scale"]',
+                    '    return (x - mean) / deviation * scale + arrays[f"{name}.shift"]',
+                    'h = normalize(h, "before")',
+                ),
+                after=('x = normalize(x, "after")',),
+                only_heads=True,
+            )
+        },
+        arrays={
+            "core": "the matrices Wₖ that all relations share: [k, row, column]",
+            **batch_norm_arrays("before", "heads"),
+            **batch_norm_arrays("after", "mapped heads"),
+        },
+    )
 
     def __init__(
         self,

@@ -295,9 +295,8 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
     ids = await context.ids(**{part: query.names[part] or "" for part in query.given})
     kind = QUERY_TYPES[query.find]
     k = query.k
-    excluded = context.run.predictor.entity_to_omit(kind, list(ids.values()))
     new, marked = await asyncio.gather(
-        context.predict(kind, *ids.values(), k=k + (excluded is not None), known="omit"),
+        context.predict(kind, *ids.values(), k=k, known="omit"),
         context.predict(kind, *ids.values(), k=k),
     )
     return QueryPage(
@@ -305,8 +304,8 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
         find=query.find,
         query=schemas.QueryParts.of(context.run.graph, ids),
         known=_known_answers(context, query, ids, {found.id: found for found in marked}),
-        predictions=[found for found in new if found.id != excluded][:k],
-        prediction_set=await _set_size(context, query, ids, excluded),
+        predictions=new,
+        prediction_set=await _set_size(context, query, ids),
     )
 
 
@@ -358,24 +357,20 @@ def _splits_of_known(
 
 
 async def _set_size(
-    context: RequestContext, query: PageQuery, ids: dict[Part, int], excluded: int | None
+    context: RequestContext, query: PageQuery, ids: dict[Part, int]
 ) -> SetSize | None:
     """The size alone: probabilities of all its members would take long for a large set."""
     predictor = context.run.predictor
     side = query.find
     coverage = query.coverage
-    sets = predictor.prediction_sets
-    if side == "relation" or sets is None:
+    if side == "relation" or predictor.prediction_sets is None:
         return None
-    given = ids[OTHER_END[side]]
-    model = predictor.model
-    known = predictor.all_known
-    found = await context.in_thread(
-        lambda: sets.of(
-            model, known, given, ids["relation"], side=side, coverage=coverage
-        ).entities.tolist()
+    entity = ids[OTHER_END[side]]
+    relation = ids["relation"]
+    members = await context.in_thread(
+        lambda: predictor.members(entity, relation, side=side, coverage=coverage)
     )
-    return SetSize(coverage=coverage, size=sum(id != excluded for id in found))
+    return SetSize(coverage=coverage, size=len(members.entities))
 
 
 async def _offered_relations(context: RequestContext, query: PageQuery) -> list[Item]:

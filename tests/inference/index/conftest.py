@@ -1,16 +1,15 @@
-"""Fixtures of the index tests: a clustered table, and few queries."""
+"""What the index tests share: a clustered table, and an index measured with few queries."""
+
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from dualkg.inference import index_build
+from dualkg.inference.index_build import build_index
 
-
-@pytest.fixture(autouse=True)
-def _few_queries(monkeypatch):
-    """No test needs a thousand queries."""
-    monkeypatch.setattr(index_build, "NUM_QUERIES", 100)
+NUM_QUERIES = 100
+quick_index = partial(build_index, num_queries=NUM_QUERIES, seconds=0.0)
 
 
 @pytest.fixture

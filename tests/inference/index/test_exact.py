@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import dualkg as kg
-from dualkg.inference import index as exact
-from dualkg.inference.index import STORAGE_FORMATS, ExactIndex, Metric, best_of
+from dualkg.errors import InvalidValue
+from dualkg.inference.index import STORAGE_FORMATS, ExactIndex, Metric, NotFinite, best_of
 from tests.processes import run_python
 
 METRICS = get_args(Metric)
@@ -54,9 +53,8 @@ def test_blocks_agree_with_a_sort_of_all_scores(
 ):
     table = drawn(seed, rows, width)
     queries = drawn(seed + 1, num_queries, width)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "BLOCK_ELEMENTS", block)
-        found = ExactIndex.build(table, metric, storage=storage).search(queries, k)
+    index = ExactIndex.build(table, metric, storage=storage)
+    found = index.search(queries, k, block_elements=block)
     scores, ids = plainly(table, queries, metric, k)
     assert torch.equal(found.scores, scores)
     assert torch.equal(found.ids, ids)
@@ -141,7 +139,9 @@ def held():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
-index = ExactIndex.load(Path(sys.argv[1]), "inner product", (100_000, 200), storage="float32", in_memory=False)
+index = ExactIndex.load(
+    Path(sys.argv[1]), "inner product", (100_000, 200), storage="float32", in_memory=False
+)
 index.search(torch.ones(1, 200), 3)
 before = held()
 found = index.search(torch.ones(1, 200), 3)
@@ -161,11 +161,20 @@ def test_a_memory_mapped_file_is_not_loaded(tmp_path):
     assert kib < 20_000
 
 
-def test_refusals():
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_vectors_that_are_not_finite_are_refused(number):
     index = ExactIndex.build(torch.ones(3, 2))
-    with pytest.raises(kg.DivergedError, match="A query holds NaN or infinity"):
-        index.search(torch.full((1, 2), torch.nan), 1)
-    with pytest.raises(kg.DivergedError, match="The table holds NaN or infinity"):
-        ExactIndex.build(torch.full((2, 2), torch.inf))
-    with pytest.raises(kg.RequestError, match="float32, float16, bf16, int8, sparse; got 'int4'"):
+    with pytest.raises(NotFinite) as error:
+        index.search(torch.full((1, 2), number), 1)
+    assert error.value.what == "A query"
+    assert "A query holds NaN or infinity" in str(error.value)
+    with pytest.raises(NotFinite) as error:
+        ExactIndex.build(torch.full((2, 2), number))
+    assert error.value.what == "The table"
+
+
+def test_an_unknown_storage_format_is_refused():
+    with pytest.raises(InvalidValue) as error:
         ExactIndex.build(torch.ones(3, 2), storage="int4")
+    assert (error.value.setting, error.value.found) == ("storage", "int4")
+    assert all(storage in error.value.expected for storage in STORAGE_FORMATS)

@@ -7,11 +7,12 @@ from typing import get_args
 import pytest
 import torch
 
-import dualkg as kg
-from dualkg.inference.index import ExactIndex, Metric
+from dualkg.errors import InvalidValue, MissingExtra
+from dualkg.inference.index import ExactIndex, Metric, NotFinite
 from dualkg.inference.index_build import (
     FAISS_KINDS,
     FaissIndex,
+    RecallNotReached,
     least_effort,
     num_lists,
     recalls,
@@ -107,15 +108,16 @@ def test_least_effort(clusters):
 
 
 @needs_faiss
-def test_unreachable_recall_is_refused(clusters, monkeypatch):
+def test_unreachable_recall_is_refused(clusters):
     table, queries = clusters
-    best = torch.zeros(40, 100, dtype=torch.int64) - 5  # which no row is
-    with pytest.raises(
-        kg.RequestError, match="The index hnsw reaches a recall of 0.000 .* too little for 0.9"
-    ):
-        tuned(table, "euclidean", kind="hnsw", queries=queries, best=best, recall=0.9)
-    with pytest.raises(kg.RequestError, match="above 0 and below 1, such as 0.95; got 95"):
-        tuned(table, "euclidean", kind="hnsw", queries=queries, best=best, recall=95)
+    no_rows = torch.full((40, 100), -5)
+    with pytest.raises(RecallNotReached) as error:
+        tuned(table, "euclidean", kind="hnsw", queries=queries, best=no_rows, recall=0.9)
+    assert (error.value.kind, error.value.wanted, error.value.reached) == ("hnsw", 0.9, 0.0)
+    assert "The index hnsw reaches a recall of 0.000" in str(error.value)
+    with pytest.raises(InvalidValue) as error:
+        tuned(table, "euclidean", kind="hnsw", queries=queries, best=no_rows, recall=95)
+    assert (error.value.setting, error.value.found) == ("recall", 95)
 
 
 @needs_faiss
@@ -127,9 +129,9 @@ def test_threads_are_restored():
 
 
 @needs_faiss
-def test_refusals(clusters, tmp_path):
+def test_a_table_or_a_file_that_cannot_be_used_is_refused(clusters, tmp_path):
     table, _ = clusters
-    with pytest.raises(kg.DivergedError, match="The table holds NaN or infinity"):
+    with pytest.raises(NotFinite):
         FaissIndex.build(torch.full((2, 2), torch.nan))
     FaissIndex.build(table, kind="ivf").save(tmp_path)
     with pytest.raises(ValueError, match="its 1,000 rows of 12 numbers are not of 5 × 12"):
@@ -138,10 +140,9 @@ def test_refusals(clusters, tmp_path):
 
 def test_a_missing_faiss_is_refused_with_the_install_line(clusters, monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(
-        kg.RequestError, match=r"needs faiss. Install it: pip install 'dualkg\[index\]'"
-    ):
+    with pytest.raises(MissingExtra) as error:
         FaissIndex.build(clusters[0])
+    assert (error.value.package, error.value.extra) == ("faiss", "index")
     with threads(1):  # speeds of the exact index are measured without it
         assert torch.get_num_threads() == 1
 

@@ -1,5 +1,6 @@
 """Predictions with an index are those without one."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -8,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
+from dualkg.errors import InvalidValue
 from dualkg.inference.index import ExactIndex, SearchResult
-from dualkg.inference.index_build import build_index
+from dualkg.inference.index_build import OtherModelIndexed
 from tests.conftest import graph_of
+from tests.inference.index.conftest import quick_index
 
 MODELS = {
     "ComplEx": lambda shape: kg.ComplEx(shape, dim=4, init_scale=1.0),
@@ -26,7 +29,7 @@ MODELS = {
 def pair(graph: kg.Graph, name: str = "ComplEx") -> tuple[kg.Predictor, kg.Predictor]:
     model = MODELS[name](graph.shape)
     plain = kg.Predictor(model, graph)
-    return plain, kg.Predictor(model, graph, index=build_index(model, graph, kind="exact"))
+    return plain, kg.Predictor(model, graph, index=quick_index(model, graph, kind="exact"))
 
 
 def assert_same(ours: list[kg.Prediction], theirs: list[kg.Prediction]) -> None:
@@ -71,7 +74,7 @@ def test_known_answers_do_not_displace_results_of_an_approximate_index(num_known
     )
     model = MODELS["ComplEx"](graph.shape)
     plain = kg.Predictor(model, graph)
-    indexed = kg.Predictor(model, graph, index=build_index(model, graph, kind="ivf", recall=0.9))
+    indexed = kg.Predictor(model, graph, index=quick_index(model, graph, kind="ivf", recall=0.9))
     ours, theirs = (one.tails(0, 0, k=10, known="omit") for one in (indexed, plain))
     assert len(ours) == len(theirs) == 10
     assert not any(answer.known for answer in ours)
@@ -90,23 +93,37 @@ def test_results_of_a_quantized_index_are_rescored(small_graph):
     model = MODELS["ComplEx"](small_graph.shape)
     plain = kg.Predictor(model, small_graph)
     indexed = kg.Predictor(
-        model, small_graph, index=build_index(model, small_graph, kind="exact", storage="int8")
+        model, small_graph, index=quick_index(model, small_graph, kind="exact", storage="int8")
     )
     assert_same(indexed.tails(3, 1, k=30), plain.tails(3, 1, k=30))
 
 
-def test_refusals(small_graph):
-    plain, indexed = pair(small_graph)
-    with pytest.raises(kg.RequestError, match="k must be at least 1; got 0"):
-        indexed.tails(0, 0, k=0)
-    with pytest.raises(kg.RequestError, match="'mark' or 'omit'; got 'hide'"):
-        indexed.heads(0, 0, known="hide")
-    with pytest.raises(kg.RequestError, match="No entity is named 'e99'"):
+def test_invalid_queries_are_refused_as_without_an_index(small_graph):
+    _, indexed = pair(small_graph)
+    for option in ({"k": 0}, {"known": "hide"}):
+        with pytest.raises(InvalidValue) as error:
+            indexed.tails(0, 0, **option)
+        assert {error.value.setting: error.value.found} == option
+    with pytest.raises(kg.RequestError):
         indexed.tails("e99", 0)
+
+
+def test_an_index_of_another_model_is_refused(small_graph):
+    plain, indexed = pair(small_graph)
     other = kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0, seed=9)
-    with pytest.raises(
-        kg.RequestError, match="made of another model, ComplEx by inner product: .* Build it again"
-    ):
-        kg.Predictor(other, small_graph, index=indexed.index)
-    with pytest.raises(kg.RequestError, match="made of another model"):
-        kg.Predictor(kg.Dual(plain.model), small_graph, index=indexed.index)
+    for model in (other, kg.Dual(plain.model)):
+        with pytest.raises(OtherModelIndexed) as error:
+            kg.Predictor(model, small_graph, index=indexed.index)
+        assert (error.value.model, error.value.metric) == ("ComplEx", "inner product")
+        assert "made of another model, ComplEx by inner product" in str(error.value)
+        assert "Build it again: kg." in str(error.value)
+
+
+def test_the_entity_of_a_query_is_omitted_as_without_an_index(small_graph):
+    is_loop = small_graph.train[:, 0] == small_graph.train[:, 2]
+    graph = replace(small_graph, train=small_graph.train[~is_loop])
+    plain, indexed = pair(graph)
+    for entity in range(5):
+        for k in (1, 3, 30):
+            assert_same(indexed.tails(entity, 1, k=k), plain.tails(entity, 1, k=k))
+        assert entity not in [answer.id for answer in indexed.tails(entity, 1, known="omit")]
