@@ -46,8 +46,8 @@ JOBS = {
 
 def measure(job: dict[str, Any], *, device: str, processes: int) -> dict[str, Any]:
     """A search from its beginning to its end."""
+    from dualkg.tuning.search import search
     from dualkg.tuning.space import space_from
-    from dualkg.tuning.tune import tune
 
     spec = Job(**job)
     space = {
@@ -60,7 +60,7 @@ def measure(job: dict[str, Any], *, device: str, processes: int) -> dict[str, An
     }
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "study"
-        found = tune(
+        found = search(
             space_from(space, source="the benchmark"), out=out, device=device, jobs=processes
         )
     return {"per_minute": found.per_minute, "finished": len(found.ranked)}

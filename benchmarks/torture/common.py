@@ -81,7 +81,7 @@ def load_program() -> None:
     for name in (
         "cli.main",
         "training.api",
-        "tuning.study",
+        "tuning.worker",
         "inference.api",
         "inference.extension",
     ):

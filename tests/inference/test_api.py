@@ -79,7 +79,7 @@ def test_search_takes_a_mapping_and_has_a_folder_of_its_own(graph, tmp_path, mon
     assert result.num_done == 2
     assert result.recipe is not None
     assert (tmp_path / "runs" / "tune-search" / "best.toml").exists()
-    assert kg.search is kg.tuning.tune
+    assert kg.search is kg.tuning.search
 
 
 @pytest.mark.parametrize(
