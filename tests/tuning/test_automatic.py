@@ -179,8 +179,11 @@ def test_if_every_trial_diverges_the_first_reason_is_reported(graph):
 def test_the_dimensions_follow_the_loss_and_leave_fixed_keys_alone(graph):
     keys = list(dimensions_of(recipe_of(graph), ["optimizer.learning_rate"]))
     assert keys == [
-        "regularizer.weight", "loss.relation_weight", "loss.frequency_weight", "training.batch_size",
-    ]  # fmt: skip
+        "regularizer.weight",
+        "loss.relation_weight",
+        "loss.frequency_weight",
+        "training.batch_size",
+    ]
     rotate = starting_recipe(Data(), graph, CPU, {"model.name": "RotatE"})
     keys = list(dimensions_of(rotate))
     assert keys[:2] == ["loss.margin", "loss.adversarial_temperature"]

@@ -221,7 +221,7 @@ def test_another_space_in_the_same_folder_is_refused(small_graph, tmp_path):
 def test_a_space_of_another_type_is_refused(small_graph):
     with pytest.raises(InvalidValue) as refused:
         search(3, graph=small_graph)
-    assert (refused.value.setting, refused.value.found) == ("space", "an object of type int")
+    assert (refused.value.setting, refused.value.found) == ("space", 3)
 
 
 def test_a_graph_without_validation_triples_is_refused(small_graph, tmp_path):

@@ -162,7 +162,7 @@ def _as_space(space: SearchSpace | str | Path | Mapping[str, Any]) -> SearchSpac
     raise InvalidValue(
         "space",
         expected="a .toml file, a mapping of its tables, or a SearchSpace",
-        found=f"an object of type {type(space).__name__}",
+        found=space,
     )
 
 
