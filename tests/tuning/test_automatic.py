@@ -18,13 +18,13 @@ from dualkg.training.trainer import InterruptedRunError
 from dualkg.tuning.automatic import (
     AutomaticTuner,
     NothingTrains,
-    TrialOutcome,
     TuningInterrupted,
     fit,
     parse_budget,
     resume,
 )
 from dualkg.tuning.starts import dimensions_of, other_start, starting_recipe
+from dualkg.tuning.trials import TrialOutcome
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,7 @@ split. The test split is not used, not even as a filter.
 from __future__ import annotations
 
 import json
-import math
 import re
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
@@ -26,7 +24,6 @@ from dualkg.data.loading import load_graph
 from dualkg.errors import (
     PYTHON,
     DamagedFile,
-    DivergedError,
     DualkgError,
     InvalidValue,
     RequestError,
@@ -48,13 +45,24 @@ from dualkg.training.recipe import Recipe, named_classes, recipe_from
 from dualkg.training.run import Run, RunFolder
 from dualkg.training.trainer import InterruptedRunError, OnProgress, ProgressEvent, Trainer
 from dualkg.tuning.starts import (
+    Params,
     Value,
     dimensions_of,
     init_scale_of_margin,
     is_small,
     other_start,
-    starting_recipe,
     values_around,
+)
+from dualkg.tuning.starts import (
+    starting_recipe as starting_recipe,
+)
+from dualkg.tuning.trials import (
+    EPOCHS,
+    RunTrial,
+    TrialOutcome,
+    TrialPlan,
+    TrialTrainer,
+    trial_graph,
 )
 
 SHORT = 0  # the rung of the short trials
@@ -69,12 +77,10 @@ MIN_PROMOTED_OF_SMALL = 3
 NUM_REPEATED = 3  # how many of the best are trained with other seeds
 NUM_SEEDS = 3
 HOPELESS = 0.8  # a trial stops half-way below this fraction of the best trial's MRR at that time
-MAX_VALIDATION_TRIPLES = 10_000
 NUM_VALIDATIONS = 10  # of the final training
 
 SEED = "training.seed"
 LOSS = "loss.name"
-EPOCHS = "training.epochs"
 LEARNING_RATE = "optimizer.learning_rate"
 WEIGHT = "regularizer.weight"
 RELATION_WEIGHT = "loss.relation_weight"
@@ -82,9 +88,7 @@ MARGIN = "loss.margin"
 # What short trials misjudge, so that it is tuned in long ones too.
 POLISHED = (WEIGHT, EPOCHS, LEARNING_RATE)
 
-Params = dict[str, Value]
 OnTuning = Callable[["AutomaticProgress"], None]
-RunTrial = Callable[["TrialPlan"], "TrialOutcome"]
 
 
 class TuningInterrupted(InterruptedRunError):
@@ -112,32 +116,6 @@ class NothingTrains(DualkgError):
 
     def message(self, words: Words = PYTHON) -> str:
         return f"Tuning found no hyperparameters that train on {self.graph}: {self.reason}"
-
-
-@dataclass(frozen=True)
-class TrialPlan:
-    """A training that is to be made: `params` change the starting recipe to `recipe`.
-
-    It stops half-way if its MRR is below `hopeless` then.
-    """
-
-    params: Params
-    rung: int
-    epochs: int
-    recipe: Recipe
-    hopeless: float
-    on_progress: OnProgress
-
-
-@dataclass(frozen=True)
-class TrialOutcome:
-    """What came of a training; `half_way` is the MRR after half of its epochs."""
-
-    mrr: float | None
-    half_way: float | None
-    seconds: float
-    seconds_per_epoch: float
-    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -206,7 +184,7 @@ class AutomaticTuner:
         self.trials: list[AutomaticTrial] = []
         self.log = ProgressLog(f"Tuning {self.start.model.name} on {self.graph.name}")
         if self.run_trial is None:
-            graph = _trial_graph(self.graph, seed=self.start.training.seed)
+            graph = trial_graph(self.graph, seed=self.start.training.seed)
             self.run_trial = TrialTrainer(graph, self.device)
 
     # -- saving ---
@@ -570,81 +548,6 @@ class AutomaticTuner:
             f"{chosen.epochs} epochs{mean}{start}, filtered by train and valid, the best of "
             f"{count} in {self.spent_seconds:.0f} s."
         )
-
-
-@dataclass(frozen=True)
-class TrialTrainer:
-    """Trains the recipe of a trial; what goes wrong becomes the error of the trial."""
-
-    graph: Graph
-    device: torch.device
-
-    def __call__(self, plan: TrialPlan) -> TrialOutcome:
-        started = time.perf_counter()
-        history: list[dict[str, Any]] = []
-        mrr = None
-        error = ""
-        try:
-            trainer = self._trainer(plan)
-            history = trainer.progress.history
-            trainer.on_progress = _stopping_half_way(plan, history)
-            trainer.run()
-            mrr = history[-1].get("valid_mrr")
-        except _HopelessTrialError:
-            mrr = history[-1]["valid_mrr"]
-            error = "stopped half-way"
-        except (RequestError, DivergedError) as problem:
-            if not plan.params and isinstance(problem, RequestError):
-                raise  # the request itself is wrong, not what the search tried
-            error = str(problem)
-        except torch.OutOfMemoryError:
-            error = f"{self.device} is out of memory"
-        mrrs = [epoch["valid_mrr"] for epoch in history if "valid_mrr" in epoch]
-        seconds_of_epochs = [epoch["seconds"] for epoch in history]
-        return TrialOutcome(
-            mrr=mrr,
-            half_way=mrrs[0] if mrrs else None,
-            seconds=round(time.perf_counter() - started, 3),
-            seconds_per_epoch=float(np.median(seconds_of_epochs)) if history else 0.0,
-            error=error,
-        )
-
-    def _trainer(self, plan: TrialPlan) -> Trainer:
-        changes = {
-            EPOCHS: plan.epochs,
-            "validation.every": (plan.epochs + 1) // 2,
-            "validation.patience": 0,
-        }
-        recipe = plan.recipe.with_changes(changes)
-        return Trainer.of_recipe(recipe, self.graph, device=self.device)
-
-
-class _HopelessTrialError(Exception):
-    """A trial is far behind the best half-way."""
-
-
-def _stopping_half_way(plan: TrialPlan, history: list[dict[str, Any]]) -> OnProgress:
-    """Report the progress of a trial, and stop it half-way if it is far behind the best."""
-
-    def on_progress(event: ProgressEvent) -> None:
-        mrr = math.inf
-        if 0 < len(history) < plan.epochs:
-            mrr = history[-1].get("valid_mrr", math.inf)
-        if mrr < plan.hopeless:
-            raise _HopelessTrialError
-        plan.on_progress(event)
-
-    return on_progress
-
-
-def _trial_graph(graph: Graph, *, seed: int) -> Graph:
-    """A graph without test triples, and with no more validation triples than trials rank."""
-    valid = graph.valid
-    if len(valid) > MAX_VALIDATION_TRIPLES:
-        random = np.random.default_rng(seed)
-        sample = random.choice(len(valid), MAX_VALIDATION_TRIPLES, replace=False)
-        valid = valid[np.sort(sample)]
-    return replace(graph, valid=valid, test=graph.test[:0])
 
 
 def _trial_with(

@@ -15,6 +15,7 @@ from dualkg.training import api
 from dualkg.training.recipe import Data, Recipe, known_name
 
 Value = bool | int | float | str
+Params = dict[str, Value]  # hyperparameters by the dotted names of their recipe keys
 # Hyperparameters and their values in order; the search moves between neighbours.
 Dimensions = dict[str, tuple[Value, ...]]
 
