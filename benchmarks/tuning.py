@@ -46,8 +46,8 @@ JOBS = {
 
 def measure(job: dict[str, Any], *, device: str, processes: int) -> dict[str, Any]:
     """A search from its beginning to its end."""
+    from dualkg.tuning.search import search
     from dualkg.tuning.space import space_from
-    from dualkg.tuning.tune import tune
 
     spec = Job(**job)
     space = {
@@ -59,9 +59,11 @@ def measure(job: dict[str, Any], *, device: str, processes: int) -> dict[str, An
         "search": {"method": "grid", "prune": False},
     }
     with tempfile.TemporaryDirectory() as folder:
-        search_space = space_from(space, source="the benchmark")
-        result = tune(search_space, out=Path(folder) / "study", device=device, jobs=processes)
-    return {"per_minute": result.per_minute, "finished": len(result.ranked)}
+        out = Path(folder) / "study"
+        found = search(
+            space_from(space, source="the benchmark"), out=out, device=device, jobs=processes
+        )
+    return {"per_minute": found.per_minute, "finished": len(found.ranked)}
 
 
 def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any]]:

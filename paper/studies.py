@@ -264,13 +264,13 @@ def duality_rows(results: Results) -> Iterator[list[str]]:
 
 def measure_dura_weights(config: Config, graph: kg.Graph) -> Results:
     """Validation MRR over λ1 and λ2, by a grid of trainings; an interrupted search resumes."""
+    from dualkg.tuning.search import search
     from dualkg.tuning.space import load_space
-    from dualkg.tuning.tune import tune
 
     name = f"{graph.name.lower()}-complex-dura-weights"
     space = load_space(registry.SPACES / f"{name}.toml")
     config.log(f"{space.num_trials} trainings of {space.base.model.name} on {graph.name}.")
-    result = tune(space, out=config.runs / "searches" / name, device=config.device)
+    result = search(space, out=config.runs / "searches" / name, device=config.device)
     result.write(config.records / "searches" / name)
     grid = []
     for trial in result.ranked:

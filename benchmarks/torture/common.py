@@ -77,7 +77,7 @@ def load_program() -> None:
     for name in (
         "cli.main",
         "training.api",
-        "tuning.study",
+        "tuning.worker",
         "inference.api",
         "inference.extension",
         "inference.index_build",

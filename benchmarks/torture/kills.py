@@ -230,9 +230,11 @@ def age_heartbeats(study: Path) -> None:
     """Let all trials of a study seem dead, so that a killed one is repeated at once."""
     if study.exists():
         with suppress(sqlite3.OperationalError), closing(sqlite3.connect(study)) as database:
-            database.execute("delete from trial_heartbeats")
-            sql = "select trial_id, datetime('now', '-1 hour') from trials where state = 'RUNNING'"
-            database.execute(f"insert into trial_heartbeats (trial_id, heartbeat) {sql}")
+            database.execute("delete from trial_user_attributes where key = 'heartbeat'")
+            database.execute(
+                "update trials set datetime_start = datetime('now', '-1 day') where state = "
+                "'RUNNING'"
+            )
             database.commit()
 
 
@@ -548,7 +550,7 @@ def patch_program() -> None:
     from dualkg.tuning import study
     from dualkg.tuning.automatic import AutomaticTuner
 
-    study.GRACE_SECONDS = 1
+    study.HEARTBEATS = study.Heartbeats(grace=1)
     api.DEFAULT_SETTINGS = CompletionSettings(save_interval=0.0)
 
     def has_time(self: AutomaticTuner, epochs: int = 0, *, rung: int) -> bool:

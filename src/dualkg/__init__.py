@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from dualkg.training.recipe import Recipe, Validation, list_recipes, load_recipe
     from dualkg.training.run import Run, load_run
     from dualkg.tuning.automatic import fit, resume
-    from dualkg.tuning.tune import search
+    from dualkg.tuning.search import search
 
 __version__ = "0.2.0"
 

@@ -79,7 +79,7 @@ def test_search_takes_a_mapping_and_has_a_folder_of_its_own(graph, tmp_path, mon
     assert result.num_done == 2
     assert result.recipe is not None
     assert (tmp_path / "runs" / "tune-search" / "best.toml").exists()
-    assert kg.search is kg.tuning.tune
+    assert kg.search is kg.tuning.search
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_search_takes_a_mapping_and_has_a_folder_of_its_own(graph, tmp_path, mon
             "type NoneType",
         ),
         (kg.calibrate, "nowhere", "nowhere does not exist"),
-        (kg.search, 3, "a .toml file, a mapping of its tables, or a SearchSpace; got int"),
+        (kg.search, 3, "a .toml file, a mapping of its tables, or a SearchSpace; 3 was given"),
         (
             kg.search,
             {"spaces": {}},

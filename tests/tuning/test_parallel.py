@@ -5,22 +5,24 @@ import os
 import shlex
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import optuna
 import pytest
+from optuna.trial import FrozenTrial, TrialState
 
-from dualkg.errors import RequestError
-from dualkg.tuning import study
+from dualkg.errors import DamagedFile, InvalidValue
+from dualkg.tuning import storage
+from dualkg.tuning.search import search
 from dualkg.tuning.space import space_from
-from dualkg.tuning.tune import tune
+from dualkg.tuning.storage import StorageNotOpened, open_storage, sqlite_url
+from dualkg.tuning.study import HEARTBEAT, Heartbeats, SearchStudy
+from dualkg.tuning.worker import Worker
 from tests.processes import COMMAND, FORKS, Started, until
 
 SPACE = """
@@ -37,222 +39,238 @@ batch_size = 50
 [search]
 prune = false
 """
-# Short heartbeats, so that a killed process is noticed soon, and a long grace period: no process
-# that runs may take another for dead on a busy machine.
-SETTINGS = (
-    "import dualkg.tuning.study as study; study.HEARTBEAT_SECONDS, study.GRACE_SECONDS = 1, 3600\n"
-)
-# Once a trial is done, stop in the middle of the next and say so by a file.
-PAUSE = """
-import os, pathlib, time
-train = study.Worker._train
-def train_or_pause(self, trial, params):
-    if self.progress.num_done:
+# Search `mine.toml`. Its words are the folder, the storage, the seconds after which another process
+# is taken for dead, and `pause` if the second trial is to stop in its middle and say so by a file.
+SEARCH = """
+import os, pathlib, sys, time
+import torch
+from dualkg.tuning.search import search
+from dualkg.tuning.study import Heartbeats
+
+def pause(event):
+    if event.num_done and event.training:
         pathlib.Path(f"{os.getpid()}.paused").touch()
         time.sleep(10_000)
-    return train(self, trial, params)
-study.Worker._train = train_or_pause
+
+torch.set_num_threads(1)
+out, storage, grace, pauses = sys.argv[1:]
+search(
+    "mine.toml",
+    out=out,
+    storage=storage,
+    device="cpu",
+    heartbeats=Heartbeats(interval=1.0, grace=float(grace)),
+    on_progress=pause if pauses == "pause" else None,
+)
 """
+# No process that runs may take another for dead on a busy machine.
+PATIENT = 3600.0
+# Every trial that runs when a process begins is taken for lost.
+IMPATIENT = Heartbeats(grace=0.0, abandoned=0.0)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    """The working directory, with a search space and its graph."""
+    monkeypatch.chdir(tmp_path)
     rows = [f"thing{i}\t{kind}\t{kind}{i % 4}\n" for kind in ("colour", "shape") for i in range(60)]
     (tmp_path / "mine.tsv").write_text("".join(rows))
     (tmp_path / "mine.toml").write_text(SPACE)
     return tmp_path
 
 
-WORDS = ("tune", "mine.toml", "--out", "out", "--threads", "1", "--device", "cpu")
+def start(folder: Path, *, storage: str, grace: float, pause: bool, out: str = "out") -> Started:
+    words = (out, storage, grace, "pause" if pause else "")
+    return Started(SEARCH, *words, cwd=folder)
 
 
-def start(folder: Path, *, patch: str) -> Started:
-    return Started(SETTINGS + patch + COMMAND, *WORDS, cwd=folder)
+def trials_in(storage: str) -> list[FrozenTrial]:
+    study = optuna.load_study(study_name="mine", storage=open_storage(storage).backend)
+    return study.get_trials()
 
 
-@pytest.fixture
-def resume(folder: Path, run_cli, monkeypatch) -> Callable[[], None]:
-    """Continue the search in this process, which soon takes the others for dead."""
-
-    def run() -> None:
-        monkeypatch.chdir(folder)
-        monkeypatch.setattr(study, "HEARTBEAT_SECONDS", 1)
-        monkeypatch.setattr(study, "GRACE_SECONDS", 1)
-        result = run_cli(*WORDS)
-        assert result.code == 0, result.err
-
-    return run
+def count_points(storage: str) -> Counter:
+    """How often each point was finished."""
+    points: Counter = Counter()
+    for trial in trials_in(storage):
+        if trial.state == TrialState.COMPLETE:
+            points[tuple(sorted(trial.params.items()))] += 1
+    return points
 
 
-def query(folder: Path, sql: str) -> list[tuple]:
-    try:
-        with closing(sqlite3.connect(folder / "out" / "study.db", timeout=30)) as database:
-            return database.execute(sql).fetchall()
-    except sqlite3.OperationalError:
-        return []  # the tables do not exist yet
-
-
-FINISHED = (
-    "select t.trial_id, param_name, param_value from trials t join trial_params p on p.trial_id "
-    "= t.trial_id where state = 'COMPLETE'"
-)
-
-
-def count_points(rows: list[tuple]) -> Counter:
-    """How often each point was finished, from the rows of FINISHED."""
-    points: dict[int, dict] = {}
-    for number, name, value in rows:
-        points.setdefault(number, {})[name] = value
-    return Counter(tuple(sorted(point.items())) for point in points.values())
-
-
-def kill_when_paused(folder: Path, *processes: Started) -> None:
+def wait_until_paused(folder: Path, *processes: Started) -> None:
     def all_paused() -> bool:
-        assert all(process.running for process in processes), [
-            process.finish() for process in processes
-        ]
+        for process in processes:
+            assert process.running, process.finish()
         return len(list(folder.glob("*.paused"))) == len(processes)
 
     until(all_paused)
-    for process in processes:
-        process.kill()
 
 
-def test_two_killed_processes_lose_and_repeat_nothing(folder: Path, resume):
-    with start(folder, patch=PAUSE) as one, start(folder, patch=PAUSE) as other:
-        kill_when_paused(folder, one, other)
-    before = count_points(query(folder, FINISHED))
-    assert len(query(folder, "select 1 from trials where state = 'RUNNING'")) == 2
-    resume()
-    after = count_points(query(folder, FINISHED))
+@pytest.mark.parametrize("url", ["sqlite:///study.db", "journal:study.log"])
+def test_two_killed_processes_lose_and_repeat_nothing(folder: Path, url: str):
+    paused = {"storage": url, "grace": PATIENT, "pause": True}
+    with start(folder, **paused) as first, start(folder, **paused) as second:
+        wait_until_paused(folder, first, second)
+        first.kill()
+        second.kill()
+    before = count_points(url)
+    assert [trial.state for trial in trials_in(url)].count(TrialState.RUNNING) == 2
+    search("mine.toml", out="out", storage=url, device="cpu", heartbeats=IMPATIENT)
+    after = count_points(url)
     assert len(after) == 6
     assert set(after.values()) == {1}
     assert before.keys() < after.keys()
-    states = Counter(state for (state,) in query(folder, "select state from trials"))
+    states = Counter(trial.state.name for trial in trials_in(url))
     assert states == {"COMPLETE": 6, "FAIL": 2}
 
 
 @pytest.mark.slow
-def test_a_process_killed_before_its_first_heartbeat_is_retried(folder: Path, resume):
-    with start(
-        folder, patch="study.RDBStorage.record_heartbeat = lambda *ignored: None\n" + PAUSE
-    ) as paused:
-        kill_when_paused(folder, paused)
-    assert not query(folder, "select 1 from trial_heartbeats")
-    resume()
-    assert set(count_points(query(folder, FINISHED)).values()) == {1}
-    assert len(count_points(query(folder, FINISHED))) == 6
+def test_a_running_process_replaces_a_killed_one(folder: Path):
+    """Taking over before the kill would do no harm."""
+    url = "journal:study.log"
+    with start(folder, storage=url, grace=PATIENT, pause=True) as paused:
+        wait_until_paused(folder, paused)
+        with start(folder, storage=url, grace=5.0, pause=False, out="other") as replacing:
+            until(lambda: len(trials_in(url)) > 2)  # the other has begun a trial
+            paused.kill()
+            end = replacing.finish()
+    assert end.code == 0, end.err
+    assert sorted(count_points(url).values()) == [1] * 6
+    assert len((folder / "other" / "trials.csv").read_text().splitlines()) == 7
 
 
-def test_indexes_that_a_kill_prevented_are_created(tmp_path: Path) -> None:
-    """Optuna creates the table of the studies and then the index that keeps their names unique."""
-    url = study.sqlite_url(tmp_path / "study.db")
-    study.open_storage(url).engine.dispose()
-    with closing(sqlite3.connect(tmp_path / "study.db")) as connection:
-        find = (
-            "select name from sqlite_master where type = 'index' and sql is not null order by name"
+@pytest.fixture
+def study(folder: Path) -> Callable[[Heartbeats], SearchStudy]:
+    """A study as a process opens it that is patient or not."""
+    space = space_from(SEEDS, source="it", name="it")
+
+    def open_study(heartbeats: Heartbeats) -> SearchStudy:
+        return SearchStudy(
+            space, open_storage("sqlite:///study.db"), data="it", heartbeats=heartbeats
         )
-        names = connection.execute(find).fetchall()
-        for (name,) in names:
-            connection.execute(f"drop index {name}")
-        connection.commit()
-        assert names
-        study.open_storage(url).engine.dispose()
-        assert connection.execute(find).fetchall() == names
+
+    return open_study
+
+
+def test_a_process_killed_before_its_first_heartbeat_is_retried(study):
+    study(Heartbeats()).take_trial()
+    watching = study(Heartbeats(grace=0.0))
+    watching.retry_lost_trials()  # it sees the trial for the first time
+    assert watching.states() == ["running"]
+    watching.retry_lost_trials()
+    assert watching.states() == ["waiting"]
+    trial, slot = watching.take_trial()
+    assert (trial.number, slot) == (1, 0)
+
+
+def test_a_trial_with_heartbeats_is_not_lost(study):
+    running = study(Heartbeats(interval=0.01))
+    watching = study(Heartbeats(grace=PATIENT))
+    trial, _ = running.take_trial()
+
+    def heartbeat() -> float | None:
+        return running.trials()[0].user_attrs.get(HEARTBEAT)
+
+    with running.heartbeat(trial):
+        until(lambda: heartbeat() is not None)
+        first = heartbeat()
+        until(lambda: heartbeat() != first)
+        watching.retry_lost_trials()
+    assert watching.states() == ["running"]
+    last = heartbeat()
+    watching.retry_lost_trials()
+    assert heartbeat() == last
+
+
+def test_a_trial_that_another_process_took_for_lost_has_no_result(study):
+    """As after a suspended machine has been woken up."""
+    suspended = study(Heartbeats())
+    trial, _ = suspended.take_trial()
+    study(IMPATIENT).retry_lost_trials()
+    with suspended.heartbeat(trial):
+        suspended.tell(trial, 0.5)
+    assert suspended.states() == ["waiting"]
+
+
+def test_a_retry_that_two_processes_queue_is_run_once(study):
+    first = study(IMPATIENT)
+    second = study(IMPATIENT)
+    first.take_trial()
+    first.retry_lost_trials()
+    assert first.states() == ["waiting"]
+    second.optuna_study.enqueue_trial({}, user_attrs={"retry_of": 0})
+    slots = [process.take_trial()[1] for process in (first, second)]
+    assert slots == [0, None]
+
+
+def test_a_database_appears_when_it_is_complete(tmp_path: Path, monkeypatch) -> None:
+    """Optuna creates the table of the studies and then the index that keeps their names unique."""
+
+    def killed(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(storage, "RDBStorage", killed)
+    with pytest.raises(KeyboardInterrupt):
+        open_storage(sqlite_url(tmp_path / "study.db"))
+    assert not (tmp_path / "study.db").exists()
 
 
 def test_a_killed_trial_is_repeated_before_others_and_samples_the_same(
     small_graph, tmp_path, monkeypatch
 ):
     """What TPE samples depends on the trials before; the first ten are random."""
-    tables = {
-        "training": {"epochs": 1},
-        "model": {"dim": 2},
-        "search": {"method": "tpe", "trials": 12, "prune": False},
-    }
-    tables["space"] = {
+    dimensions = {
         "model.dim": {"low": 2, "high": 9},
         "optimizer.learning_rate": {"low": 0.01, "high": 1.0, "log": True},
     }
-    space = space_from(tables, source="it", name="it")
-    suggest = study.suggest
 
-    def killed(trial, name, choices):
-        if trial.number == 10 and name == "optimizer.learning_rate":
-            # Optuna leaves the trial as a kill does: running, with one of its values.
-            raise SystemExit
-        return suggest(trial, name, choices)
+    def space(num_trials: int):
+        tables = {
+            "training": {"epochs": 1},
+            "model": {"dim": 2},
+            "search": {"method": "tpe", "trials": num_trials, "prune": False},
+            "space": dimensions,
+        }
+        return space_from(tables, source="it", name="it")
 
-    monkeypatch.setattr(study.Worker, "_train", lambda self, trial, params: 1 / params["model.dim"])
-    expected = tune(space, out=tmp_path / "one", graph=small_graph, device="cpu")
-    with monkeypatch.context() as patch:
-        patch.setattr(study, "suggest", killed)
-        with pytest.raises(SystemExit):
-            tune(space, out=tmp_path / "out", graph=small_graph, device="cpu")
-    with closing(sqlite3.connect(tmp_path / "out" / "study.db")) as database:
-        database.execute("update trial_heartbeats set heartbeat = datetime('now', '-1 hour')")
-        database.commit()
-    found = tune(space, out=tmp_path / "out", graph=small_graph, device="cpu")
-    assert [trial.params for trial in found.trials] == [trial.params for trial in expected.trials]
+    monkeypatch.setattr(Worker, "_train", lambda self, params, trial: 1 / params["model.dim"])
+    options = {"graph": small_graph, "device": "cpu"}
+    expected = search(space(12), out=tmp_path / "whole", **options)
 
-
-def finished_in_journal(folder: Path) -> Counter:
-    """How often each point was finished, from the journal."""
-    with study.experimental():
-        found = optuna.load_study(
-            study_name="mine", storage=study.open_storage(f"journal:{folder / 'study.log'}")
-        )
-    done = found.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
-    return Counter(tuple(sorted(trial.params.items())) for trial in done)
+    out = tmp_path / "killed"
+    search(space(10), out=out, **options)
+    url = sqlite_url(out / "study.db")
+    study = optuna.load_study(study_name="it", storage=open_storage(url).backend)
+    # A kill leaves a trial that runs, with some of its values.
+    study.ask().suggest_int("model.dim", 2, 9)
+    resumed = search(space(12), out=out, heartbeats=IMPATIENT, **options)
+    params = [trial.params for trial in resumed.trials]
+    assert params == [trial.params for trial in expected.trials]
 
 
-@pytest.mark.slow
-def test_a_process_replaces_a_killed_one_on_a_journal(folder: Path):
-    """The clock of a heartbeat is that of the file system; taking over before the kill would do no
-    harm.
-    """
-    words = [*WORDS, "--storage", "journal:study.log"]
-    with Started(SETTINGS + PAUSE + COMMAND, *words, cwd=folder) as paused:
-        until(lambda: list(folder.glob("*.paused")) or not paused.running)
-        assert paused.running, paused.finish()
-        words[words.index("out")] = "other"
-        soon = SETTINGS.replace("3600", "2")
-        with Started(soon + COMMAND, *words, cwd=folder) as other:
-            until(
-                lambda: (folder / "study.log").read_text().count('"op_code":4') > 2
-            )  # the other has begun a trial
-            paused.kill()
-            end = other.finish()
-    assert end.code == 0, end.err
-    points = finished_in_journal(folder)
-    assert sorted(points.values()) == [1] * 6
-    assert len((folder / "other" / "trials.csv").read_text().splitlines()) == 7
-
-
-def test_a_journal_survives_an_incomplete_line_and_refuses_other_files(small_graph, tmp_path):
+def test_a_journal_survives_an_incomplete_line(small_graph, tmp_path):
     tables = {"training": {"epochs": 1}, "model": {"dim": 2}, "space": {"training.seed": [0, 1]}}
     journal = tmp_path / "study.log"
     options = {"graph": small_graph, "device": "cpu", "storage": str(journal)}
-    one = space_from({**tables, "search": {"trials": 1}}, source="it", name="it")
-    first = tune(one, out=tmp_path / "one", **options)
+    space = space_from({**tables, "search": {"trials": 1}}, source="it", name="it")
+    first = search(space, out=tmp_path / "first", **options)
     with journal.open("a") as file:
         file.write('{"op_code":4,"worker')  # a machine lost power
-    both = tune(space_from(tables, source="it", name="it"), out=tmp_path / "two", **options)
+    both = search(space_from(tables, source="it", name="it"), out=tmp_path / "second", **options)
     assert both.trials[0] == first.trials[0]
     assert [trial.state for trial in both.trials] == ["finished"] * 2
-    journal.write_text("no\njournal\n")
-    with pytest.raises(
-        RequestError, match=r"study.log is damaged, or not a journal of Optuna \(Expecting value"
-    ):
-        tune(one, out=tmp_path / "three", **options)
-    with pytest.raises(
-        RequestError, match=r"cannot be opened: .*nowhere/x.log: No such file or directory\."
-    ):
-        tune(
-            one,
-            out=tmp_path / "three",
-            **{**options, "storage": f"journal:{tmp_path}/nowhere/x.log"},
-        )
+
+
+def test_other_files_are_no_journals(tmp_path):
+    path = tmp_path / "study.log"
+    path.write_text("no\njournal\n")
+    with pytest.raises(DamagedFile, match=r"not a journal of Optuna \(Expecting value") as damaged:
+        open_storage(str(path))
+    assert damaged.value.path == path
+    with pytest.raises(StorageNotOpened) as missing:
+        open_storage(f"journal:{tmp_path}/nowhere/x.log")
+    assert missing.value.reason == f"{tmp_path}/nowhere/x.log: No such file or directory"
 
 
 SEEDS = {
@@ -269,31 +287,36 @@ FAIL = "echo loading >&2; echo 'dualkg: two GPUs were expected.' >&2; exit 3"
 
 
 def test_trials_are_launched_by_a_command(small_graph, tmp_path):
-    options = {"graph": small_graph, "device": "cpu"}
     space = space_from(SEEDS, source="it", name="it")
-    result = tune(space, out=tmp_path / "good", launcher=["sh", "-c", TRAIN, "sh"], **options)
-    assert {trial.params["training.seed"]: trial.mrr for trial in result.trials} == {
-        0: 0.75,
-        1: 0.5,
-    }
-    assert not list((tmp_path / "good" / "trials").iterdir())
-    failed = tune(space, out=tmp_path / "bad", launcher=["sh", "-c", FAIL, "sh"], **options)
-    assert [trial.state for trial in failed.trials] == ["failed"] * 2
-    assert "ended with status 3; see" in failed.trials[0].error
-    assert failed.trials[0].error.endswith("dualkg: two GPUs were expected.")
-    with pytest.raises(
-        RequestError,
-        match="--launcher should start with a program that is installed; .* 'no-torchrun'",
-    ):
-        tune(space, out=tmp_path / "none", launcher=["no-torchrun", "-m", "dualkg"], **options)
+    launcher = ["sh", "-c", TRAIN, "sh"]
+    result = search(space, out=tmp_path, graph=small_graph, device="cpu", launcher=launcher)
+    mrrs = {trial.params["training.seed"]: trial.mrr for trial in result.trials}
+    assert mrrs == {0: 0.75, 1: 0.5}
+    assert not list((tmp_path / "trials").iterdir())
+
+
+def test_a_launched_trial_fails_with_its_command(small_graph, tmp_path):
+    space = space_from(SEEDS, source="it", name="it")
+    launcher = ["sh", "-c", FAIL, "sh"]
+    result = search(space, out=tmp_path, graph=small_graph, device="cpu", launcher=launcher)
+    assert [trial.state for trial in result.trials] == ["failed"] * 2
+    assert "ended with status 3; see" in result.trials[0].error
+    assert result.trials[0].error.endswith("dualkg: two GPUs were expected.")
+
+
+def test_a_launcher_that_is_not_installed_is_refused(small_graph, tmp_path):
+    space = space_from(SEEDS, source="it", name="it")
+    with pytest.raises(InvalidValue, match="starts with an installed program") as refused:
+        search(space, out=tmp_path, graph=small_graph, launcher=["no-torchrun", "-m", "dualkg"])
+    assert (refused.value.setting, refused.value.found) == ("launcher", "no-torchrun")
 
 
 @pytest.mark.slow
 def test_a_launched_trial_has_the_result_of_an_ordinary_one(small_graph, tmp_path):
     space = space_from(SEEDS, source="it", name="it")
     options = {"graph": small_graph, "device": "cpu"}
-    plain = tune(space, out=tmp_path / "plain", **options)
-    launched = tune(
+    plain = search(space, out=tmp_path / "plain", **options)
+    launched = search(
         space, out=tmp_path / "launched", launcher=[sys.executable, "-m", "dualkg"], **options
     )
     assert [trial.mrr for trial in launched.trials] == [trial.mrr for trial in plain.trials]
@@ -315,8 +338,8 @@ def test_trials_in_two_processes_are_launched_by_torchrun(small_graph, tmp_path,
         "-m",
         "dualkg",
     ]
-    plain = tune(space, out=tmp_path / "plain", **options)
-    launched = tune(space, out=tmp_path / "launched", launcher=torchrun, **options)
+    plain = search(space, out=tmp_path / "plain", **options)
+    launched = search(space, out=tmp_path / "launched", launcher=torchrun, **options)
     assert [trial.mrr for trial in launched.trials] == pytest.approx(
         [trial.mrr for trial in plain.trials], abs=1e-3
     )
@@ -324,47 +347,44 @@ def test_trials_in_two_processes_are_launched_by_torchrun(small_graph, tmp_path,
     space = space_from(
         {**SEEDS, "regularizer": {"name": "DURA"}, "search": {"trials": 1}}, source="it", name="it"
     )
-    failed = tune(space, out=tmp_path / "failed", launcher=torchrun, **options)
+    failed = search(space, out=tmp_path / "failed", launcher=torchrun, **options)
     assert failed.trials[0].error.endswith(
         "dualkg: DURA needs a weight, the paper's λ: set regularizer.weight."
     )
 
 
+WORDS = ("tune", "mine.toml", "--out", "out", "--threads", "1", "--device", "cpu")
+
+
 @pytest.fixture
-def with_sleeping_trial(folder: Path) -> Iterator[tuple[Started, Path]]:
-    """A search whose command sleeps, and the file with the number of its process."""
+def sleeping_search(folder: Path) -> Iterator[tuple[Started, int]]:
+    """A search whose command sleeps, and the number of the process of that command."""
     sleep = shlex.join(["sh", "-c", "echo $$ >$2/pid; exec sleep 10000", "sh"])
-    with Started(SETTINGS + COMMAND, *WORDS, "--launcher", sleep, cwd=folder) as search:
-        path = folder / "out" / "trials" / "0" / "pid"
-        until(lambda: not search.running or (path.exists() and path.read_text()))
-        assert search.running, search.finish()
-        yield search, path
+    path = folder / "out" / "trials" / "0" / "pid"
+    with Started(COMMAND, *WORDS, "--launcher", sleep, cwd=folder) as process:
+        until(lambda: not process.running or (path.exists() and path.read_text()))
+        assert process.running, process.finish()
+        yield process, int(path.read_text())
 
 
-def test_a_stopped_search_stops_the_command_of_its_trial(with_sleeping_trial):
-    search, path = with_sleeping_trial
-    search.signal(signal.SIGTERM)
-    end = search.finish()
+def test_a_stopped_search_stops_the_command_of_its_trial(sleeping_search):
+    process, pid = sleeping_search
+    process.signal(signal.SIGTERM)
+    end = process.finish()
     assert end.code == 130, end.err
     assert "Stopped; 0 of 6 trials are done and saved. Resume with: dualkg tune" in end.err
-    assert not Path(f"/proc/{path.read_text().strip()}").exists()
+    assert not is_running(pid)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
-def test_a_killed_search_stops_the_command_of_its_trial(
-    with_sleeping_trial, folder: Path, resume, monkeypatch
-):
-    search, path = with_sleeping_trial
-    search.kill()
-    until(lambda: not is_running(int(path.read_text())))
-    monkeypatch.setattr(
-        sys.modules[__name__],
-        "WORDS",
-        (*WORDS, "--launcher", shlex.join(["sh", "-c", TRAIN, "sh"])),
-    )
-    resume()
-    assert set(count_points(query(folder, FINISHED)).values()) == {1}
+def test_a_killed_search_stops_the_command_of_its_trial(sleeping_search, folder: Path):
+    process, pid = sleeping_search
+    process.kill()
+    until(lambda: not is_running(pid))
+    launcher = ["sh", "-c", TRAIN, "sh"]
+    search("mine.toml", out="out", device="cpu", launcher=launcher, heartbeats=IMPATIENT)
+    assert sorted(count_points("sqlite:///out/study.db").values()) == [1] * 6
     assert not list((folder / "out" / "trials").iterdir())
 
 
@@ -384,7 +404,7 @@ def test_parallel_jobs(small_graph, tmp_path, monkeypatch, method):
     tables = {"training": {"epochs": 2}, "model": {"dim": 4}, "space": {"training.seed": [0, 1, 2]}}
     space = space_from(tables, source="it", name="it")
     events = []
-    result = tune(
+    result = search(
         space, out=tmp_path, graph=small_graph, jobs=2, device="cpu", on_progress=events.append
     )
     assert [trial.state for trial in result.trials] == ["finished"] * 3
@@ -419,16 +439,15 @@ def postgresql(tmp_path_factory) -> Iterator[str]:
 def test_processes_share_a_study_in_postgresql(folder: Path, postgresql: str):
     import psycopg
 
-    words = [*WORDS, "--storage", postgresql]
-    words[words.index("out")] = "one"
-    with Started(SETTINGS + COMMAND, *words, cwd=folder) as one:
-        words[words.index("one")] = "other"
-        with Started(SETTINGS + COMMAND, *words, cwd=folder) as other:
-            ends = one.finish(), other.finish()
+    options = {"storage": postgresql, "grace": PATIENT, "pause": False}
+    with (
+        start(folder, out="first", **options) as first,
+        start(folder, out="second", **options) as second,
+    ):
+        ends = first.finish(), second.finish()
     assert [end.code for end in ends] == [0, 0], ends
     with psycopg.connect(postgresql) as database:
-        points = count_points(database.execute(FINISHED).fetchall())
-    assert sorted(points.values()) == [1] * 6
-    assert (folder / "one" / "best.toml").read_text() == (
-        folder / "other" / "best.toml"
-    ).read_text()
+        states = database.execute("select state from trials").fetchall()
+    assert states.count(("COMPLETE",)) == 6
+    recipes = [(folder / out / "best.toml").read_text() for out in ("first", "second")]
+    assert recipes[0] == recipes[1]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.models import MODELS
-from dualkg.tuning.space import Range, load_space, space_from
+from dualkg.tuning.space import InvalidSpace, Range, load_space, space_from
 
 SHIPPED = sorted((Path(__file__).parents[2] / "paper" / "spaces").glob("*.toml"))
 
@@ -32,12 +32,12 @@ LISTS = st.fixed_dictionaries(
 
 @given(lists=LISTS, seed=st.integers(0, 2**32 - 1))
 def test_grid_contains_every_point_once(lists, seed):
-    found = space_from({"space": lists, "search": {"seed": seed}}, source="it")
-    points = [tuple(found.point(number).values()) for number in range(found.num_trials)]
-    assert len(points) == found.num_points
+    loaded = space_from({"space": lists, "search": {"seed": seed}}, source="it")
+    points = [tuple(loaded.point(number).values()) for number in range(loaded.num_trials)]
+    assert len(points) == loaded.num_points
     assert set(points) == set(product(*lists.values()))
-    recipe = found.recipe(found.point(0))
-    assert recipe.model.dim == found.point(0)["model.dim"]
+    recipe = loaded.recipe(loaded.point(0))
+    assert recipe.model.dim == loaded.point(0)["model.dim"]
 
 
 @given(lists=LISTS)
@@ -50,126 +50,130 @@ def test_dotted_names_may_be_quoted_or_nested(lists):
 
 
 def test_number_of_trials_of_a_grid():
-    found = space('[space]\n"model.dim" = [1, 2, 3]\n[search]\ntrials = 2')
-    assert (found.num_points, found.num_trials) == (3, 2)
+    loaded = space('[space]\n"model.dim" = [1, 2, 3]\n[search]\ntrials = 2')
+    assert (loaded.num_points, loaded.num_trials) == (3, 2)
     assert space('[space]\n"model.dim" = [1, 2, 3]\n[search]\ntrials = 9').num_trials == 3
 
 
 def test_range_has_the_number_type_of_the_recipe():
-    found = space(
-        '[space]\n"loss.frequency_weight" = { low = 0, high = 1 }\n'
-        '"model.dim" = { low = 100, high = 1000, step = 100 }\n[search]\nmethod = "random"\ntrials = 3'
-    )
-    weight, dim = found.dimensions.values()
+    loaded = space("""
+        [space]
+        "loss.frequency_weight" = { low = 0, high = 1 }
+        "model.dim" = { low = 100, high = 1000, step = 100 }
+        [search]
+        method = "random"
+        trials = 3
+    """)
+    weight, dim = loaded.dimensions.values()
     assert isinstance(weight, Range)
     assert isinstance(dim, Range)
     assert isinstance(weight.low, float)
     assert isinstance(dim.low, int)
-    assert found.num_points is None
+    assert loaded.num_points is None
 
 
 def test_base_recipe_by_path_with_changes(tmp_path):
     (tmp_path / "base.toml").write_text('[model]\nname = "CP"\ndim = 7\n')
-    (tmp_path / "space.toml").write_text(
-        'recipe = "base.toml"\n[training]\nepochs = 3\n[space]\n"model.dim" = [1, 2]\n[search]\nname = "mine"\n'
-    )
-    found = load_space(tmp_path / "space.toml")
-    assert (
-        found.name,
-        found.base.model.name,
-        found.base.model.dim,
-        found.base.training.epochs,
-    ) == ("mine", "CP", 7, 3)
+    (tmp_path / "space.toml").write_text("""
+        recipe = "base.toml"
+        [training]
+        epochs = 3
+        [space]
+        "model.dim" = [1, 2]
+        [search]
+        name = "mine"
+    """)
+    loaded = load_space(tmp_path / "space.toml")
+    assert loaded.name == "mine"
+    assert (loaded.base.model.name, loaded.base.model.dim) == ("CP", 7)
+    assert loaded.base.training.epochs == 3
 
 
 def test_validation_interval_of_trials_and_of_the_best_recipe():
-    found = space('[training]\nepochs = 40\n[space]\n"model.dim" = [1, 2]')
-    assert found.trial_recipe({"model.dim": 1}).validation.every == 4
-    assert found.recipe({"model.dim": 1}).validation.every == 0
+    loaded = space('[training]\nepochs = 40\n[space]\n"model.dim" = [1, 2]')
+    assert loaded.trial_recipe({"model.dim": 1}).validation.every == 4
+    assert loaded.recipe({"model.dim": 1}).validation.every == 0
     rare = space('[training]\nepochs = 40\n[space]\n"model.dim" = [1, 2]\n[search]\nprune = false')
     assert rare.trial_recipe({"model.dim": 1}).validation.every == 40
-    own = space(
-        '[validation]\nevery = 2\npatience = 3\n[space]\n"model.dim" = [1, 2]\n[search]\nvalidate_every = 5'
-    )
+    own = space("""
+        [validation]
+        every = 2
+        patience = 3
+        [space]
+        "model.dim" = [1, 2]
+        [search]
+        validate_every = 5
+    """)
     assert own.recipe({"model.dim": 1}) == own.trial_recipe({"model.dim": 1})
     assert own.recipe({"model.dim": 1}).validation.every == 5
+
+
+DIM = '[space]\n"model.dim" = '
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "problem"),
+    [
+        ('[spaec]\n"model.dim" = [1]', "spaec", "is not a table"),
+        (f"{DIM}[]", "model.dim", "should be a list of values"),
+        (f"{DIM}5", "model.dim", "should be a list of values"),
+        (f"{DIM}[[5]]", "model.dim", "should be a list of values"),
+        (f"{DIM}[3, 3]", "model.dim", "lists 3 twice"),
+        ('[space]\n"regularizer.weight" = [1, 1.0]', "regularizer.weight", "lists 1.0 twice"),
+        ("[space]", "[space]", "is empty"),
+        ("", "[space]", "is empty"),
+        (f"{DIM}{{ low = 1, high = 9 }}", "model.dim", "is a range, and a grid needs a list"),
+        (f"{DIM}{{ low = 1 }}", "model.dim", "should have both ends"),
+        (f"{DIM}{{ low = 9, high = 1 }}", "model.dim", "should have low < high; got 9 and 1."),
+        (
+            '[space]\n"regularizer.weight" = { low = 0, high = 9, log = true }',
+            "regularizer.weight",
+            "with log = true should have low > 0 and no step; got low = 0.0",
+        ),
+        ('[space]\n"data.graph" = ["world"]', "data.graph", "cannot be searched"),
+        ('[space]\n"validation.every" = [1]', "validation.every", "cannot be searched"),
+        (f'{DIM}[1]\n[search]\nmethod = "tpe"', 'method = "tpe"', "needs a number of trials"),
+        (f"recipe = 5\n{DIM}[1]", "recipe", "should be a path"),
+    ],
+)
+def test_mistakes_of_a_space_are_refused(text, key, problem):
+    with pytest.raises(InvalidSpace) as refused:
+        space(text)
+    assert refused.value.key == key
+    assert refused.value.problem.startswith(problem)
+
+
+def test_a_mistake_is_reported_with_its_source_and_what_to_do():
+    with pytest.raises(InvalidSpace) as refused:
+        space(f"{DIM}{{ low = 1, high = 9 }}")
+    assert str(refused.value) == (
+        "mine.toml: model.dim is a range, and a grid needs a list of values. List them, or search "
+        'with method = "tpe" or "random".'
+    )
+    with pytest.raises(InvalidSpace, match="Did you mean 'space'"):
+        space('[spaec]\n"model.dim" = [1]')
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        ('[space]\n"training.epoch" = [1]', "training.epoch is not a setting of recipes."),
+        ('[space]\n"trainin.epochs" = [1]', "trainin is not a setting of recipes."),
+        (f"{DIM}[0]", "model.dim should be greater than or equal to 1; 0 was given."),
         (
-            '[space]\n"training.epoch" = [1]',
-            "training.epoch is not a setting of recipes. Did you mean 'epochs'?",
-        ),
-        (
-            '[space]\n"trainin.epochs" = [1]',
-            "trainin is not a setting of recipes. Did you mean 'training'?",
-        ),
-        (
-            '[spaec]\n"model.dim" = [1]',
-            "spaec is not a table of a search space. Did you mean 'space'?",
-        ),
-        (
-            '[space]\n"model.dim" = []',
-            "model.dim should be a list of values, [1, 2], or a range, { low = 1, high = 2 };",
-        ),
-        ('[space]\n"model.dim" = 5', "model.dim should be a list of values, [1, 2], or a range"),
-        ('[space]\n"model.dim" = [[5]]', "model.dim should be a list of values"),
-        (
-            '[space]\n"model.dim" = [0]',
-            "model.dim should be greater than or equal to 1; 0 was given.",
-        ),
-        ('[space]\n"model.dim" = [3, 3]', "model.dim lists 3 twice"),
-        ('[space]\n"regularizer.weight" = [1, 1.0]', "regularizer.weight lists 1.0 twice"),
-        ("[space]", "[space] is empty; it should list values to try"),
-        ("", "[space] is empty; it should list values to try"),
-        (
-            '[space]\n"model.dim" = { low = 1, high = 9 }',
-            "model.dim is a range, and a grid needs a list of values.",
-        ),
-        (
-            '[space]\n"model.dim" = { low = 1 }',
-            "model.dim should have both ends, { low = 1, high = 2 };",
-        ),
-        (
-            '[space]\n"model.dim" = { low = 9, high = 1 }',
-            "model.dim should have low < high; got 9 and 1.",
-        ),
-        (
-            '[space]\n"model.dim" = { low = 1, high = 9, lgo = true }',
+            f"{DIM}{{ low = 1, high = 9, lgo = true }}",
             "model.dim.lgo is not a setting of ranges. Did",
         ),
-        (
-            '[space]\n"regularizer.weight" = { low = 0, high = 9, log = true }',
-            "should have low > 0 and no step; got low = 0.0",
-        ),
-        ('[space]\n"data.graph" = ["world"]', "data.graph cannot be searched"),
-        ('[space]\n"validation.every" = [1]', "validation.every cannot be searched"),
-        (
-            '[space]\n"model.dim" = [1]\n[search]\nmethod = "gird"',
-            "search.method should be 'grid', 'tpe' or 'random'",
-        ),
-        (
-            '[space]\n"model.dim" = [1]\n[search]\nmehtod = "grid"',
-            "search.mehtod is not a setting of searches. Did",
-        ),
-        (
-            '[space]\n"model.dim" = [1]\n[search]\nmethod = "tpe"',
-            'method = "tpe" needs a number of trials',
-        ),
-        ('recipe = 5\n[space]\n"model.dim" = [1]', "recipe should be a path"),
-        ('recipe = "nowhere.toml"\n[space]\n"model.dim" = [1]', "nowhere.toml cannot be read"),
-        (
-            '[training]\nepoch = 3\n[space]\n"model.dim" = [1]',
-            "training.epoch is not a setting of recipes.",
-        ),
+        (f'{DIM}[1]\n[search]\nmethod = "gird"', "search.method should be 'grid', 'tpe' or"),
+        (f'{DIM}[1]\n[search]\nmehtod = "grid"', "search.mehtod is not a setting of searches."),
+        (f'recipe = "nowhere.toml"\n{DIM}[1]', "nowhere.toml cannot be read"),
+        (f"[training]\nepoch = 3\n{DIM}[1]", "training.epoch is not a setting of recipes."),
     ],
 )
-def test_mistakes_are_refused_with_a_sentence(text, sentence):
-    with pytest.raises(kg.RequestError) as error:
+def test_mistakes_of_its_recipe_and_its_settings_are_refused(text, sentence):
+    with pytest.raises(kg.RequestError) as refused:
         space(text)
-    assert sentence in str(error.value)
+    assert sentence in str(refused.value)
 
 
 def test_files_that_are_not_search_spaces(tmp_path):
@@ -182,13 +186,13 @@ def test_files_that_are_not_search_spaces(tmp_path):
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_space_of_the_paper_can_be_searched(path, small_graph):
-    found = load_space(path)
-    recipe = found.trial_recipe(found.point(found.num_trials - 1))
+    loaded = load_space(path)
+    recipe = loaded.trial_recipe(loaded.point(loaded.num_trials - 1))
     model = MODELS[recipe.model.name](small_graph.shape, dim=4)
     recipe.regularizer.build().check(model)
     assert path.stem.startswith(recipe.data.graph.lower())
     assert recipe.model.name.lower() in path.stem
-    assert found.name == path.stem
+    assert loaded.name == path.stem
 
 
 CHOSEN = {  # k, batch, λ, λ1, λ2 of the paper's table of hyper-parameters
@@ -206,7 +210,7 @@ CHOSEN = {  # k, batch, λ, λ1, λ2 of the paper's table of hyper-parameters
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_grids_of_the_paper_contain_its_choices(name):
-    found = load_space(Path(__file__).parents[2] / "paper" / "spaces" / f"{name}.toml")
+    loaded = load_space(Path(__file__).parents[2] / "paper" / "spaces" / f"{name}.toml")
     keys = (
         "model.dim",
         "training.batch_size",
@@ -215,5 +219,5 @@ def test_grids_of_the_paper_contain_its_choices(name):
         "regularizer.mapped",
     )
     for key, value in zip(keys, CHOSEN[name], strict=True):
-        assert value in found.dimensions[key]
-    assert found.dimensions["optimizer.learning_rate"] == (0.1, 0.01)
+        assert value in loaded.dimensions[key]
+    assert loaded.dimensions["optimizer.learning_rate"] == (0.1, 0.01)

@@ -1,17 +1,9 @@
-"""Hyperparameter tuning: automatic tuning before a training, and searches of a given space with
-Optuna.
-"""
+"""Hyperparameter tuning: automatic tuning before a training, and searches of a given space."""
 
 from dualkg.tuning.automatic import fit, resume
-from dualkg.tuning.space import (
-    SearchSpace,
-    TrialResult,
-    TuningProgress,
-    TuningResult,
-    load_space,
-    space_from,
-)
-from dualkg.tuning.tune import search, tune
+from dualkg.tuning.results import TrialResult, TuningProgress, TuningResult
+from dualkg.tuning.search import search
+from dualkg.tuning.space import SearchSpace, load_space, space_from
 
 __all__ = [
     "SearchSpace",
@@ -22,5 +14,5 @@ __all__ = [
     "load_space",
     "resume",
     "search",
+    "space_from",
 ]
-__all__ += ["space_from", "tune"]

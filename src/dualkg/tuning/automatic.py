@@ -10,10 +10,8 @@ split. The test split is not used, not even as a filter.
 from __future__ import annotations
 
 import json
-import math
 import re
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,18 @@ import torch
 
 from dualkg.data.graph import Graph
 from dualkg.data.loading import load_graph
-from dualkg.errors import DivergedError, DualkgError, RequestError
+from dualkg.errors import (
+    PYTHON,
+    DamagedFile,
+    DualkgError,
+    InvalidValue,
+    RequestError,
+    Sentence,
+    Words,
+)
 from dualkg.extras import check_trusted, trusted_code
 from dualkg.files import locks, read_json, write_text
 from dualkg.logs import ProgressLog, logger
-from dualkg.models import MODELS
 from dualkg.training import api
 from dualkg.training.callbacks import (
     Callbacks,
@@ -36,66 +41,88 @@ from dualkg.training.callbacks import (
     save_trackers,
     saved_trackers,
 )
-from dualkg.training.classes import known_name
-from dualkg.training.recipe import Data, Recipe, named_classes, recipe_from
+from dualkg.training.recipe import Recipe, named_classes, recipe_from
 from dualkg.training.run import Run, RunFolder
 from dualkg.training.trainer import InterruptedRunError, OnProgress, ProgressEvent, Trainer
+from dualkg.tuning.starts import (
+    Params,
+    Value,
+    dimensions_of,
+    init_scale_of_margin,
+    is_small,
+    other_start,
+    values_around,
+)
+from dualkg.tuning.starts import (
+    starting_recipe as starting_recipe,
+)
+from dualkg.tuning.trials import (
+    EPOCHS,
+    RunTrial,
+    TrialOutcome,
+    TrialPlan,
+    TrialTrainer,
+    trial_graph,
+)
 
-SMALL_GRAPH = 20_000  # training triples
-RUNGS = (1 / 9, 1 / 3)  # length of the trials of each rung, as a share of the final epochs
-SMALL_RUNGS = (1 / 3, 1.0)  # of small graphs, whose final training takes seconds
+SHORT = 0  # the rung of the short trials
+LONG = 1  # the rung of the long ones
+RUNGS = (1 / 9, 1 / 3)  # length of the trials of each rung, as a fraction of the final epochs
+SMALL_RUNGS = (1 / 3, 1.0)  # the same for small graphs, whose final training takes seconds
 SHARE_OF_FIRST_RUNG = 0.55  # of the budget
 BUDGET = 3.0  # times the final training
 MIN_BUDGET_SECONDS = 120.0  # small graphs are trained in a few seconds
 MAX_PROMOTED = 4
-REPEATED = 3
-SEEDS = 3  # how many of the best are trained with how many seeds
+MIN_PROMOTED_OF_SMALL = 3
+NUM_REPEATED = 3  # how many of the best are trained with other seeds
+NUM_SEEDS = 3
+HOPELESS = 0.8  # a trial stops half-way below this fraction of the best trial's MRR at that time
+NUM_VALIDATIONS = 10  # of the final training
+
 SEED = "training.seed"
 LOSS = "loss.name"
-HOPELESS = 0.8  # a trial stops half-way below this share of the best trial's MRR at that time
-MAX_VALIDATION_TRIPLES = 10_000
+LEARNING_RATE = "optimizer.learning_rate"
+WEIGHT = "regularizer.weight"
+RELATION_WEIGHT = "loss.relation_weight"
+MARGIN = "loss.margin"
+# What short trials misjudge, so that it is tuned in long ones too.
+POLISHED = (WEIGHT, EPOCHS, LEARNING_RATE)
 
-CHEAP_PRODUCTS = {
-    "cpu": 5e7,
-    "cuda": 2e10,
-}  # training triples × entities up to which large models are cheap
-MATRIX_MODELS = ("RESCAL", "TuckER", "SE")  # a relation has dim² parameters
-DISTANCE_LOSS = {
-    "regularizer.name": "none",
-    "loss.name": "NegativeSampling",
-    "loss.sampler": "shared",
-    "loss.margin": 6.0,
-    "loss.adversarial_temperature": 1.0,
-    "optimizer.name": "Adam",
-    "optimizer.learning_rate": 0.0005,
-    "optimizer.decay_from": 0.0,
-}
-STARTS: dict[
-    str, dict[str, Any]
-] = {  # where the search begins, if not at the values of `default_recipe`
-    "RESCAL": {"regularizer.plain": 1.0, "regularizer.mapped": 1.0, "optimizer.learning_rate": 0.1},
-    "TuckER": {"regularizer.plain": 1.0, "regularizer.mapped": 1.0, "optimizer.learning_rate": 0.1},
-    "MuRP": {
-        **DISTANCE_LOSS,
-        "loss.margin": 0.0,
-        "optimizer.learning_rate": 0.002,
-        "optimizer.epsilon": 1e-4,
-    },
-    **dict.fromkeys(("TransE", "RotatE", "ModE", "HAKE"), DISTANCE_LOSS),
-}
-
-Value = bool | int | float | str
-Params = dict[str, Value]
-Dimensions = dict[
-    str, tuple[Value, ...]
-]  # hyperparameters and their values; the search moves between neighbours
 OnTuning = Callable[["AutomaticProgress"], None]
+
+
+class TuningInterrupted(InterruptedRunError):
+    """Automatic tuning was stopped by its user; `command` resumes it if the trials are saved."""
+
+    def __init__(self, num_trials: int, *, is_saved: bool, command: str = "") -> None:
+        super().__init__()
+        self.num_trials = num_trials
+        self.is_saved = is_saved
+        self.command = command
+
+    def message(self, words: Words = PYTHON) -> str:
+        saved = ", which are saved" if self.is_saved else ""
+        advice = f" Resume with: {self.command}" if self.command else ""
+        return f"Stopped while tuning, after {self.num_trials} trials{saved}.{advice}"
+
+
+class NothingTrains(DualkgError):
+    """No trial of automatic tuning had a result."""
+
+    def __init__(self, graph: str, reason: str) -> None:
+        super().__init__()
+        self.graph = graph
+        self.reason = reason
+
+    def message(self, words: Words = PYTHON) -> str:
+        return f"Tuning found no hyperparameters that train on {self.graph}: {self.reason}"
 
 
 @dataclass(frozen=True)
 class AutomaticTrial:
-    """A short training; `mrr` is measured on the validation split at its end, `half_way` after half
-    of its epochs.
+    """A training with some hyperparameters, and its MRR on the validation split.
+
+    `mrr` is measured at the end, and `half_way` after half of the epochs.
     """
 
     params: Params
@@ -106,6 +133,9 @@ class AutomaticTrial:
     seconds: float
     seconds_per_epoch: float
     error: str = ""
+
+    def is_better_than(self, best: AutomaticTrial) -> bool:
+        return self.mrr is not None and (best.mrr is None or self.mrr > best.mrr)
 
 
 @dataclass(frozen=True)
@@ -125,41 +155,14 @@ class AutomaticProgress:
         return f"trial {self.num_trials + 1}: {self.trial}{best}"
 
 
-def dimensions_of(recipe: Recipe, fixed: Collection[str] = ()) -> Dimensions:
-    """What matters for the model and the loss of a recipe, most important first; `fixed` keys are
-    left alone.
-    """
-    found: Dimensions = {}
-    if recipe.regularizer.name != "none" and (weight := recipe.regularizer.weight):
-        found["regularizer.weight"] = _around(weight, 10**0.5, below=4, above=2)
-    for key, values in recipe.loss.tuned.items():
-        found[f"loss.{key}"] = values
-    found["optimizer.learning_rate"] = _around(recipe.optimizer.learning_rate, 2, below=3, above=2)
-    found["training.batch_size"] = tuple(
-        map(int, _around(recipe.training.batch_size, 2, below=2, above=2))
-    )
-    return {key: values for key, values in found.items() if key not in fixed}
-
-
-def init_scale_of_margin(margin: float, dim: int) -> float:
-    """The standard deviation of numbers that are uniform within (γ + 2) / dim (Sun et al.,
-    2019).
-    """
-    return round((margin + 2) / dim / 3**0.5, 5)
-
-
-def _around(value: float, factor: float, *, below: int, above: int) -> tuple[float, ...]:
-    return tuple(float(f"{value * factor**power:.2g}") for power in range(-below, above + 1))
-
-
 @dataclass
 class AutomaticTuner:
-    """Searches for the hyperparameters of one training, but for the `fixed` ones, and saves its
-    trials at `path`.
+    """Searches for the hyperparameters of one training and saves its trials at `path`.
 
-    The search begins at `start`, or at the `other` with another loss if that is better in a short
-    trial. The best with each loss are compared in long trials. The `saved` trials of an interrupted
-    search are not repeated; `command` resumes it.
+    Keys in `fixed` are not tuned. The search begins at `start`, or at another recipe with another
+    loss (`other`) if that is better in a short trial. The best with each loss are compared in long
+    trials. The `saved` trials of an interrupted search are not repeated; `command` resumes it.
+    `run_trial` trains; by default by PyTorch.
     """
 
     start: Recipe
@@ -172,18 +175,19 @@ class AutomaticTuner:
     path: Path | None = None
     command: str = ""
     on_progress: OnTuning | None = None
+    run_trial: RunTrial | None = None
 
     def __post_init__(self) -> None:
-        valid = self.graph.valid
-        if len(valid) > MAX_VALIDATION_TRIPLES:
-            random = np.random.default_rng(self.start.training.seed)
-            valid = valid[np.sort(random.choice(len(valid), MAX_VALIDATION_TRIPLES, replace=False))]
-        self.trial_graph = replace(self.graph, valid=valid, test=self.graph.test[:0])
-        self.is_small = len(self.graph.train) < SMALL_GRAPH
+        self.is_small = is_small(self.graph)
         self.other = other_start(self.start, self.graph, self.device, self.fixed)
         self.dimensions = dimensions_of(self.start, self.fixed)
         self.trials: list[AutomaticTrial] = []
         self.log = ProgressLog(f"Tuning {self.start.model.name} on {self.graph.name}")
+        if self.run_trial is None:
+            graph = trial_graph(self.graph, seed=self.start.training.seed)
+            self.run_trial = TrialTrainer(graph, self.device)
+
+    # -- saving ---
 
     @classmethod
     def load(cls, path: Path, graph: Graph, device: torch.device) -> AutomaticTuner:
@@ -192,160 +196,198 @@ class AutomaticTuner:
         try:
             trials = [AutomaticTrial(**trial) for trial in saved["trials"]]
             check_trusted(named_classes(saved["start"]), source=path)
-            start = recipe_from(saved["start"], source=str(path))
-            fixed = tuple(saved["fixed"])
             return cls(
-                start,
+                recipe_from(saved["start"], source=str(path)),
                 graph,
                 device=device,
-                fixed=fixed,
+                fixed=tuple(saved["fixed"]),
                 seconds=saved["seconds"],
                 saved=trials,
                 path=path,
             )
         except (KeyError, TypeError) as error:
-            reason = f"{type(error).__name__} {error}"
-            raise RequestError(
-                f"{path} is damaged: {reason}. Train again with --overwrite."
+            raise DamagedFile(
+                path,
+                f"{type(error).__name__} {error}",
+                advice=Sentence("Train again with {overwrite}.", {"overwrite": True}),
             ) from None
 
     def save(self, path: Path | None = None, *, summary: str = "") -> None:
-        """Save what an interrupted search needs to resume."""
-        if path := path or self.path:
-            start = self.start.model_dump(exclude_none=True)
-            trials = [asdict(trial) for trial in self.trials]
-            saved = {
-                "start": start,
-                "fixed": self.fixed,
-                "seconds": self.seconds,
-                "trials": trials,
-                "summary": summary,
-            }
-            write_text(path, json.dumps(saved, indent=1))
+        """Save what an interrupted search needs to resume, by default at `self.path`."""
+        path = path or self.path
+        if path is None:
+            return
+        content = {
+            "start": self.start.model_dump(exclude_none=True),
+            "fixed": self.fixed,
+            "seconds": self.seconds,
+            "trials": [asdict(trial) for trial in self.trials],
+            "summary": summary,
+        }
+        write_text(path, json.dumps(content, indent=1))
+
+    # -- the search ---
 
     def run(self) -> Recipe:
         """Search, and return the recipe of the final training."""
         try:
             self._search()
         except InterruptedRunError:
-            saved = ", which are saved" if self.path and self.trials else ""
-            advice = f" Resume with: {self.command}" if self.command else ""
-            message = f"Stopped while tuning, after {len(self.trials)} trials{saved}.{advice}"
-            raise InterruptedRunError(message) from None
+            is_saved = bool(self.path and self.trials)
+            raise TuningInterrupted(
+                len(self.trials), is_saved=is_saved, command=self.command
+            ) from None
         recipe = self.chosen_recipe()
         self.save(summary=self.summary())
         return recipe
 
     def _search(self) -> None:
-        best = self._try({}, rung=0)
-        if self.other is not None and self._has_time(rung=0):
-            other = self._try({LOSS: type(self.other.loss).__name__}, rung=0)
-            if _better(other, best):
-                best = other
-                self.dimensions = dimensions_of(self.other, self.fixed)
+        self._run_short_trials()
+        for params in self._promoted():
+            if self._has_time(rung=LONG):
+                self._try(params, rung=LONG)
+        if self._ranked(rung=LONG):
+            self._polish()
+            self._repeat()
+
+    def _run_short_trials(self) -> None:
+        """Change one hyperparameter after the other, as long as this helps and there is time."""
+        best = self._best_start()
         factor = 1.78
-        while best.mrr is not None and self._has_time(rung=0):
+        while best.mrr is not None and self._has_time(rung=SHORT):
             before = best
             for key, values in self.dimensions.items():
-                best = self._climb(best, key, values)
+                best = self._climb(best, key, values, rung=SHORT)
             best = self._refine_weight(best, factor)
             factor = 1.33
             if best is before or self.seconds is None:
                 break
-        for params in self._promoted():
-            if self._has_time(rung=1):
-                self._try(params, rung=1)
-        if self._ranked(rung=1):
-            self._polish()
-            self._repeat()
+
+    def _best_start(self) -> AutomaticTrial:
+        """The better of the one or two recipes at which the search may begin."""
+        best = self._try({}, rung=SHORT)
+        if self.other is None or not self._has_time(rung=SHORT):
+            return best
+        trial = self._try({LOSS: type(self.other.loss).__name__}, rung=SHORT)
+        if not trial.is_better_than(best):
+            return best
+        self.dimensions = dimensions_of(self.other, self.fixed)
+        return trial
 
     def _climb(
-        self, best: AutomaticTrial, key: str, values: tuple[Value, ...], *, rung: int = 0
+        self, best: AutomaticTrial, key: str, values: tuple[Value, ...], *, rung: int
     ) -> AutomaticTrial:
-        """Move along one dimension while the MRR grows, upwards first."""
-        start = float(self._with(best.params).value_of(key))
-        before = best
-        position = min(range(len(values)), key=lambda i: abs(float(values[i]) - start))
-        for direction in (values[position + 1 :], values[:position][::-1]):
-            for value in direction if best is before else ():
-                params = {**best.params, key: value}
-                if not self._has_time(self._epochs(rung, params), rung=rung):
-                    break
-                trial = self._try(params, rung=rung)
-                if not _better(trial, best):
-                    break
-                best = trial
+        """Move along one dimension while the MRR grows: upwards, or else downwards."""
+        start = float(self._recipe(best.params).value_of(key))
+        distances = [abs(float(value) - start) for value in values]
+        position = distances.index(min(distances))
+
+        upwards = values[position + 1 :]
+        downwards = values[:position][::-1]
+        higher = self._climb_along(best, key, upwards, rung=rung)
+        if higher is not best:
+            return higher
+        return self._climb_along(best, key, downwards, rung=rung)
+
+    def _climb_along(
+        self, best: AutomaticTrial, key: str, values: Iterable[Value], *, rung: int
+    ) -> AutomaticTrial:
+        """Try values in their order until one is not better than the one before."""
+        for value in values:
+            params = {**best.params, key: value}
+            if not self._has_time(self._epochs(rung, params), rung=rung):
+                break
+            trial = self._try(params, rung=rung)
+            if not trial.is_better_than(best):
+                break
+            best = trial
         return best
 
     def _refine_weight(self, best: AutomaticTrial, factor: float) -> AutomaticTrial:
-        """Try relation weights with a stronger regularizer, which the relation loss counts against;
-        then near ones.
+        """Tune λ together with the relation weight, and then in smaller steps.
+
+        The loss of relations counts against the regularizer, so a relation weight is tried with a
+        stronger one.
         """
-        key = "regularizer.weight"
-        relation_key = "loss.relation_weight"
-        if key not in self.dimensions:
+        if WEIGHT not in self.dimensions:
             return best
-        weight = float(f"{10**0.5 * self._with(best.params).value_of(key):.2g}")
-        for value in (0.5, 4.0) if relation_key in self.dimensions else ():
-            if value != best.params.get(relation_key, 0.0) and self._has_time(rung=0):
-                trial = self._try({**best.params, relation_key: value, key: weight}, rung=0)
-                best = trial if _better(trial, best) else best
-        weight = self._with(best.params).value_of(key)
-        return self._climb(best, key, _around(weight, factor, below=1, above=1))
-
-    def _polish(self) -> None:
-        """Climb in long trials along what short trials misjudge: λ, the number of epochs, and the
-        learning rate.
-        """
-        best = self._ranked(rung=1)[0]
-        start = self._start(best.params)
-        long = dimensions_of(start, self.fixed)
-        epochs = start.training.epochs
-        if self.is_small and "training.epochs" not in self.fixed:
-            long["training.epochs"] = (5 * epochs // 2, epochs, epochs // 2)
-        for key in ("regularizer.weight", "training.epochs", "optimizer.learning_rate"):
-            if key in long:
-                best = self._climb(best, key, long[key], rung=1)
-
-    def _repeat(self) -> None:
-        """Train the best with other seeds. Their mean counts, because MRRs of one seed differ by
-        chance.
-        """
-        best = [trial.params for trial in self._ranked(rung=1)[:REPEATED]]
-        for seed in range(self.start.training.seed + 1, self.start.training.seed + SEEDS):
-            if self._has_time(sum(self._epochs(1, params) for params in best), rung=1):
-                for params in best:
-                    self._try({**params, SEED: seed}, rung=1)
+        if RELATION_WEIGHT in self.dimensions:
+            stronger = float(f"{10**0.5 * self._recipe(best.params).value_of(WEIGHT):.2g}")
+            for relation_weight in (0.5, 4.0):
+                is_new = relation_weight != best.params.get(RELATION_WEIGHT, 0.0)
+                if is_new and self._has_time(rung=SHORT):
+                    changes = {RELATION_WEIGHT: relation_weight, WEIGHT: stronger}
+                    trial = self._try({**best.params, **changes}, rung=SHORT)
+                    if trial.is_better_than(best):
+                        best = trial
+        weight = self._recipe(best.params).value_of(WEIGHT)
+        return self._climb(
+            best, WEIGHT, values_around(weight, factor, below=1, above=1), rung=SHORT
+        )
 
     def _promoted(self) -> list[Params]:
-        """The best of the first rung: those with each loss and each relation weight, which pays
-        late, then by rank.
+        """The short trials that are trained longer.
+
+        These are the best with each loss and each relation weight, which pays late, and then
+        others by rank.
         """
-        ranked = [trial.params for trial in self._ranked(rung=0)]
-        first: dict[object, Params] = {}
+        ranked = [trial.params for trial in self._ranked(rung=SHORT)]
+        best_of_kind: dict[object, Params] = {}
         for params in ranked:
-            first.setdefault((params.get(LOSS), params.get("loss.relation_weight", 0.0)), params)
-        chosen = [*first.values(), *(params for params in ranked if params not in first.values())]
+            kind = params.get(LOSS), params.get(RELATION_WEIGHT, 0.0)
+            best_of_kind.setdefault(kind, params)
+        promoted = list(best_of_kind.values())
+        promoted += [params for params in ranked if params not in promoted]
+
         if self.is_small:
-            return chosen[
-                : max(len(first), 3)
-            ]  # the rest of the time is for `_polish` and `_repeat`
-        return chosen[: MAX_PROMOTED if self.seconds is None else 2 * MAX_PROMOTED]
+            # The rest of the time is for `_polish` and `_repeat`.
+            limit = max(len(best_of_kind), MIN_PROMOTED_OF_SMALL)
+        elif self.seconds is None:
+            limit = MAX_PROMOTED
+        else:
+            limit = 2 * MAX_PROMOTED
+        return promoted[:limit]
+
+    def _polish(self) -> None:
+        """Climb in long trials along what short trials misjudge."""
+        best = self._ranked(rung=LONG)[0]
+        start = self._start(best.params)
+        dimensions = dimensions_of(start, self.fixed)
+        epochs = start.training.epochs
+        if self.is_small and EPOCHS not in self.fixed:
+            dimensions[EPOCHS] = (5 * epochs // 2, epochs, epochs // 2)
+        for key in POLISHED:
+            if key in dimensions:
+                best = self._climb(best, key, dimensions[key], rung=LONG)
+
+    def _repeat(self) -> None:
+        """Train the best with other seeds; the mean counts, as MRRs of one seed vary by chance."""
+        best = [trial.params for trial in self._ranked(rung=LONG)[:NUM_REPEATED]]
+        epochs = sum(self._epochs(LONG, params) for params in best)
+        first_seed = self.start.training.seed
+        for seed in range(first_seed + 1, first_seed + NUM_SEEDS):
+            if self._has_time(epochs, rung=LONG):
+                for params in best:
+                    self._try({**params, SEED: seed}, rung=LONG)
 
     def _ranked(self, *, rung: int) -> list[AutomaticTrial]:
-        """The trials of a rung, best first, with the mean MRR of their seeds; those with most seeds
-        come first.
+        """The trials of a rung, best first, with the mean MRR of their seeds.
+
+        Those with most seeds come first.
         """
-        seeds: dict[str, list[AutomaticTrial]] = {}
+        by_params: dict[str, list[AutomaticTrial]] = {}
         for trial in self.trials:
             if trial.rung == rung and trial.mrr is not None:
-                seeds.setdefault(describe_params(_without_seed(trial.params)), []).append(trial)
-        means = [
-            (len(same), float(np.mean([trial.mrr for trial in same])), same[0])
-            for same in seeds.values()
-        ]
-        means.sort(key=lambda mean: (-mean[0], -mean[1]))
-        return [replace(first, mrr=mrr) for _, mrr, first in means]
+                text = describe_params(_without_seed(trial.params))
+                by_params.setdefault(text, []).append(trial)
+
+        def order(trials: list[AutomaticTrial]) -> tuple[int, float]:
+            return -len(trials), -_mean_mrr(trials)
+
+        ranked = sorted(by_params.values(), key=order)
+        return [replace(trials[0], mrr=_mean_mrr(trials)) for trials in ranked]
+
+    # -- the budget ---
 
     @property
     def budget_seconds(self) -> float | None:
@@ -362,144 +404,129 @@ class AutomaticTuner:
         return sum(trial.seconds for trial in self.trials)
 
     def _has_time(self, epochs: int = 0, *, rung: int) -> bool:
-        """Whether so many epochs, or else one trial of the rung, would end within the budget of the
-        rung.
-        """
+        """Whether `epochs`, by default those of one trial, end within the budget of the rung."""
         budget = self.budget_seconds
-        assert budget is not None  # since the first trial
+        assert budget is not None  # known since the first trial
         spent = self.spent_seconds
-        of_epoch = self.trials[0].seconds_per_epoch
-        long_fits = spent + of_epoch * self._epochs(1, {}) <= budget
-        share = SHARE_OF_FIRST_RUNG if rung == 0 and long_fits else 1.0
-        return spent + of_epoch * (epochs or self._epochs(rung, {})) <= share * budget
+        seconds_per_epoch = self.trials[0].seconds_per_epoch
+        long_trial_fits = spent + seconds_per_epoch * self._epochs(LONG, {}) <= budget
+        share = SHARE_OF_FIRST_RUNG if rung == SHORT and long_trial_fits else 1.0
+        epochs = epochs or self._epochs(rung, {})
+        return spent + seconds_per_epoch * epochs <= share * budget
 
     def _epochs(self, rung: int, params: Params) -> int:
-        rungs = SMALL_RUNGS if self.is_small else RUNGS
-        return max(
-            1,
-            round(
-                int(params.get("training.epochs", self._start(params).training.epochs))
-                * rungs[rung]
-            ),
-        )
+        """The length of a trial."""
+        final = int(params.get(EPOCHS, self._start(params).training.epochs))
+        fractions = SMALL_RUNGS if self.is_small else RUNGS
+        return max(1, round(final * fractions[rung]))
+
+    # -- trials ---
 
     def _try(self, params: Params, *, rung: int) -> AutomaticTrial:
         """Train with these hyperparameters, or look the trial up if it was made before."""
-
-        def same(trials: Collection[AutomaticTrial]) -> AutomaticTrial | None:
-            return next(
-                (trial for trial in trials if trial.params == params and trial.rung == rung), None
-            )
-
-        done = same(self.trials)
-        if done is None:
-            done = same(self.saved) or self._train(params, rung)
-            self.trials.append(done)
-            self.save()
-        return done
+        made = _trial_with(self.trials, params, rung)
+        if made is not None:
+            return made
+        trial = _trial_with(self.saved, params, rung) or self._train(params, rung)
+        self.trials.append(trial)
+        self.save()
+        return trial
 
     def _train(self, params: Params, rung: int) -> AutomaticTrial:
+        assert self.run_trial is not None
         epochs = self._epochs(rung, params)
-        started = time.perf_counter()
-        history: list[dict[str, Any]] = []
-        mrr = None
-        error = ""
-        changes = {
-            "training.epochs": epochs,
-            "validation.every": (epochs + 1) // 2,
-            "validation.patience": 0,
-        }
         try:
-            recipe = self._with(params).with_changes(changes)
-            trainer = Trainer.of_recipe(recipe, self.trial_graph, device=self.device)
-            history = trainer.progress.history
-            trainer.on_progress = self._watch(history, epochs, params, rung)
-            trainer.run()
-            mrr = history[-1].get("valid_mrr")
-        except _HopelessTrialError:
-            mrr = history[-1]["valid_mrr"]
-            error = "stopped half-way"
-        except (RequestError, DivergedError) as problem:
-            if not params and isinstance(problem, RequestError):
-                raise  # a mistake in what was requested
-            error = str(problem)
-        except torch.OutOfMemoryError:
-            error = f"{self.device} is out of memory"
-        seconds_per_epoch = (
-            float(np.median([entry["seconds"] for entry in history])) if history else 0.0
+            recipe = self._recipe(params)
+        except RequestError as problem:
+            failed = TrialOutcome(None, None, 0.0, 0.0, str(problem))
+            return AutomaticTrial(params, rung, epochs, **vars(failed))
+        plan = TrialPlan(
+            params=params,
+            rung=rung,
+            epochs=epochs,
+            recipe=recipe,
+            hopeless=self._hopeless_mrr(params, rung),
+            on_progress=self._reporter(params, rung),
         )
-        half_way = next((entry["valid_mrr"] for entry in history if "valid_mrr" in entry), None)
-        seconds = round(time.perf_counter() - started, 3)
-        return AutomaticTrial(
-            params, rung, epochs, mrr, half_way, seconds, seconds_per_epoch, error
-        )
+        outcome = self.run_trial(plan)
+        return AutomaticTrial(params, rung, epochs, **vars(outcome))
 
-    def _with(self, params: Params) -> Recipe:
-        """The recipe with these hyperparameters; an `init_scale` that the starting margin gave
-        follows the margin.
+    def _hopeless_mrr(self, params: Params, rung: int) -> float:
+        """The MRR below which a trial stops half-way.
+
+        Trials with another loss are not compared: half of the time is another stage for them.
+        """
+        for trial in self._ranked(rung=rung):
+            if (LOSS in trial.params) == (LOSS in params):
+                return HOPELESS * (trial.half_way or 0.0)
+        return 0.0
+
+    def _reporter(self, params: Params, rung: int) -> OnProgress:
+        """What reports the progress of a trial."""
+        ranked = self._ranked(rung=rung)
+        best_mrr = ranked[0].mrr if ranked else None
+        text = describe_params(params)
+
+        def report(event: ProgressEvent) -> None:
+            progress = AutomaticProgress(
+                text,
+                len(self.trials),
+                best_mrr,
+                self.spent_seconds,
+                self.budget_seconds,
+                event,
+            )
+            if self.on_progress:
+                self.on_progress(progress)
+
+            def line() -> str:
+                epoch = f"epoch {event.epoch}/{event.epochs}"
+                return f"{progress.text}  {epoch}  loss {event.loss:.3f}"
+
+            self.log(line)
+
+        return report
+
+    def _recipe(self, params: Params) -> Recipe:
+        """The recipe with these hyperparameters.
+
+        An `init_scale` that the starting margin gave follows the margin.
         """
         start = self._start(params)
-        model = start.model
-        follows = "loss.margin" in params and "model.init_scale" not in self.fixed
-        if follows and model.init_scale == init_scale_of_margin(
-            start.value_of("loss.margin"), model.dim
-        ):
-            params = {
-                **params,
-                "model.init_scale": init_scale_of_margin(float(params["loss.margin"]), model.dim),
-            }
+        if MARGIN in params and "model.init_scale" not in self.fixed:
+            dim = start.model.dim
+            scale_of_start = init_scale_of_margin(start.value_of(MARGIN), dim)
+            if start.model.init_scale == scale_of_start:
+                scale = init_scale_of_margin(float(params[MARGIN]), dim)
+                params = {**params, "model.init_scale": scale}
         return start.with_changes(params)
 
     def _start(self, params: Params) -> Recipe:
         """The recipe that these hyperparameters change."""
-        return self.other if self.other is not None and LOSS in params else self.start
+        if self.other is not None and LOSS in params:
+            return self.other
+        return self.start
 
-    def _watch(
-        self, history: list[Any], epochs: int, params: Params, rung: int
-    ) -> Callable[[ProgressEvent], None]:
-        """Report the progress of a trial, and stop it half-way if it is far behind the best."""
-        ranked = self._ranked(rung=rung)
-        text = describe_params(params)
-        best = next((trial for trial in ranked if (LOSS in trial.params) == (LOSS in params)), None)
-        top = ranked[0].mrr if ranked else None
-
-        def on_progress(event: ProgressEvent) -> None:
-            mrr = history[-1].get("valid_mrr", math.inf) if 0 < len(history) < epochs else math.inf
-            if best and best.half_way and mrr < HOPELESS * best.half_way:
-                raise _HopelessTrialError
-            spent = self.spent_seconds
-            budget = self.budget_seconds
-            progress = AutomaticProgress(text, len(self.trials), top, spent, budget, event)
-            if self.on_progress:
-                self.on_progress(progress)
-            self.log(
-                lambda: (
-                    f"{progress.text}  epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}"
-                )
-            )
-
-        return on_progress
+    # -- the result ---
 
     @property
     def chosen(self) -> AutomaticTrial | None:
         """The best trial of the last rung that has any; its MRR is the mean of its seeds."""
-        return next((ranked[0] for rung in (1, 0) if (ranked := self._ranked(rung=rung))), None)
+        ranked = self._ranked(rung=LONG) or self._ranked(rung=SHORT)
+        return ranked[0] if ranked else None
 
     def chosen_recipe(self) -> Recipe:
+        """The recipe of the final training."""
         if self.chosen is None:
-            reason = next(
-                (trial.error for trial in self.trials if trial.error), "no trial was made"
-            )
-            raise DualkgError(
-                f"Tuning found no hyperparameters that train on {self.graph.name}: {reason}"
-            )
-        chosen = self._with(_without_seed(self.chosen.params))
-        changes: dict[str, Any] = {
-            "validation.every": chosen.validation.every or max(1, chosen.training.epochs // 10)
-        }
-        if "validation.keep" not in self.fixed and chosen.optimizer.average_from == 1:
+            errors = [trial.error for trial in self.trials if trial.error]
+            raise NothingTrains(self.graph.name, errors[0] if errors else "no trial was made")
+        recipe = self._recipe(_without_seed(self.chosen.params))
+        every = recipe.validation.every or max(1, recipe.training.epochs // NUM_VALIDATIONS)
+        changes: dict[str, Any] = {"validation.every": every}
+        averages_weights = recipe.optimizer.average_from < 1
+        if "validation.keep" not in self.fixed and not averages_weights:
             changes["validation.keep"] = "best"
-        return chosen.with_changes(changes)
+        return recipe.with_changes(changes)
 
     def summary(self) -> str:
         """What was chosen and why, in a line."""
@@ -509,10 +536,12 @@ class AutomaticTuner:
         rung = [
             trial for trial in self.trials if trial.rung == chosen.rung and trial.mrr is not None
         ]
-        first = next((trial.mrr for trial in rung if not trial.params), None)
-        start = f" ({first:.4f} with the starting values)" if first and chosen.params else ""
-        seeds = sum(_without_seed(trial.params) == params for trial in rung)
-        mean = f" (mean of {seeds} seeds)" if seeds > 1 else ""
+        num_seeds = sum(_without_seed(trial.params) == params for trial in rung)
+        mean = f" (mean of {num_seeds} seeds)" if num_seeds > 1 else ""
+        mrrs_of_start = [trial.mrr for trial in rung if not trial.params]
+        start = ""
+        if mrrs_of_start and mrrs_of_start[0] and chosen.params:
+            start = f" ({mrrs_of_start[0]:.4f} with the starting values)"
         count = f"{len(self.trials)} trials" if len(self.trials) > 1 else "1 trial"
         return (
             f"Chose {describe_params(params)}: validation MRR {chosen.mrr:.4f} after "
@@ -521,112 +550,33 @@ class AutomaticTuner:
         )
 
 
-class _HopelessTrialError(Exception):
-    """A trial is far behind the best half-way."""
+def _trial_with(
+    trials: Iterable[AutomaticTrial], params: Params, rung: int
+) -> AutomaticTrial | None:
+    for trial in trials:
+        if trial.params == params and trial.rung == rung:
+            return trial
+    return None
+
+
+def _mean_mrr(trials: Iterable[AutomaticTrial]) -> float:
+    return float(np.mean([trial.mrr for trial in trials]))
 
 
 def describe_params(params: Params) -> str:
     """`weight 0.016, learning_rate 0.3`."""
     if not params:
         return "the starting values"
-    texts = {
-        key: value if isinstance(value, str) else f"{value:g}" for key, value in params.items()
-    }
-    return ", ".join(
-        f"{'loss' if key == LOSS else key.rpartition('.')[2]} {text}" for key, text in texts.items()
-    )
+    parts = []
+    for key, value in params.items():
+        name = "loss" if key == LOSS else key.rpartition(".")[2]
+        text = value if isinstance(value, str) else f"{value:g}"
+        parts.append(f"{name} {text}")
+    return ", ".join(parts)
 
 
 def _without_seed(params: Params) -> Params:
     return {key: value for key, value in params.items() if key != SEED}
-
-
-def _better(trial: AutomaticTrial, best: AutomaticTrial) -> bool:
-    return trial.mrr is not None and (best.mrr is None or trial.mrr > best.mrr)
-
-
-# -- where the search begins ---
-
-
-def _default_size(
-    graph: Graph, device: torch.device, model: str, *, of_distance: bool
-) -> dict[str, int]:
-    """`model.dim` and `training.epochs` for a graph: larger where training is cheap, as on a
-    GPU.
-    """
-    num_entities = len(graph.entities)
-    num_triples = len(graph.train)
-    cheap = num_entities * num_triples <= CHEAP_PRODUCTS[device.type]
-    small = num_triples < SMALL_GRAPH
-    if device.type == "cpu":
-        dim, epochs = (200, 50) if cheap else (100, 20)
-    elif small:
-        dim = 500
-        epochs = 50
-    else:
-        limits = {50_000: 2000, 250_000: 1000, 10**6: 400}
-        dim = next((dim for limit, dim in limits.items() if num_entities <= limit), 200)
-        epochs = 100 if cheap else 50
-    if small and not of_distance:  # 1-vs-all overfits soon
-        epochs = 20
-    if model in STARTS:
-        dim = min(dim, 500)
-    return {
-        "model.dim": min(dim, 256) if model in MATRIX_MODELS else dim,
-        "training.epochs": epochs,
-    }
-
-
-def starting_recipe(
-    data: Data,
-    graph: Graph,
-    device: torch.device,
-    changes: Mapping[str, Any],
-    *,
-    starts: Mapping[str, Mapping[str, Any]] = STARTS,
-    source: str = "--set",
-) -> Recipe:
-    """The recipe at which automatic tuning begins."""
-    model = str(known_name(changes.get("model.name", "ComplEx"), MODELS))
-    small = len(graph.train) < SMALL_GRAPH
-    own = starts.get(model, {})
-    start: dict[str, Any] = {"optimizer.decay_from": 0.5}
-    start |= _default_size(graph, device, model, of_distance="loss.name" in own)
-    if not small and "optimizer.name" not in changes:
-        start["optimizer.learning_rate"] = 0.1
-    # A loss or a regularizer of the user's comes without our settings.
-    start |= {
-        key: value for key, value in own.items() if f"{key.partition('.')[0]}.name" not in changes
-    }
-    if small and start.get("optimizer.name") == "Adam":  # there are few steps
-        start["optimizer.learning_rate"] = 0.01
-    start |= changes
-    if start.get("loss.sampler") == "shared":
-        start.setdefault("loss.num_negatives", min(1024, len(graph.entities)))
-    if model in MODELS and "loss.margin" in start and model != "MuRP":
-        start.setdefault(
-            "model.init_scale", init_scale_of_margin(start["loss.margin"], start["model.dim"])
-        )
-    return api.default_recipe(data, graph, start, source=source)
-
-
-def other_start(
-    start: Recipe, graph: Graph, device: torch.device, fixed: Collection[str]
-) -> Recipe | None:
-    """Of a distance model on a small graph, where the search may also begin: 1-vs-all, as without
-    tuning.
-    """
-    model = start.model.name
-    if len(graph.train) >= SMALL_GRAPH or "loss.name" not in STARTS.get(model, {}):
-        return None
-    if any(key.startswith(("loss.", "regularizer.", "optimizer.")) for key in fixed):
-        return None
-    given = {key: start.value_of(key) for key in fixed}
-    if start != starting_recipe(
-        start.data, graph, device, given
-    ):  # the search begins at a recipe of the user's
-        return None
-    return starting_recipe(start.data, graph, device, given, starts={})
 
 
 # -- fit ---
@@ -634,10 +584,12 @@ def other_start(
 
 def parse_budget(text: str) -> float:
     """Seconds of `90`, `90s`, `10m`, `1.5h`."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
-    if not found or float(found[1]) <= 0:
-        raise RequestError(f"A time is written 90s, 10m or 1.5h; '{text}' was given.")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
+    if not match or float(match[1]) <= 0:
+        raise InvalidValue("tune", expected="a time such as 90s, 10m or 1.5h", found=text)
+    number, unit = match.groups()
+    seconds_of_unit = {"": 1, "s": 1, "m": 60, "h": 3600}
+    return float(number) * seconds_of_unit[unit]
 
 
 def fit(

@@ -1,8 +1,7 @@
-"""Search spaces, as validated TOML: a base recipe, values to try for some of its keys, a method;
-and their results.
-"""
+"""Search spaces as validated TOML: a base recipe, values to try for some of its keys, a method."""
 
-import csv
+from __future__ import annotations
+
 import json
 import math
 import random
@@ -15,22 +14,31 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from dualkg.errors import RequestError, did_you_mean
-from dualkg.files import atomic_write, write_text
+from dualkg.errors import PYTHON, RequestError, Words, close_matches, one_of
 from dualkg.settings import Settings, validation_error
-from dualkg.training.recipe import (
-    InvalidRecipe,
-    Recipe,
-    load_recipe,
-    read_tables,
-    recipe_from,
-)
-from dualkg.training.trainer import ProgressEvent
+from dualkg.training.recipe import InvalidRecipe, Recipe, load_recipe, read_tables, recipe_from
 
 Value = bool | int | float | str
 TableT = TypeVar("TableT", bound="SpaceTable")
-DONE = ("finished", "pruned", "failed")
 TABLES = ("recipe", "space", "search", *Recipe.model_fields)
+FIXED_TABLES = ("data", "validation")  # the same for all trials, so that their MRRs compare
+NUM_VALIDATIONS = 10  # of a trial that may be pruned
+
+
+class InvalidSpace(RequestError):
+    """A search space has a mistake.
+
+    `key` is what is wrong (`space`, `model.dim`), and `problem` completes the sentence about it.
+    """
+
+    def __init__(self, source: str, key: str, problem: str) -> None:
+        super().__init__()
+        self.source = source
+        self.key = key
+        self.problem = problem
+
+    def message(self, words: Words = PYTHON) -> str:
+        return f"{self.source}: {self.key} {self.problem}"
 
 
 class SpaceTable(BaseModel):
@@ -46,6 +54,9 @@ class Range(SpaceTable, title="ranges"):
     high: int | float
     log: bool = False
     step: int | float | None = Field(None, gt=0)
+
+
+Dimension = tuple[Value, ...] | Range
 
 
 class SearchSettings(SpaceTable, title="searches"):
@@ -66,7 +77,7 @@ class SearchSpace:
 
     name: str
     base: Recipe
-    dimensions: dict[str, tuple[Value, ...] | Range]
+    dimensions: dict[str, Dimension]
     settings: SearchSettings
 
     @property
@@ -75,168 +86,75 @@ class SearchSpace:
         return Path("runs") / f"tune-{self.name}"
 
     @property
+    def _lists(self) -> list[tuple[Value, ...]]:
+        return [values for values in self.dimensions.values() if isinstance(values, tuple)]
+
+    @property
     def num_points(self) -> int | None:
         """Number of different recipes, or None if a dimension is a range."""
-        sizes = [len(values) for values in self.dimensions.values() if isinstance(values, tuple)]
-        return math.prod(sizes) if len(sizes) == len(self.dimensions) else None
+        if len(self._lists) < len(self.dimensions):
+            return None
+        return math.prod(len(values) for values in self._lists)
 
     @property
     def num_trials(self) -> int:
-        numbers = [
-            self.settings.trials,
-            self.num_points if self.settings.method == "grid" else None,
-        ]
-        return min(number for number in numbers if number is not None)
+        limits = [self.settings.trials]
+        if self.settings.method == "grid":
+            limits.append(self.num_points)
+        return min(limit for limit in limits if limit is not None)
 
     @cached_property
     def _order(self) -> list[int]:
-        """A grid is searched in random order, so that its first trials are a fair baseline for
-        pruning.
+        """The order of the points of a grid.
+
+        It is random, so that the first trials are a fair baseline for pruning.
         """
         assert self.num_points is not None
         return random.Random(self.settings.seed).sample(range(self.num_points), self.num_points)
 
     def point(self, number: int) -> dict[str, Value]:
         """The hyperparameters of a trial of a grid; every point belongs to one number."""
-        choices = [values for values in self.dimensions.values() if isinstance(values, tuple)]
-        places = np.unravel_index(
-            self._order[number], [len(values) for values in choices], order="F"
-        )
-        return {
-            name: values[place]
-            for name, values, place in zip(self.dimensions, choices, places, strict=True)
-        }
+        sizes = [len(values) for values in self._lists]
+        indices = np.unravel_index(self._order[number], sizes, order="F")
+        point = {}
+        for name, values, index in zip(self.dimensions, self._lists, indices, strict=True):
+            point[name] = values[index]
+        return point
 
     def recipe(self, params: Mapping[str, Value]) -> Recipe:
         """The recipe with these hyperparameters, as it is written for the best trial."""
-        if self.base.validation.every:  # validation may decide when training ends
+        if self.base.validation.every:
+            # Validation may decide when a training ends, so it stays as it was in the trial.
             return self.trial_recipe(params)
         return self.base.with_changes(params)
 
     def trial_recipe(self, params: Mapping[str, Value]) -> Recipe:
-        """The same, validated often enough for pruning, and at the end."""
+        """The same, validated at the end, and before it often enough for pruning."""
         epochs = self.base.with_changes(params).training.epochs
-        every = self.base.validation.every or (
-            max(1, epochs // 10) if self.settings.prune else epochs
-        )
-        return self.base.with_changes(
-            {**params, "validation.every": self.settings.validate_every or every}
-        )
+        every = epochs
+        if self.settings.validate_every:
+            every = self.settings.validate_every
+        elif self.base.validation.every:
+            every = self.base.validation.every
+        elif self.settings.prune:
+            every = max(1, epochs // NUM_VALIDATIONS)
+        return self.base.with_changes({**params, "validation.every": every})
 
     def as_dict(self) -> dict[str, Any]:
         """Everything that the result of a trial depends on; the number of trials may grow later."""
-        dimensions = {
-            name: list(values)
-            if isinstance(values, tuple)
-            else values.model_dump(exclude_none=True)
-            for name, values in self.dimensions.items()
-        }
-        search = self.settings.model_dump(exclude={"trials", "name"})
+        dimensions: dict[str, Any] = {}
+        for name, values in self.dimensions.items():
+            if isinstance(values, tuple):
+                dimensions[name] = list(values)
+            else:
+                dimensions[name] = values.model_dump(exclude_none=True)
         tables = {
             "recipe": self.base.model_dump(exclude_none=True),
             "space": dimensions,
-            "search": search,
+            "search": self.settings.model_dump(exclude={"trials", "name"}),
         }
+        # As it is loaded from a storage: tuples become lists.
         return dict(json.loads(json.dumps(tables)))
-
-
-@dataclass(frozen=True)
-class TuningProgress:
-    """Progress of a search; `training` is the progress of the trial that runs in this process, if
-    any.
-    """
-
-    num_done: int
-    num_trials: int
-    best: float | None
-    training: ProgressEvent | None = None
-
-    @property
-    def text(self) -> str:
-        best = "" if self.best is None else f"  best valid MRR {self.best:.4f}"
-        now = f"  {self.training.text}" if self.training else ""
-        return f"{self.num_done:,} of {self.num_trials:,} trials{best}{now}"
-
-
-@dataclass(frozen=True)
-class TrialResult:
-    """One trial; `mrr` is measured on the validation split, for a pruned trial at its last
-    report.
-    """
-
-    number: int
-    state: str
-    mrr: float | None
-    seconds: float | None
-    params: dict[str, Value]
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class TuningResult:
-    """The trials of a study in the order of their numbers."""
-
-    space: SearchSpace
-    graph: str
-    trials: tuple[TrialResult, ...]
-    importance: dict[str, float] | None  # with at least 8 finished trials
-    per_minute: float | None = None  # trials of this call only
-
-    @property
-    def num_done(self) -> int:
-        return sum(trial.state in DONE for trial in self.trials)
-
-    @property
-    def ranked(self) -> list[TrialResult]:
-        """Finished trials, best first."""
-        finished = [
-            trial for trial in self.trials if trial.state == "finished" and trial.mrr is not None
-        ]
-        return sorted(finished, key=lambda trial: (-(trial.mrr or 0.0), trial.number))
-
-    @property
-    def best(self) -> TrialResult | None:
-        return next(iter(self.ranked), None)
-
-    @property
-    def recipe(self) -> Recipe | None:
-        """The recipe of the best trial."""
-        return self.space.recipe(self.best.params) if self.best else None
-
-    def as_dict(self) -> dict[str, Any]:
-        states = [trial.state for trial in self.trials]
-        top = [
-            {key: getattr(trial, key) for key in ("number", "mrr", "seconds", "params")}
-            for trial in self.ranked
-        ]
-        return {
-            "search": self.space.name,
-            "graph": self.graph,
-            "method": self.space.settings.method,
-            "split": "valid",
-            "trials": self.space.num_trials,
-            **{state: states.count(state) for state in DONE},
-            "seconds": round(sum(trial.seconds or 0.0 for trial in self.trials), 3),
-            "trials_per_minute": self.per_minute,
-            "best": top[0] if top else None,
-            "top": top[:10],
-            "importance": self.importance,
-        }
-
-    def write(self, out: Path) -> None:
-        """Write best.toml, trials.csv and summary.json."""
-        if self.recipe and self.best:
-            title = f"# Trial {self.best.number} of the search {self.space.name}: validation MRR {self.best.mrr:.4f}.\n"
-            write_text(out / "best.toml", title + self.recipe.as_toml())
-        columns = ["number", "state", "mrr", "seconds", *self.space.dimensions, "error"]
-        with (
-            atomic_write(out / "trials.csv") as path,
-            path.open("w", encoding="utf-8", newline="") as file,
-        ):
-            writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows({**vars(trial), **trial.params} for trial in self.trials)
-        write_text(out / "summary.json", json.dumps(self.as_dict(), indent=1, ensure_ascii=False))
 
 
 def load_space(path: str | Path) -> SearchSpace:
@@ -249,31 +167,42 @@ def space_from(
     tables: Mapping[str, Any], *, source: str, name: str = "search", folder: Path = Path()
 ) -> SearchSpace:
     """Validate tables as a search space; raise `RequestError` for the first mistake."""
-    if unknown := [table for table in tables if table not in TABLES]:
-        hint = did_you_mean(unknown[0], TABLES) or f" Known tables: {', '.join(TABLES)}."
-        raise RequestError(f"{source}: {unknown[0]} is not a table of a search space.{hint}")
+    _check_tables(tables, source)
     base = _base_recipe(tables, source, folder)
     settings = _validate(SearchSettings, tables.get("search", {}), name="search", source=source)
     space = tables.get("space", {})
     if not isinstance(space, dict) or not space:
-        raise RequestError(
-            f'{source}: [space] is empty; it should list values to try, as "model.dim" = [100, 200].'
-        )
-    dimensions = {
-        key: _dimension(base, key, value, source=source) for key, value in _flatten(space)
-    }
-    ranges = [key for key, values in dimensions.items() if isinstance(values, Range)]
-    if ranges and settings.method == "grid":
-        raise RequestError(
-            f"{source}: {ranges[0]} is a range, and a grid needs a list of values. List them, or search with "
-            f'method = "tpe" or "random".'
-        )
-    if settings.method != "grid" and settings.trials is None:
-        method = f'method = "{settings.method}"'
-        raise RequestError(
-            f"{source}: {method} needs a number of trials: set trials = 50 in [search]."
-        )
+        problem = 'is empty; it should list values to try, as "model.dim" = [100, 200].'
+        raise InvalidSpace(source, "[space]", problem)
+    dimensions = {}
+    for key, value in _flatten(space):
+        dimensions[key] = _dimension(base, key, value, source=source)
+    _check_method(settings, dimensions, source)
     return SearchSpace(settings.name or name, base, dimensions, settings)
+
+
+def _check_tables(tables: Mapping[str, Any], source: str) -> None:
+    for table in tables:
+        if table not in TABLES:
+            known = f" Known tables: {', '.join(TABLES)}."
+            advice = one_of(close_matches(table, TABLES)) or known
+            raise InvalidSpace(source, table, f"is not a table of a search space.{advice}")
+
+
+def _check_method(
+    settings: SearchSettings, dimensions: Mapping[str, Dimension], source: str
+) -> None:
+    if settings.method == "grid":
+        for key, values in dimensions.items():
+            if isinstance(values, Range):
+                problem = (
+                    "is a range, and a grid needs a list of values. List them, or search with "
+                    'method = "tpe" or "random".'
+                )
+                raise InvalidSpace(source, key, problem)
+    elif settings.trials is None:
+        problem = "needs a number of trials: set trials = 50 in [search]."
+        raise InvalidSpace(source, f'method = "{settings.method}"', problem)
 
 
 def _base_recipe(tables: Mapping[str, Any], source: str, folder: Path) -> Recipe:
@@ -283,14 +212,12 @@ def _base_recipe(tables: Mapping[str, Any], source: str, folder: Path) -> Recipe
     if path is None or not all(isinstance(section, dict) for section in inline.values()):
         return recipe_from(inline, source=source)
     if not isinstance(path, str):
-        raise RequestError(
-            f'{source}: recipe should be a path, as recipe = "mine.toml"; got {path!r}.'
-        )
-    changes = {
-        f"{table}.{key}": value
-        for table, section in inline.items()
-        for key, value in section.items()
-    }
+        problem = f'should be a path, as recipe = "mine.toml"; got {path!r}.'
+        raise InvalidSpace(source, "recipe", problem)
+    changes = {}
+    for table, section in inline.items():
+        for key, value in section.items():
+            changes[f"{table}.{key}"] = value
     return load_recipe(folder / path).with_changes(changes, source=source)
 
 
@@ -298,51 +225,60 @@ def _flatten(tables: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any
     """Dotted names with their values, whether the TOML quotes the dots or nests tables."""
     pairs: list[tuple[str, Any]] = []
     for key, value in tables.items():
-        nested = isinstance(value, dict) and value and not {"low", "high"} & value.keys()
-        pairs += _flatten(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
+        is_nested = isinstance(value, dict) and value and not {"low", "high"} & value.keys()
+        if is_nested:
+            pairs += _flatten(value, f"{prefix}{key}.")
+        else:
+            pairs.append((f"{prefix}{key}", value))
     return pairs
 
 
-def _dimension(base: Recipe, name: str, value: Any, *, source: str) -> tuple[Value, ...] | Range:
+def _dimension(base: Recipe, name: str, value: Any, *, source: str) -> Dimension:
     table = name.partition(".")[0]
-    if table in ("data", "validation"):
-        raise RequestError(
-            f"{source}: {name} cannot be searched, because trials are compared by the MRR of one "
-            f"validation split. Set it in [{table}] instead."
+    if table in FIXED_TABLES:
+        problem = (
+            "cannot be searched, because trials are compared by the MRR of one validation split. "
+            f"Set it in [{table}] instead."
         )
+        raise InvalidSpace(source, name, problem)
     if isinstance(value, dict) and value:
         return _range(base, name, value, source=source)
-    if (
-        not isinstance(value, list)
-        or not value
-        or any(isinstance(one, (dict, list)) for one in value)
-    ):
-        raise RequestError(
-            f"{source}: {name} should be a list of values, [1, 2], or a range, {{ low = 1, high = "
-            f"2 }}; got {value!r}."
+    if not _is_list_of_values(value):
+        problem = (
+            "should be a list of values, [1, 2], or a range, { low = 1, high = 2 }; "
+            f"got {value!r}."
         )
-    values = tuple(_convert(base, name, one, source=source) for one in value)
-    if repeated := [one for one in values if values.count(one) > 1]:
-        raise RequestError(f"{source}: {name} lists {repeated[0]!r} twice; list each value once.")
-    return values
+        raise InvalidSpace(source, name, problem)
+
+    values: list[Value] = []
+    for item in value:
+        converted = _convert(base, name, item, source=source)
+        if converted in values:
+            problem = f"lists {converted!r} twice; list each value once."
+            raise InvalidSpace(source, name, problem)
+        values.append(converted)
+    return tuple(values)
+
+
+def _is_list_of_values(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return not any(isinstance(item, (dict, list)) for item in value)
 
 
 def _range(base: Recipe, name: str, value: dict[str, Any], *, source: str) -> Range:
     if not {"low", "high"} <= value.keys():
-        raise RequestError(
-            f"{source}: {name} should have both ends, {{ low = 1, high = 2 }}; got {value!r}."
-        )
+        problem = f"should have both ends, {{ low = 1, high = 2 }}; got {value!r}."
+        raise InvalidSpace(source, name, problem)
     limits = _validate(Range, value, name=name, source=source)
-    low, high = (
-        _convert(base, name, number, source=source) for number in (limits.low, limits.high)
-    )
+    low = _convert(base, name, limits.low, source=source)
+    high = _convert(base, name, limits.high, source=source)
     if isinstance(low, (bool, str)) or isinstance(high, (bool, str)) or low >= high:
-        raise RequestError(f"{source}: {name} should have low < high; got {low} and {high}.")
+        raise InvalidSpace(source, name, f"should have low < high; got {low} and {high}.")
     if limits.log and (low <= 0 or limits.step):
         wrong = f"low = {low}" if low <= 0 else f"step = {limits.step}"
-        raise RequestError(
-            f"{source}: {name} with log = true should have low > 0 and no step; got {wrong}."
-        )
+        problem = f"with log = true should have low > 0 and no step; got {wrong}."
+        raise InvalidSpace(source, name, problem)
     return limits.model_copy(update={"low": low, "high": high})
 
 

@@ -1,550 +1,296 @@
-"""The Optuna study of a search: its database, the trials that count, and the worker that runs
-them.
-"""
+"""The Optuna study of a search: which trials count, which are lost, and what they resulted in."""
 
-import json
-import multiprocessing
-import os
-import re
-import shutil
-import subprocess
-import sys
+from __future__ import annotations
+
+import threading
 import time
-import uuid
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import KW_ONLY, asdict, dataclass, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import optuna
-import sqlalchemy
-import torch
-from optuna.exceptions import ExperimentalWarning, TrialPruned, UpdateFinishedTrialError
-from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler, TPESampler
-from optuna.storages import JournalStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
-from optuna.storages._heartbeat import BaseHeartbeat
-from optuna.storages._rdb.models import BaseModel
-from optuna.storages.journal import JournalFileBackend
-from optuna.storages.journal._file import get_lock_file
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from dualkg.data.graph import Graph
-from dualkg.errors import DivergedError, DualkgError, RequestError
-from dualkg.training.checkpoint import Progress, save_tensors
-from dualkg.training.recipe import Recipe
-from dualkg.training.run import RunFolder
-from dualkg.training.trainer import GracefulShutdown, InterruptedRunError, ProgressEvent, Trainer
-from dualkg.tuning.space import (
-    DONE,
-    Range,
-    SearchSpace,
-    TrialResult,
-    TuningProgress,
-    TuningResult,
-    Value,
-)
+from dualkg.errors import PYTHON, RequestError, Words
+from dualkg.tuning.results import DONE, TrialResult, TuningProgress, TuningResult
+from dualkg.tuning.space import SearchSpace
+from dualkg.tuning.storage import StudyStorage
 
-optuna.logging.set_verbosity(optuna.logging.ERROR)  # progress and failures are reported by dualkg
-experimental = partial(warnings.catch_warnings, action="ignore", category=ExperimentalWarning)
+optuna.logging.set_verbosity(optuna.logging.ERROR)  # dualkg reports progress and failures itself
 
-HEARTBEAT_SECONDS = 5
-GRACE_SECONDS = 40  # a running trial without a heartbeat for this long is failed and retried
 MIN_TRIALS_FOR_IMPORTANCE = 8
-ERROR = "error"  # user attribute: why a trial failed
-# Linux ends a command with the process that starts it, also if that is killed: PR_SET_PDEATHSIG is
-# 1.
-END_WITH_PARENT = """import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-if os.getppid() == int(sys.argv[1]): os.execvp(sys.argv[2], sys.argv[2:])"""
+NUM_UNPRUNED_TRIALS = 5
+SETUP = "dualkg"  # attribute of a study: what it searches
+# Attributes of trials: why one failed, the time of the last sign of life of its process, and the
+# number of the lost trial that it repeats.
+ERROR = "error"
+HEARTBEAT = "heartbeat"
+RETRY_OF = "retry_of"
 
 
-def _importance(study: optuna.Study, trials: list[TrialResult]) -> dict[str, float] | None:
-    """PED-ANOVA importance of each hyperparameter that differs between finished trials; they sum to
-    1.
+@dataclass(frozen=True)
+class Heartbeats:
+    """How often a running trial gives a sign of life, and after how many seconds it is lost.
+
+    A trial is lost if its heartbeat has not changed for `grace` seconds by the clock of the process
+    that watches it, so that the clocks of several machines need not agree. One that is older than
+    `abandoned` seconds was lost before this process began.
     """
-    finished = [trial.params for trial in trials if trial.state == "finished"]
-    names = [
-        name
-        for name in (finished[0] if finished else {})
-        if len({params[name] for params in finished}) > 1
-    ]
-    if len(finished) < MIN_TRIALS_FOR_IMPORTANCE or not names:
-        return None
-    from optuna.importance import (
-        PedAnovaImportanceEvaluator,
-        get_param_importances,
-    )  # slow: it imports scikit-learn
 
-    with warnings.catch_warnings(
-        action="ignore"
-    ):  # of few trials, which the command line says itself
-        importance = get_param_importances(
-            study, evaluator=PedAnovaImportanceEvaluator(), params=names
+    interval: float = 5.0
+    grace: float = 40.0
+    abandoned: float = 600.0
+
+
+HEARTBEATS = Heartbeats()
+
+
+class DifferentSearch(RequestError):
+    """The storage holds a search of the same name in another space or on other data."""
+
+    def __init__(self, where: str, name: str, differences: Sequence[str]) -> None:
+        super().__init__()
+        self.where = where
+        self.name = name
+        self.differences = list(differences)
+
+    def message(self, words: Words = PYTHON) -> str:
+        verb = "differs" if len(self.differences) == 1 else "differ"
+        return (
+            f"{self.where} holds a search named '{self.name}' with a different setup: "
+            f"{' and '.join(self.differences)} {verb}. Use another {words.option('out')}, or "
+            "another name in [search]."
         )
-    return {name: round(share, 4) for name, share in importance.items()}
+
+
+class SearchStudy:
+    """The trials of a search in a storage that several processes may share.
+
+    A slot is the position of a trial in the search: with `num_trials` of 10 there are the slots 0
+    to 9. A trial whose process ended before it did is lost, and a retry takes its slot.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        storage: StudyStorage,
+        *,
+        data: str,
+        where: str = "The storage",
+        heartbeats: Heartbeats | None = None,
+    ) -> None:
+        self.space = space
+        self.storage = storage
+        self.heartbeats = heartbeats or HEARTBEATS
+        self.optuna_study = optuna.create_study(
+            storage=storage.backend,
+            study_name=space.name,
+            direction="maximize",
+            pruner=_pruner_of(space),
+            load_if_exists=True,
+        )
+        self._check_setup({**space.as_dict(), "data": data}, where)
+        # The last heartbeat of each running trial, and when this process saw it first.
+        self._seen: dict[int, tuple[float, float]] = {}
+
+    def _check_setup(self, setup: dict[str, Any], where: str) -> None:
+        """Save what the study searches; refuse a study that searches something else."""
+        if SETUP not in self.optuna_study.user_attrs:
+            self.optuna_study.set_user_attr(SETUP, setup)
+        saved = self.optuna_study.user_attrs[SETUP]
+        differences = []
+        for key, value in setup.items():
+            if value != saved.get(key):
+                differences.append("the data" if key == "data" else f"[{key}]")
+        if differences:
+            raise DifferentSearch(where, self.space.name, differences)
+
+    # -- trials ---
+
+    def trials(self) -> dict[int, FrozenTrial]:
+        """The trial that counts for each slot of the search."""
+        by_slot = trials_by_slot(self.optuna_study.get_trials(deepcopy=False))
+        # At the end of a search, two processes may have made one trial too many.
+        return {slot: trial for slot, trial in by_slot.items() if slot < self.space.num_trials}
+
+    def numbers_in_slot(self, slot: int) -> list[int]:
+        """The numbers of all trials in a slot: the first one and its retries."""
+        slots = slots_of(self.optuna_study.get_trials(deepcopy=False))
+        return [number for number, its_slot in slots.items() if its_slot == slot]
+
+    def states(self) -> list[str]:
+        return [state_of(trial) for trial in self.trials().values()]
+
+    def progress(self) -> TuningProgress:
+        trials = self.trials().values()
+        num_done = sum(state_of(trial) in DONE for trial in trials)
+        mrrs = [trial.value for trial in trials if state_of(trial) == "finished" and trial.value]
+        return TuningProgress(num_done, self.space.num_trials, max(mrrs, default=None))
+
+    def result(self, graph: str) -> TuningResult:
+        """The results of all processes, whatever was killed in between."""
+        results = []
+        for slot, trial in sorted(self.trials().items()):
+            result = TrialResult(
+                number=slot,
+                state=state_of(trial),
+                mrr=trial.value if trial.values else None,
+                seconds=round(trial.duration.total_seconds(), 3) if trial.duration else None,
+                params=trial.params,
+                error=trial.user_attrs.get(ERROR, ""),
+            )
+            results.append(result)
+        return TuningResult(self.space, graph, tuple(results), self._importance(results))
+
+    def _importance(self, trials: Sequence[TrialResult]) -> dict[str, float] | None:
+        """PED-ANOVA importance of the hyperparameters that differ; the sum is 1."""
+        finished = [trial.params for trial in trials if trial.state == "finished"]
+        if len(finished) < MIN_TRIALS_FOR_IMPORTANCE:
+            return None
+        names = []
+        for name in finished[0]:
+            if len({params[name] for params in finished}) > 1:
+                names.append(name)
+        if not names:
+            return None
+
+        # Imported here, because it imports scikit-learn, which takes long.
+        from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+        # Optuna warns of few trials, and the command line says so itself.
+        with warnings.catch_warnings(action="ignore"):
+            importance = get_param_importances(
+                self.optuna_study, evaluator=PedAnovaImportanceEvaluator(), params=names
+            )
+        return {name: round(share, 4) for name, share in importance.items()}
+
+    # -- running trials ---
+
+    def take_trial(self) -> tuple[Trial, int | None]:
+        """A waiting trial, or else a new one, and its slot.
+
+        The slot is None if another process has a trial for it, or if the search has enough.
+        """
+        with self.storage.taking_trial():
+            trial = self.optuna_study.ask()
+        for slot, counted in self.trials().items():
+            if counted.number == trial.number:
+                return trial, slot
+        return trial, None
+
+    def tell(
+        self, trial: Trial | int, mrr: float | None = None, *, state: TrialState | None = None
+    ) -> None:
+        """Save the end of a trial, unless another process took it for lost and ended it."""
+        with suppress(UpdateFinishedTrialError):
+            self.optuna_study.tell(trial, mrr, state=state, skip_if_finished=True)
+
+    @contextmanager
+    def heartbeat(self, trial: Trial) -> Iterator[None]:
+        """Give signs of life of a trial from a thread, for the duration of a block."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while True:
+                try:
+                    trial.set_user_attr(HEARTBEAT, time.time())
+                except UpdateFinishedTrialError:
+                    return  # another process took the trial for lost
+                except StorageInternalError:
+                    pass  # the connection may be back at the next heartbeat
+                if ended.wait(self.heartbeats.interval):
+                    return
+
+        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def retry_lost_trials(self) -> None:
+        """Fail trials without a recent heartbeat, and queue trials again that are lost."""
+        for trial in self.optuna_study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if self._is_stale(trial):
+                self.tell(trial.number, state=TrialState.FAIL)
+        for trial in self.trials().values():
+            if state_of(trial) == "lost":
+                original = retried_number(trial)
+                number = trial.number if original is None else original
+                # It is queued without values: the seed of its slot samples the same ones again.
+                self.optuna_study.enqueue_trial({}, user_attrs={RETRY_OF: number})
+
+    def _is_stale(self, trial: FrozenTrial) -> bool:
+        started = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
+        heartbeat = trial.user_attrs.get(HEARTBEAT, started)
+        if time.time() - heartbeat > self.heartbeats.abandoned:
+            return True
+
+        now = time.monotonic()
+        last_heartbeat, first_seen = self._seen.get(trial.number, (None, now))
+        if heartbeat != last_heartbeat:
+            first_seen = now
+        self._seen[trial.number] = (heartbeat, first_seen)
+        return now - first_seen > self.heartbeats.grace
+
+
+def _pruner_of(space: SearchSpace) -> optuna.pruners.BasePruner:
+    if not space.settings.prune:
+        return optuna.pruners.NopPruner()
+    warmup_epochs = space.settings.prune_after or max(1, space.base.training.epochs // 4)
+    return optuna.pruners.MedianPruner(
+        n_startup_trials=NUM_UNPRUNED_TRIALS, n_warmup_steps=warmup_epochs
+    )
 
 
 def state_of(trial: FrozenTrial) -> str:
-    """finished, pruned, failed, running, waiting; or lost, if its process ended before the trial
-    did.
-    """
+    """finished, pruned, failed, running or waiting; lost if its process ended before it did."""
+    if trial.state == TrialState.COMPLETE:
+        return "finished"
     if trial.state == TrialState.FAIL:
         return "failed" if ERROR in trial.user_attrs else "lost"
-    return {TrialState.COMPLETE: "finished"}.get(trial.state, trial.state.name.lower())
+    return trial.state.name.lower()
+
+
+def retried_number(trial: FrozenTrial) -> int | None:
+    """The number of the first trial that a retry repeats; None if the trial is no retry."""
+    # dualkg 0.2 let Optuna queue retries, which sets the system attribute.
+    number = trial.user_attrs.get(RETRY_OF, trial.system_attrs.get("failed_trial"))
+    return None if number is None else int(number)
+
+
+def slots_of(trials: Iterable[FrozenTrial]) -> dict[int, int]:
+    """The slot of each trial, by its number.
+
+    The n-th trial that is not a retry has slot n, and a retry has the slot of the trial that it
+    repeats. All processes agree on this without a lock, because neither ever changes.
+    """
+    slots: dict[int, int] = {}
+    num_slots = 0
+    for trial in sorted(trials, key=lambda trial: trial.number):
+        original = retried_number(trial)
+        if original is None:
+            slots[trial.number] = num_slots
+            num_slots += 1
+        else:
+            slots[trial.number] = slots[original]
+    return slots
 
 
 def trials_by_slot(trials: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
     """The trial that counts for each slot: the first that is not lost, or else the last.
 
-    The n-th trial that is not a retry has slot n, and a retry has the slot of the trial it repeats.
-    All processes agree on this without a lock, as neither ever changes. When two processes retry
-    one trial, the first retry counts.
+    When two processes retry one trial, the first retry counts.
     """
-    slots: dict[int, int] = {}
-    chosen: dict[int, FrozenTrial] = {}
-    for trial in sorted(trials, key=lambda trial: trial.number):
-        slot = slots.setdefault(trial.system_attrs.get("failed_trial", trial.number), len(slots))
-        if slot not in chosen or state_of(chosen[slot]) == "lost":
-            chosen[slot] = trial
-    return chosen
-
-
-class JournalFile(JournalFileBackend):
-    """Optuna's journal, which a killed process cannot damage: an incomplete last line is removed
-    before the next.
-    """
-
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        with get_lock_file(self._lock), Path(self._file_path).open("r+b") as file:
-            file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
-            if file.read(1) not in (b"\n", b""):
-                file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
-            file.seek(0, os.SEEK_END)
-            file.write(
-                "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
-            )
-            file.flush()
-            os.fsync(file.fileno())
-
-
-class SharedJournal(JournalStorage, BaseHeartbeat):
-    """A journal in a folder that machines share, with the heartbeats that Optuna's lacks: a file
-    for each trial.
-
-    Times are those of the file system, so that the clocks of the machines need not agree.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._beats = path.with_name(f"{path.name}.heartbeats")
-        self._now = self._beats / f"now-{uuid.uuid4()}"
-        super().__init__(JournalFile(str(path)))
-        self._beats.mkdir(exist_ok=True)
-
-    def record_heartbeat(self, trial_id: int) -> None:
-        (self._beats / str(trial_id)).touch()
-
-    def get_heartbeat_interval(self) -> int:
-        return HEARTBEAT_SECONDS
-
-    def get_heartbeat_stale_trial_callback(self) -> None:
-        return None
-
-    def _get_stale_trial_ids(self, study_id: int) -> list[int]:
-        running = [
-            trial._trial_id for trial in self.get_all_trials(study_id, False, (TrialState.RUNNING,))
-        ]
-        for trial_id in running:
-            if not (
-                self._beats / str(trial_id)
-            ).exists():  # its process may have been killed before
-                self.record_heartbeat(trial_id)
-        self._now.touch()
-        latest = self._touched(self._now) - GRACE_SECONDS
-        self._now.unlink()
-        return [
-            trial_id for trial_id in running if self._touched(self._beats / str(trial_id)) < latest
-        ]
-
-    @staticmethod
-    def _touched(path: Path) -> float:
-        """The time of a file, which is opened because network file systems cache it otherwise."""
-        with path.open() as file:
-            return os.fstat(file.fileno()).st_mtime
-
-
-def open_study(
-    space: SearchSpace, storage: RDBStorage | SharedJournal, *, data: str, where: str
-) -> optuna.Study:
-    """Create or load the study of a space; refuse one of the same name that searches another space
-    or other data.
-    """
-    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
-    if space.settings.prune:
-        warmup_epochs = space.settings.prune_after or max(1, space.base.training.epochs // 4)
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=warmup_epochs)
-    options: dict[str, Any] = {"storage": storage, "study_name": space.name, "pruner": pruner}
-    study = optuna.create_study(direction="maximize", load_if_exists=True, **options)
-    ours = {**space.as_dict(), "data": data}
-    if "dualkg" not in study.user_attrs:
-        study.set_user_attr("dualkg", ours)
-    saved: dict[str, Any] = study.user_attrs["dualkg"]
-    different = [
-        "the data" if key == "data" else f"[{key}]" for key in ours if ours[key] != saved.get(key)
-    ]
-    if different:
-        raise RequestError(
-            f"{where} holds a search named '{space.name}' with a different setup: "
-            f"{' and '.join(different)} {'differs' if len(different) == 1 else 'differ'}. Use "
-            "another --out, or another name in [search]."
-        )
-    return study
-
-
-def sqlite_url(path: Path) -> str:
-    """The URL of an SQLite file; special characters in its name are quoted."""
-    return sqlalchemy.URL.create("sqlite", database=str(path)).render_as_string()
-
-
-def open_storage(url: str) -> RDBStorage | SharedJournal:
-    """Open a journal, or a database; retried, as several processes may be creating its tables at
-    the same time.
-    """
-    if url.startswith("journal:") or url.endswith(".log"):
-        path = Path(url.removeprefix("journal:"))
-        try:
-            return SharedJournal(path)
-        except OSError as error:
-            raise RequestError(f"The storage cannot be opened: {path}: {error.strerror}.") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RequestError(
-                f"The storage {path} is damaged, or not a journal of Optuna ({error})."
-            ) from None
-    url = re.sub(r"^postgres(?=[:+])", "postgresql", url)
-    connect: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
-    problem: Exception | None = None
-    for _ in range(5):
-        try:
-            with experimental():
-                storage = RDBStorage(
-                    url, connect, heartbeat_interval=HEARTBEAT_SECONDS, grace_period=GRACE_SECONDS
-                )
-            if storage.engine.dialect.name == "sqlite":
-                _prepare_sqlite(storage.engine)
-            return storage
-        except sqlalchemy.exc.ArgumentError:
-            raise RequestError(
-                "--storage should be the URL of a database, such as sqlite:///study.db, or a "
-                f"journal in a shared folder, such as journal:/shared/study.log; got '{url}'."
-            ) from None
-        except (ImportError, sqlalchemy.exc.NoSuchModuleError) as error:
-            reason = str(error.__cause__ or error)
-            install = (
-                "pip install 'dualkg[postgresql]'" if url.startswith("postgresql:") else reason
-            )
-            raise RequestError(
-                f"The storage needs a database driver that is not installed: {install}"
-            ) from None
-        except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
-            problem = error
-            time.sleep(0.3)
-    raise RequestError(
-        f"The storage cannot be opened: {getattr(problem, 'orig', None) or problem}."
-    )
-
-
-def _prepare_sqlite(engine: sqlalchemy.Engine) -> None:
-    """Begin transactions with a lock: SQLite has no row locks, so two processes could take the same
-    trial.
-    """
-    for table in BaseModel.metadata.sorted_tables:
-        for index in (
-            table.indexes
-        ):  # a kill may have left a table without them, and names that are not unique
-            index.create(engine, checkfirst=True)
-    engine.dispose()
-
-    @sqlalchemy.event.listens_for(engine, "connect")
-    def connect(connection: Any, record: object) -> None:
-        connection.isolation_level = (
-            None  # otherwise Python begins transactions itself, without a lock
-        )
-
-    @sqlalchemy.event.listens_for(engine, "begin")
-    def begin(connection: sqlalchemy.Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
-class FailedTrialError(DualkgError):
-    """A trial failed, for a reason that is saved with it, or another process runs it; the search
-    continues.
-    """
-
-
-@dataclass
-class Worker:
-    """Runs trials of a study until none is left."""
-
-    graph: Graph
-    _: KW_ONLY
-    space: SearchSpace
-    url: str
-    device: str
-    where: str = "The storage"
-    launcher: Sequence[str] = ()
-    folder: Path = Path()
-    on_progress: Callable[[TuningProgress], None] = lambda progress: None
-
-    def __post_init__(self) -> None:
-        self.storage = open_storage(self.url)
-        self.study = open_study(
-            self.space, self.storage, data=self.graph.fingerprint, where=self.where
-        )
-        self.progress = TuningProgress(0, self.space.num_trials, None)
-
-    def run(self) -> None:
-        """Run trials; at the end wait for those of other processes, in case one is killed."""
-        while True:
-            if _parent_has_ended():
-                raise InterruptedRunError("The process that started this one has ended.")
-            self._retry_lost_trials()  # first, since later samples depend on them
-            states = self.report_progress()
-            if len(states) < self.space.num_trials or "waiting" in states:
-                self._run_trial()
-            elif "running" in states:
-                time.sleep(1)
-            else:
-                return
-
-    def trials(self) -> dict[int, FrozenTrial]:
-        """The trial that counts for each slot of the search; another process may have made one too
-        many at the end.
-        """
-        found = trials_by_slot(self.study.get_trials(deepcopy=False))
-        return {slot: trial for slot, trial in found.items() if slot < self.space.num_trials}
-
-    def result(self) -> TuningResult:
-        """The results of all processes, whatever was killed in between."""
-        trials = []
-        for slot, trial in sorted(self.trials().items()):
-            value = trial.value if trial.values else None
-            seconds = round(trial.duration.total_seconds(), 3) if trial.duration else None
-            error = trial.user_attrs.get(ERROR, "")
-            trials.append(TrialResult(slot, state_of(trial), value, seconds, trial.params, error))
-        return TuningResult(
-            self.space, self.graph.name, tuple(trials), _importance(self.study, trials)
-        )
-
-    def _retry_lost_trials(self) -> None:
-        """Fail the trials without a recent heartbeat, and queue those again whose process was
-        interrupted or killed.
-        """
-        if isinstance(
-            self.storage, RDBStorage
-        ):  # Optuna ignores a trial that was killed before its first heartbeat
-            with self.storage.engine.connect() as connection:
-                alive = set(
-                    connection.execute(
-                        sqlalchemy.text("SELECT trial_id FROM trial_heartbeats")
-                    ).scalars()
-                )
-            for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                if trial._trial_id not in alive:
-                    self.storage.record_heartbeat(trial._trial_id)
-        with experimental():
-            optuna.storages.fail_stale_trials(self.study)
-            retry = RetryHeartbeatStaleTrialCallback()
-        for trial in self.trials().values():
-            if state_of(trial) == "lost":  # each samples the same values by its seed
-                lost = deepcopy(trial)
-                lost.params = {}
-                lost.distributions = {}  # not only those that it had sampled: their order matters
-                retry(self.study, lost)
-
-    def report_progress(self) -> list[str]:
-        """Report the progress of all processes; return the states of the trials."""
-        trials = self.trials().values()
-        states = [state_of(trial) for trial in trials]
-        best = max(
-            (trial.value for trial in trials if state_of(trial) == "finished" and trial.value),
-            default=None,
-        )
-        self.progress = TuningProgress(
-            sum(state in DONE for state in states), self.space.num_trials, best
-        )
-        self.on_progress(self.progress)
-        return states
-
-    def _run_trial(self) -> None:
-        try:
-            self.study.optimize(self._objective, n_trials=1, catch=(FailedTrialError,))
-        except (UpdateFinishedTrialError, ValueError) as error:
-            # Without heartbeats for a while, as on a suspended machine, another process has failed
-            # and retried it.
-            if isinstance(error, ValueError) and "Cannot tell a" not in str(error):
-                raise
-        if self.device != "cpu":
-            torch.cuda.empty_cache()  # other processes may share this GPU
-
-    def _objective(self, trial: Trial) -> float:
-        trials = self.trials()
-        slot = next((slot for slot, one in trials.items() if one.number == trial.number), None)
-        if slot is None:
-            raise FailedTrialError("Another process runs this trial.")
-        self.study.sampler = sampler_for(self.space, slot)
-        params = {
-            name: suggest(trial, name, choices) for name, choices in self.space.dimensions.items()
-        }
-        for other in trials.values():
-            if other.params == params and state_of(other) == "finished" and other.value is not None:
-                return other.value  # sampled twice, trained once
-        try:
-            return self._train(trial, params)
-        except (RequestError, DivergedError, torch.OutOfMemoryError) as error:
-            memory = f"{self.device} is out of memory. Search smaller dimensions and batches, or use fewer --jobs."
-            reason = (
-                memory
-                if isinstance(error, torch.OutOfMemoryError)
-                else str(error.__cause__ or error)
-            )
-            trial.set_user_attr(ERROR, reason)
-            raise FailedTrialError(reason) from None
-
-    def _train(self, trial: Trial, params: Mapping[str, Value]) -> float:
-        """Train one recipe and return its validation MRR, reporting it to the pruner on the way."""
-        recipe = self.space.trial_recipe(params)
-        if self.launcher:
-            before = self.study.get_trials(deepcopy=False)[trial.number].system_attrs.get(
-                "retry_history", ()
-            )
-            for number in before:  # their processes were killed
-                shutil.rmtree(self.folder / "trials" / str(number), ignore_errors=True)
-                (self.folder / "trials" / f"{number}.log").unlink(missing_ok=True)
-            return self._launch(recipe, self.folder / "trials" / str(trial.number))
-        trainer = Trainer.of_recipe(recipe, self.graph, device=torch.device(self.device))
-        reported = set[int]()
-        history = trainer.progress.history
-
-        def on_progress(event: ProgressEvent) -> None:
-            if history and len(history) not in reported and "valid_mrr" in history[-1]:
-                reported.add(len(history))
-                trial.report(history[-1]["valid_mrr"], step=len(history))
-                if trial.should_prune():
-                    raise TrialPruned
-            # The counts are those before this trial: reading the storage takes longer than a
-            # training step.
-            self.on_progress(replace(self.progress, training=event))
-
-        trainer.on_progress = on_progress
-        trainer.run()
-        return float(
-            trainer.progress.best_mrr
-            if recipe.validation.keep == "best"
-            else history[-1]["valid_mrr"]
-        )
-
-    def _launch(self, recipe: Recipe, path: Path) -> float:
-        """Train one recipe by a command, in a run folder of its own, and return its validation
-        MRR.
-        """
-        shutil.rmtree(path, ignore_errors=True)  # of a search that was deleted
-        folder = RunFolder(path)
-        begin = {
-            "when": "start",
-            "optimizer": recipe.optimizer.name,
-            "progress": asdict(Progress()),
-        }
-        with folder.create(recipe, self.graph, torch.device(self.device)) as fresh:
-            save_tensors({}, fresh.checkpoint, about=begin)
-        words = [
-            *self.launcher,
-            "resume",
-            str(path),
-            *(["--device", "cpu"] if self.device == "cpu" else []),
-        ]
-        if recipe.own_classes:  # which are trusted here
-            words.append("--trust-code")
-        stop = GracefulShutdown()
-        log = path.with_name(f"{path.name}.log")
-        terminated = False
-        null = subprocess.DEVNULL
-        first = (
-            [sys.executable, "-IS", "-c", END_WITH_PARENT, str(os.getpid())]
-            if sys.platform == "linux"
-            else []
-        )
-        with (
-            stop.listening(),
-            log.open("w", encoding="utf-8") as file,
-            subprocess.Popen([*first, *words], stdin=null, stdout=null, stderr=file) as process,
-        ):
-            while process.poll() is None:
-                if (stop.requested or _parent_has_ended()) and not terminated:
-                    process.terminate()
-                    terminated = True
-                self.on_progress(self.progress)
-                time.sleep(0.1)
-        if terminated:
-            raise InterruptedRunError("Stopped.")
-        if process.returncode or not folder.finished:
-            reason = _reason(log.read_text(encoding="utf-8", errors="replace").splitlines())
-            raise RequestError(
-                f"{' '.join(words)} ended with status {process.returncode}; see {log}: {reason}"
-            )
-        found = [
-            entry["valid_mrr"]
-            for entry in json.loads(folder.history.read_text())
-            if "valid_mrr" in entry
-        ]
-        shutil.rmtree(path)  # the best recipe is trained again
-        log.unlink()
-        return float(max(found) if recipe.validation.keep == "best" else found[-1])
-
-
-def _parent_has_ended() -> bool:
-    """Whether this is a worker process, and the process that started it has ended."""
-    parent = multiprocessing.parent_process()
-    return parent is not None and not parent.is_alive()
-
-
-def _reason(lines: list[str]) -> str:
-    """Why a command failed: the last error of dualkg, as torchrun prints pages after it, or else
-    the last words.
-    """
-    spoken = [line.strip()[:500] for line in lines if re.search(r"\w", line)] or [
-        "it printed nothing"
-    ]
-    return next((line for line in reversed(spoken) if line.startswith("dualkg: ")), spoken[-1])
-
-
-def sampler_for(space: SearchSpace, slot: int) -> BaseSampler:
-    """A sampler seeded by the slot of a trial, so that processes and interruptions do not change
-    what is sampled.
-    """
-    seed = int(np.random.SeedSequence([space.settings.seed, slot]).generate_state(1)[0])
-    with experimental():
-        if (
-            space.settings.method == "grid"
-        ):  # Optuna's GridSampler may give one point to two processes
-            return PartialFixedSampler(space.point(slot), RandomSampler(seed))
-        return (
-            RandomSampler(seed)
-            if space.settings.method == "random"
-            else TPESampler(seed=seed, constant_liar=True)
-        )
-
-
-def suggest(trial: Trial, name: str, choices: tuple[Value, ...] | Range) -> Value:
-    if isinstance(choices, tuple):
-        return choices[choices.index(trial.suggest_categorical(name, choices))]
-    if isinstance(choices.low, float) or isinstance(choices.step, float):
-        return trial.suggest_float(
-            name, choices.low, choices.high, step=choices.step, log=choices.log
-        )
-    return trial.suggest_int(
-        name, choices.low, int(choices.high), step=int(choices.step or 1), log=choices.log
-    )
+    trials = sorted(trials, key=lambda trial: trial.number)
+    slots = slots_of(trials)
+    counted: dict[int, FrozenTrial] = {}
+    for trial in trials:
+        slot = slots[trial.number]
+        if slot not in counted or state_of(counted[slot]) == "lost":
+            counted[slot] = trial
+    return counted

@@ -1,6 +1,4 @@
-"""Tuning: every trial runs once, selected by the validation split, whatever is interrupted or
-fails.
-"""
+"""Searches: every trial runs once, selected by the validation split, whatever fails."""
 
 import dataclasses
 import json
@@ -16,11 +14,12 @@ import pytest
 
 import dualkg as kg
 from dualkg.cli.main import main
+from dualkg.errors import InvalidValue, MissingExtra, PathExists, Unsupported
 from dualkg.training.recipe import load_recipe
-from dualkg.training.trainer import InterruptedRunError
+from dualkg.tuning.search import SearchInterrupted, search
 from dualkg.tuning.space import space_from
-from dualkg.tuning.study import trials_by_slot
-from dualkg.tuning.tune import tune
+from dualkg.tuning.storage import StorageNotOpened
+from dualkg.tuning.study import DifferentSearch, trials_by_slot
 
 BASE = {"model": {"name": "CP", "dim": 4}, "training": {"epochs": 2, "batch_size": 100}}
 
@@ -39,7 +38,7 @@ def trials_in(out):
 
 def test_grid_writes_its_results_and_repeats_nothing_when_called_again(small_graph, tmp_path):
     events = []
-    result = tune(FOUR, out=tmp_path, graph=small_graph, on_progress=events.append)
+    result = search(FOUR, out=tmp_path, graph=small_graph, on_progress=events.append)
     assert len({tuple(row.params.items()) for row in result.trials}) == 4
     assert {row.state for row in result.trials} == {"finished"}
     assert result.best.mrr == max(row.mrr for row in result.trials)
@@ -51,7 +50,7 @@ def test_grid_writes_its_results_and_repeats_nothing_when_called_again(small_gra
     assert result.importance is None
     assert (events[-1].num_done, events[-1].num_trials, events[-1].best) == (4, 4, result.best.mrr)
     assert any(event.training for event in events)
-    again = tune(FOUR, out=tmp_path, graph=small_graph)
+    again = search(FOUR, out=tmp_path, graph=small_graph)
     assert again.trials == result.trials
     assert len(trials_in(tmp_path)) == 4
 
@@ -67,7 +66,7 @@ class Poison:
 
 def test_objective_equals_training_and_the_test_split_is_never_used(small_graph, tmp_path):
     poisoned = dataclasses.replace(small_graph, test=Poison())
-    result = tune(space({"optimizer.learning_rate": [0.1, 0.3]}), out=tmp_path, graph=poisoned)
+    result = search(space({"optimizer.learning_rate": [0.1, 0.3]}), out=tmp_path, graph=poisoned)
     run = kg.train_recipe(
         result.recipe, graph=dataclasses.replace(small_graph, test=small_graph.test[:0])
     )
@@ -77,13 +76,13 @@ def test_objective_equals_training_and_the_test_split_is_never_used(small_graph,
 def test_unpromising_trials_are_pruned(small_graph, tmp_path):
     choices = {"optimizer.learning_rate": [0.5, 0.4, 1e-6, 2e-6], "training.seed": [0, 1, 2]}
     wide = space({**choices, "training.epochs": [3]}, validate_every=1, prune_after=1)
-    result = tune(wide, out=tmp_path, graph=small_graph)
+    result = search(wide, out=tmp_path, graph=small_graph)
     states = Counter(row.state for row in result.trials)
     assert states["pruned"] >= 1
     assert states["finished"] >= 5
     pruned = [row for row in result.trials if row.state == "pruned"]
     assert all(row.mrr is not None and row.mrr < result.best.mrr for row in pruned)
-    whole = tune(
+    whole = search(
         space({**choices, "training.epochs": [1]}, prune=False),
         out=tmp_path / "whole",
         graph=small_graph,
@@ -104,7 +103,7 @@ def test_error_of_a_failed_trial_is_saved_and_the_search_continues(small_graph, 
         "regularizer": {"weight": 0.1},
         "training": {"epochs": 3},
     }
-    result = tune(
+    result = search(
         space_from({**tables, "space": choices}, source="it"), out=tmp_path, graph=small_graph
     )
     errors = {
@@ -127,22 +126,24 @@ def test_sampled_search_stays_in_its_ranges_and_can_be_extended(small_graph, tmp
         "model.dim": {"low": 2, "high": 6, "step": 2},
         "training.seed": [0, 1],
     }
-    short = tune(space(choices, method=method, trials=2), out=tmp_path, graph=small_graph)
-    longer = tune(space(choices, method=method, trials=4), out=tmp_path, graph=small_graph)
+    short = search(space(choices, method=method, trials=2), out=tmp_path, graph=small_graph)
+    longer = search(space(choices, method=method, trials=4), out=tmp_path, graph=small_graph)
     assert longer.trials[:2] == short.trials
     assert len(longer.trials) == 4
     for row in longer.trials:
         assert 1e-2 <= row.params["optimizer.learning_rate"] <= 1
         assert row.params["model.dim"] in (2, 4, 6)
     assert len({row.params["optimizer.learning_rate"] for row in longer.trials}) == 4
-    whole = tune(space(choices, method=method, trials=4), out=tmp_path / "whole", graph=small_graph)
+    whole = search(
+        space(choices, method=method, trials=4), out=tmp_path / "whole", graph=small_graph
+    )
     assert [row.params for row in whole.trials] == [row.params for row in longer.trials]
 
 
 def test_params_sampled_twice_are_trained_once(small_graph, tmp_path):
     choices = {"model.dim": [2, 3]}
     epochs = []
-    result = tune(
+    result = search(
         space(choices, method="random", trials=4),
         out=tmp_path,
         graph=small_graph,
@@ -158,95 +159,120 @@ def test_ctrl_c_saves_finished_trials_and_the_rest_is_done_later(small_graph, tm
         if event.num_done == 2 and event.training:
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(InterruptedRunError, match="Stopped; 2 of 4 trials are done and saved"):
-        tune(FOUR, out=tmp_path, graph=small_graph, on_progress=stop)
+    with pytest.raises(SearchInterrupted) as stopped:
+        search(FOUR, out=tmp_path, graph=small_graph, on_progress=stop)
+    assert str(stopped.value) == "Stopped; 2 of 4 trials are done and saved."
     assert json.loads((tmp_path / "summary.json").read_text())["finished"] == 2
-    result = tune(FOUR, out=tmp_path, graph=small_graph)
+    result = search(FOUR, out=tmp_path, graph=small_graph)
     assert len({tuple(row.params.items()) for row in result.trials}) == 4
-    assert [row.number for row in result.trials] == [
-        0,
-        1,
-        2,
-        3,
-    ]  # as without the stop, so that ties end the same way
+    # The numbers are those of a search without the stop, so that ties end the same way.
+    assert [row.number for row in result.trials] == [0, 1, 2, 3]
     states = Counter(trial.state.name for trial in trials_in(tmp_path))
     assert states == {"COMPLETE": 4, "FAIL": 1}
 
 
-def test_one_trial_counts_for_each_slot():
+@pytest.mark.parametrize("queued_by", ["dualkg", "optuna"])
+def test_one_trial_counts_for_each_slot(queued_by):
+    """Retries of dualkg 0.2 were queued by Optuna, and are recognized too."""
+
     def trial(number, state="FAIL", error=None, retry_of=None):
+        user_attrs = {"error": error} if error else {}
+        system_attrs = {}
+        if retry_of is not None and queued_by == "dualkg":
+            user_attrs["retry_of"] = retry_of
+        elif retry_of is not None:
+            system_attrs["failed_trial"] = retry_of
         made = optuna.trial.create_trial(
             state=optuna.trial.TrialState[state],
             value=0.5 if state == "COMPLETE" else None,
-            user_attrs={"error": error} if error else {},
-            system_attrs={} if retry_of is None else {"failed_trial": retry_of},
+            user_attrs=user_attrs,
+            system_attrs=system_attrs,
         )
         made.number = number
         return made
 
-    def chosen(*trials):
-        return {slot: one.number for slot, one in trials_by_slot(reversed(trials)).items()}
+    def counted(*trials):
+        return {slot: trial.number for slot, trial in trials_by_slot(reversed(trials)).items()}
 
-    assert chosen(
-        trial(0), trial(1), trial(2, "RUNNING", retry_of=0), trial(3, "WAITING", retry_of=0)
-    ) == {0: 2, 1: 1}
-    assert chosen(
-        trial(0), trial(1, "COMPLETE"), trial(2, retry_of=0), trial(3, retry_of=0), trial(4)
-    ) == {
-        0: 3,
-        1: 1,
-        2: 4,
-    }
-    assert chosen(trial(0, error="diverged"), trial(1, "COMPLETE", retry_of=0)) == {0: 0}
+    first_retry = trial(2, "RUNNING", retry_of=0)
+    second_retry = trial(3, "WAITING", retry_of=0)
+    assert counted(trial(0), trial(1), first_retry, second_retry) == {0: 2, 1: 1}
+    lost_retries = trial(2, retry_of=0), trial(3, retry_of=0)
+    all_lost = counted(trial(0), trial(1, "COMPLETE"), *lost_retries, trial(4))
+    assert all_lost == {0: 3, 1: 1, 2: 4}
+    assert counted(trial(0, error="diverged"), trial(1, "COMPLETE", retry_of=0)) == {0: 0}
 
 
 def test_another_space_in_the_same_folder_is_refused(small_graph, tmp_path):
-    tune(space({"model.dim": [2]}), out=tmp_path, graph=small_graph)
-    with pytest.raises(
-        kg.RequestError, match=r"with a different setup: \[space\] differs. Use another --out"
-    ):
-        tune(space({"model.dim": [3]}), out=tmp_path, graph=small_graph)
-    with pytest.raises(kg.RequestError, match="the data differs"):
-        tune(
-            space({"model.dim": [2]}),
-            out=tmp_path,
-            graph=dataclasses.replace(small_graph, fingerprint="other"),
-        )
+    search(space({"model.dim": [2]}), out=tmp_path, graph=small_graph)
+    with pytest.raises(DifferentSearch) as other_space:
+        search(space({"model.dim": [3]}), out=tmp_path, graph=small_graph)
+    assert other_space.value.differences == ["[space]"]
+    assert str(other_space.value) == (
+        f"{tmp_path} holds a search named 'it' with a different setup: [space] differs. "
+        "Use another out, or another name in [search]."
+    )
+    other_graph = dataclasses.replace(small_graph, fingerprint="other")
+    with pytest.raises(DifferentSearch) as other_data:
+        search(space({"model.dim": [2]}), out=tmp_path, graph=other_graph)
+    assert other_data.value.differences == ["the data"]
 
 
-def test_requests_that_are_refused(small_graph, tmp_path, monkeypatch):
-    with pytest.raises(
-        kg.RequestError, match="made has no validation triples, and tuning selects by their MRR"
-    ):
-        tune(
-            FOUR, out=tmp_path, graph=dataclasses.replace(small_graph, valid=small_graph.valid[:0])
-        )
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.toml").touch()
-    with pytest.raises(kg.RequestError, match="contains a run; tuning needs a folder of its own"):
-        tune(FOUR, out=tmp_path / "run", graph=small_graph)
-    with pytest.raises(kg.RequestError, match="--storage should be the URL of a database"):
-        tune(FOUR, out=tmp_path, graph=small_graph, storage="nonsense")
+def test_a_space_of_another_type_is_refused(small_graph):
+    with pytest.raises(InvalidValue) as refused:
+        search(3, graph=small_graph)
+    assert (refused.value.setting, refused.value.found) == ("space", 3)
+
+
+def test_a_graph_without_validation_triples_is_refused(small_graph, tmp_path):
+    without = dataclasses.replace(small_graph, valid=small_graph.valid[:0])
+    with pytest.raises(Unsupported) as refused:
+        search(FOUR, out=tmp_path, graph=without)
+    assert str(refused.value) == (
+        "made has no validation triples, and tuning selects by their MRR."
+    )
+
+
+def test_the_folder_of_a_run_is_refused(small_graph, tmp_path):
+    (tmp_path / "recipe.toml").touch()
+    with pytest.raises(PathExists, match="a search needs a folder of its own") as refused:
+        search(FOUR, out=tmp_path, graph=small_graph)
+    assert (refused.value.path, refused.value.overwritable) == (tmp_path, False)
+
+
+def test_a_storage_that_is_no_url_is_refused(small_graph, tmp_path):
+    with pytest.raises(InvalidValue, match="such as journal:/shared/study.log") as refused:
+        search(FOUR, out=tmp_path, graph=small_graph, storage="nonsense")
+    assert (refused.value.setting, refused.value.found) == ("storage", "nonsense")
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
+def test_without_the_driver_of_postgresql_the_error_is_the_install_line(
+    small_graph, tmp_path, monkeypatch, scheme
+):
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    for url in ("postgresql://nowhere/x", "postgres://nowhere/x"):
-        with pytest.raises(
-            kg.RequestError,
-            match=r"driver that is not installed: pip install 'dualkg\[postgresql\]'",
-        ):
-            tune(FOUR, out=tmp_path, graph=small_graph, storage=url)
-    with pytest.raises(kg.RequestError, match="driver that is not installed: .*oracledb"):
-        tune(FOUR, out=tmp_path, graph=small_graph, storage="oracle+oracledb://nowhere/x")
-    with pytest.raises(
-        kg.RequestError, match="The storage cannot be opened: unable to open database file"
-    ):
-        tune(FOUR, out=tmp_path, graph=small_graph, storage=f"sqlite:///{tmp_path}/nowhere/x.db")
+    with pytest.raises(MissingExtra) as refused:
+        search(FOUR, out=tmp_path, graph=small_graph, storage=f"{scheme}://nowhere/x")
+    assert refused.value.extra == "postgresql"
+
+
+def test_a_storage_that_cannot_be_opened_is_refused_with_the_reason(small_graph, tmp_path):
+    with pytest.raises(StorageNotOpened, match="driver is not installed: .*oracledb"):
+        search(FOUR, out=tmp_path, graph=small_graph, storage="oracle+oracledb://nowhere/x")
+    missing = f"sqlite:///{tmp_path}/nowhere/x.db"
+    with pytest.raises(StorageNotOpened) as refused:
+        search(FOUR, out=tmp_path, graph=small_graph, storage=missing)
+    assert refused.value.reason == "unable to open database file"
+    assert str(refused.value) == "The storage cannot be opened: unable to open database file."
 
 
 def test_without_optuna_the_error_is_the_install_line(small_graph, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "dualkg.tuning.study")
-    with pytest.raises(kg.RequestError, match=r"Install it: pip install 'dualkg\[search\]'"):
-        tune(FOUR, out=tmp_path / "out", graph=small_graph)
+    for module in ("storage", "study", "worker"):
+        monkeypatch.delitem(sys.modules, f"dualkg.tuning.{module}")
+    with pytest.raises(MissingExtra) as refused:
+        search(FOUR, out=tmp_path / "out", graph=small_graph)
+    assert str(refused.value) == "Tuning needs optuna. Install it: pip install 'dualkg[search]'"
     assert not (tmp_path / "out").exists()
 
 
@@ -302,9 +328,11 @@ def test_ctrl_c_prints_the_command_that_resumes(tmp_path, monkeypatch, capsys, r
         )
     )
     (tmp_path / "mine.toml").write_text(SPACE)
-    monkeypatch.setattr(
-        "dualkg.tuning.study.Worker.run", lambda self: os.kill(os.getpid(), signal.SIGINT)
-    )
+
+    def stop(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("dualkg.tuning.worker.Worker.report_progress", stop)
     words = ("tune", tmp_path / "mine.toml", "--out", tmp_path / "out")
     assert type_in(monkeypatch, *words) == 130
     result = capsys.readouterr().err

@@ -1,0 +1,136 @@
+"""Progress and results of a search."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dualkg.files import atomic_write, write_text
+from dualkg.training.recipe import Recipe
+from dualkg.training.trainer import ProgressEvent
+from dualkg.tuning.space import SearchSpace, Value
+
+DONE = ("finished", "pruned", "failed")  # states of trials that are not repeated
+NUM_TOP_TRIALS = 10
+
+
+@dataclass(frozen=True)
+class TuningProgress:
+    """Progress of a search; `training` is that of the trial in this process, if there is one."""
+
+    num_done: int
+    num_trials: int
+    best: float | None
+    training: ProgressEvent | None = None
+
+    @property
+    def text(self) -> str:
+        text = f"{self.num_done:,} of {self.num_trials:,} trials"
+        if self.best is not None:
+            text += f"  best valid MRR {self.best:.4f}"
+        if self.training:
+            text += f"  {self.training.text}"
+        return text
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """One trial and its validation MRR, which is that of the last report if it was pruned."""
+
+    number: int
+    state: str
+    mrr: float | None
+    seconds: float | None
+    params: dict[str, Value]
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """The trials of a study in the order of their numbers.
+
+    `importance` is None before 8 trials have finished, and `per_minute` counts the trials of this
+    call only.
+    """
+
+    space: SearchSpace
+    graph: str
+    trials: tuple[TrialResult, ...]
+    importance: dict[str, float] | None
+    per_minute: float | None = None
+
+    @property
+    def num_done(self) -> int:
+        return sum(trial.state in DONE for trial in self.trials)
+
+    @property
+    def ranked(self) -> list[TrialResult]:
+        """Finished trials, best first."""
+        finished = [
+            trial for trial in self.trials if trial.state == "finished" and trial.mrr is not None
+        ]
+        return sorted(finished, key=lambda trial: (-(trial.mrr or 0.0), trial.number))
+
+    @property
+    def best(self) -> TrialResult | None:
+        ranked = self.ranked
+        return ranked[0] if ranked else None
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The recipe of the best trial."""
+        best = self.best
+        return self.space.recipe(best.params) if best else None
+
+    def as_dict(self) -> dict[str, Any]:
+        states = [trial.state for trial in self.trials]
+        num_by_state = {state: states.count(state) for state in DONE}
+        seconds = sum(trial.seconds or 0.0 for trial in self.trials)
+        top = [_summary_of(trial) for trial in self.ranked[:NUM_TOP_TRIALS]]
+        return {
+            "search": self.space.name,
+            "graph": self.graph,
+            "method": self.space.settings.method,
+            "split": "valid",
+            "trials": self.space.num_trials,
+            **num_by_state,
+            "seconds": round(seconds, 3),
+            "trials_per_minute": self.per_minute,
+            "best": top[0] if top else None,
+            "top": top,
+            "importance": self.importance,
+        }
+
+    def write(self, out: Path) -> None:
+        """Write best.toml, trials.csv and summary.json."""
+        if self.recipe and self.best:
+            title = (
+                f"# Trial {self.best.number} of the search {self.space.name}: "
+                f"validation MRR {self.best.mrr:.4f}.\n"
+            )
+            write_text(out / "best.toml", title + self.recipe.as_toml())
+        self._write_table(out / "trials.csv")
+        write_text(out / "summary.json", json.dumps(self.as_dict(), indent=1, ensure_ascii=False))
+
+    def _write_table(self, path: Path) -> None:
+        columns = ["number", "state", "mrr", "seconds", *self.space.dimensions, "error"]
+        with (
+            atomic_write(path) as fresh,
+            fresh.open("w", encoding="utf-8", newline="") as file,
+        ):
+            writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
+            writer.writeheader()
+            for trial in self.trials:
+                writer.writerow({**vars(trial), **trial.params})
+
+
+def _summary_of(trial: TrialResult) -> dict[str, Any]:
+    return {
+        "number": trial.number,
+        "mrr": trial.mrr,
+        "seconds": trial.seconds,
+        "params": trial.params,
+    }

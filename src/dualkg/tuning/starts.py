@@ -1,0 +1,173 @@
+"""Where automatic tuning begins, and the values of each hyperparameter that it may move to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from dualkg.data.graph import Graph
+from dualkg.models import MODELS
+from dualkg.training import api
+from dualkg.training.classes import known_name
+from dualkg.training.recipe import Data, Recipe
+
+Value = bool | int | float | str
+Params = dict[str, Value]  # hyperparameters by the dotted names of their recipe keys
+# Hyperparameters and their values in order; the search moves between neighbours.
+Dimensions = dict[str, tuple[Value, ...]]
+
+SMALL_GRAPH = 20_000  # training triples
+# A large model is cheap up to this number of training triples × entities.
+CHEAP_PRODUCTS = {"cpu": 5e7, "cuda": 2e10}
+# On a GPU: the dimension of graphs with up to this number of entities.
+DIMS_BY_ENTITIES = {50_000: 2000, 250_000: 1000, 10**6: 400}
+MIN_GPU_DIM = 200
+MATRIX_MODELS = ("RESCAL", "TuckER", "SE")  # a relation has dim² parameters
+MAX_MATRIX_DIM = 256
+MAX_DIM_OF_STARTS = 500  # of the models in `STARTS`
+MAX_NEGATIVES = 1024
+
+DISTANCE_LOSS = {
+    "regularizer.name": "none",
+    "loss.name": "NegativeSampling",
+    "loss.sampler": "shared",
+    "loss.margin": 6.0,
+    "loss.adversarial_temperature": 1.0,
+    "optimizer.name": "Adam",
+    "optimizer.learning_rate": 0.0005,
+    "optimizer.decay_from": 0.0,
+}
+EQUAL_WEIGHTS = {
+    "regularizer.plain": 1.0,
+    "regularizer.mapped": 1.0,
+    "optimizer.learning_rate": 0.1,
+}
+# Models whose search does not begin at the values of `default_recipe`.
+STARTS: dict[str, dict[str, Any]] = {
+    "RESCAL": EQUAL_WEIGHTS,
+    "TuckER": EQUAL_WEIGHTS,
+    "MuRP": {
+        **DISTANCE_LOSS,
+        "loss.margin": 0.0,
+        "optimizer.learning_rate": 0.002,
+        "optimizer.epsilon": 1e-4,
+    },
+    "TransE": DISTANCE_LOSS,
+    "RotatE": DISTANCE_LOSS,
+    "ModE": DISTANCE_LOSS,
+    "HAKE": DISTANCE_LOSS,
+}
+
+
+def is_small(graph: Graph) -> bool:
+    """Whether the final training takes seconds, so that trials may be as long."""
+    return len(graph.train) < SMALL_GRAPH
+
+
+def starting_recipe(
+    data: Data,
+    graph: Graph,
+    device: torch.device,
+    changes: Mapping[str, Any],
+    *,
+    starts: Mapping[str, Mapping[str, Any]] = STARTS,
+    source: str = "--set",
+) -> Recipe:
+    """The recipe at which automatic tuning begins."""
+    model = str(known_name(changes.get("model.name", "ComplEx"), MODELS))
+    settings_of_model = starts.get(model, {})
+    start: dict[str, Any] = {"optimizer.decay_from": 0.5}
+    start |= _default_size(graph, device, model, has_own_loss="loss.name" in settings_of_model)
+    if not is_small(graph) and "optimizer.name" not in changes:
+        start["optimizer.learning_rate"] = 0.1
+    for key, value in settings_of_model.items():
+        # A loss or a regularizer that the user names comes without our settings.
+        table = key.partition(".")[0]
+        if f"{table}.name" not in changes:
+            start[key] = value
+    if is_small(graph) and start.get("optimizer.name") == "Adam":
+        start["optimizer.learning_rate"] = 0.01  # there are few steps
+    start |= changes
+    if start.get("loss.sampler") == "shared":
+        start.setdefault("loss.num_negatives", min(MAX_NEGATIVES, len(graph.entities)))
+    if model in MODELS and "loss.margin" in start and model != "MuRP":
+        init_scale = init_scale_of_margin(start["loss.margin"], start["model.dim"])
+        start.setdefault("model.init_scale", init_scale)
+    return api.default_recipe(data, graph, start, source=source)
+
+
+def other_start(
+    start: Recipe, graph: Graph, device: torch.device, fixed: Collection[str]
+) -> Recipe | None:
+    """A second recipe at which the search may begin, or None.
+
+    It is that of a distance model on a small graph: 1-vs-all, as without tuning.
+    """
+    has_own_loss = "loss.name" in STARTS.get(start.model.name, {})
+    if not is_small(graph) or not has_own_loss:
+        return None
+    if any(key.startswith(("loss.", "regularizer.", "optimizer.")) for key in fixed):
+        return None
+    given = {key: start.value_of(key) for key in fixed}
+    if start != starting_recipe(start.data, graph, device, given):
+        return None  # the search begins at a recipe of the user's
+    return starting_recipe(start.data, graph, device, given, starts={})
+
+
+def dimensions_of(recipe: Recipe, fixed: Collection[str] = ()) -> Dimensions:
+    """What matters for the model and the loss of a recipe, most important first.
+
+    Keys in `fixed` are left out.
+    """
+    dimensions: Dimensions = {}
+    weight = recipe.regularizer.weight
+    if recipe.regularizer.name != "none" and weight:
+        dimensions["regularizer.weight"] = values_around(weight, 10**0.5, below=4, above=2)
+    for key, values in recipe.loss.tuned.items():
+        dimensions[f"loss.{key}"] = values
+    learning_rate = recipe.optimizer.learning_rate
+    dimensions["optimizer.learning_rate"] = values_around(learning_rate, 2, below=3, above=2)
+    batch_sizes = values_around(recipe.training.batch_size, 2, below=2, above=2)
+    dimensions["training.batch_size"] = tuple(int(size) for size in batch_sizes)
+    return {key: values for key, values in dimensions.items() if key not in fixed}
+
+
+def values_around(value: float, factor: float, *, below: int, above: int) -> tuple[float, ...]:
+    """`value` times powers of `factor`, rounded to two digits."""
+    powers = range(-below, above + 1)
+    return tuple(float(f"{value * factor**power:.2g}") for power in powers)
+
+
+def init_scale_of_margin(margin: float, dim: int) -> float:
+    """The standard deviation of numbers that are uniform within (γ + 2) / dim.
+
+    This is the initialization of Sun et al. (2019).
+    """
+    return round((margin + 2) / dim / 3**0.5, 5)
+
+
+def _default_size(
+    graph: Graph, device: torch.device, model: str, *, has_own_loss: bool
+) -> dict[str, int]:
+    """`model.dim` and `training.epochs`: larger where training is cheap, as on a GPU."""
+    num_entities = len(graph.entities)
+    is_cheap = num_entities * len(graph.train) <= CHEAP_PRODUCTS[device.type]
+    if device.type == "cpu":
+        dim = 200 if is_cheap else 100
+        epochs = 50 if is_cheap else 20
+    elif is_small(graph):
+        dim = 500
+        epochs = 50
+    else:
+        fitting = [dim for limit, dim in DIMS_BY_ENTITIES.items() if num_entities <= limit]
+        dim = fitting[0] if fitting else MIN_GPU_DIM
+        epochs = 100 if is_cheap else 50
+    if is_small(graph) and not has_own_loss:
+        epochs = 20  # 1-vs-all overfits soon
+    if model in STARTS:
+        dim = min(dim, MAX_DIM_OF_STARTS)
+    if model in MATRIX_MODELS:
+        dim = min(dim, MAX_MATRIX_DIM)
+    return {"model.dim": dim, "training.epochs": epochs}

@@ -1,0 +1,125 @@
+"""The trials of automatic tuning: what is trained, and what comes of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from dualkg.data.graph import Graph
+from dualkg.errors import DivergedError, RequestError
+from dualkg.training.recipe import Recipe
+from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer
+from dualkg.tuning.starts import Params
+
+EPOCHS = "training.epochs"
+MAX_VALIDATION_TRIPLES = 10_000
+
+
+@dataclass(frozen=True)
+class TrialPlan:
+    """A training that is to be made: `params` change the starting recipe to `recipe`.
+
+    It stops half-way if its MRR is below `hopeless` then.
+    """
+
+    params: Params
+    rung: int
+    epochs: int
+    recipe: Recipe
+    hopeless: float
+    on_progress: OnProgress
+
+
+@dataclass(frozen=True)
+class TrialOutcome:
+    """What came of a training; `half_way` is the MRR after half of its epochs."""
+
+    mrr: float | None
+    half_way: float | None
+    seconds: float
+    seconds_per_epoch: float
+    error: str = ""
+
+
+RunTrial = Callable[[TrialPlan], TrialOutcome]
+
+
+@dataclass(frozen=True)
+class TrialTrainer:
+    """Trains the recipe of a trial; what goes wrong becomes the error of the trial."""
+
+    graph: Graph
+    device: torch.device
+
+    def __call__(self, plan: TrialPlan) -> TrialOutcome:
+        started = time.perf_counter()
+        history: list[dict[str, Any]] = []
+        mrr = None
+        error = ""
+        try:
+            trainer = self._trainer(plan)
+            history = trainer.progress.history
+            trainer.on_progress = _stopping_half_way(plan, history)
+            trainer.run()
+            mrr = history[-1].get("valid_mrr")
+        except _HopelessTrialError:
+            mrr = history[-1]["valid_mrr"]
+            error = "stopped half-way"
+        except (RequestError, DivergedError) as problem:
+            if not plan.params and isinstance(problem, RequestError):
+                raise  # the request itself is wrong, not what the search tried
+            error = str(problem)
+        except torch.OutOfMemoryError:
+            error = f"{self.device} is out of memory"
+        mrrs = [epoch["valid_mrr"] for epoch in history if "valid_mrr" in epoch]
+        seconds_of_epochs = [epoch["seconds"] for epoch in history]
+        return TrialOutcome(
+            mrr=mrr,
+            half_way=mrrs[0] if mrrs else None,
+            seconds=round(time.perf_counter() - started, 3),
+            seconds_per_epoch=float(np.median(seconds_of_epochs)) if history else 0.0,
+            error=error,
+        )
+
+    def _trainer(self, plan: TrialPlan) -> Trainer:
+        changes = {
+            EPOCHS: plan.epochs,
+            "validation.every": (plan.epochs + 1) // 2,
+            "validation.patience": 0,
+        }
+        recipe = plan.recipe.with_changes(changes)
+        return Trainer.of_recipe(recipe, self.graph, device=self.device)
+
+
+class _HopelessTrialError(Exception):
+    """A trial is far behind the best half-way."""
+
+
+def _stopping_half_way(plan: TrialPlan, history: list[dict[str, Any]]) -> OnProgress:
+    """Report the progress of a trial, and stop it half-way if it is far behind the best."""
+
+    def on_progress(event: ProgressEvent) -> None:
+        mrr = math.inf
+        if 0 < len(history) < plan.epochs:
+            mrr = history[-1].get("valid_mrr", math.inf)
+        if mrr < plan.hopeless:
+            raise _HopelessTrialError
+        plan.on_progress(event)
+
+    return on_progress
+
+
+def trial_graph(graph: Graph, *, seed: int) -> Graph:
+    """A graph without test triples, and with no more validation triples than trials rank."""
+    valid = graph.valid
+    if len(valid) > MAX_VALIDATION_TRIPLES:
+        random = np.random.default_rng(seed)
+        sample = random.choice(len(valid), MAX_VALIDATION_TRIPLES, replace=False)
+        valid = valid[np.sort(sample)]
+    return replace(graph, valid=valid, test=graph.test[:0])
