@@ -17,6 +17,7 @@ from typer import Argument, Option
 import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.cli import main
+from dualkg.cli.training_display import TrainingDisplay
 from dualkg.files import write_text
 from dualkg.training.api import choose_device
 from dualkg.training.recipe import recipe_from
@@ -56,7 +57,7 @@ def table_command(table: ResultTable) -> Callable[..., None]:
         shared_device: Annotated[bool, SHARED_DEVICE] = False,
         device: cli.Device = None,
     ) -> cli.Output:
-        with cli.training_progress(table.name) as on_progress:
+        with TrainingDisplay(table.name) as on_progress:
             config = Config(
                 dataset,
                 seeds,
@@ -90,7 +91,7 @@ def study_command(study: Study) -> Callable[..., None]:
         if seeds > 1 and not study.several_seeds:
             raise kg.RequestError(f"The study {study.name} uses one seed. Leave out --seeds.")
         check_committed()
-        with cli.training_progress(study.name) as on_progress:
+        with TrainingDisplay(study.name) as on_progress:
             config = Config(
                 dataset, seeds, (), records, runs, device, log=cli.note, on_progress=on_progress
             )

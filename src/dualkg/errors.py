@@ -98,7 +98,11 @@ class PythonWords(Words):
     """Options are keyword arguments, and calls are functions of `dualkg`."""
 
     # The functions whose names differ from those of the commands.
-    functions: ClassVar[Mapping[str, str]] = {"train": "train_recipe", "tune": "search"}
+    functions: ClassVar[Mapping[str, str]] = {
+        "train": "train_recipe",
+        "tune": "search",
+        "check": "inference.integrity.check_run",
+    }
 
     def option(self, name: str, value: object = None) -> str:
         return name if value is None else f"{name}={value!r}"

@@ -20,9 +20,10 @@ from dualkg.evaluation import Metrics, compare_ranks, evaluate_relations
 from dualkg.evaluation import rank as compute_ranks
 from dualkg.models import MODELS
 from dualkg.regularizers import REGULARIZERS
-from dualkg.training import Run, load_run, train_recipe
+from dualkg.training import Run, load_run
 from dualkg.training import engines as engine_selection
 from dualkg.training.recipe import Recipe, recipe_from
+from dualkg.workflows import train_recipe
 
 # -- translation of recorded settings -----------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 import dualkg as kg
 from dualkg.analysis.sparsity import sparsify
 from dualkg.files import lock_holder
-from dualkg.training.api import train_seeds
+from dualkg.workflows import train_seeds
 from paper.records import (
     RECORDS,
     is_uncommitted,

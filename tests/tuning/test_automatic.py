@@ -1,7 +1,6 @@
 """Automatic tuning: the search by hand, its budget, and `fit` from triples to a run."""
 
 import dataclasses
-import json
 import math
 
 import numpy as np
@@ -13,16 +12,12 @@ from dualkg.errors import RequestError
 from dualkg.models import MODELS
 from dualkg.training.api import default_recipe
 from dualkg.training.recipe import Data
-from dualkg.training.run import RunFolder
-from dualkg.training.trainer import InterruptedRunError
 from dualkg.tuning.automatic import (
     AutomaticTrial,
     AutomaticTuner,
     dimensions_of,
-    fit,
     other_start,
     parse_budget,
-    resume,
     starting_recipe,
 )
 
@@ -168,12 +163,6 @@ def test_a_failed_trial_is_recorded_and_passed_over(graph):
     assert any(trial.mrr is None for trial in tuner.trials)
 
 
-def test_a_recipe_that_cannot_be_trained_is_refused_and_nothing_is_written(graph, tmp_path):
-    with pytest.raises(RequestError, match="Did you mean 'ComplEx'"):
-        fit(graph, model="Complexx", out=tmp_path / "run", device="cpu")
-    assert not (tmp_path / "run").exists()
-
-
 def test_if_every_trial_diverges_the_first_reason_is_reported(graph):
     recipe = recipe_of(graph, **{"optimizer.name": "SGD", "optimizer.learning_rate": 1e30})
     with pytest.raises(kg.DualkgError, match="diverged"):
@@ -304,41 +293,6 @@ def test_the_test_split_does_not_matter(graph):
     assert results[0] == results[1]
 
 
-def test_fit_saves_its_trials_and_resumes_bit_for_bit(graph, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        AutomaticTuner,
-        "_has_time",
-        lambda self, epochs=0, *, rung: len(self.trials) < (4 if rung == 0 else 6),
-    )
-    options = {
-        "changes": {"model.dim": 8, "training.epochs": 9, "training.batch_size": 20},
-        "device": "cpu",
-    }
-    whole = fit(graph, out=tmp_path / "whole", **options)
-    saved = json.loads((tmp_path / "whole" / "tuning.json").read_text())
-    assert len(saved["trials"]) == 6
-    assert saved["summary"].startswith("Chose ")
-
-    train = AutomaticTuner._train
-
-    def stops_after_three(self, params, rung):
-        if len(self.trials) == 3:
-            raise InterruptedRunError("Stopped.")
-        return train(self, params, rung)
-
-    monkeypatch.setattr(AutomaticTuner, "_train", stops_after_three)
-    with pytest.raises(
-        InterruptedRunError, match=r"after 3 trials, which are saved. Resume with: dualkg resume"
-    ):
-        fit(graph, out=tmp_path / "stopped", **options)
-    monkeypatch.setattr(AutomaticTuner, "_train", train)
-    again = resume(tmp_path / "stopped")
-    assert again.recipe == whole.recipe
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(value, again.model.state_dict()[name])
-    assert RunFolder(tmp_path / "stopped").finished
-
-
 @pytest.mark.parametrize(
     ("changes", "every", "keep"),
     [
@@ -354,86 +308,6 @@ def test_given_validation_settings_are_those_of_the_final_training(graph, change
     chosen = OfSurface(recipe, graph, bowl, fixed=changes).run()
     assert (chosen.validation.every, chosen.validation.keep) == (every, keep)
     assert chosen.validation.patience == changes.get("validation.patience", 0)
-
-
-def test_a_tracker_survives_an_interrupt_while_tuning(graph, tmp_path, monkeypatch):
-    """The final training is tracked, once, also if `resume` makes it; trials are not."""
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    monkeypatch.setattr(AutomaticTuner, "_has_time", lambda self, *_, rung: len(self.trials) < 3)
-    train = AutomaticTuner._train
-
-    def stops_after_two(self, params, rung):
-        if len(self.trials) == 2:
-            raise InterruptedRunError("Stopped.")
-        return train(self, params, rung)
-
-    monkeypatch.setattr(AutomaticTuner, "_train", stops_after_two)
-    with pytest.raises(InterruptedRunError):
-        fit(
-            graph,
-            out=tmp_path / "run",
-            changes={"model.dim": 4, "training.epochs": 4},
-            callbacks=["tensorboard"],
-        )
-    assert not list(tmp_path.rglob("events*"))
-    with pytest.raises(RequestError, match="Resume it with: dualkg resume"):
-        kg.load_run(tmp_path / "run")
-    monkeypatch.setattr(AutomaticTuner, "_train", train)
-    run = resume(tmp_path / "run")
-    found = accumulator.EventAccumulator(str(next(tmp_path.rglob("events*")).parent)).Reload()
-    assert [event.step for event in found.Scalars("train/loss")] == [1, 2, 3, 4]
-    assert found.Scalars("final/test/mrr")[-1].value == pytest.approx(run.report.mrr, rel=1e-5)
-
-
-def test_fit_warns_of_leakage_and_of_what_the_reader_noted(tmp_path, caplog):
-    for split, rows in {"train": range(30), "valid": range(5), "test": range(5)}.items():
-        reverse = [(f"b{i}", "is child of", f"a{i}") for i in range(30)] if split == "train" else []
-        pairs = [
-            (f"a{i}", "is parent of", f"b{i} ")
-            for i in (range(5, 30) if split == "train" else rows)
-        ]
-        lines = ["\t".join(row) for row in (pairs + reverse)]
-        (tmp_path / f"{split}.tsv").write_text("\n".join(lines))
-    fit(tmp_path, tune=False, changes={"model.dim": 2, "training.epochs": 1})
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert any("Blanks around" in line for line in warnings)
-    assert any("Leakage: 100.0% of the test triples" in line for line in warnings)
-
-
-def test_fit_refuses_what_it_cannot_train_with_the_right_call(graph):
-    rows = [("a", "r", "b")] * 1000
-    with pytest.raises(
-        RequestError, match=r"an object of type list was given. Use kg.Graph.from_triples"
-    ) as refused:
-        fit(rows)
-    assert len(str(refused.value)) < 150
-    with pytest.raises(
-        RequestError, match=r"by its name, such as 'ComplEx'.* kg.train\(model, graph\)"
-    ):
-        fit(graph, model=kg.ComplEx(graph, dim=2))
-    with pytest.raises(RequestError, match=r"^changes: optimizer.lr is not a setting"):
-        fit(graph, changes={"optimizer.lr": 1})
-    with pytest.raises(
-        RequestError, match="TensorBoard needs"
-    ):  # a folder, or to be installed; before it is tuned
-        fit(graph, callbacks=[kg.TensorBoard()], on_tuning=lambda event: pytest.fail("tuned"))
-    with pytest.raises(RequestError, match="90s, 10m or 1.5h; '0' was given"):
-        fit(graph, tune=0)
-
-
-def test_a_budget_may_be_a_number_of_seconds(graph, monkeypatch):
-    seconds = []
-    monkeypatch.setattr(
-        AutomaticTuner, "run", lambda self: seconds.append(self.seconds) or self.start
-    )
-    for tune in (12, "12", "12s", True):
-        fit(graph, tune=tune, changes={"model.dim": 2, "training.epochs": 1})
-    assert seconds == [12, 12, 12, None]
-
-
-def test_without_tuning_fit_trains_the_default_recipe(graph):
-    run = fit(graph, tune=False, changes={"model.dim": 4, "training.epochs": 1}, device="cpu")
-    assert run.recipe.regularizer.weight == 0.05
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from dualkg.errors import RequestError
 from dualkg.evaluation.comparison import Floats, stack_mean_ranks
 from dualkg.files import read_json
 from dualkg.training.api import load_recipe_graph
+from dualkg.training.ensemble import load_run
 from dualkg.training.recipe import Recipe, load_recipe
-from dualkg.training.run import RunFolder, load_run
+from dualkg.training.run import RunFolder
 
 RUN_KEYS = {"seed", "epochs", "costs", "environment", "valid", "test_bounds"}
 
@@ -84,7 +85,7 @@ def load_ranked_runs(path: Path, split: Split) -> RankedRuns:
     folders = run_folders(path)
     finished = [folder for folder in folders if folder.finished]
     if not finished:
-        raise RequestError(f"{path} has no finished run. {folders[0].resume_advice()}")
+        folders[0].check_finished()
     recipes = load_recipes(finished)
     graph = finished[0].load_graph()
     if not len(graph.split(split)):

@@ -26,7 +26,8 @@ from dualkg.inference.predictor import Known, Prediction, Predictor, Query, Quer
 from dualkg.serve.limits import MAX_NAME_LENGTH, Limits
 from dualkg.serve.schemas import PARTS, Item, Part, vocabulary_of
 from dualkg.training.api import choose_device
-from dualkg.training.run import Run, RunFolder, load_run
+from dualkg.training.ensemble import load_run
+from dualkg.training.run import Run, RunFolder
 
 Result = TypeVar("Result")
 MAX_BATCH_PREDICTIONS = 4000  # a batch with more would make all other requests wait for it

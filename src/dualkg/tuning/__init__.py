@@ -2,7 +2,6 @@
 Optuna.
 """
 
-from dualkg.tuning.automatic import fit, resume
 from dualkg.tuning.space import (
     SearchSpace,
     TrialResult,
@@ -18,9 +17,7 @@ __all__ = [
     "TrialResult",
     "TuningProgress",
     "TuningResult",
-    "fit",
     "load_space",
-    "resume",
     "search",
 ]
 __all__ += ["space_from", "tune"]

@@ -1,5 +1,4 @@
-"""Automatic tuning: `fit`, `dualkg train DATA`, from triples to an evaluated model with tuned
-hyperparameters.
+"""Automatic tuning of the hyperparameters of one training, as in `kg.fit` and `dualkg train DATA`.
 
 A coordinate search with short trainings finds good hyperparameters, one after the other. The best
 of these trials are trained longer, and the best of those is chosen (successive halving). If there
@@ -22,25 +21,16 @@ import numpy as np
 import torch
 
 from dualkg.data.graph import Graph
-from dualkg.data.loading import load_graph
 from dualkg.errors import DivergedError, DualkgError, RequestError
-from dualkg.extras import check_trusted, trusted_code
-from dualkg.files import locks, read_json, write_text
-from dualkg.logs import ProgressLog, logger
+from dualkg.extras import check_trusted
+from dualkg.files import read_json, write_text
+from dualkg.logs import ProgressLog
 from dualkg.losses import KvsAll, OneVsAll, SampledSoftmax
 from dualkg.losses.negative_sampling import NegativeSampling
 from dualkg.models import MODELS
-from dualkg.training import api
-from dualkg.training.callbacks import (
-    Callbacks,
-    check_folder,
-    find_callbacks,
-    save_trackers,
-    saved_trackers,
-)
+from dualkg.training.api import default_recipe
 from dualkg.training.recipe import Data, Recipe, known_name, named_classes, recipe_from
-from dualkg.training.run import Run, RunFolder
-from dualkg.training.trainer import InterruptedRunError, OnProgress, ProgressEvent, Trainer
+from dualkg.training.trainer import InterruptedRunError, ProgressEvent, Trainer
 
 SMALL_GRAPH = 20_000  # training triples
 RUNGS = (1 / 9, 1 / 3)  # length of the trials of each rung, as a share of the final epochs
@@ -592,7 +582,6 @@ def starting_recipe(
     changes: Mapping[str, Any],
     *,
     starts: Mapping[str, Mapping[str, Any]] = STARTS,
-    source: str = "--set",
 ) -> Recipe:
     """The recipe at which automatic tuning begins."""
     model = str(known_name(changes.get("model.name", "ComplEx"), MODELS))
@@ -615,7 +604,7 @@ def starting_recipe(
         start.setdefault(
             "model.init_scale", init_scale_of_margin(start["loss.margin"], start["model.dim"])
         )
-    return api.default_recipe(data, graph, start, source=source)
+    return default_recipe(data, graph, start)
 
 
 def other_start(
@@ -637,133 +626,9 @@ def other_start(
     return starting_recipe(start.data, graph, device, given, starts={})
 
 
-# -- fit ---
-
-
 def parse_budget(text: str) -> float:
     """Seconds of `90`, `90s`, `10m`, `1.5h`."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
     if not found or float(found[1]) <= 0:
         raise RequestError(f"A time is written 90s, 10m or 1.5h; '{text}' was given.")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
-
-
-def fit(
-    data: str | Path | Graph,
-    *,
-    model: str = "ComplEx",
-    tune: bool | float | str = True,
-    changes: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    device: str | torch.device | None = None,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    on_tuning: OnTuning | None = None,
-    on_progress: OnProgress | None = None,
-    callbacks: Callbacks = None,
-) -> Run:
-    """Read triples, tune the hyperparameters on the validation split, train, and evaluate.
-
-    `tune` is a time such as "10m", or seconds; by default tuning takes at most three times the
-    final training, or two minutes. Keys in `changes`, named as in a recipe ("model.dim"), are not
-    tuned. With `out`, an interrupted run can be resumed. Notes of the reader, leakage and unseen
-    entities are warnings of the logger `dualkg`.
-    """
-    if not isinstance(model, str):
-        raise RequestError(
-            f"kg.fit takes a model by its name, such as 'ComplEx', and changes={{'model.dim': "
-            f"200}}; {model!r} was given. kg.train(model, graph) trains an instance."
-        )
-    if not isinstance(changes, Mapping | None):
-        raise RequestError(
-            f"changes are a mapping such as {{'model.dim': 200}}; {changes!r} was given."
-        )
-    called = find_callbacks(callbacks)
-    graph = data if isinstance(data, Graph) else load_graph(data)
-    for sentence in (*graph.notes.sentences(), *graph.inspect().warnings()):
-        logger.warning("%s: %s", graph.name, sentence)
-    chosen = api.choose_device(device)
-    seconds = None if isinstance(tune, bool) else parse_budget(str(tune))
-    given = {"model.name": model, "training.seed": seed, **(changes or {})}
-    options: dict[str, Any] = {
-        "out": out,
-        "overwrite": overwrite,
-        "on_progress": on_progress,
-        "callbacks": called,
-    }
-    if not tune or not len(graph.valid):
-        recipe = api.default_recipe(api.data_of(graph), graph, given, source="changes")
-        return api.train_recipe(recipe, graph=graph, device=chosen, **options)
-    start = starting_recipe(api.data_of(graph), graph, chosen, given, source="changes")
-    tuner = AutomaticTuner(
-        start, graph, device=chosen, fixed=tuple(given), seconds=seconds, on_progress=on_tuning
-    )
-    return tune_and_train(tuner, **options)
-
-
-@locks("out")
-def tune_and_train(
-    tuner: AutomaticTuner,
-    *,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    on_progress: OnProgress | None = None,
-    callbacks: Callbacks = None,
-) -> Run:
-    """Search, and train the chosen recipe in the same run folder."""
-    called = find_callbacks(callbacks)
-    for callback in called:
-        check_folder(callback, out)
-    folder = RunFolder(out) if out else None
-    if folder:
-        folder.check_free(overwrite=overwrite)
-        # Refuse what cannot be trained, before anything is written.
-        Trainer.of_recipe(tuner.start, tuner.graph, device=tuner.device)
-        with folder.create(tuner.start, tuner.graph, tuner.device, overwrite=overwrite) as fresh:
-            tuner.save(fresh.tuning)
-            save_trackers(fresh.path, called)
-    return _tune_and_train(tuner, folder, on_progress=on_progress, callbacks=called)
-
-
-@locks("path")
-def resume(
-    path: str | Path,
-    *,
-    device: str | torch.device | None = None,
-    on_tuning: OnTuning | None = None,
-    on_progress: OnProgress | None = None,
-    callbacks: Callbacks = None,
-    trust_code: bool = False,
-) -> Run:
-    """Resume a run that was interrupted or killed: tuning from its last trial, training from its
-    last checkpoint.
-
-    Classes that its recipe names and that are not part of dualkg are imported only with
-    `trust_code`.
-    """
-    folder = RunFolder(path)
-    folder.check_is_run()
-    if (
-        folder.checkpoint_folder.exists() and not folder.finished
-    ):  # of several processes, resumed in this one
-        from dualkg.training.distributed import resume_in_processes
-
-        return resume_in_processes(
-            folder.path, device=device, on_progress=on_progress, trust_code=trust_code
-        )
-    if folder.weights.exists() or folder.checkpoint.exists() or not folder.tuning.exists():
-        return api.resume(
-            path, device=device, on_progress=on_progress, callbacks=callbacks, trust_code=trust_code
-        )
-    with trusted_code(trust_code):
-        tuner = AutomaticTuner.load(folder.tuning, folder.load_graph(), api.choose_device(device))
-    tuner.on_progress = on_tuning
-    called = find_callbacks(saved_trackers(folder.path) if callbacks is None else callbacks)
-    return _tune_and_train(tuner, folder, on_progress=on_progress, callbacks=called)
-
-
-def _tune_and_train(tuner: AutomaticTuner, folder: RunFolder | None, **options: Any) -> Run:
-    if folder:
-        tuner.path = folder.tuning
-        tuner.command = f"dualkg resume {folder.path}"
-    return api.train_in_folder(tuner.run(), tuner.graph, tuner.device, folder, **options)
