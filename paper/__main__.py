@@ -16,6 +16,7 @@ from typer import Argument, Option
 import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.cli import main
+from dualkg.cli.training_display import TrainingDisplay
 from dualkg.errors import InvalidValue, Sentence, Unsupported
 from dualkg.files import write_text
 from dualkg.training.api import choose_device
@@ -56,7 +57,7 @@ def table_command(table: ResultTable) -> Callable[..., None]:
         shared_device: Annotated[bool, SHARED_DEVICE] = False,
         device: cli.Device = None,
     ) -> cli.Output:
-        with cli.training_progress(table.name) as on_progress:
+        with TrainingDisplay(table.name) as on_progress:
             config = Config(
                 dataset=dataset,
                 seeds=seeds,
@@ -95,7 +96,7 @@ def study_command(study: Study) -> Callable[..., None]:
                 advice=Sentence("Leave out {seeds}.", {"seeds": None}),
             )
         check_committed()
-        with cli.training_progress(study.name) as on_progress:
+        with TrainingDisplay(study.name) as on_progress:
             config = Config(
                 dataset=dataset,
                 seeds=seeds,

@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 
 import dualkg as kg
 from dualkg.analysis.records import load_recipes, load_recorded_ranks, read_record, run_folders
-from dualkg.cli.common import load_on_device
 from dualkg.errors import PYTHON, RequestError, Unsupported, Words
 from dualkg.evaluation.comparison import Floats
 from dualkg.files import atomic_folder, locks, read_json, write_text
-from dualkg.training.api import OnProgress, choose_device, load_recipe_graph, spread, train_seeds
+from dualkg.inference.api import open_run
+from dualkg.training.api import OnProgress, choose_device, load_recipe_graph, spread
 from dualkg.training.run import RunFolder, environment
+from dualkg.workflows import train_seeds
 from paper import registry
 from paper.registry import FOLDER, ResultTable, Row, recipe_of, rows_with_recipes
 
@@ -257,7 +258,7 @@ class Config:
     def load_trained(self, row: Row, graph: kg.Graph, seed: int) -> kg.Run:
         """A trained run with its model on the device."""
         self.log(f"{row.name} on {graph.name}, seed {seed}.")
-        return load_on_device(self.trained_run(row, graph, seed), self.device)
+        return open_run(self.trained_run(row, graph, seed), device=self.device)
 
     def train_table(self, table: ResultTable, graph: str) -> dict[str, Record]:
         """Train and record the missing seeds of the rows of a table on one graph.

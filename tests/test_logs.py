@@ -130,7 +130,7 @@ def test_automatic_tuning_logs_the_trial_and_one_best_mrr(small_graph, clock, li
     def slow(event: object) -> None:
         clock.now += 5
 
-    kg.fit(small_graph, changes={"model.dim": 2, "training.epochs": 9}, on_tuning=slow)
+    kg.fit(small_graph, changes={"model.dim": 2, "training.epochs": 9}, on_event=slow)
     found = [line for line in lines() if line.startswith("Tuning ComplEx on made: trial ")]
     assert found[0].startswith(
         "Tuning ComplEx on made: trial 1: the starting values  epoch 1/3  loss "

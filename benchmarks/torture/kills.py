@@ -240,7 +240,8 @@ def age_heartbeats(study: Path) -> None:
 
 def fingerprint(home: Path, words: list[str]) -> int:
     """Write what is there, by file: a checksum of its content without times; or what is wrong."""
-    from dualkg.training.run import RunFolder, load_run
+    from dualkg.training.ensemble import load_run
+    from dualkg.training.run import RunFolder
 
     contents = {}
     for path in sorted(home.rglob("*")):

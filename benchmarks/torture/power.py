@@ -233,7 +233,8 @@ def run_outcome(path: Path) -> str:
     """The weights of `run`, resumed if it is not finished."""
     from safetensors.numpy import load_file
 
-    from dualkg.training.run import RunFolder, load_run
+    from dualkg.training.ensemble import load_run
+    from dualkg.training.run import RunFolder
 
     folder = RunFolder(path / "run")
     files.recover(folder.path)
@@ -257,7 +258,7 @@ def run_outcome(path: Path) -> str:
 
 def calibration_outcome(path: Path) -> str:
     from dualkg.inference.calibration import load_calibration
-    from dualkg.training.run import load_run
+    from dualkg.training.ensemble import load_run
 
     run = load_run(path / "run")
     if not (path / "run" / "calibration.json").exists():

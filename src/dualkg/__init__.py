@@ -1,140 +1,144 @@
-"""Knowledge-graph completion built on duality: factorization models, their distance-based duals,
-and DURA.
+"""Knowledge-graph completion built on duality.
 
-import dualkg as kg
+The package has factorization models, their distance-based duals, and the regularizer DURA:
 
-graph = kg.load_graph("world") run = kg.train(kg.ComplEx(graph.shape, dim=100), graph,
-regularizer=kg.DURA(0.05, plain=0.5, mapped=1.5)) kg.Predictor(run.model, graph).tails("France",
-"capital")
+    import dualkg as kg
+
+    graph = kg.load_graph("world")
+    model = kg.ComplEx(graph.shape, dim=100)
+    run = kg.train(model, graph, regularizer=kg.DURA(0.05, plain=0.5, mapped=1.5))
+    kg.Predictor(run.model, graph).tails("France", "capital")
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     import dualkg.analysis
     import dualkg.evaluation
     import dualkg.inference
-    import dualkg.tuning  # noqa: F401
-    from dualkg.data.filters import KnownAnswers
-    from dualkg.data.graph import Graph, GraphShape
-    from dualkg.data.loading import load_graph
-    from dualkg.data.vocabulary import Vocabulary
-    from dualkg.errors import DataError, DivergedError, DualkgError, RequestError
-    from dualkg.evaluation.comparison import Comparison, compare_ranks
-    from dualkg.evaluation.metrics import Metrics
-    from dualkg.evaluation.ranking import Ranks, rank
-    from dualkg.evaluation.report import Report, evaluate, evaluate_relations
-    from dualkg.inference.api import calibrate, complete
-    from dualkg.inference.predictor import Prediction, Predictor
-    from dualkg.losses import (
-        KvsAll,
-        Loss,
-        MarginRanking,
-        NegativeSampling,
-        OneVsAll,
-        SampledSoftmax,
-    )
-    from dualkg.models.base import EmbeddingModel, Model
-    from dualkg.models.bilinear import BilinearModel, Dual
-    from dualkg.models.diagonal import CP, ComplEx, DistMult, QuatE, SimplE
-    from dualkg.models.distance import HAKE, SE, DistanceModel, ModE, MuRP, RotatE, TransE
-    from dualkg.models.matrix import RESCAL, TuckER
-    from dualkg.regularizers import (
-        DURA,
-        N3,
-        BasicDURA,
-        Frobenius,
-        NoRegularizer,
-        RegP1,
-        Regularizer,
-        UnweightedDURA,
-    )
-    from dualkg.training.api import train, train_recipe
-    from dualkg.training.callbacks import Callback, MLflow, StopTraining, TensorBoard, WandB
-    from dualkg.training.ensemble import Ensemble
-    from dualkg.training.importing import from_arrays, from_libkge, from_pykeen
-    from dualkg.training.optimizers import Optimizer
-    from dualkg.training.recipe import Recipe, Validation, list_recipes, load_recipe
-    from dualkg.training.run import Run, load_run
-    from dualkg.tuning.automatic import fit, resume
-    from dualkg.tuning.search import search
+    import dualkg.training
+    import dualkg.tuning
+    import dualkg.workflows  # noqa: F401
+    from dualkg.data.filters import KnownAnswers as KnownAnswers
+    from dualkg.data.graph import Graph as Graph
+    from dualkg.data.graph import GraphShape as GraphShape
+    from dualkg.data.loading import load_graph as load_graph
+    from dualkg.data.vocabulary import Vocabulary as Vocabulary
+    from dualkg.errors import DataError as DataError
+    from dualkg.errors import DivergedError as DivergedError
+    from dualkg.errors import DualkgError as DualkgError
+    from dualkg.errors import RequestError as RequestError
+    from dualkg.evaluation.comparison import Comparison as Comparison
+    from dualkg.evaluation.comparison import compare_ranks as compare_ranks
+    from dualkg.evaluation.ranking import Ranks as Ranks
+    from dualkg.evaluation.ranking import rank as rank
+    from dualkg.evaluation.metrics import Metrics as Metrics
+    from dualkg.evaluation.report import Report as Report
+    from dualkg.evaluation.report import evaluate as evaluate
+    from dualkg.evaluation.report import evaluate_relations as evaluate_relations
+    from dualkg.inference.api import calibrate as calibrate
+    from dualkg.inference.api import complete as complete
+    from dualkg.inference.predictor import Prediction as Prediction
+    from dualkg.inference.predictor import Predictor as Predictor
+    from dualkg.losses import *  # noqa: F403
+    from dualkg.models import *  # noqa: F403
+    from dualkg.regularizers import *  # noqa: F403
+    from dualkg.training.api import train as train
+    from dualkg.training.callbacks import Callback as Callback
+    from dualkg.training.callbacks import MLflow as MLflow
+    from dualkg.training.callbacks import StopTraining as StopTraining
+    from dualkg.training.callbacks import TensorBoard as TensorBoard
+    from dualkg.training.callbacks import WandB as WandB
+    from dualkg.training.ensemble import Ensemble as Ensemble
+    from dualkg.training.ensemble import load_run as load_run
+    from dualkg.training.importing import from_arrays as from_arrays
+    from dualkg.training.importing import from_libkge as from_libkge
+    from dualkg.training.importing import from_pykeen as from_pykeen
+    from dualkg.training.optimizers import Optimizer as Optimizer
+    from dualkg.training.recipe import Recipe as Recipe
+    from dualkg.training.recipe import Validation as Validation
+    from dualkg.training.recipe import list_recipes as list_recipes
+    from dualkg.training.recipe import load_recipe as load_recipe
+    from dualkg.training.run import Run as Run
+    from dualkg.tuning.search import search as search
+    from dualkg.workflows.predict import predict_file as predict_file
+    from dualkg.workflows.train import fit as fit
+    from dualkg.workflows.train import resume as resume
+    from dualkg.workflows.train import train_recipe as train_recipe
 
-__version__ = "0.2.0"
+else:
+    # The public names, by the package that has them.
+    NAMES = {
+        "errors": ["DataError", "DivergedError", "DualkgError", "RequestError"],
+        "data": ["Graph", "GraphShape", "KnownAnswers", "Vocabulary", "load_graph"],
+        "evaluation": [
+            "Comparison",
+            "Metrics",
+            "Ranks",
+            "Report",
+            "compare_ranks",
+            "evaluate",
+            "evaluate_relations",
+            "rank",
+        ],
+        "training": [
+            "Callback",
+            "Ensemble",
+            "MLflow",
+            "Optimizer",
+            "Recipe",
+            "Run",
+            "StopTraining",
+            "TensorBoard",
+            "Validation",
+            "WandB",
+            "from_arrays",
+            "from_libkge",
+            "from_pykeen",
+            "list_recipes",
+            "load_recipe",
+            "load_run",
+            "train",
+        ],
+        "tuning": ["search"],
+        "analysis": [],
+        "inference": ["Prediction", "Predictor", "calibrate", "complete"],
+        "workflows": ["fit", "predict_file", "resume", "train_recipe"],
+    }
+    # Packages whose exported names are all public: every model, loss and regularizer is.
+    EXPORTING = ["models", "losses", "regularizers"]
 
-__all__ = ["DataError", "DivergedError", "DualkgError", "RequestError"]
-__all__ += ["Graph", "GraphShape", "KnownAnswers", "Vocabulary", "load_graph"]
-__all__ += ["BilinearModel", "DistanceModel", "Dual", "EmbeddingModel", "Model"]
-__all__ += ["CP", "RESCAL", "ComplEx", "DistMult", "QuatE", "SimplE", "TuckER"]
-__all__ += ["HAKE", "SE", "ModE", "MuRP", "RotatE", "TransE"]
-__all__ += [
-    "DURA",
-    "N3",
-    "BasicDURA",
-    "Frobenius",
-    "NoRegularizer",
-    "RegP1",
-    "Regularizer",
-    "UnweightedDURA",
-]
-__all__ += ["KvsAll", "Loss", "MarginRanking", "NegativeSampling", "OneVsAll", "SampledSoftmax"]
-__all__ += [
-    "Comparison",
-    "Metrics",
-    "Ranks",
-    "Report",
-    "compare_ranks",
-    "evaluate",
-    "evaluate_relations",
-    "rank",
-]
-__all__ += [
-    "Ensemble",
-    "Optimizer",
-    "Recipe",
-    "Run",
-    "Validation",
-    "list_recipes",
-    "load_recipe",
-    "load_run",
-]
-__all__ += ["from_arrays", "from_libkge", "from_pykeen"]
-__all__ += ["fit", "resume", "search", "train", "train_recipe"]
-__all__ += ["Callback", "MLflow", "StopTraining", "TensorBoard", "WandB"]
-__all__ += ["Prediction", "Predictor", "calibrate", "complete"]
-
-_PACKAGES = [
-    "data",
-    "errors",
-    "models",
-    "regularizers",
-    "losses",
-    "evaluation",
-    "training",
-    "tuning",
-    "analysis",
-]
-_PACKAGES += ["inference"]
-
-if not TYPE_CHECKING:
+    def _load() -> dict[str, Any]:
+        """Load all packages, and return what is public by its name."""
+        public = {}
+        for package, names in NAMES.items():
+            module = import_module(f"dualkg.{package}")
+            public.update({name: getattr(module, name) for name in names})
+        for package in EXPORTING:
+            module = import_module(f"dualkg.{package}")
+            public.update({name: getattr(module, name) for name in module.__all__})
+        return public
 
     def __getattr__(name: str) -> object:
-        """Load all packages when a name is first asked for: torch takes seconds, and --help is
-        answered without it.
+        """Load the packages when a name is first used.
+
+        Importing torch takes seconds, and `--help` is printed without it.
         """
-        if name in __all__ or name in _PACKAGES:
-            loaded = [import_module(f"dualkg.{package}") for package in _PACKAGES]
-            globals().update(
-                {
-                    own: vars(package)[own]
-                    for package in loaded
-                    for own in __all__
-                    if own in vars(package)
-                }
-            )
+        if name == "__all__":
+            globals()[name] = sorted(_load())
+        elif name.startswith("_"):
+            raise AttributeError(f"module 'dualkg' has no attribute {name!r}")
+        elif find_spec(f"dualkg.{name}"):
+            return import_module(f"dualkg.{name}")
+        else:
+            globals().update(_load())
         if name not in globals():
             raise AttributeError(f"module 'dualkg' has no attribute {name!r}")
         return globals()[name]
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__, *_PACKAGES})
+        return sorted({*globals(), *NAMES, *EXPORTING, *_load()})

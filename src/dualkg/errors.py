@@ -104,6 +104,7 @@ class PythonWords(Words):
         "recipes": "list_recipes",
         "datasets": "data.loading.catalogue",
         "index": "inference.index_build.build_index",
+        "check": "inference.integrity.check_run",
     }
 
     def option(self, name: str, value: object = None) -> str:

@@ -17,6 +17,18 @@ __all__ += ["UnweightedDURA"]
 
 REGULARIZERS: Registry[type["Regularizer"]] = Registry("regularizer", group="dualkg.regularizers")
 
+__all__ = [
+    "DURA",
+    "N3",
+    "REGULARIZERS",
+    "BasicDURA",
+    "Frobenius",
+    "NoRegularizer",
+    "RegP1",
+    "Regularizer",
+    "UnweightedDURA",
+]
+
 
 class Regularizer(ABC):
     """`weight` (the paper's λ) times the mean of `per_triple` over a batch."""

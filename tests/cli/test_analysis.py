@@ -79,7 +79,8 @@ def test_the_picture_of_a_graph(run_cli, inverse_folder, tmp_path):
     refused = run_cli("inspect", inverse_folder, "--picture", "graph.pdf")
     assert (
         refused.code,
-        "is saved as .png and .svg; 'graph.pdf' ends with .pdf" in refused.err,
+        "--picture should be a name without a suffix, or with .png or .svg; 'graph.pdf'"
+        in refused.err,
     ) == (2, True)
 
 

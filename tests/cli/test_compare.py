@@ -8,7 +8,7 @@ import pytest
 import dualkg as kg
 from dualkg.evaluation.comparison import compare_ranks
 from dualkg.evaluation.report import load_ranks
-from dualkg.training.api import train_seeds
+from dualkg.workflows import train_seeds
 from paper.records import record_runs
 from tests.conftest import graph_of
 
@@ -119,7 +119,7 @@ def test_unfinished_seeds_are_left_out_with_a_note(dualkg, runs, tmp_path):
     (tmp_path / "some" / "seed-0" / "report.json").unlink()
     code, _, err = dualkg("compare", tmp_path / "some", "dura")
     assert code == 2
-    assert "has no finished run. " in err
+    assert "is not finished. Resume it with: dualkg resume" in err
 
 
 def test_by_and_differences(dualkg):

@@ -136,4 +136,4 @@ def test_extend_and_resume_are_refused(dualkg, runs, tmp_path):
         in dualkg("extend", "both", tmp_path / "new.tsv", "--out", "made").err
     )
     assert "both is finished" in dualkg("resume", "both").err
-    assert "Type the same dualkg train command again" in dualkg("resume", "seeds").err
+    assert "finished seeds are not repeated" in dualkg("resume", "seeds").err

@@ -114,7 +114,7 @@ def test_storage_formats(run_cli, run):
         ),
         (
             ["--task", "classification", "--by", "direction"],
-            "can be reported by relation; got 'direction'.",
+            "can be reported by relation; 'direction' was given.",
         ),
         (
             ["--task", "classification", "--negatives", "nowhere.tsv"],
@@ -130,9 +130,12 @@ def test_storage_formats(run_cli, run):
         ),
         (
             ["--storage", "int9"],
-            "--storage should be one of float32, float16, bf16, int8, sparse; got 'int9'.",
+            "--storage should be one of float32, float16, bf16, int8, sparse; 'int9' was given.",
         ),
-        (["--storage", "sparse:half"], "--storage sparse:SHARE should be a list of numbers"),
+        (
+            ["--storage", "sparse:half"],
+            "--storage should be a format such as float16",
+        ),
         (["--storage", "int8", "--split", "all"], "'all' is not one of 'train', 'valid', 'test'"),
     ],
 )
@@ -194,7 +197,7 @@ def test_hits_at_any_k_and_restricted_candidates(run_cli, run, tmp_path):
     [
         (
             ("--hits", "1,x"),
-            "--hits should be a list of whole numbers from 1, such as 1,3,10,50; got '1,x'",
+            "--hits should be a list of whole numbers from 1, such as 1,3,10,50; '1,x' was given",
         ),
         (("--hits", "0"), "--hits should be a list of whole numbers from 1"),
         (("--hits", "3", "--task", "classification"), "--hits is for rankings"),

@@ -107,9 +107,7 @@ def test_recipes(refused, text: str, reason: str) -> None:
     "value", ["9" * 5000, "[" * 3000, str(2**63)], ids=["digits", "brackets", "large"]
 )
 def test_values_of_set(refused, value: str) -> None:
-    assert "--batch-size should be" in refused(
-        "train", "world", *SMALL, "--set", f"training.batch_size={value}"
-    )
+    assert "should be" in refused("train", "world", *SMALL, "--set", f"training.batch_size={value}")
 
 
 @pytest.mark.parametrize(

@@ -88,14 +88,14 @@ def test_search_takes_a_mapping_and_has_a_folder_of_its_own(graph, tmp_path, mon
         (
             kg.calibrate,
             3,
-            "A run or the folder of one was expected, such as 'runs/world'; got an object of "
-            "type int",
+            "run should be a run or the folder of one, such as 'runs/world'; an object of type "
+            "int was given",
         ),
         (
             kg.complete,
             None,
-            "A run or the folder of one was expected, such as 'runs/world'; got an object of "
-            "type NoneType",
+            "run should be a run or the folder of one, such as 'runs/world'; an object of type "
+            "NoneType was given",
         ),
         (kg.calibrate, "nowhere", "nowhere does not exist"),
         (kg.search, 3, "a .toml file, a mapping of its tables, or a SearchSpace; 3 was given"),

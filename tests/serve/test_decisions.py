@@ -17,7 +17,8 @@ from dualkg.errors import RequestError
 from dualkg.inference.decisions import FORMULA, Decision, DecisionStore, as_csv, as_tsv
 from dualkg.serve.app import application
 from dualkg.serve.service import ServedRun, ServedRuns
-from dualkg.training.run import RunFolder, load_run
+from dualkg.training.ensemble import load_run
+from dualkg.training.run import RunFolder
 from tests.processes import COMMAND, LIMIT, Started
 from tests.serve.conftest import HOSTILE, serving
 

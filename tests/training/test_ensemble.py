@@ -10,8 +10,8 @@ import torch
 import dualkg as kg
 from dualkg.inference.calibration import calibration_for
 from dualkg.models import EnsembleModel
-from dualkg.training.api import train_seeds
 from dualkg.training.ensemble import fit_weights
+from dualkg.workflows import train_seeds
 from tests.conftest import graph_of
 
 

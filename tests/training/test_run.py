@@ -7,13 +7,23 @@ import pytest
 import torch
 
 import dualkg as kg
+from dualkg.errors import InvalidValue, PathExists, Unsupported
 from dualkg.evaluation.report import load_ranks
 from dualkg.files import locked, write_json
-from dualkg.training.api import train_seeds
 from dualkg.training.checkpoint import load_tensors, save_tensors
 from dualkg.training.recipe import Recipe, load_recipe
-from dualkg.training.run import RunFolder
+from dualkg.training.run import (
+    DamagedRun,
+    DecisionsExist,
+    ForeignFiles,
+    NotARun,
+    RunFinished,
+    RunFolder,
+    RunNotFinished,
+)
 from dualkg.training.trainer import InterruptedRunError
+from dualkg.workflows import train_seeds
+from dualkg.workflows.train import OtherData
 from tests.models import odd_models as odd
 from tests.training.test_trainer import stop_after
 
@@ -54,8 +64,9 @@ def test_a_run_in_place_of_its_model_or_folder_gets_the_right_call(run, small_gr
         kg.RequestError, match=r"kg.evaluate\(run.model, run.graph\); Run and Graph were given"
     ):
         kg.evaluate(run, small_graph)
-    with pytest.raises(kg.RequestError, match="a run was given. Use it as it is"):
+    with pytest.raises(InvalidValue, match="Use the run as it is") as invalid:
         kg.load_run(run)
+    assert invalid.value.found is run
     assert repr(run) == f"Run(ComplEx on made, test MRR {run.report.mrr:.4f}, '{run.folder}')"
     assert len(repr(run.report)) < 400
 
@@ -96,28 +107,56 @@ def test_a_folder_with_files_is_not_overwritten(run, small_graph, tmp_path):
     def train_into(folder, **more):
         return kg.train_recipe(Recipe(), graph=small_graph, out=folder, **more)
 
-    with pytest.raises(kg.RequestError, match="is a finished run. Use --overwrite"):
+    with pytest.raises(PathExists, match="is a finished run. Use overwrite=True") as exists:
         train_into(run.folder)
+    assert exists.value.path == run.folder
     RunFolder(run.folder).report.unlink()
-    with pytest.raises(kg.RequestError, match="is not finished. Resume it with: dualkg resume"):
+    with pytest.raises(RunNotFinished, match="or replace it with overwrite=True") as unfinished:
         train_into(run.folder)
+    assert unfinished.value.path == run.folder
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
-    with pytest.raises(kg.RequestError, match="exists and is not a run"):
+    with pytest.raises(ForeignFiles, match="exists and is not a run: it has letter.txt") as foreign:
         train_into(tmp_path / "other", overwrite=True)
+    assert foreign.value.names == ["letter.txt", "no recipe.toml"]
     assert (tmp_path / "other" / "letter.txt").read_text() == "dear"
 
 
+def test_a_file_that_is_named_like_its_folder_is_foreign(run, small_graph):
+    (run.folder / run.folder.name).touch()
+    with pytest.raises(ForeignFiles) as foreign:
+        kg.train_recipe(Recipe(), graph=small_graph, out=run.folder, overwrite=True)
+    assert foreign.value.names == [run.folder.name]
+
+
+def test_decisions_are_not_overwritten(run, small_graph):
+    folder = RunFolder(run.folder)
+    folder.decisions.touch()
+    _ = folder.saved_environment  # which is cached beside the paths of the folder
+    with pytest.raises(DecisionsExist, match="which would be lost") as refused:
+        folder.check_free(overwrite=True)
+    assert refused.value.file == "decisions.jsonl"
+
+
 def test_folders_that_are_not_runs_are_refused(tmp_path, run):
-    with pytest.raises(kg.RequestError, match=f"runn does not exist. Runs nearby: {run.folder}"):
+    with pytest.raises(NotARun, match="runn does not exist. Runs nearby: ") as refused:
         kg.load_run(tmp_path / "runn")
+    assert refused.value.nearby == [str(run.folder)]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(kg.RequestError, match="is not a run"):
+    with pytest.raises(NotARun, match="is not a run"):
         kg.load_run(tmp_path / "empty")
-    with pytest.raises(kg.RequestError, match="is a file; the folder of a run was expected"):
+    with pytest.raises(NotARun, match="is a file; the folder of a run was expected"):
         kg.load_run(run.folder / "recipe.toml")
-    with pytest.raises(kg.RequestError, match="is finished. To train longer, start a new run"):
+    with pytest.raises(RunFinished, match="To train longer, start a new run") as finished:
         kg.resume(run.folder)
+    assert finished.value.path == run.folder
+
+
+def test_a_run_opens_a_predictor_only_with_the_package_of_predictors(run, monkeypatch):
+    assert isinstance(run.predictor(), kg.Predictor)
+    monkeypatch.setattr(kg.Run, "predictor_factory", None)
+    with pytest.raises(Unsupported):
+        run.predictor()
 
 
 def forget_checksums(run: kg.Run) -> None:
@@ -129,11 +168,10 @@ def forget_checksums(run: kg.Run) -> None:
 @pytest.mark.parametrize("content", [b"", b"not weights at all, really"])
 def test_damaged_weights_are_refused(run, content):
     RunFolder(run.folder).weights.write_bytes(content)
-    with pytest.raises(
-        kg.RequestError,
-        match=rf"is damaged: it has {len(content)} bytes in place of [\d,]+. To see",
-    ):
+    with pytest.raises(DamagedRun, match="To see what can be saved: ") as damaged:
         kg.load_run(run.folder)
+    assert damaged.value.file == "weights.safetensors"
+    assert damaged.value.reason.startswith(f"it has {len(content)} bytes in place of")
     forget_checksums(run)
     with pytest.raises(kg.RequestError, match="cannot be read as a file of weights"):
         kg.load_run(run.folder)
@@ -142,8 +180,9 @@ def test_damaged_weights_are_refused(run, content):
 def test_weights_of_another_model_are_refused(run):
     folder = RunFolder(run.folder)
     folder.recipe.write_text(folder.recipe.read_text().replace("dim = 4", "dim = 5"))
-    with pytest.raises(kg.RequestError, match="recipe.toml is damaged: its content has changed"):
+    with pytest.raises(DamagedRun) as damaged:
         kg.load_run(run.folder)
+    assert damaged.value.file == "recipe.toml"
     forget_checksums(run)
     with pytest.raises(kg.RequestError, match="does not fit the model"):
         kg.load_run(run.folder)
@@ -186,7 +225,7 @@ def test_finished_seeds_are_not_repeated(tmp_path):
     assert again == reports
     assert not any(path.exists() for path in left)
     first.checkpoint.touch()
-    with pytest.raises(kg.RequestError, match="seed-4 is a finished run"):
+    with pytest.raises(PathExists):
         kg.train_recipe(recipe, out=first.path)
     assert not first.checkpoint.exists()
 
@@ -316,7 +355,7 @@ def test_a_failed_overwrite_keeps_the_old_run(run, small_graph):
 
 def test_overwriting_never_removes_files_that_are_not_of_a_run(run, small_graph):
     (run.folder / "thesis.txt").write_text("years of work")
-    with pytest.raises(kg.RequestError, match="is not a run: it has thesis.txt"):
+    with pytest.raises(ForeignFiles):
         kg.train_recipe(Recipe(), graph=small_graph, out=run.folder, overwrite=True)
     assert (run.folder / "thesis.txt").exists()
 
@@ -331,12 +370,14 @@ def test_a_run_can_be_written_to_an_empty_folder(small_graph, tmp_path, monkeypa
 
 def test_incomplete_results_are_not_a_finished_run(run):
     RunFolder(run.folder).report.unlink()
-    with pytest.raises(kg.RequestError, match="not finished. Resume it with: dualkg resume"):
+    with pytest.raises(RunNotFinished) as unfinished:
         kg.load_run(run.folder)
+    assert unfinished.value.resumable
     RunFolder(run.folder).weights.unlink()
-    with pytest.raises(kg.RequestError, match="not finished. It has no checkpoint; train it again"):
+    with pytest.raises(RunNotFinished, match="It has no checkpoint; train it again") as unfinished:
         kg.load_run(run.folder)
-    with pytest.raises(kg.RequestError, match="cannot be resumed"):
+    assert not unfinished.value.resumable
+    with pytest.raises(RunNotFinished, match="cannot be resumed"):
         kg.resume(run.folder)
 
 
@@ -372,7 +413,7 @@ def test_seeds_trained_on_other_data_are_refused(tmp_path):
     path.write_text("".join(rows))
     train_seeds(recipe, 1, out=tmp_path / "runs")
     path.write_text("".join(rows[:-1]))
-    with pytest.raises(kg.RequestError, match="was trained on other data than mine is now"):
+    with pytest.raises(OtherData, match="was trained on other data than mine is now"):
         train_seeds(recipe, 1, out=tmp_path / "runs")
 
 

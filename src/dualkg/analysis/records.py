@@ -20,8 +20,9 @@ from dualkg.evaluation.comparison import Floats, stack_mean_ranks
 from dualkg.evaluation.ranking import Ranks
 from dualkg.files import read_json
 from dualkg.training.api import load_recipe_graph
+from dualkg.training.ensemble import load_run
 from dualkg.training.recipe import Recipe, load_recipe
-from dualkg.training.run import RunFolder, load_run
+from dualkg.training.run import RunFolder
 
 RECORD_KEYS = {"graph", "data", "runs"}
 RUN_KEYS = {"seed", "epochs", "costs", "environment", "valid", "test_bounds"}
@@ -100,7 +101,7 @@ def load_ranked_runs(path: Path, split: Split) -> RankedRuns:
     folders = run_folders(path)
     finished = [folder for folder in folders if folder.finished]
     if not finished:
-        raise Unsupported(str(path), "has no finished run", advice=folders[0].resume_advice())
+        folders[0].check_finished()
     recipes = load_recipes(finished)
     graph = finished[0].load_graph()
     _check_split(graph, path, split)

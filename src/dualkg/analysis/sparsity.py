@@ -21,7 +21,8 @@ from dualkg.models.base import Model
 from dualkg.models.matrix import RESCAL
 from dualkg.training.api import choose_device, evaluate_held_out
 from dualkg.training.checkpoint import load_tensors, smallest_integer
-from dualkg.training.run import Run, load_run
+from dualkg.training.ensemble import load_run
+from dualkg.training.run import Run
 
 ModelT = TypeVar("ModelT", bound=Model)
 

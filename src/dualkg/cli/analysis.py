@@ -1,20 +1,22 @@
-"""`inspect`: properties of a graph; `sparsify`, `sparsity` and `nuclear-norm`: of a trained
-model.
-"""
+"""`inspect`: properties of a graph; `sparsify`, `sparsity`, `nuclear-norm`: of a trained model."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 import dualkg as kg
 from dualkg.cli import common as cli
-from dualkg.errors import RequestError
+from dualkg.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from dualkg.data.inspection import Inspection
 
 NUM_ROWS = 15  # relations, and redundant relations, that a table lists
 COUNTS = ("triples", "duplicates", "self_loops", "entities", "relations")
+# The rows that compare valid and test with train.
 HELD_OUT = {
     "unseen_entities": "entities unseen in train",
     "unseen_relations": "relations unseen in train",
@@ -27,7 +29,12 @@ HELD_OUT = {
     "reverse": "triples with any reverse in train",
     "parallel": "triples with another relation in train",
 }
-"""The rows that compare valid and test with train."""
+OTHER_FORMATS = (".jpg", ".jpeg", ".pdf", ".eps", ".gif", ".webp")
+BOUNDS = {
+    "dura": "DURA over all entities and relations",
+    "bound": "bound on the nuclear 2-norm",
+    "components": "Σ‖h‖‖r‖‖t‖ of the components",
+}
 
 
 @cli.command(threads=False, trust_code=False)
@@ -50,96 +57,130 @@ def inspect(
     ] = None,
 ) -> cli.Output:
     """Show counts, degrees, cardinalities, components, unseen entities and leakage of a graph."""
-    from dualkg.data.loading import load_graph
-
-    wanted = cli.parse_columns(columns)
-    options: dict[str, Any] = {
-        "delimiter": delimiter,
-        "split": split,
-        "labels": labels,
-        "max_size": max_size,
-    }
-    graph = load_graph(data, columns=wanted, **options)
-    found = graph.inspect()
-    figures = []
-    if picture:
-        if picture.suffix in (".jpg", ".jpeg", ".pdf", ".eps", ".gif", ".webp"):
-            raise RequestError(
-                f"The figure is saved as .png and .svg; '{picture}' ends with {picture.suffix}."
-            )
-        from dualkg.analysis.figures import draw_inspection
-
-        figures = draw_inspection(found).save(picture)
-    facts = {
-        **found.as_dict(),
-        "fingerprint": graph.fingerprint,
-        "figures": [str(path) for path in figures],
-    }
-    yield cli.Result(facts)
-    # Tables of splits, cardinalities, relations and redundant relations; names are printed as
-    # labels.
-
-    def label(names: Any, name: str) -> str:
-        return str(names.label(names.id(name)))
-
-    def share(number: int, split: str) -> str:
-        return f"{number:,} ({number / len(found.triples[split]):.1%})" if number else "0"
-
-    splits = list(found.counts)
-    degrees = found.degrees
-    components = found.components
-    rows: list[Any] = [
-        [name.replace("_", "-"), *(each[name] for each in found.counts.values())] for name in COUNTS
-    ]
-    for name, title in HELD_OUT.items():
-        numbers = {split: getattr(facts, name) for split, facts in found.held_out.items()}
-        if any(numbers.values()) or not title.startswith(" "):
-            of_triples = name not in ("unseen_entities", "unseen_relations")
-            rows.append(
-                [title, "", *(share(n, split) if of_triples else n for split, n in numbers.items())]
-            )
-    cli.print_table([found.graph, *splits], rows)
-
-    hubs = ", ".join(
-        f"{label(found.entities, hub['entity'])} ({hub['degree']:,})" for hub in degrees.hubs
+    graph = kg.load_graph(
+        data,
+        columns=cli.parse_columns(columns),
+        delimiter=delimiter,
+        split=split,
+        labels=labels,
+        max_size=max_size,
     )
+    inspection = graph.inspect()
+    figures = _draw_inspection(inspection, picture) if picture else []
+    yield cli.Result(
+        {
+            **inspection.as_dict(),
+            "fingerprint": graph.fingerprint,
+            "figures": [str(path) for path in figures],
+        }
+    )
+    _print_splits(inspection)
+    _print_degrees(inspection)
+    _print_relations(inspection)
+    _print_redundant(inspection)
+    for sentence in inspection.notes:
+        cli.note(sentence)
+    for sentence in inspection.warnings():
+        cli.note(sentence, style="yellow")
+    for path in figures:
+        cli.note(f"Figure: {path}", style=None)
+
+
+def _draw_inspection(inspection: Inspection, path: Path) -> list[Path]:
+    if path.suffix in OTHER_FORMATS:
+        raise InvalidValue(
+            "picture", expected="a name without a suffix, or with .png or .svg", found=str(path)
+        )
+    from dualkg.analysis.figures import draw_inspection
+
+    return list(draw_inspection(inspection).save(path))
+
+
+def _print_splits(inspection: Inspection) -> None:
+    """Counts of each split, and of the held-out triples that train gives away or lacks."""
+    rows: list[Any] = []
+    for name in COUNTS:
+        counts = [split[name] for split in inspection.counts.values()]
+        rows.append([name.replace("_", "-"), *counts])
+    for name, title in HELD_OUT.items():
+        numbers = {split: getattr(facts, name) for split, facts in inspection.held_out.items()}
+        # A row that is indented is a part of the row above, and left out if there is none.
+        if title.startswith(" ") and not any(numbers.values()):
+            continue
+        cells: list[Any] = list(numbers.values())
+        if name not in ("unseen_entities", "unseen_relations"):
+            cells = [
+                _with_share(number, len(inspection.triples[split]))
+                for split, number in numbers.items()
+            ]
+        rows.append([title, "", *cells])
+    cli.print_table([inspection.graph, *inspection.counts], rows)
+
+
+def _with_share(number: int, total: int) -> str:
+    return f"{number:,} ({number / total:.1%})" if number else "0"
+
+
+def _print_degrees(inspection: Inspection) -> None:
+    degrees = inspection.degrees
+    components = inspection.components
+    hubs = []
+    for hub in degrees.hubs:
+        hubs.append(f"{_label(inspection.entities, hub['entity'])} ({hub['degree']:,})")
     lines = [
+        "",
         f"Degrees in train: mean {degrees.mean:.1f}, median {degrees.median:g}, maximum "
         f"{degrees.max:,}.",
-        f"Highest degrees: {hubs}.",
+        f"Highest degrees: {', '.join(hubs)}.",
         f"Connected components of train: {components.number:,}; the largest has "
         f"{components.largest:,} entities ({components.share:.1%}).",
+        "",
     ]
-    cli.stdout.print("", *lines, "", sep="\n", markup=False, soft_wrap=True)
-    rows = [[kind, *numbers.values()] for kind, numbers in found.by_cardinality.items()]
-    cli.print_table(["cardinality", "relations", *splits], rows)
+    cli.stdout.print(*lines, sep="\n", markup=False, soft_wrap=True)
 
+
+def _print_relations(inspection: Inspection) -> None:
+    """The relations by cardinality, and those with the most triples."""
+    rows: list[Any] = [
+        [cardinality, *numbers.values()]
+        for cardinality, numbers in inspection.by_cardinality.items()
+    ]
+    cli.print_table(["cardinality", "relations", *inspection.counts], rows)
     rows = []
-    for name, row in sorted(found.by_relation.items(), key=lambda item: -item[1].train)[:NUM_ROWS]:
-        means = (f"{row.tails_per_head:.1f}", f"{row.heads_per_tail:.1f}", f"{row.symmetry:.0%}")
-        rows.append([label(found.relations, name), row.train, row.test, row.cardinality, *means])
+    by_size = sorted(inspection.by_relation.items(), key=lambda item: -item[1].train)
+    for name, relation in by_size[:NUM_ROWS]:
+        means = [
+            f"{relation.tails_per_head:.1f}",
+            f"{relation.heads_per_tail:.1f}",
+            f"{relation.symmetry:.0%}",
+        ]
+        label = _label(inspection.relations, name)
+        rows.append([label, relation.train, relation.test, relation.cardinality, *means])
     cli.stdout.print()
     cli.print_table(
         ["relation", "train", "test", "cardinality", "tails/head", "heads/tail", "symmetry"], rows
     )
-    _note_more(len(found.relations), "relations")
+    _note_more(len(inspection.relations), "relations")
+
+
+def _print_redundant(inspection: Inspection) -> None:
+    """Pairs of relations that repeat each other, and the held-out triples that they leak."""
+    if not inspection.redundant:
+        return
     rows = []
-    for pair in found.redundant[:NUM_ROWS]:
-        names = " / ".join(
-            label(found.relations, name) for name in dict.fromkeys((pair.relation, pair.other))
-        )
+    for pair in inspection.redundant[:NUM_ROWS]:
+        # A symmetric relation is a pair with itself.
+        distinct = dict.fromkeys((pair.relation, pair.other))
+        names = " / ".join(_label(inspection.relations, name) for name in distinct)
         rows.append([names, pair.kind, f"{min(pair.overlap):.0%}", *pair.leaked.values()])
-    if rows:
-        cli.stdout.print()
-        titles = (f"leaked {split}" for split in found.held_out)
-        cli.print_table(["redundant relations", "kind", "overlap", *titles], rows)
-        _note_more(len(found.redundant), "redundant relations")
-    for sentence in found.notes:
-        cli.note(str(sentence))
-    for sentence in found.warnings():
-        cli.note(sentence, style="yellow")
-    for path in figures:
-        cli.note(f"Figure: {path}", style=None)
+    cli.stdout.print()
+    titles = [f"leaked {split}" for split in inspection.held_out]
+    cli.print_table(["redundant relations", "kind", "overlap", *titles], rows)
+    _note_more(len(inspection.redundant), "redundant relations")
+
+
+def _label(names: kg.Vocabulary, name: str) -> str:
+    return str(names.label(names.id(name)))
 
 
 def _note_more(number: int, kind: str) -> None:
@@ -163,29 +204,31 @@ def sparsify(
     storage = kg.analysis.sparsity.storage_of(made.model, weights=folder.weights)
     facts = {"run": str(made.folder), "sparsity": made.sparsity, "storage": storage.as_dict()}
     yield cli.Result({**facts, "reports": folder.saved_reports()})
-    # The reports; then numbers, as the paper counts them, and bytes, with the share saved compared
-    # to dense.
     cli.print_reports(made)
     cli.stdout.print()
-    rows: list[Any] = []
-    for name, sizes in (
-        ("entity tables", storage.entity_tables),
-        ("whole model", storage.whole_model),
-    ):
-        for form, size in sizes.items():
-            saved = (
-                ("", "")
-                if form == "dense"
-                else (f"{size.numbers_saved:.1%}", f"{size.bytes_saved:.1%}")
-            )
-            disk = (
-                storage.on_disk[name.replace(" ", "_")] if storage.on_disk and form == "CSR" else ""
-            )
-            rows.append([f"{name}, {form}", size.numbers, saved[0], size.bytes, saved[1], disk])
-    cli.print_table(
-        [f"{storage.share:.1%} zeros", "numbers", "saved", "bytes", "saved", "on disk"], rows
-    )
+    _print_storage(storage)
     cli.note_saved(made.folder)
+
+
+def _print_storage(storage: kg.analysis.sparsity.Storage) -> None:
+    """Numbers, as the paper counts them, and bytes, with the share saved compared to dense."""
+    rows: list[Any] = []
+    tables = {"entity tables": storage.entity_tables, "whole model": storage.whole_model}
+    for name, sizes in tables.items():
+        for layout, size in sizes.items():
+            numbers_saved = ""
+            bytes_saved = ""
+            if layout != "dense":
+                numbers_saved = f"{size.numbers_saved:.1%}"
+                bytes_saved = f"{size.bytes_saved:.1%}"
+            on_disk: Any = ""
+            if storage.on_disk and layout == "CSR":
+                on_disk = storage.on_disk[name.replace(" ", "_")]
+            rows.append(
+                [f"{name}, {layout}", size.numbers, numbers_saved, size.bytes, bytes_saved, on_disk]
+            )
+    columns = [f"{storage.share:.1%} zeros", "numbers", "saved", "bytes", "saved", "on disk"]
+    cli.print_table(columns, rows)
 
 
 @cli.command()
@@ -202,26 +245,18 @@ def sparsity(
 ) -> cli.Output:
     """Evaluate a run with increasing shares of its entity table set to zero."""
     analysis = kg.analysis.sparsity
+    wanted = analysis.SHARES if shares is None else cli.parse_numbers("shares", shares)
+    opened = kg.inference.api.open_run(run, device=device)
+    model = opened.model if rotate is None else analysis.rotated(opened.model, share=rotate)
+    points = analysis.sparsity_curve(model, opened.graph, shares=wanted, split=split)
+    yield cli.Result([point.as_dict() for point in points])
     metrics = kg.evaluation.metrics.columns()
-    wanted = analysis.SHARES if shares is None else cli.parse_numbers("--shares", shares)
-    loaded = cli.load_on_device(run, device)
-    model = loaded.model if rotate is None else analysis.rotated(loaded.model, share=rotate)
-    points = analysis.sparsity_curve(model, loaded.graph, shares=wanted, split=split)
     rows = []
     for point in points:
         size = point.storage.entity_tables["CSR"]
-        saved = (f"{size.numbers_saved:.1%}", f"{size.bytes_saved:.1%}")
-        rows.append(
-            [
-                f"{point.share:.1%}",
-                f"{point.threshold:.4g}",
-                *point.metrics.row()[: len(metrics)],
-                *saved,
-            ]
-        )
-    columns = ["zeros", "threshold", *metrics, "numbers saved", "bytes saved"]
-    yield cli.Result([point.as_dict() for point in points])
-    cli.print_table(columns, rows)
+        row = [f"{point.share:.1%}", f"{point.threshold:.4g}", *point.metrics.row()[: len(metrics)]]
+        rows.append([*row, f"{size.numbers_saved:.1%}", f"{size.bytes_saved:.1%}"])
+    cli.print_table(["zeros", "threshold", *metrics, "numbers saved", "bytes saved"], rows)
 
 
 @cli.command()
@@ -231,18 +266,10 @@ def nuclear_norm(
     mapped: Annotated[float, Option(help="λ2, the weight of ‖hR‖² and ‖tRᵀ‖².")] = 1.0,
 ) -> cli.Output:
     """Bound the nuclear 2-norm of a run by DURA (Theorem 1 of the paper)."""
-    bounds = kg.analysis.nuclear.bound_before_and_after(
-        kg.load_run(run).model, plain=plain, mapped=mapped
-    )
-    titles = {
-        "dura": "DURA over all entities and relations",
-        "bound": "bound on the nuclear 2-norm",
-        "components": "Σ‖h‖‖r‖‖t‖ of the components",
-    }
-    rows = [
-        [title, *(f"{getattr(bound, key):.6g}" for bound in bounds.values())]
-        for key, title in titles.items()
-    ]
-    data = {name: bound.as_dict() for name, bound in bounds.items()}
-    yield cli.Result(data)
+    model = kg.load_run(run).model
+    bounds = kg.analysis.nuclear.bound_before_and_after(model, plain=plain, mapped=mapped)
+    yield cli.Result({name: bound.as_dict() for name, bound in bounds.items()})
+    rows = []
+    for key, title in BOUNDS.items():
+        rows.append([title, *(f"{getattr(bound, key):.6g}" for bound in bounds.values())])
     cli.print_table(["", *bounds], rows)

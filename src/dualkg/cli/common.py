@@ -1,6 +1,4 @@
-"""What the commands share: options, the wrapper around every command, tables, JSON and progress
-bars.
-"""
+"""What the commands share: options, the wrapper of every command, tables, JSON, progress bars."""
 
 from __future__ import annotations
 
@@ -8,10 +6,9 @@ import functools
 import inspect
 import json
 import logging
-import re
 import shlex
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -25,9 +22,9 @@ from rich.text import Text
 from typer import Argument, Option
 
 import dualkg as kg
-from dualkg.errors import JSON_ESCAPES, RequestError, visible
+from dualkg.cli.words import in_words
+from dualkg.errors import JSON_ESCAPES, InvalidValue, RequestError, Sentence, visible
 from dualkg.extras import trusted_code
-from dualkg.files import read_json
 
 
 class SafeConsole(Console):
@@ -37,15 +34,24 @@ class SafeConsole(Console):
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
-            yield (
-                segment
-                if segment.control
-                else segment._replace(text=visible(segment.text, lines=True))
-            )
+            if segment.control:
+                yield segment
+            else:
+                yield segment._replace(text=visible(segment.text, lines=True))
 
 
 stdout = SafeConsole(highlight=False)
 stderr = SafeConsole(stderr=True, highlight=False)
+
+MAX_WIDTH = 1000  # columns of a table that is wider than the terminal
+PADDING = 2
+COLUMNS_HELP = "Columns or JSON keys of head, relation and tail, by name or number: s,p,o or 1,3,2."
+DELIMITER_HELP = (
+    "What separates the columns of text: tab, space, comma, semicolon, pipe, or a character."
+)
+MAX_SIZE_HELP = (
+    "Size that a compressed file may expand to (default: 16G, and 100 times its own size)."
+)
 
 RunPath = Annotated[
     Path, Argument(metavar="RUN", help="Folder of a trained run or ensemble.", show_default=False)
@@ -64,43 +70,19 @@ By = Annotated[
 Track = Annotated[
     list[str] | None, Option(help="Track in tensorboard, mlflow or wandb; repeatable.")
 ]
-Columns = Annotated[
-    str | None,
-    Option(
-        help="Columns or JSON keys of head, relation and tail, by name or number: s,p,o or 1,3,2."
-    ),
-]
-Delimiter = Annotated[
-    str | None,
-    Option(
-        help="What separates the columns of text: tab, space, comma, semicolon, pipe, or a character."
-    ),
-]
-MaxSize = Annotated[
-    str | None,
-    Option(
-        help="Size that a compressed file may expand to (default: 16G, and 100 times its own size)."
-    ),
-]
-SETTINGS = {  # options of `train` by the keys of a recipe that they set
-    "model.name": "--model",
-    "loss.name": "--loss",
-    "regularizer.name": "--regularizer",
-    "regularizer.weight": "--weight",
-    "model.dim": "--dim",
-    "training.epochs": "--epochs",
-    "training.batch_size": "--batch-size",
-    "optimizer.name": "--optimizer",
-    "optimizer.learning_rate": "--lr",
-    "validation.patience": "--patience",
-    "training.seed": "--seed",
-    "training.engine": "--engine",
-}
+Columns = Annotated[str | None, Option(help=COLUMNS_HELP)]
+Delimiter = Annotated[str | None, Option(help=DELIMITER_HELP)]
+MaxSize = Annotated[str | None, Option(help=MAX_SIZE_HELP)]
+
+
+class OptionConflict(RequestError):
+    """Options of a command that cannot be used together."""
 
 
 class Result(NamedTuple):
-    """What --json prints: `data` as one document, or as lines; and the status with which the
-    command exits.
+    """What --json prints: one document, or a document a line.
+
+    The command exits with the `status`.
     """
 
     data: Any
@@ -108,53 +90,50 @@ class Result(NamedTuple):
     status: int = 0
 
 
-Output = Iterator[
-    Result
-]  # of a command, which yields its result and then prints tables, unless --json is given
+# A command yields its result, and then prints tables unless --json is given.
+Output = Iterator[Result]
 Command = Callable[..., Output | None]
+
+
+# -- the wrapper of every command --------------------------------------------
 
 
 def command(
     *, trust_code: bool = True, threads: bool = True, as_json: bool = True
 ) -> Callable[[Command], Callable[..., None]]:
-    """Add --trust-code, --threads and --json to a command; set trust and threads, run it, and print
-    JSON or tables.
+    """Add --trust-code, --threads and --json to a command.
+
+    The wrapper sets trust and threads, runs the command, and prints JSON or tables.
     """
+    annotations: dict[str, Any] = {}
+    if trust_code:
+        annotations["trust_code"] = TrustCode
+    if threads:
+        annotations["threads"] = Threads
+    if as_json:
+        annotations["as_json"] = Json
 
     def wrap(function: Command) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
-        wanted = {
-            "trust_code": (trust_code, TrustCode),
-            "threads": (threads, Threads),
-            "as_json": (as_json, Json),
-        }
         added = [
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
             )
-            for name, (adds, annotation) in wanted.items()
-            if adds and name not in signature.parameters
+            for name, annotation in annotations.items()
+            if name not in signature.parameters
         ]
 
         @functools.wraps(function)
         def run(**options: Any) -> None:
-            values = {
-                parameter.name: options.pop(parameter.name, parameter.default)
-                for parameter in added
-            }
+            values = {parameter.name: options.pop(parameter.name, None) for parameter in added}
             set_threads(values.get("threads"))
             with trusted_code(bool(values.get("trust_code"))):
                 output = function(**options) or iter(())
                 result = next(output, None)
                 if result and values.get("as_json"):
-                    for document in result.data if result.json_lines else [result.data]:
-                        indent = None if result.json_lines else 1
-                        print(
-                            json.dumps(document, indent=indent, ensure_ascii=False).translate(
-                                JSON_ESCAPES
-                            )
-                        )
+                    _print_json(result)
                 else:
+                    # The rest of the command prints tables.
                     next(output, None)
             if result and result.status:
                 raise typer.Exit(result.status)
@@ -167,24 +146,30 @@ def command(
     return wrap
 
 
+def _print_json(result: Result) -> None:
+    documents = result.data if result.json_lines else [result.data]
+    indent = None if result.json_lines else 1
+    for document in documents:
+        text = json.dumps(document, indent=indent, ensure_ascii=False)
+        print(text.translate(JSON_ESCAPES))
+
+
 def silence() -> None:
     """Print no more, as a process that is not the first of several."""
-    stdout.quiet = stderr.quiet = True
+    stdout.quiet = True
+    stderr.quiet = True
     logging.getLogger("dualkg").setLevel(logging.CRITICAL)
 
 
-def set_threads(threads: int | None) -> None:
-    if isinstance(threads, int) and threads > 0:  # it may come from a file
+def set_threads(threads: object) -> None:
+    """Set the number of CPU threads; it may come from a file, and anything else is ignored."""
+    if isinstance(threads, int) and threads > 0:
         import torch
 
         torch.set_num_threads(threads)
 
 
-def load_on_device(path: Path, device: str | None) -> kg.Run:
-    """Load a run and move its model to a device."""
-    run = kg.load_run(path)
-    run.model.to(kg.training.api.choose_device(device))
-    return run
+# -- values of options -------------------------------------------------------
 
 
 def parse_columns(text: str | None) -> list[str | int] | None:
@@ -193,62 +178,46 @@ def parse_columns(text: str | None) -> list[str | int] | None:
         return None
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 3 or len(set(parts)) < 3:
-        raise RequestError(
-            f"--columns should name three columns, all different, head,relation,tail; got '{text}'."
+        raise InvalidValue(
+            "columns", expected="three columns, all different: head,relation,tail", found=text
         )
     return [int(part) if part.isdecimal() else part for part in parts]
 
 
-def as_options(sentence: str) -> str:
-    """A sentence of the library with options in place of Python's keywords: `--columns 1,2,3` for
-    `columns=(1, 2, 3)`.
-
-    Sentences are cached with a graph, so they cannot know who reads them.
-    """
-
-    def option(found: re.Match[str]) -> str:
-        value = found[2].strip("()").replace("', '", ",").replace(", ", ",").strip("'")
-        return f"--{found[1].replace('_', '-')} {shlex.quote(value)}"
-
-    sentence = sentence.replace("trust_code=True", "--trust-code").replace("--set: No ", "No ")
-    sentence = re.sub(
-        r"--set: (\w+\.\w+) should",
-        lambda key: f"{SETTINGS.get(key[1], key[0][:-7])} should",
-        sentence,
-    )
-    return re.sub(
-        r"\b(columns|delimiter|labels|split|max_size)=(\([^()]*\)|'[^']*')", option, sentence
-    )
-
-
-def parse_numbers(option: str, text: str) -> list[float]:
+def parse_numbers(
+    option: str, text: str, *, expected: str = "a list of numbers such as 0,0.5,0.9"
+) -> list[float]:
     """`0,0.5,0.9` → [0.0, 0.5, 0.9]."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise RequestError(
-            f"{option} should be a list of numbers such as 0,0.5,0.9; got '{text}'."
-        ) from None
+        raise InvalidValue(option, expected=expected, found=text) from None
 
 
 def parse_hits(text: str | None) -> tuple[int, ...]:
     """`1,3,10,50` → (1, 3, 10, 50), the k of Hits@k."""
     parts = [part.strip() for part in (text or "1,3,10").split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise RequestError(
-            f"--hits should be a list of whole numbers from 1, such as 1,3,10,50; got '{text}'."
+        raise InvalidValue(
+            "hits", expected="a list of whole numbers from 1, such as 1,3,10,50", found=text
         )
-    return tuple(dict.fromkeys(map(int, parts)))
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+# -- tables ------------------------------------------------------------------
 
 
 def _cell(value: Any) -> Text:
-    """1,234 for an integer, 0.1234 for another number, – for None; text as it is: a name may
-    contain anything.
+    """1,234 for an integer, 0.1234 for another number, – for None.
+
+    Text stays as it is: a name may contain anything.
     """
     if isinstance(value, Text):
         return value
-    if isinstance(value, (int, float)):
-        return Text(f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+    if isinstance(value, int):
+        return Text(f"{value:,}")
+    if isinstance(value, float):
+        return Text(f"{value:.4f}")
     return Text("–" if value is None else visible(value))
 
 
@@ -259,25 +228,29 @@ def print_table(
     left: int = 1,
     bold: Container[int] = (),
 ) -> None:
-    """Print a table without lines: `left` columns of names that may fold, then numbers that are
-    never cut.
+    """Print a table without lines.
 
-    `bold` are the numbers of rows.
+    The first `left` columns have names that may fold; numbers are never cut. `bold` are the
+    numbers of rows.
     """
     cells = [[_cell(value) for value in row] for row in (columns, *rows)]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(zip(*cells, strict=True)):
+        title = column[0]
         width = max(cell.cell_len for cell in column)
-        if number < left or not column[0]:
-            table.add_column(column[0], overflow="fold", min_width=min(width, 12))
+        if number < left or not title:
+            table.add_column(title, overflow="fold", min_width=min(width, 12))
         else:
-            table.add_column(column[0], justify="right", no_wrap=True, min_width=width)
+            table.add_column(title, justify="right", no_wrap=True, min_width=width)
     for number, row in enumerate(cells[1:]):
         table.add_row(*row, style="bold" if number in bold else None)
-    needed = (
-        Measurement.get(stdout, stdout.options.update(max_width=1000), table).minimum + 2
-    )  # padding
-    (stdout if needed <= stdout.width else SafeConsole(highlight=False, width=needed)).print(table)
+
+    unlimited = stdout.options.update(max_width=MAX_WIDTH)
+    needed = Measurement.get(stdout, unlimited, table).minimum + PADDING
+    console = stdout
+    if needed > stdout.width:
+        console = SafeConsole(highlight=False, width=needed)
+    console.print(table)
 
 
 def print_metrics(
@@ -289,35 +262,19 @@ def print_metrics(
 ) -> None:
     """Print MRR, Hits@k and mean ranks of each row; `adjusted` adds AMR and AMRI."""
     columns = [title, *kg.Metrics.titles(hits=hits, adjusted=adjusted)]
-    print_table(
-        columns,
-        [[name, *metrics.row(hits=hits, adjusted=adjusted)] for name, metrics in rows.items()],
-    )
+    cells = [[name, *metrics.row(hits=hits, adjusted=adjusted)] for name, metrics in rows.items()]
+    print_table(columns, cells)
 
 
 def print_reports(run: kg.Run) -> None:
-    print_metrics(
-        {f"{run.graph.name} {split}": report.metrics for split, report in run.reports.items()}
-    )
-
-
-def note(text: str, *, style: str | None = "dim") -> None:
-    """Print a line on stderr."""
-    stderr.print(Text(as_options(text), style=style or ""), soft_wrap=True)
-
-
-def note_saved(path: object, *, next_command: Sequence[str] = (), purpose: str = "") -> None:
-    """Print on stderr where the result is saved, and a command to try next."""
-    stderr.print(
-        Text.assemble("\nSaved to ", (str(path), "bold"), f". {purpose}".rstrip()), soft_wrap=True
-    )
-    if next_command:
-        stderr.print(Text(f"  {shlex.join(['dualkg', *next_command])}"), soft_wrap=True)
+    rows = {f"{run.graph.name} {split}": report.metrics for split, report in run.reports.items()}
+    print_metrics(rows)
 
 
 def print_run(run: kg.Run, option: str, entity: int, relation: int) -> None:
-    """Print the reports of a new run, and a query to try: the entity is given as --head or
-    --tail.
+    """Print the reports of a new run, and a query to try.
+
+    The entity of the query is given by an option, --head or --tail.
     """
     print_reports(run)
     query = [
@@ -329,52 +286,42 @@ def print_run(run: kg.Run, option: str, entity: int, relation: int) -> None:
     note_saved(run.folder, next_command=["predict", str(run.folder), *query], purpose="Query it:")
 
 
+# -- lines on stderr ---------------------------------------------------------
+
+
+def note(text: str | Sentence, *, style: str | None = "dim") -> None:
+    """Print a line on stderr."""
+    stderr.print(Text(in_words(text), style=style or ""), soft_wrap=True)
+
+
+def note_saved(path: object, *, next_command: Sequence[str] = (), purpose: str = "") -> None:
+    """Print on stderr where the result is saved, and a command to try next."""
+    line = Text.assemble("\nSaved to ", (str(path), "bold"), f". {purpose}".rstrip())
+    stderr.print(line, soft_wrap=True)
+    if next_command:
+        stderr.print(Text(f"  {shlex.join(['dualkg', *next_command])}"), soft_wrap=True)
+
+
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr, updated by `(done, total, text)`; it is only shown on a
-    terminal.
+    """A progress bar on stderr, updated by `(done, total, text)`.
+
+    It is only shown on a terminal.
     """
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    facts = TextColumn("{task.fields[text]}", markup=False)
-    shown = stderr.is_terminal
-    with Progress(
-        *columns, facts, TimeRemainingColumn(), console=stderr, transient=True, disable=not shown
-    ) as bar:
-        task = bar.add_task(title, total=None, text="")
-        yield lambda done, total, text="": bar.update(task, completed=done, total=total, text=text)
+    progress = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[text]}", markup=False),
+        TimeRemainingColumn(),
+        console=stderr,
+        transient=True,
+        disable=not stderr.is_terminal,
+    )
+    with progress:
+        task = progress.add_task(title, total=None, text="")
 
+        def update(done: float, total: float | None, text: str = "") -> None:
+            progress.update(task, completed=done, total=total, text=text)
 
-@contextmanager
-def training_progress(
-    title: str, run: Path | None = None, *, announce: str = ""
-) -> Iterator[Callable[[Any], None]]:
-    """A progress bar of automatic tuning, if there is any, in seconds of its budget; then one of
-    the training.
-
-    `announce` is printed when the first trial starts, after everything that may be refused. The
-    first step of the training prints what was chosen and the engine, by the folder `run`.
-    """
-    bars: dict[str, Callable[..., None]] = {}
-    with ExitStack() as stack:
-
-        def on_progress(event: Any) -> None:
-            if isinstance(event, kg.tuning.automatic.AutomaticProgress):
-                if not bars:
-                    if announce:
-                        note(announce)
-                    bars["tuning"] = stack.enter_context(progress_bar(f"Tuning {title}"))
-                budget = event.budget_seconds and round(event.budget_seconds)
-                bars["tuning"](round(event.spent_seconds), budget, f"s  {event.text}")
-                return
-            if "training" not in bars:
-                stack.close()  # two bars cannot be drawn at once
-                if run and bars:
-                    note(read_json(run / "tuning.json")["summary"])
-                if run and (engine := kg.training.RunFolder(run).saved_environment.get("engine")):
-                    note(f"Engine: {engine}.")  # a launched trial has none
-                bars["training"] = stack.enter_context(progress_bar(title))
-            bars["training"](
-                (event.epoch - 1) * event.steps + event.step, event.epochs * event.steps, event.text
-            )
-
-        yield on_progress
+        yield update

@@ -1,6 +1,4 @@
-"""`complete`, `extend`, `ensemble`, `index` and `export`: make new triples, runs, indexes and files
-from a run.
-"""
+"""`complete`, `extend`, `ensemble`, `index`, `export`: make triples, runs and files from runs."""
 
 from __future__ import annotations
 
@@ -12,10 +10,18 @@ from typer import Argument, Option
 
 import dualkg as kg
 from dualkg.cli import common as cli
-from dualkg.errors import RequestError
 from dualkg.files import check_new_folder, locked
 
-NUM_PRINTED = 10
+NUM_PRINTED = 10  # triples that are printed beside a file, and entities of `extend`
+NUM_PRINTED_ALONE = 20
+NUM_WRITTEN = 10_000
+NUM_CHECKED = 100_000
+# Titles of columns by the statistics of an index.
+INDEX_STATISTICS = {
+    "queries_per_second": "queries/s",
+    "exact_queries_per_second": "exact queries/s",
+    "bytes": "bytes",
+}
 TOP = "Number of triples (default: 20; 10,000 with --out; 100,000 with --check)."
 StorageFormat = Literal["float32", "float16", "bf16", "int8", "sparse"]
 
@@ -46,62 +52,68 @@ def complete(
     ] = False,
     device: cli.Device = None,
 ) -> cli.Output:
-    """Print the most probable triples that the graph lacks, or write them; with --out, it resumes
-    after Ctrl-C.
+    """Print the most probable triples that the graph lacks, or write them.
+
+    With --out, it resumes after Ctrl-C.
     """
     if check and (out is not None or min_probability):
-        raise RequestError("--check writes no file. Leave out --out and --min-probability.")
-    loaded = cli.load_on_device(run, device)
-    arguments: dict[str, Any] = {
-        "relations": relation or None,
-        "heads": head or None,
-        "types": types,
-        "loops": loops,
-    }
-    with cli.progress_bar(f"Completing {loaded.graph.name}") as arguments["on_progress"]:
+        raise cli.OptionConflict("--check writes no file. Leave out --out and --min-probability.")
+    opened = kg.inference.api.open_run(run, device=device)
+    with cli.progress_bar(f"Completing {opened.graph.name}") as on_progress:
+        arguments: dict[str, Any] = {
+            "relations": relation or None,
+            "heads": head or None,
+            "types": types,
+            "loops": loops,
+            "on_progress": on_progress,
+        }
         if check:
-            arguments["calibration"] = kg.inference.calibration.calibration_for(loaded).calibration
-            sizes = kg.inference.completion.sizes_up_to(100_000 if top is None else top)
-            checked = kg.inference.completion.check_completion(
-                loaded.model, loaded.graph, sizes=sizes, **arguments
+            completion = kg.inference.completion
+            checked = completion.check_completion(
+                opened.model,
+                opened.graph,
+                sizes=completion.sizes_up_to(NUM_CHECKED if top is None else top),
+                calibration=kg.inference.calibration.calibration_for(opened).calibration,
+                **arguments,
             )
-            return _found(checked)
+            return _print_check(checked)
+        if top is None:
+            top = NUM_PRINTED_ALONE if out is None else NUM_WRITTEN
         try:
-            top = (20 if out is None else 10_000) if top is None else top
             made = kg.complete(
-                loaded, top=top, out=out, min_probability=min_probability, **arguments
+                opened, top=top, out=out, min_probability=min_probability, **arguments
             )
         except KeyboardInterrupt:
-            cli.note(
-                f"dualkg: stopped.{' Run the same command again to resume.' * (out is not None)}",
-                style=None,
-            )
+            advice = "" if out is None else " Run the same command again to resume."
+            cli.note(f"dualkg: stopped.{advice}", style=None)
             raise typer.Exit(130) from None
-    return _completed(made, out)
+    return _print_completion(made, out)
 
 
-def _found(checked: kg.inference.completion.CompletionCheck) -> cli.Output:
+def _print_check(checked: kg.inference.completion.CompletionCheck) -> cli.Output:
+    """How many test triples are among the best, and how many chance would find."""
     yield cli.Result(checked.as_dict())
-    numbers = (
+    columns = zip(
         checked.sizes,
         checked.found,
         checked.expected or (),
         checked.by_degree,
         checked.at_random,
+        strict=True,
     )
-    rows = [
-        [size, found, f"{expected:,.1f}", f"{degree:,.1f}", f"{chance:,.3g}"]
-        for size, found, expected, degree, chance in zip(*numbers, strict=True)
-    ]
-    cli.print_table(
-        ["top", "test triples found", "expected", "by degree", "at random"], rows, left=0
-    )
+    rows = []
+    for size, num_found, expected, by_degree, at_random in columns:
+        texts = [f"{expected:,.1f}", f"{by_degree:,.1f}", f"{at_random:,.3g}"]
+        rows.append([size, num_found, *texts])
+    titles = ["top", "test triples found", "expected", "by degree", "at random"]
+    cli.print_table(titles, rows, left=0)
     counts = f"{checked.num_test:,} test triples among {checked.num_triples:,} candidates"
     cli.stdout.print(f"\n[dim]{counts}[/dim]")
 
 
-def _completed(made: kg.inference.completion.Completion, out: Path | None) -> cli.Output:
-    best = made.table().slice(0, len(made) if out is None else NUM_PRINTED).to_pylist()
+def _print_completion(made: kg.inference.completion.Completion, out: Path | None) -> cli.Output:
+    num_shown = len(made) if out is None else NUM_PRINTED
+    best = made.table().slice(0, num_shown).to_pylist()
     yield cli.Result({"out": None if out is None else str(out), "triples": len(made), "best": best})
     rows = []
     for row in best:
@@ -124,30 +136,33 @@ def extend(
     delimiter: cli.Delimiter = None,
     device: cli.Device = None,
 ) -> cli.Output:
-    """Add unseen entities to a trained run by a few triples of each (inductive, without
-    training).
-    """
-    read: dict[str, Any] = {
-        "columns": cli.parse_columns(columns),
-        "delimiter": delimiter,
-        "max_size": max_size,
-    }
-    made, extension = kg.inference.extension.extend_run(run, file, out=out, device=device, **read)
+    """Add unseen (inductive) entities to a trained run by a few triples of each."""
+    made, extension = kg.inference.extension.extend_run(
+        run,
+        file,
+        out=out,
+        device=device,
+        columns=cli.parse_columns(columns),
+        delimiter=delimiter,
+        max_size=max_size,
+    )
     reports = {split: report.as_dict() for split, report in made.reports.items()}
     yield cli.Result({"run": str(made.folder), "extension": extension, "reports": reports})
     for sentence in extension["remarks"]:
         cli.note(sentence)
-    rows = list(extension["entities"].items())[:NUM_PRINTED]
-    if extension["num_entities"] > NUM_PRINTED:
-        rows.append((f"and {extension['num_entities'] - NUM_PRINTED:,} more", ""))
+    num_triples = extension["entities"]
+    rows: list[tuple[str, Any]] = list(num_triples.items())[:NUM_PRINTED]
+    num_hidden = extension["num_entities"] - NUM_PRINTED
+    if num_hidden > 0:
+        rows.append((f"and {num_hidden:,} more", ""))
     rows.append(("all", extension["num_triples"]))
     cli.print_table(["new entity", "triples"], rows, bold=[len(rows) - 1])
     cli.stdout.print()
     head, relation, tail = made.graph.train[-1].tolist()
-    query = (
-        ("--head", head) if made.graph.entities[head] in extension["entities"] else ("--tail", tail)
-    )
-    cli.print_run(made, *query, relation)
+    if made.graph.entities[head] in num_triples:
+        cli.print_run(made, "--head", head, relation)
+    else:
+        cli.print_run(made, "--tail", tail, relation)
 
 
 @cli.command()
@@ -163,33 +178,35 @@ def ensemble(
     device: cli.Device = None,
 ) -> cli.Output:
     """Combine runs on one graph into one that scores by their weighted sum, and evaluate it."""
-    columns = kg.evaluation.metrics.columns()
-    given: Any = None if weights == "fitted" else weights
-    if weights not in ("fitted", "equal"):
-        given = cli.parse_numbers("--weights, if not fitted or equal,", weights)
+    given: Any
+    if weights == "fitted":
+        given = None
+    elif weights == "equal":
+        given = weights
+    else:
+        expected = "fitted, equal, or numbers such as 1,0.5"
+        given = cli.parse_numbers("weights", weights, expected=expected)
     with locked(out):
         kg.training.RunFolder(out).check_free(overwrite=overwrite)
-        made = kg.Ensemble([cli.load_on_device(path, device) for path in runs], weights=given)
+        members = [kg.inference.api.open_run(path, device=device) for path in runs]
+        made = kg.Ensemble(members, weights=given)
         if weights == "fitted" and not made.fit:
             cli.note(
                 f"{made.graph.name} has no validation triples to fit weights on; they are equal."
             )
         made.save(out, overwrite=overwrite)
+
+    columns = kg.evaluation.metrics.columns()
     rows = []
     data = []
     names = [*made.names, "ensemble"]
     weights_of = [*made.model.weights, None]
-    members = [*made.members, made]
-    for name, weight, run in zip(names, weights_of, members, strict=True):
-        valid, test = (run.report_on(split).metrics for split in ("valid", "test"))
-        rows.append(
-            [
-                name,
-                "" if weight is None else f"{weight:.4g}",
-                valid.row()[0],
-                *test.row()[: len(columns)],
-            ]
-        )
+    scored = [*made.members, made]
+    for name, weight, run in zip(names, weights_of, scored, strict=True):
+        valid = run.report_on("valid").metrics
+        test = run.report_on("test").metrics
+        weight_text = "" if weight is None else f"{weight:.4g}"
+        rows.append([name, weight_text, valid.row()[0], *test.row()[: len(columns)]])
         data.append(
             {"run": name, "weight": weight, "valid": valid.as_dict(), "test": test.as_dict()}
         )
@@ -218,23 +235,22 @@ def index(
     with locked(folder):
         check_new_folder(folder)
         loaded = kg.load_run(run)
-        storage = storage or ("sparse" if loaded.sparsity and kind == "exact" else "float32")
+        if storage is None:
+            storage = "sparse" if loaded.sparsity and kind == "exact" else "float32"
         built = build_index(loaded.model, loaded.graph, kind=kind, recall=recall, storage=storage)
         facts = describe_index(save_index(built, folder))
     yield cli.Result({"index": str(folder), **facts})
     tables = facts["tables"]
     rows = []
     for side, table in tables.items():
+        name = f"{side}s" if len(tables) > 1 else "tails and heads"
         stats = table["stats"]
         recalls = [f"{share:.3f}" for share in stats["recall"].values()]
-        rates = [
-            f"{stats[key]:,.0f}"
-            for key in ("queries_per_second", "exact_queries_per_second", "bytes")
-        ]
-        name = f"{side}s" if len(tables) > 1 else "tails and heads"
-        rows.append([name, table["shape"][0], *recalls, *rates, f"{stats['build_seconds']:.1f} s"])
+        rates = [f"{stats[key]:,.0f}" for key in INDEX_STATISTICS]
+        seconds = f"{stats['build_seconds']:.1f} s"
+        rows.append([name, table["shape"][0], *recalls, *rates, seconds])
     columns = ["entities", *(f"recall@{k}" for k in tables["tail"]["stats"]["recall"])]
-    columns += ["queries/s", "exact queries/s", "bytes", "build time"]
+    columns += [*INDEX_STATISTICS.values(), "build time"]
     cli.print_table([f"{facts['kind']}, {facts['metric']}", *columns], rows)
     cli.note_saved(folder)
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 from typer import Argument, Option
 
 import dualkg as kg
 from dualkg.cli import common as cli
-from dualkg.errors import RequestError
+from dualkg.errors import InvalidValue, Unsupported
+
+if TYPE_CHECKING:
+    from dualkg.analysis.records import RankedRuns
 
 Task = Literal["link", "relation", "classification"]
 TASK = "Rank heads and tails (link), rank relations, or classify triples as true or false."
@@ -20,7 +24,13 @@ CANDIDATES = (
     "Rank among the candidates that this file lists for each triple (.parquet, .jsonl or .npz)."
 )
 TYPES = "Rank only among entities that train has on the same side of the relation."
-STORAGE = "Storage formats of the entity table to compare: float32,float16,bf16,int8,sparse:0.9 (90 % zeros)."
+STORAGE = (
+    "Storage formats of the entity table to compare: float32,float16,bf16,int8,sparse:0.9 (90 % "
+    "zeros)."
+)
+RUNS = "Folder of a run, an ensemble, runs with several seeds, or a record."
+SIGNIFICANT = 0.05  # p-values below it are printed bold
+T = TypeVar("T")
 
 
 @cli.command()
@@ -39,45 +49,76 @@ def evaluate(
     max_size: cli.MaxSize = None,
     device: cli.Device = None,
 ) -> cli.Output:
-    """Evaluate a run: filtered ranking in both directions, ties at their mean rank. Or another
-    task.
+    """Evaluate a run: filtered ranking in both directions, ties at their mean rank.
+
+    --task selects another task.
     """
-    if negatives is not None and task != "classification":
-        raise RequestError(
+    _check_evaluation(
+        task=task,
+        by=by,
+        hits=hits,
+        storage=storage,
+        negatives=negatives is not None,
+        candidates=candidates is not None,
+        type_constrained=type_constrained,
+    )
+    ks = cli.parse_hits(hits)
+    opened = kg.inference.api.open_run(run, device=device)
+    if not len(opened.graph.split(split)):
+        raise Unsupported(f"The graph of {run}", f"has no {split} triples to evaluate on")
+    if storage:
+        return _evaluate_storage(opened, split, storage)
+    if task == "classification":
+        return _classify(opened, split, by=by, negatives=negatives, max_size=max_size)
+    if task == "relation":
+        return _rank_relations(opened, split, ks)
+    report = kg.evaluate(
+        opened.model,
+        opened.graph,
+        split=split,
+        hits=ks,
+        candidates=candidates,
+        type_constrained=type_constrained,
+    )
+    return _rank(report, by, ks)
+
+
+def _check_evaluation(
+    *,
+    task: Task,
+    by: str | None,
+    hits: str | None,
+    storage: str | None,
+    negatives: bool,
+    candidates: bool,
+    type_constrained: bool,
+) -> None:
+    """Refuse options of `evaluate` that exclude each other."""
+    if negatives and task != "classification":
+        raise cli.OptionConflict(
             "--negatives is for --task classification; the other tasks rank all candidates."
         )
-    if (by and task == "relation") or (storage and (by or task != "link")):
+    if storage and (by or task != "link"):
         wrong = "--by" if by else f"--task {task}"
-        raise RequestError(
-            f"{'--storage' if storage else '--task relation'} reports totals only. Leave out "
-            f"{wrong}."
-        )
-    if task == "classification" and by not in (None, "relation"):
-        raise RequestError(f"--task classification can be reported by relation; got '{by}'.")
-    restricted = (
-        "--candidates" if candidates else "--type-constrained" if type_constrained else None
-    )
-    if restricted and (storage or task != "link"):
-        raise RequestError(
-            f"{restricted} is for ranking heads and tails. Leave it out, or leave out "
-            "--task/--storage."
+        raise cli.OptionConflict(f"--storage reports totals only. Leave out {wrong}.")
+    if by and task == "relation":
+        raise cli.OptionConflict("--task relation reports totals only. Leave out --by.")
+    if by not in (None, "relation") and task == "classification":
+        raise cli.OptionConflict(
+            f"--task classification can be reported by relation; '{by}' was given."
         )
     if candidates and type_constrained:
-        raise RequestError("--candidates and --type-constrained exclude each other. Leave out one.")
+        raise cli.OptionConflict(
+            "--candidates and --type-constrained exclude each other. Leave out one."
+        )
+    if (candidates or type_constrained) and (storage or task != "link"):
+        restriction = "--candidates" if candidates else "--type-constrained"
+        raise cli.OptionConflict(
+            f"{restriction} is for ranking heads and tails. Leave it out, or leave out "
+            "--task/--storage."
+        )
     if hits and (storage or task == "classification"):
-        raise RequestError("--hits is for rankings of entities or relations. Leave it out.")
-    ks = cli.parse_hits(hits)
-    loaded = cli.load_on_device(run, device)
-    if not len(loaded.graph.split(split)):
-        raise RequestError(f"The graph of {run} has no {split} triples to evaluate on.")
-    if storage:
-        return _evaluate_storage(loaded, split, storage)
-    if task == "classification":
-        return _classify(loaded, split, by, negatives, max_size)
-    if task == "relation":
-        return _rank_relations(loaded, split, ks)
-    lists: dict[str, Any] = {"candidates": candidates, "type_constrained": type_constrained}
-    return _rank(kg.evaluate(loaded.model, loaded.graph, split=split, hits=ks, **lists), by, ks)
+        raise cli.OptionConflict("--hits is for rankings of entities or relations. Leave it out.")
 
 
 def _rank(report: kg.Report, by: str | None, ks: tuple[int, ...]) -> cli.Output:
@@ -85,14 +126,14 @@ def _rank(report: kg.Report, by: str | None, ks: tuple[int, ...]) -> cli.Output:
     yield cli.Result(report.as_dict())
     rows = {f"{report.graph} {report.split}": report.metrics}
     if not math.isclose(report.optimistic.mrr, report.pessimistic.mrr):
-        rows |= {"  optimistic": report.optimistic, "  pessimistic": report.pessimistic}
+        rows["  optimistic"] = report.optimistic
+        rows["  pessimistic"] = report.pessimistic
     if report.num_unseen_triples:
-        rows[f"  without {report.num_unseen_triples:,} triples of unseen entities"] = (
-            report.without_unseen
-        )
+        title = f"  without {report.num_unseen_triples:,} triples of unseen entities"
+        rows[title] = report.without_unseen
     cli.print_metrics(rows, hits=ks, adjusted=True)
     if by:
-        groups = dict(sorted(report.by(by).items(), key=lambda item: -item[1].num_queries))
+        groups = _by_size(report.by(by), lambda metrics: metrics.num_queries)
         cli.stdout.print()
         cli.print_metrics(groups, title=by, hits=ks, adjusted=True)
     if report.candidates != "all entities":
@@ -110,6 +151,7 @@ def _rank_relations(run: kg.Run, split: kg.data.graph.Split, ks: tuple[int, ...]
 def _classify(
     run: kg.Run,
     split: kg.data.graph.Split,
+    *,
     by: str | None,
     negatives: Path | None,
     max_size: str | None,
@@ -120,36 +162,24 @@ def _classify(
         read_negatives,
     )
 
-    files = {
-        "negatives": negatives,
-        "valid_negatives": matching_valid_file(negatives, split) if negatives else None,
-    }
-    given: Any = {
-        key: read_negatives(file, run.graph, max_size=max_size)
-        for key, file in files.items()
-        if file
-    }
+    given: dict[str, Any] = {}
+    if negatives:
+        given["negatives"] = read_negatives(negatives, run.graph, max_size=max_size)
+        valid_file = matching_valid_file(negatives, split)
+        if valid_file:
+            given["valid_negatives"] = read_negatives(valid_file, run.graph, max_size=max_size)
     report = evaluate_classification(run.model, run.graph, split=split, **given)
     yield cli.Result({"task": "classification", **report.as_dict()})
+
     groups = {f"{report.graph} {report.split}": report.metrics}
     if by:
-        groups |= dict(sorted(report.by_relation.items(), key=lambda item: -item[1].num_true))
-    cli.print_table(
-        ["", "accuracy", "F1", "precision", "recall", "AUC", "true", "false"],
-        [
-            [
-                name,
-                part.accuracy,
-                part.f1,
-                part.precision,
-                part.recall,
-                part.auc,
-                part.num_true,
-                part.num_false,
-            ]
-            for name, part in groups.items()
-        ],
-    )
+        groups |= _by_size(report.by_relation, lambda metrics: metrics.num_true)
+    rows = []
+    for name, metrics in groups.items():
+        row = [name, metrics.accuracy, metrics.f1, metrics.precision, metrics.recall]
+        rows.append([*row, metrics.auc, metrics.num_true, metrics.num_false])
+    columns = ["", "accuracy", "F1", "precision", "recall", "AUC", "true", "false"]
+    cli.print_table(columns, rows)
     source = "given" if report.negatives == "given" else "sampled, one for each true triple"
     thresholds = f"chosen on valid with {report.valid_negatives} false triples"
     cli.stdout.print(f"[dim]False triples: {source}; thresholds: {thresholds}.[/dim]")
@@ -157,25 +187,32 @@ def _classify(
 
 def _evaluate_storage(run: kg.Run, split: kg.data.graph.Split, storage: str) -> cli.Output:
     index = kg.inference.index
-    metrics = kg.evaluation.metrics.columns()
     dense: list[kg.inference.index.StorageFormat] = []
     shares: list[float] = []
-    for name, _, share in (text.strip().partition(":") for text in storage.split(",")):
+    for text in storage.split(","):
+        name, _, share = text.strip().partition(":")
         if name not in index.STORAGE_FORMATS:
-            raise RequestError(
-                f"--storage should be one of {', '.join(index.STORAGE_FORMATS)}; got '{name}'."
-            )
-        if name == "sparse":
-            shares += cli.parse_numbers("--storage sparse:SHARE", share) if share else index.SHARES
-        else:
+            formats = ", ".join(index.STORAGE_FORMATS)
+            raise InvalidValue("storage", expected=f"one of {formats}", found=name)
+        if name != "sparse":
             dense.append(cast("kg.inference.index.StorageFormat", name))
+        elif share:
+            expected = "a format such as float16, or sparse:SHARE with a number"
+            shares += cli.parse_numbers("storage", share, expected=expected)
+        else:
+            shares += index.SHARES
     points = index.measure_storage_formats(
         run.model, run.graph, formats=dense, shares=shares, split=split
     )
-    rows = [[point.name, point.bytes, *point.metrics.row()[: len(metrics)]] for point in points]
-    columns = [f"{run.graph.name} {split}", "bytes", *metrics]
     yield cli.Result([point.as_dict() for point in points])
-    cli.print_table(columns, rows)
+    metrics = kg.evaluation.metrics.columns()
+    rows = [[point.name, point.bytes, *point.metrics.row()[: len(metrics)]] for point in points]
+    cli.print_table([f"{run.graph.name} {split}", "bytes", *metrics], rows)
+
+
+def _by_size(groups: Mapping[str, T], size: Callable[[T], int]) -> dict[str, T]:
+    """Groups with the largest first."""
+    return dict(sorted(groups.items(), key=lambda item: -size(item[1])))
 
 
 @cli.command()
@@ -190,66 +227,64 @@ def calibrate(
     ] = False,
     device: cli.Device = None,
 ) -> cli.Output:
-    """Fit probabilities and prediction sets on valid, save them with the run, and check them on
-    test.
-    """
+    """Fit probabilities and prediction sets on valid, save them, and check them on test."""
     checked = kg.calibrate(run, coverage=coverage, overwrite=overwrite, device=device)
-    report = checked.report
-    sets = checked.coverage
-    figures = []
-    if figure:
-        from dualkg.analysis.figures import draw_reliability
-
-        points = [(one.predicted, one.observed, one.noise) for one in report.likely.bins]
-        title = f"{report.graph} {report.split}"
-        figures = draw_reliability({title: points}, graph=title, ece=report.likely.ece).save(figure)
+    figures = _draw_reliability(checked.report, figure) if figure else []
     yield cli.Result(
         {"run": str(run), **checked.as_dict(), "figures": [str(path) for path in figures]}
     )
-    rows: list[Any] = []
-    for name, part in (("all candidates", report.overall), ("with p ≥ .01", report.likely)):
-        errors = [
-            f"{value:.2e}" if value < 1e-3 else value
-            for value in (part.ece, part.noise, part.brier)
-        ]
-        rows.append(
-            [
-                name,
-                *(errors if part.bins else [None] * 3),
-                round(part.num_candidates),
-                part.num_true,
-            ]
-        )
-    cli.print_table(
-        [f"{report.graph} {report.split}", "ECE", "by chance", "Brier", "candidates", "true"], rows
-    )
+    _print_calibration(checked.report)
     cli.stdout.print()
-    rows = [
-        [one.predicted, one.observed, f"± {one.noise:.4f}", round(one.num_candidates), one.num_true]
-        for one in report.likely.bins
-    ]
-    cli.print_table(["predicted", "observed", "by chance", "candidates", "true"], rows, left=0)
-    cli.stdout.print()
-    groups = {"all queries": sets.overall}
-    groups |= {f"  for {side}s": sets.by_direction[side] for side in ("tail", "head")}
-    groups |= dict(sorted(sets.by_relation.items(), key=lambda item: -item[1].num_queries))
-    rows = []
-    for name, size in groups.items():
-        own = "own threshold" if size.relation_specific else ""
-        numbers = (
-            f"{size.coverage:.1%}",
-            f"{size.mean_size:,.1f}",
-            f"{size.median_size:,.0f}",
-            size.num_queries,
-        )
-        rows.append([name, *numbers, own])
-    title = f"prediction sets for {sets.target_coverage:.0%}"
-    cli.print_table([title, "coverage", "mean size", "median", "queries", ""], rows)
+    _print_coverage(checked.coverage)
     for path in figures:
         cli.note(f"Figure: {path}", style=None)
 
 
-RUNS = "Folder of a run, an ensemble, runs with several seeds, or a record."
+def _draw_reliability(report: kg.inference.reliability.CalibrationReport, path: Path) -> list[Path]:
+    from dualkg.analysis.figures import draw_reliability
+
+    title = f"{report.graph} {report.split}"
+    points = [(group.predicted, group.observed, group.noise) for group in report.likely.bins]
+    figure = draw_reliability({title: points}, graph=title, ece=report.likely.ece)
+    return list(figure.save(path))
+
+
+def _print_calibration(report: kg.inference.reliability.CalibrationReport) -> None:
+    """Errors of all candidates and of likely ones; then the bins of the likely ones."""
+    rows: list[Any] = []
+    for name, part in (("all candidates", report.overall), ("with p ≥ .01", report.likely)):
+        errors: list[Any] = [None, None, None]
+        if part.bins:
+            errors = [_small(value) for value in (part.ece, part.noise, part.brier)]
+        rows.append([name, *errors, round(part.num_candidates), part.num_true])
+    title = f"{report.graph} {report.split}"
+    cli.print_table([title, "ECE", "by chance", "Brier", "candidates", "true"], rows)
+    cli.stdout.print()
+    rows = []
+    for group in report.likely.bins:
+        noise = f"± {group.noise:.4f}"
+        counts = [round(group.num_candidates), group.num_true]
+        rows.append([group.predicted, group.observed, noise, *counts])
+    cli.print_table(["predicted", "observed", "by chance", "candidates", "true"], rows, left=0)
+
+
+def _small(value: float) -> float | str:
+    return f"{value:.2e}" if value < 1e-3 else value
+
+
+def _print_coverage(sets: kg.inference.reliability.CoverageReport) -> None:
+    """Coverage and sizes of prediction sets: all, by direction and by relation."""
+    groups = {"all queries": sets.overall}
+    for side in ("tail", "head"):
+        groups[f"  for {side}s"] = sets.by_direction[side]
+    groups |= _by_size(sets.by_relation, lambda group: group.num_queries)
+    rows = []
+    for name, group in groups.items():
+        sizes = [f"{group.mean_size:,.1f}", f"{group.median_size:,.0f}"]
+        threshold = "own threshold" if group.relation_specific else ""
+        rows.append([name, f"{group.coverage:.1%}", *sizes, group.num_queries, threshold])
+    title = f"prediction sets for {sets.target_coverage:.0%}"
+    cli.print_table([title, "coverage", "mean size", "median", "queries", ""], rows)
 
 
 @cli.command()
@@ -276,81 +311,111 @@ def compare(
                 f"{side.num_unfinished} of the {total} runs in {side.path} are not finished and "
                 "are left out."
             )
-    kg.evaluation.comparison.check_comparable(
-        (str(run_a), a.graph, a.triples), (str(run_b), b.graph, b.triples)
-    )
+    comparing = kg.evaluation.comparison
+    comparing.check_comparable((str(run_a), a.graph, a.triples), (str(run_b), b.graph, b.triples))
     if a.name == b.name:
         a = replace(a, name=str(run_a))
         b = replace(b, name=str(run_b))
-    bootstrap = {"samples": samples, "seed": seed}
-    comparison = kg.compare_ranks(a.ranks, b.ranks, **bootstrap)
-    compare_by = kg.evaluation.comparison.compare_by
-    groups = compare_by(a.ranks, b.ranks, a.triples, a.graph, view=by, **bootstrap) if by else {}
-    named: list[dict[str, Any]] = []
-    for query in kg.evaluation.comparison.largest_differences(
-        a.ranks, b.ranks, a.triples, most=differences
-    ):
-        ends = {key: a.graph.entities.label(getattr(query, key)) for key in ("head", "tail")}
-        named.append({**asdict(query), **ends, "relation": a.graph.relations.label(query.relation)})
-    data = {"graph": a.graph.name, "split": split, "seed": seed}
-    data |= {
-        key: {"run": str(one.path), "name": one.name, "seeds": one.seeds}
-        for key, one in (("a", a), ("b", b))
+
+    comparison = kg.compare_ranks(a.ranks, b.ranks, samples=samples, seed=seed)
+    groups = {}
+    if by:
+        groups = comparing.compare_by(
+            a.ranks, b.ranks, a.triples, a.graph, view=by, samples=samples, seed=seed
+        )
+    queries = []
+    for query in comparing.largest_differences(a.ranks, b.ranks, a.triples, most=differences):
+        named: dict[str, Any] = asdict(query)
+        named["head"] = a.graph.entities.label(query.head)
+        named["relation"] = a.graph.relations.label(query.relation)
+        named["tail"] = a.graph.entities.label(query.tail)
+        queries.append(named)
+
+    data: dict[str, Any] = {
+        "graph": a.graph.name,
+        "split": split,
+        "seed": seed,
+        "a": {"run": str(a.path), "name": a.name, "seeds": a.seeds},
+        "b": {"run": str(b.path), "name": b.name, "seeds": b.seeds},
+        "sentence": comparison.sentence(a.name, b.name),
+        **comparison.as_dict(),
     }
-    data |= {"sentence": comparison.sentence(a.name, b.name), **comparison.as_dict()}
     if by:
         data[f"by_{by}"] = {name: group.as_dict() for name, group in groups.items()}
     if differences:
-        data["differences"] = named
+        data["differences"] = queries
     yield cli.Result(data)
-    columns = [a.name, b.name, "difference", "95 %", "p"]
-    rows = [[metric, *_cells(one, one.p_value)] for metric, one in comparison.differences.items()]
-    cli.print_table([f"{a.graph.name} {split}", *columns], rows)
-    better, worse, equal = (
-        f"{share:.0%}" for share in (comparison.better, comparison.worse, comparison.equal)
-    )
-    shares = f"{a.name} is better on {better}, worse on {worse} and equal on {equal} of the"
+
+    _print_comparison(comparison, a, b, split=split)
+    if by:
+        _print_groups(groups, a, b, by=by)
+    if differences:
+        _print_differences(queries, a, b)
+
+
+def _print_comparison(
+    comparison: kg.Comparison, a: RankedRuns, b: RankedRuns, *, split: str
+) -> None:
+    """The differences of all metrics, and what they mean, in sentences."""
+    rows = [
+        [metric, *_cells(difference, difference.p_value)]
+        for metric, difference in comparison.differences.items()
+    ]
+    cli.print_table([f"{a.graph.name} {split}", *_columns(a, b)], rows)
     lines = [
         "",
         comparison.sentence(a.name, b.name),
-        f"{shares} {comparison.num_triples:,} triples.",
+        f"{a.name} is better on {comparison.better:.0%}, worse on {comparison.worse:.0%} and equal "
+        f"on {comparison.equal:.0%} of the {comparison.num_triples:,} triples.",
     ]
-    lines += [
-        f"{side.name} is the mean of {len(side.seeds)} seeds."
-        for side in (a, b)
-        if len(side.seeds) > 1
-    ]
+    for side in (a, b):
+        if len(side.seeds) > 1:
+            lines.append(f"{side.name} is the mean of {len(side.seeds)} seeds.")
     cli.stdout.print(*lines, sep="\n", soft_wrap=True, markup=False)
-    if by:
-        rows = [
-            [name, *_cells(group.comparison.mrr, group.p_corrected), group.comparison.num_triples]
-            for name, group in groups.items()
-        ]
-        significant = [
-            number for number, group in enumerate(groups.values()) if group.p_corrected < 0.05
-        ]
-        cli.stdout.print()
-        cli.print_table([by, *columns, "triples"], rows, bold=significant)
-        correction = f"p is corrected for {len(groups)} tests (Holm), bold if below .05"
-        cli.stdout.print(f"[dim]MRR by {by}; {correction}.[/dim]", soft_wrap=True)
-    if differences:
-        rows = []
-        for one in named:
-            text = ", ".join(
-                "?" if part == one["direction"] else one[part]
-                for part in ("head", "relation", "tail")
-            )
-            ranks = f"{one['rank_a']:,.4g}", f"{one['rank_b']:,.4g}"
-            rows.append([f"({text})", one[one["direction"]], *ranks, _signed(one["difference"])])
-        cli.stdout.print()
-        cli.print_table(
-            ["query", "answer", f"rank {a.name}", f"rank {b.name}", "1/rank"], rows, left=2
-        )
+
+
+def _print_groups(
+    groups: Mapping[str, kg.evaluation.comparison.GroupComparison],
+    a: RankedRuns,
+    b: RankedRuns,
+    *,
+    by: str,
+) -> None:
+    rows = []
+    significant = []
+    for number, (name, group) in enumerate(groups.items()):
+        cells = _cells(group.comparison.mrr, group.p_corrected)
+        rows.append([name, *cells, group.comparison.num_triples])
+        if group.p_corrected < SIGNIFICANT:
+            significant.append(number)
+    cli.stdout.print()
+    cli.print_table([by, *_columns(a, b), "triples"], rows, bold=significant)
+    correction = f"p is corrected for {len(groups)} tests (Holm), bold if below .05"
+    cli.stdout.print(f"[dim]MRR by {by}; {correction}.[/dim]", soft_wrap=True)
+
+
+def _print_differences(queries: Sequence[dict[str, Any]], a: RankedRuns, b: RankedRuns) -> None:
+    """The queries with the largest differences, their answers and both ranks."""
+    rows = []
+    for query in queries:
+        direction = query["direction"]
+        parts = {**query, direction: "?"}
+        text = f"({parts['head']}, {parts['relation']}, {parts['tail']})"
+        ranks = [f"{query['rank_a']:,.4g}", f"{query['rank_b']:,.4g}"]
+        rows.append([text, query[direction], *ranks, _signed(query["difference"])])
+    cli.stdout.print()
+    columns = ["query", "answer", f"rank {a.name}", f"rank {b.name}", "1/rank"]
+    cli.print_table(columns, rows, left=2)
+
+
+def _columns(a: RankedRuns, b: RankedRuns) -> list[str]:
+    return [a.name, b.name, "difference", "95 %", "p"]
 
 
 def _cells(difference: kg.evaluation.comparison.Difference, p_value: float) -> list[Any]:
-    """Both values, the difference, its interval and its p-value; dashes if there are too few
-    triples.
+    """Both values, the difference, its interval and its p-value.
+
+    There are dashes if the triples are too few.
     """
     short_decimal = kg.evaluation.comparison.short_decimal
     cells = [difference.a, difference.b, _signed(difference.difference)]
@@ -361,4 +426,5 @@ def _cells(difference: kg.evaluation.comparison.Difference, p_value: float) -> l
 
 
 def _signed(number: float) -> str:
-    return ("+" if number > 0 else "") + kg.evaluation.comparison.short_decimal(number)
+    sign = "+" if number > 0 else ""
+    return sign + kg.evaluation.comparison.short_decimal(number)

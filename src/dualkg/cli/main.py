@@ -1,5 +1,7 @@
 """The program `dualkg`: its commands, and how errors become a sentence and an exit status."""
 
+from __future__ import annotations
+
 import atexit
 import gc
 import io
@@ -21,12 +23,16 @@ from dualkg.cli import common as cli
 from dualkg.cli.analysis import inspect, nuclear_norm, sparsify, sparsity
 from dualkg.cli.complete import complete, ensemble, export, extend, index
 from dualkg.cli.evaluate import calibrate, compare, evaluate
-from dualkg.cli.predict import explain, predict, predict_queries, serve, similar
+from dualkg.cli.predict import explain, predict, serve, similar
 from dualkg.cli.train import check, gather, resume, train, tune
+from dualkg.cli.training_display import TrainingDisplay
+from dualkg.cli.words import COMMAND
 from dualkg.errors import DualkgError, close_settings, shortened, visible
 from dualkg.files import write_text
 from dualkg.logs import log_to_stderr
 
+HELP = "Knowledge-graph completion: train a model on triples, evaluate it, predict missing triples."
+WIDE_TERMINAL = 105  # columns
 GC_THRESHOLD = 1_000_000  # allocations before the garbage collector runs
 # How often an idle OpenMP thread looks for work before it sleeps. By default it keeps its core from
 # other threads and processes for longer; on a very busy machine training takes twice as long
@@ -43,7 +49,7 @@ DEMO_QUERIES = (
 
 app = typer.Typer(
     name="dualkg",
-    help="Knowledge-graph completion: train a model on triples, evaluate it, predict missing triples.",
+    help=HELP,
     epilog="Start with: dualkg demo",
     no_args_is_help=True,
     add_completion=False,
@@ -53,9 +59,28 @@ app = typer.Typer(
 
 
 def main(commands: typer.Typer = app) -> None:
-    """Run a command; exit with 1 if it failed, 2 if the request was wrong, 130 after Ctrl-C,
-    without a traceback.
+    """Run a command, and exit without a traceback.
+
+    The status is 1 if the command failed, 2 if the request was wrong, and 130 after Ctrl-C.
     """
+    _prepare_process()
+    try:
+        with nullcontext() if cli.stderr.is_terminal else log_to_stderr():
+            commands()
+    except DualkgError as error:
+        if error.silent:
+            sys.exit(error.exit_code)
+        _exit(error.in_words(COMMAND), error.exit_code)
+    except KeyboardInterrupt:
+        _exit(f"stopped. Resume a training with: {COMMAND.call('resume', 'RUN')}", 130)
+    except OSError as error:
+        reason = f"{error.strerror or error}."
+        sentence = f"{error.filename}: {reason}" if error.filename else reason
+        _exit(shortened(sentence), 1)
+
+
+def _prepare_process() -> None:
+    """Settle the garbage collector, the threads and the streams of a process of its own."""
     if "torch" not in sys.modules:
         # Torch makes 200,000 objects that live as long as the process; collecting them takes most
         # of a second.
@@ -63,25 +88,10 @@ def main(commands: typer.Typer = app) -> None:
         atexit.register(gc.freeze)
         if "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    for stream in (sys.stdout, sys.stderr):  # a file name need not be valid text
+    # The name of a file need not be valid text.
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    try:
-        with nullcontext() if cli.stderr.is_terminal else log_to_stderr():
-            commands()
-    except DualkgError as error:
-        if error.silent:
-            sys.exit(error.exit_code)
-        _exit(cli.as_options(str(error)), error.exit_code)
-    except KeyboardInterrupt:
-        _exit("stopped. Resume a training with: dualkg resume RUN", 130)
-    except OSError as error:
-        _exit(
-            shortened(
-                f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}."
-            ),
-            1,
-        )
 
 
 def _exit(sentence: str, status: int) -> None:
@@ -116,33 +126,25 @@ def demo(
         f"[bold]world[/bold]: {counts['entities']:,} entities, {counts['relations']} relations, "
         f"{counts['train']:,} training triples, {counts['test']:,} test triples\n"
     )
-    models = {}
-    rows = list[list[Any]]()
-    no_regularizer = {"regularizer.name": "none", "regularizer.weight": 0.0}
-    for name, changes in {"with DURA": {}, "without": no_regularizer}.items():
-        data = kg.training.recipe.Data(graph="world")
-        recipe = kg.training.api.default_recipe(data, graph, {**changes, "training.epochs": 10})
-        started = time.perf_counter()
-        with cli.training_progress(f"ComplEx {name}") as on_progress:
-            run = kg.train_recipe(recipe, graph=graph, device=device, on_progress=on_progress)
-        models[name] = run.model
-        rows.append([name, *run.report.metrics.row()[:4], f"{time.perf_counter() - started:.0f}"])
-    cli.print_table(["ComplEx, test split", "MRR", "H@1", "H@3", "H@10", "seconds"], rows)
+    with_dura, seconds_with = _train_demo(graph, {}, title="ComplEx with DURA", device=device)
+    without, seconds_without = _train_demo(
+        graph,
+        {"regularizer.name": "none", "regularizer.weight": 0.0},
+        title="ComplEx without",
+        device=device,
+    )
+    cli.print_table(
+        ["ComplEx, test split", "MRR", "H@1", "H@3", "H@10", "seconds"],
+        [
+            ["with DURA", *with_dura.report.metrics.row()[:4], f"{seconds_with:.0f}"],
+            ["without", *without.report.metrics.row()[:4], f"{seconds_without:.0f}"],
+        ],
+    )
     console.print(
         "\nPredictions with DURA: [green]✓[/green] in the training triples, [bold cyan]★[/bold "
         "cyan] in the validation or test triples, the others new\n"
     )
-    predictor = kg.Predictor(models["with DURA"], graph)
-    rows = []
-    answers = predict_queries(predictor, DEMO_QUERIES, top=5)
-    for (head, relation, tail), predictions in zip(DEMO_QUERIES, answers, strict=True):
-        rows.append(
-            [
-                f"({head or '?'}, {relation}, {tail or '?'})",
-                Text(", ").join(map(_marked, predictions)),
-            ]
-        )
-    cli.print_table(["query", "predictions"], rows, left=2)
+    _print_demo_queries(kg.Predictor(with_dura.model, graph))
     console.print(
         "\n[dim]Train a run and query it:[/dim]"
         "\n  dualkg train world"
@@ -154,19 +156,46 @@ def demo(
     )
     if picture:
         svg = console.export_svg(title="dualkg demo")
-        write_text(
-            picture, re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
-        )  # loads no font from the network
+        # The picture loads no font from the network.
+        write_text(picture, re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL))
 
 
-def _marked(prediction: Any) -> Text:
+def _train_demo(
+    graph: kg.Graph, changes: dict[str, Any], *, title: str, device: str | None
+) -> tuple[kg.Run, float]:
+    """A short training on a graph, and its seconds."""
+    from dualkg.training.api import data_of, default_recipe
+
+    recipe = default_recipe(data_of(graph), graph, {**changes, "training.epochs": 10})
+    started = time.perf_counter()
+    with TrainingDisplay(title) as display:
+        run = kg.train_recipe(
+            recipe,
+            graph=graph,
+            device=device,
+            on_event=lambda event: None,
+            on_progress=display,
+        )
+    return run, time.perf_counter() - started
+
+
+def _print_demo_queries(predictor: kg.Predictor) -> None:
+    from dualkg.workflows.predict import predict_queries
+
+    rows: list[list[Any]] = []
+    answers = predict_queries(predictor, DEMO_QUERIES, top=5)
+    for (head, relation, tail), predictions in zip(DEMO_QUERIES, answers, strict=True):
+        names = Text(", ").join(_marked(prediction) for prediction in predictions)
+        rows.append([f"({head or '?'}, {relation}, {tail or '?'})", names])
+    cli.print_table(["query", "predictions"], rows, left=2)
+
+
+def _marked(prediction: kg.Prediction) -> Text:
     if prediction.split == "train":
         return Text(f"{prediction.label} ✓", style="green")
-    return (
-        Text(f"{prediction.label} ★", style="bold cyan")
-        if prediction.known
-        else Text(prediction.label)
-    )
+    if prediction.known:
+        return Text(f"{prediction.label} ★", style="bold cyan")
+    return Text(prediction.label)
 
 
 @cli.command(threads=False, trust_code=False)
@@ -182,52 +211,74 @@ def datasets() -> cli.Output:
 
     local = {name.casefold(): name for name in names_in_data_folder()}
     folder = str(data_folder())
-    bundled = {"licence": "CC BY 4.0", "from": "bundled", "about": "countries, cities, languages"}
-    rows: list[dict[str, Any]] = [{"name": BUNDLED, **load_graph(BUNDLED).counts, **bundled}]
-    for name, entry in catalogue().items():
-        source = folder if local.pop(name.casefold(), None) else "network"
-        facts = {
-            "licence": entry.licence,
-            "from": source,
-            "about": entry.about,
-            "address": entry.address,
+    rows: list[dict[str, Any]] = [
+        {
+            "name": BUNDLED,
+            **load_graph(BUNDLED).counts,
+            "licence": "CC BY 4.0",
+            "from": "bundled",
+            "about": "countries, cities, languages",
         }
-        rows.append(
-            {"name": name, **entry.counts, **facts, "sha256": entry.sha256, "note": entry.note}
-        )
-    rows += [
-        {"name": name, "from": folder, "about": "not in the catalogue", "licence": ""}
-        for name in local.values()
     ]
+    for name, entry in catalogue().items():
+        is_local = local.pop(name.casefold(), None) is not None
+        rows.append(
+            {
+                "name": name,
+                **entry.counts,
+                "licence": entry.licence,
+                "from": folder if is_local else "network",
+                "about": entry.about,
+                "address": entry.address,
+                "sha256": entry.sha256,
+                "note": entry.note,
+            }
+        )
+    for name in local.values():
+        rows.append({"name": name, "from": folder, "about": "not in the catalogue", "licence": ""})
     yield cli.Result(rows)
+
     counts = ("entities", "relations", "train", "valid", "test")
-    columns = ["name", *counts, "from", "description"]
-    cells = []
+    columns = ["name", *counts, "from"]
+    # The descriptions need a wide terminal.
+    is_wide = cli.stdout.width >= WIDE_TERMINAL
+    if is_wide:
+        columns.append("description")
+    table = []
     for row in rows:
         source = "DUALKG_DATA" if row["from"] == folder else row["from"]
-        numbers = [row.get(key, "") for key in counts]
-        cells.append([row["name"], *numbers, source, Text(row["about"], style="dim")])
-    wide = len(columns) if cli.stdout.width >= 105 else -1
-    cli.print_table(columns[:wide], [row[:wide] for row in cells])
+        cells = [row["name"], *(row.get(key, "") for key in counts), source]
+        if is_wide:
+            cells.append(Text(row["about"], style="dim"))
+        table.append(cells)
+    cli.print_table(columns, table)
     cli.stdout.print("\n[dim]Licences, URLs and checksums: dualkg datasets --json[/dim]")
 
 
 @cli.command(threads=False, trust_code=False)
 def recipes() -> cli.Output:
-    """List the recipes that ship with dualkg; train one with: dualkg train
-    fb15k-237/complex-dura.
+    """List the recipes that ship with dualkg.
+
+    Train one by its name: dualkg train fb15k-237/complex-dura.
     """
     from dualkg.training.recipe import list_recipes, load_recipe
 
     data = []
     for name in list_recipes():
         recipe = load_recipe(name)
-        facts = {"graph": recipe.data.graph, "model": recipe.model.name, "dim": recipe.model.dim}
-        facts |= {"regularizer": recipe.regularizer.name, "epochs": recipe.training.epochs}
-        data.append({"name": name, **facts})
+        data.append(
+            {
+                "name": name,
+                "graph": recipe.data.graph,
+                "model": recipe.model.name,
+                "dim": recipe.model.dim,
+                "regularizer": recipe.regularizer.name,
+                "epochs": recipe.training.epochs,
+            }
+        )
+    yield cli.Result(data)
     columns = ["name", "graph", "model", "regularizer", "dim", "epochs"]
     rows = [[str(row[key]) for key in columns] for row in data]
-    yield cli.Result(data)
     cli.print_table(columns, rows, left=4)
 
 
@@ -238,46 +289,48 @@ class SuggestingCommand(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            if hasattr(error, "possibilities"):  # NoSuchOption of click, or of Typer's copy of it
-                options = [
-                    option[2:]
-                    for one in self.params
-                    for option in one.opts
-                    if option.startswith("--")
-                ]
-                near = close_settings(str(getattr(error, "option_name", "")).lstrip("-"), options)
-                error.possibilities = [f"--{option}" for option in near] or error.possibilities
+            # NoSuchOption of click, or of Typer's copy of it.
+            if hasattr(error, "possibilities"):
+                wrong = str(getattr(error, "option_name", "")).lstrip("-")
+                similar_options = close_settings(wrong, self._long_options())
+                if similar_options:
+                    error.possibilities = [f"--{option}" for option in similar_options]
             raise
 
+    def _long_options(self) -> list[str]:
+        options = []
+        for parameter in self.params:
+            for option in parameter.opts:
+                if option.startswith("--"):
+                    options.append(option.removeprefix("--"))
+        return options
 
-for function in (
-    *(
-        demo,
-        datasets,
-        inspect,
-        recipes,
-        train,
-        resume,
-        gather,
-        check,
-        tune,
-        evaluate,
-        compare,
-        calibrate,
-        predict,
-    ),
-    *(
-        similar,
-        explain,
-        complete,
-        extend,
-        ensemble,
-        index,
-        export,
-        sparsify,
-        sparsity,
-        nuclear_norm,
-        serve,
-    ),
-):
+
+COMMANDS = (
+    demo,
+    datasets,
+    inspect,
+    recipes,
+    train,
+    resume,
+    gather,
+    check,
+    tune,
+    evaluate,
+    compare,
+    calibrate,
+    predict,
+    similar,
+    explain,
+    complete,
+    extend,
+    ensemble,
+    index,
+    export,
+    sparsify,
+    sparsity,
+    nuclear_norm,
+    serve,
+)
+for function in COMMANDS:
     app.command(cls=SuggestingCommand)(function)

@@ -12,14 +12,27 @@ from dualkg.inference.calibration import Calibration, calibration_for, save_cali
 from dualkg.inference.completion import Completion, check_file
 from dualkg.inference.completion import complete as complete_graph
 from dualkg.inference.prediction_sets import PredictionSets
+from dualkg.inference.predictor import Predictor
 from dualkg.inference.reliability import (
     CalibrationReport,
     CoverageReport,
     evaluate_calibration,
     evaluate_coverage,
 )
-from dualkg.training.api import choose_device
-from dualkg.training.run import Run, load_run
+from dualkg.training.api import WrongArgument, choose_device
+from dualkg.training.ensemble import load_run
+from dualkg.training.run import Run
+
+# `run.predictor()` is defined in a package that may not import this one.
+Run.predictor_factory = Predictor.of
+
+
+class RunReplaced(RequestError):
+    """Another run has taken the place of a run in its folder since it was loaded."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} was replaced after it was loaded. Load the run again.")
+        self.path = path
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +57,7 @@ def calibrate(
     device: str | torch.device | None = None,
     trust_code: bool = False,
 ) -> CheckedCalibration:
-    """Fit probabilities and prediction sets on valid, save them in the folder of the run, and check
-    them on test.
+    """Fit probabilities and prediction sets on valid, save them in the run, check them on test.
 
     An existing calibration is checked again, unless `overwrite` replaces it; `coverage` is that of
     the sets to check.
@@ -53,14 +65,15 @@ def calibrate(
     run = open_run(run, device=device, trust_code=trust_code)
     with locked(run.folder):
         saved = calibration_for(run, overwrite=overwrite)
-        report = evaluate_calibration(saved.calibration, run.model, run.graph)
-        covered = evaluate_coverage(saved.prediction_sets, run.model, run.graph, coverage=coverage)
-        checked = CheckedCalibration(saved.calibration, saved.prediction_sets, report, covered)
-        if run.folder and not run.is_current:
-            raise RequestError(
-                f"{run.folder} was replaced after it was loaded. Run the command again."
-            )
+        checked = CheckedCalibration(
+            saved.calibration,
+            saved.prediction_sets,
+            evaluate_calibration(saved.calibration, run.model, run.graph),
+            evaluate_coverage(saved.prediction_sets, run.model, run.graph, coverage=coverage),
+        )
         if run.folder:
+            if not run.is_current:
+                raise RunReplaced(run.folder)
             save_calibration(replace(saved, checks=checked.as_dict()), run.folder)
     return checked
 
@@ -75,38 +88,41 @@ def complete(
     trust_code: bool = False,
     **options: Any,
 ) -> Completion:
-    """Find the `top` most probable triples that the graph of a run does not contain, and write them
-    to a new file.
+    """Find the `top` most probable triples that the graph of a run does not contain.
 
     `options` are those of `dualkg.inference.completion.complete`: relations, heads, types, loops,
     min_probability and on_progress. A run that is not calibrated is calibrated first. With `out`,
-    .tsv or .parquet, the same call resumes after an interrupt.
+    a new file .tsv or .parquet, the triples are written, and the same call resumes after an
+    interrupt.
     """
     run = open_run(run, device=device, trust_code=trust_code)
     path = None if out is None else check_file(out, run.graph)
     if path is not None:
         options["checkpoint"] = path.with_name(f"{path.name}.checkpoint")
-    found = complete_graph(
-        run.model, run.graph, top=top, calibration=calibration_for(run).calibration, **options
-    )
+    calibration = calibration_for(run).calibration
+    completion = complete_graph(run.model, run.graph, top=top, calibration=calibration, **options)
     if path is not None:
-        found.save(path)
-    return found
+        completion.save(path)
+    return completion
 
 
 def open_run(
     run: Run | str | Path, *, device: str | torch.device | None = None, trust_code: bool = False
 ) -> Run:
-    """A run as it is, on another device if one is given; or loaded from its folder, on a GPU if
-    available.
+    """A run as it is, or loaded from its folder, on a device.
+
+    A run that is loaded is on a GPU by default if there is one; another stays where it is.
     """
-    if not isinstance(run, (Run, str, Path)):
-        kind = type(run).__name__
-        raise RequestError(
-            "A run or the folder of one was expected, such as 'runs/world'; got an object of "
-            f"type {kind}."
+    if isinstance(run, Run):
+        if device is not None:
+            run.model.to(choose_device(device))
+        return run
+    if not isinstance(run, (str, Path)):
+        raise WrongArgument(
+            "run",
+            expected="a run or the folder of one, such as 'runs/world'",
+            found=f"an object of type {type(run).__name__}",
         )
-    opened = run if isinstance(run, Run) else load_run(run, trust_code=trust_code)
-    if opened is not run or device is not None:
-        opened.model.to(choose_device(device))
-    return opened
+    loaded = load_run(run, trust_code=trust_code)
+    loaded.model.to(choose_device(device))
+    return loaded

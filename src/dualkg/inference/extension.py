@@ -31,7 +31,8 @@ from dualkg.inference.inductive import FrozenContext, embed_entities, with_adjoi
 from dualkg.models.bilinear import BilinearModel
 from dualkg.tables import LocalTables
 from dualkg.training.api import choose_device, evaluate_held_out
-from dualkg.training.run import Run, RunFolder, load_run
+from dualkg.training.ensemble import load_run
+from dualkg.training.run import Run, RunFolder
 
 MAX_NAMES = 3  # in a message
 Name = str | int

@@ -33,7 +33,8 @@ from dualkg.serve.limits import MAX_NAME_LENGTH, Limits
 from dualkg.serve.metrics import ServerMetrics
 from dualkg.serve.schemas import PARTS, Item, Part, vocabulary_of
 from dualkg.training.api import choose_device
-from dualkg.training.run import Run, RunFolder, load_run
+from dualkg.training.ensemble import load_run
+from dualkg.training.run import Run, RunFolder
 
 Result = TypeVar("Result")
 NUM_SUGGESTIONS = 5  # similar names

@@ -1,6 +1,6 @@
 """Training: from a recipe, or from objects, to a run."""
 
-from dualkg.training.api import resume, train, train_recipe
+from dualkg.training.api import train
 from dualkg.training.callbacks import (
     Callback,
     MLflow,
@@ -9,11 +9,11 @@ from dualkg.training.callbacks import (
     TrainingInfo,
     WandB,
 )
-from dualkg.training.ensemble import Ensemble
+from dualkg.training.ensemble import Ensemble, load_run
 from dualkg.training.importing import from_arrays, from_libkge, from_pykeen
 from dualkg.training.optimizers import Optimizer
 from dualkg.training.recipe import Recipe, Validation, list_recipes, load_recipe
-from dualkg.training.run import Run, RunFolder, load_run
+from dualkg.training.run import Run, RunFolder
 from dualkg.training.trainer import InterruptedRunError
 
 __all__ = [
@@ -27,5 +27,5 @@ __all__ = [
     "load_run",
 ]
 __all__ += ["from_arrays", "from_libkge", "from_pykeen"]
-__all__ += ["InterruptedRunError", "RunFolder", "resume", "train", "train_recipe"]
+__all__ += ["InterruptedRunError", "RunFolder", "train"]
 __all__ += ["Callback", "MLflow", "StopTraining", "TensorBoard", "TrainingInfo", "WandB"]

@@ -24,9 +24,9 @@ from dualkg.errors import (
     Unsupported,
 )
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS, eval_mode, full_precision
-from dualkg.files import file_record, locks, read_json, write_text
+from dualkg.files import file_record, locks, read_json, recover, write_text
 from dualkg.models.ensemble import EnsembleModel
-from dualkg.training.run import Run, RunFolder, load_run
+from dualkg.training.run import Run, RunFolder, load_single_run
 
 Weights = Sequence[float] | Literal["equal"]
 
@@ -245,6 +245,23 @@ def _members(runs: Sequence[Run | str | Path], *, trust_code: bool) -> list[Run]
     if not members:
         raise InvalidMembers("An ensemble has at least one run; none was given.")
     return members
+
+
+def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
+    """Load a finished run, an ensemble, or a folder of several seeds.
+
+    Several seeds are an ensemble with equal weights. A class that is not part of dualkg is imported
+    only with `trust_code`.
+    """
+    if isinstance(path, Run):
+        raise InvalidValue(
+            "path", expected="the folder of a run", found=path, advice="Use the run as it is."
+        )
+    folder = RunFolder(path)
+    recover(folder.path)
+    if folder.ensemble.exists() or folder.seeds():
+        return Ensemble.load(path, trust_code=trust_code)
+    return load_single_run(path, trust_code=trust_code)
 
 
 def _checksum(folder: Path) -> str:

@@ -8,21 +8,28 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from dualkg import files
 from dualkg.data.archives import cache_folder
 from dualkg.data.graph import SPLITS, Graph, Split, load_saved_graph, save_graph
-from dualkg.errors import RequestError
+from dualkg.errors import (
+    PYTHON,
+    DamagedFile,
+    PathExists,
+    RequestError,
+    Unsupported,
+    Words,
+)
 from dualkg.evaluation.ranking import Ranks
 from dualkg.evaluation.report import Report, build_report, evaluate, load_ranks, save_ranks
 from dualkg.models.base import Model
@@ -30,18 +37,124 @@ from dualkg.tables import LocalTables
 from dualkg.training import checkpoint
 from dualkg.training.recipe import Recipe, load_recipe
 
-if TYPE_CHECKING:
-    import dualkg
-
 PACKAGES = ("dualkg", "torch", "numpy", "pyarrow", "safetensors", "pydantic")
+MAX_NEARBY = 5  # runs that a message names
+WEIGHT_FILES = "weights-?????-of-?????.safetensors"
+
+
+# -- errors ------------------------------------------------------------------
+
+
+class NotARun(RequestError):
+    """A path is not the folder of a run; `nearby` are folders that are."""
+
+    def __init__(self, path: Path, reason: str, *, nearby: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.path = path
+        self.reason = reason
+        self.nearby = list(nearby)
+
+    def message(self, words: Words = PYTHON) -> str:
+        if self.nearby:
+            return f"{self.path} {self.reason}. Runs nearby: {', '.join(self.nearby)}."
+        return f"{self.path} {self.reason}. Make one with: {words.call('train', 'RECIPE')}"
+
+
+class ForeignFiles(RequestError):
+    """A folder for a run has files that are not a run's, and is never replaced."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        super().__init__()
+        self.path = path
+        self.names = list(names)
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"{self.path} exists and is not a run: it has {', '.join(self.names)}. Name another "
+            f"folder with {words.option('out')}."
+        )
+
+
+class DecisionsExist(RequestError):
+    """A run that would be replaced has decisions on new facts."""
+
+    def __init__(self, path: Path, file: str) -> None:
+        super().__init__()
+        self.path = path
+        self.file = file
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"{self.path} has decisions on new facts ({self.file}), which would be lost. Move that "
+            f"file elsewhere first, or name another folder with {words.option('out')}."
+        )
+
+
+class RunNotFinished(RequestError):
+    """A run was interrupted; `resumable` if it can be resumed, or else it is trained again.
+
+    `wanted` is what could not be done: to use the run, to write its folder, or to resume it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        resumable: bool,
+        wanted: Literal["use", "write", "resume"] = "use",
+    ) -> None:
+        super().__init__()
+        self.path = path
+        self.resumable = resumable
+        self.wanted = wanted
+
+    def message(self, words: Words = PYTHON) -> str:
+        state = "cannot be resumed" if self.wanted == "resume" else "is not finished"
+        resume = words.call("resume", self.path)
+        if self.wanted == "write":
+            overwrite = words.option("overwrite", True)
+            advice = f"Resume it with: {resume}, or replace it with {overwrite}."
+        elif self.resumable:
+            advice = f"Resume it with: {resume}"
+        else:
+            recipe = RunFolder(self.path).recipe
+            again = words.call("train", recipe, overwrite=True, out=str(self.path))
+            advice = f"It has no checkpoint; train it again: {again}"
+        return f"The run {self.path} {state}. {advice}"
+
+
+class RunFinished(RequestError):
+    """A finished run was to be resumed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"The run {path} is finished. To train longer, start a new run with more epochs."
+        )
+        self.path = path
+
+
+class DamagedRun(RequestError):
+    """A file of a finished run is not what was saved."""
+
+    def __init__(self, run: Path, file: str, reason: str) -> None:
+        super().__init__()
+        self.run = run
+        self.file = file
+        self.reason = reason
+
+    def message(self, words: Words = PYTHON) -> str:
+        path = self.run / self.file
+        check = words.call("check", self.run)
+        return f"{path} is damaged: {self.reason}. To see what can be saved: {check}"
+
+
+# -- what a run was made with ------------------------------------------------
 
 
 def environment(
     device: torch.device, *, fingerprint: str, engine: str | None = None
 ) -> dict[str, object]:
-    """What a run was made with: versions, commit, device, threads, engine, and the hash of the
-    data.
-    """
+    """What a run was made with: versions, commit, device, threads, engine, hash of the data."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -63,13 +176,12 @@ def describe_device(device: torch.device) -> str:
 
 def processor() -> str:
     """The name of the processor from Linux, or else from Python."""
-    info = Path("/proc/cpuinfo")
-    named = re.search(
-        r"^model name.*?:(.*)",
-        info.read_text() if info.is_file() else "",
-        re.IGNORECASE | re.MULTILINE,
-    )
-    return named[1].strip() if named else platform.processor() or platform.machine()
+    path = Path("/proc/cpuinfo")
+    if path.is_file():
+        name = re.search(r"^model name.*?:(.*)", path.read_text(), re.IGNORECASE | re.MULTILINE)
+        if name:
+            return name[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def _version(name: str) -> str | None:
@@ -80,27 +192,36 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of this tree, `-dirty` if files differ; None outside git. `DUALKG_COMMIT` names it
-    for a copy.
+    """The commit of this tree, `-dirty` if files differ; None outside git.
+
+    The variable `DUALKG_COMMIT` names it for a copy.
     """
-    if given := os.environ.get("DUALKG_COMMIT"):
-        return given
-    here = Path(__file__).parent
-    if "site-packages" in here.parts:
+    commit = os.environ.get("DUALKG_COMMIT")
+    if commit:
+        return commit
+    folder = Path(__file__).parent
+    if "site-packages" in folder.parts:
         return None
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        found = subprocess.run(
-            command, cwd=here, capture_output=True, text=True, timeout=5, check=False
+        git = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=5, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() or None
+    return git.stdout.strip() or None
+
+
+# -- runs --------------------------------------------------------------------
 
 
 @dataclass(repr=False)
 class Run:
     """A trained model with its graph, recipe and results."""
+
+    # How a predictor of a run is made. `dualkg.inference` sets it: it depends on this package, and
+    # this package may not depend on it.
+    predictor_factory: ClassVar[Callable[..., Any] | None] = None
 
     model: Model
     graph: Graph
@@ -110,7 +231,7 @@ class Run:
     folder: Path | None = None
     costs: dict[str, float | None] | None = None  # seconds of training and ranking, peak memory
     sparsity: dict[str, Any] | None = None  # how it was made sparse; `tables` are stored as CSR
-    extension: dict[str, Any] | None = None  # of `dualkg extend`
+    extension: dict[str, Any] | None = None  # the entities that were added after training
     opened: tuple[int, ...] | None = None  # which report the folder had when it was loaded
 
     def __repr__(self) -> str:
@@ -125,12 +246,19 @@ class Run:
 
     def report_on(self, split: Split) -> Report:
         """The report on a split: from training, from saved ranks, or evaluated now."""
-        folder = RunFolder(self.folder or "")
-        if split not in self.reports and self.folder and folder.ranks(split).exists():
-            self.reports[split] = build_report(folder.load_ranks(split), self.graph, split=split)
-        elif split not in self.reports:
-            self.reports[split] = evaluate(self.model, self.graph, split=split)
+        if split not in self.reports:
+            self.reports[split] = self._saved_report(split) or evaluate(
+                self.model, self.graph, split=split
+            )
         return self.reports[split]
+
+    def _saved_report(self, split: Split) -> Report | None:
+        if self.folder is None:
+            return None
+        folder = RunFolder(self.folder)
+        if not folder.ranks(split).exists():
+            return None
+        return build_report(folder.load_ranks(split), self.graph, split=split)
 
     @property
     def model_name(self) -> str:
@@ -148,18 +276,20 @@ class Run:
 
     @property
     def is_current(self) -> bool:
-        """Whether the folder still holds this run: another one may have replaced it since it was
-        loaded.
-        """
+        """Whether the folder still holds this run: another may have replaced it since."""
         return self.folder is not None and self.opened in (None, RunFolder(self.folder).stamp())
 
-    def predictor(self, **options: Any) -> dualkg.Predictor:
-        """A predictor of this run, with probabilities if its folder has a calibration; options of
-        `Predictor.of`.
-        """
-        import dualkg  # inference depends on this module
+    def predictor(self, **options: Any) -> Any:
+        """A `Predictor` of this run, with probabilities if its folder has a calibration.
 
-        return dualkg.Predictor.of(self, **options)
+        The options are those of `Predictor.of`.
+        """
+        factory = type(self).predictor_factory
+        if factory is None:
+            raise Unsupported(
+                "Run.predictor", "needs dualkg.inference", advice="Import that package first."
+            )
+        return factory(self, **options)
 
     @files.locks("path")
     def save(self, path: str | Path) -> Path:
@@ -177,28 +307,33 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.recipe = self.path / "recipe.toml"
-        self.environment = self.path / "environment.json"
-        self.graph = self.path / "graph"
-        self.tuning = self.path / "tuning.json"
-        self.checkpoint = self.path / "checkpoint.safetensors"
-        self.weights = self.path / "weights.safetensors"
-        self.checkpoint_folder = self.path / "checkpoint"  # of several processes
-        self.weights_index = (
-            self.path / "weights.safetensors.index.json"
-        )  # of weights in several files
-        self.ensemble = self.path / "ensemble.json"  # in place of recipe and weights
-        self.history = self.path / "history.json"
-        self.costs = self.path / "costs.json"
-        self.report = self.path / "report.json"
-        self.sparsity = self.path / "sparsity.json"
-        self.calibration = self.path / "calibration.json"
-        self.map = self.path / "map.parquet"
-        self.decisions = self.path / "decisions.jsonl"
-        self.extension = self.path / "extension.json"
-        self.tracking = self.path / "tracking.json"
-        self.tensorboard = self.path / "tensorboard"
-        self.wandb = self.path / "wandb"
+        self._names: set[str] = set()
+        self.recipe = self._file("recipe.toml")
+        self.environment = self._file("environment.json")
+        self.graph = self._file("graph")
+        self.tuning = self._file("tuning.json")
+        self.checkpoint = self._file("checkpoint.safetensors")
+        self.weights = self._file("weights.safetensors")
+        # Several processes write a folder of checkpoints, and weights in several files.
+        self.checkpoint_folder = self._file("checkpoint")
+        self.weights_index = self._file("weights.safetensors.index.json")
+        # An ensemble has this file in place of recipe and weights.
+        self.ensemble = self._file("ensemble.json")
+        self.history = self._file("history.json")
+        self.costs = self._file("costs.json")
+        self.report = self._file("report.json")
+        self.sparsity = self._file("sparsity.json")
+        self.calibration = self._file("calibration.json")
+        self.map = self._file("map.parquet")
+        self.decisions = self._file("decisions.jsonl")
+        self.extension = self._file("extension.json")
+        self.tracking = self._file("tracking.json")
+        self.tensorboard = self._file("tensorboard")
+        self.wandb = self._file("wandb")
+
+    def _file(self, name: str) -> Path:
+        self._names.add(name)
+        return self.path / name
 
     def ranks(self, split: str) -> Path:
         return self.path / f"ranks-{split}.parquet"
@@ -211,73 +346,128 @@ class RunFolder:
         """The files that the index of the weights names."""
         if not self.weights_index.exists():
             return []
-        names = files.read_json(self.weights_index, dict[str, list[str]], checksum=True).get(
-            "files", []
-        )
+        index = files.read_json(self.weights_index, dict[str, list[str]], checksum=True)
+        names = index.get("files", [])
         if not names or any(Path(name).name != name for name in names):
-            raise RequestError(
-                f"{self.weights_index} is damaged: it names no files of this folder."
-            )
+            raise DamagedFile(self.weights_index, "it names no files of this folder")
         return [self.path / name for name in names]
 
     @property
     def finished(self) -> bool:
-        return self.report.exists() and any(
-            path.exists() for path in (self.weights, self.weights_index, self.ensemble)
-        )
+        weights = (self.weights, self.weights_index, self.ensemble)
+        return self.report.exists() and any(path.exists() for path in weights)
+
+    @property
+    def resumable(self) -> bool:
+        """Whether it was interrupted while it was tuned, trained or evaluated."""
+        saved = (self.checkpoint, self.checkpoint_folder, self.weights, self.tuning)
+        return any(path.exists() for path in saved)
 
     def stamp(self) -> tuple[int, ...] | None:
         """What tells the report of this folder from another."""
-        with suppress(OSError):
-            found = self.report.stat()
-            return found.st_ino, found.st_mtime_ns, found.st_size
-        return None
+        try:
+            status = self.report.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
 
     def seeds(self) -> list[Path]:
         """The recipes of the runs `seed-*` in this folder, if it is no run itself."""
         return [] if self.recipe.exists() else sorted(self.path.glob("seed-*/recipe.toml"))
 
+    # -- checks ---------------------------------------------------------------
+
     def check_free(self, *, overwrite: bool = False) -> None:
         """Refuse a folder that is not empty, unless it is a run that may be overwritten."""
         if not self.path.exists() or (self.path.is_dir() and not files.contents(self.path)):
             return
-        if unknown := self._unknown_files():
-            raise RequestError(
-                f"{self.path} exists and is not a run: it has {', '.join(unknown[:3])}. Name "
-                "another folder with --out."
-            )
-        if overwrite and not self.decisions.exists():
-            return
+        foreign = self._foreign_files()
+        if foreign:
+            raise ForeignFiles(self.path, foreign[:3])
         if overwrite:
-            raise RequestError(
-                f"{self.path} has decisions on new facts ({self.decisions.name}), which would be "
-                "lost. Move that file elsewhere first, or name another folder with --out."
-            )
+            if self.decisions.exists():
+                raise DecisionsExist(self.path, self.decisions.name)
+            return
         if self.finished:
             self.remove_checkpoint()
-            raise RequestError(
-                f"{self.path} is a finished run. Use --overwrite, or another folder with --out."
-            )
-        raise RequestError(
-            f"The run {self.path} is not finished. Resume it with: dualkg resume {self.path}, or "
-            "replace it with --overwrite."
-        )
+            raise PathExists(self.path, what="a finished run")
+        raise RunNotFinished(self.path, resumable=self.resumable, wanted="write")
 
-    def _unknown_files(self) -> list[str]:
-        """Files that are not a run's, or that a run needs: a folder with any of these is never
-        removed.
-        """
+    def _foreign_files(self) -> list[str]:
+        """What is no file of a run, or is missing in a run; such a folder is never removed."""
         if not self.path.is_dir():
             return ["no folder"]
-        known = {path.name for path in vars(self).values()} | {
-            self.ranks(split).name for split in SPLITS
-        }
-        known |= {path.name for path in self.path.glob("weights-?????-of-?????.safetensors")}
-        unknown = [name for name in files.contents(self.path) if name not in known]
-        is_run = (self.recipe.exists() or self.ensemble.exists()) and (
-            self.graph / "graph.json"
-        ).exists()
-        return unknown if is_run else [*unknown, "no recipe.toml"]
+        known = set(self._names)
+        known.update(self.ranks(split).name for split in SPLITS)
+        known.update(path.name for path in self.path.glob(WEIGHT_FILES))
+        foreign = [name for name in files.contents(self.path) if name not in known]
+        has_settings = self.recipe.exists() or self.ensemble.exists()
+        if not has_settings or not (self.graph / "graph.json").exists():
+            foreign.append("no recipe.toml")
+        return foreign
+
+    def check_is_run(self) -> None:
+        """Refuse anything but the folder of a run."""
+        files.recover(self.path)
+        if self.path.is_file():
+            reason = "is a file; the folder of a run was expected"
+            raise NotARun(self.path, reason, nearby=self._nearby())
+        if self.recipe.exists() or self.ensemble.exists():
+            return
+        if self.path.exists():
+            reason = "is not a run (there is no recipe.toml)"
+        else:
+            reason = "does not exist"
+        raise NotARun(self.path, reason, nearby=self._nearby())
+
+    def _nearby(self) -> list[str]:
+        """Runs beside this path, and in the folder `runs`."""
+        parent = self.path.parent if self.path.parent.is_dir() else Path()
+        names: set[str] = set()
+        for folder in (parent, Path("runs")):
+            for pattern in ("[!.]*/recipe.toml", "[!.]*/ensemble.json"):
+                names.update(str(file.parent) for file in folder.glob(pattern))
+        return sorted(names)[:MAX_NEARBY]
+
+    def check_finished(self) -> None:
+        """Refuse a run that was interrupted."""
+        if not self.finished:
+            raise RunNotFinished(self.path, resumable=self.resumable)
+
+    def check_files(self, names: Iterable[str] | None = None) -> None:
+        """Refuse damaged files, by the checksums in the report.
+
+        Without `names`, those that predictions need are checked.
+        """
+        records = self.records()
+        if names is None:
+            names = [name for name in records if self._is_needed(name)]
+        memory = cache_folder() / "verified"
+        for name in names:
+            if name not in records:
+                continue
+            damage = files.file_damage(self.path / name, records[name], memory=memory)
+            if damage:
+                raise DamagedRun(self.path, name, damage)
+
+    def _is_needed(self, name: str) -> bool:
+        """Whether predictions need a file, by its path in the folder."""
+        needed = (self.recipe.name, self.graph.name, self.ensemble.name)
+        return name.partition("/")[0] in needed or name.startswith("weights")
+
+    def damage(self) -> dict[str, str]:
+        """What is wrong with the files of a finished run, by name; every file is read."""
+        damages = {}
+        try:
+            for name, record in self.records().items():
+                damage = files.file_damage(self.path / name, record)
+                if damage:
+                    damages[name] = damage
+        except RequestError as error:
+            return {self.report.name: str(error)}
+        return damages
+
+    # -- writing --------------------------------------------------------------
 
     @contextmanager
     def create(
@@ -289,15 +479,17 @@ class RunFolder:
         engine: str = "",
         overwrite: bool = False,
     ) -> Iterator[RunFolder]:
-        """Write all that resuming needs atomically; a run is overwritten only when the new one can
-        take its place.
+        """Write all that resuming needs atomically.
+
+        A run is overwritten only when the new one can take its place. An ensemble has no recipe.
         """
-        keep = [
-            self.decisions.name
-        ]  # a decision that is made on the former run at this moment is not lost
         existing: Literal["replace", "refuse"] = "replace" if overwrite else "refuse"
-        last = (self.recipe if recipe else self.ensemble).name  # an ensemble has no recipe
-        with files.atomic_folder(self.path, existing=existing, last=last, keep=keep) as path:
+        settings = self.recipe if recipe else self.ensemble
+        # A decision that is made on the former run at this moment is not lost.
+        kept = [self.decisions.name]
+        with files.atomic_folder(
+            self.path, existing=existing, last=settings.name, keep=kept
+        ) as path:
             fresh = RunFolder(path)
             save_graph(graph, fresh.graph)
             fresh.save_settings(recipe, graph, device, engine=engine)
@@ -312,8 +504,9 @@ class RunFolder:
             files.write_text(self.recipe, recipe.as_toml())
 
     def finish(self, run: Run, *, trained: Path | None = None) -> None:
-        """Write the results, the report last, and remove the checkpoint; `trained` is a file that
-        has the weights.
+        """Write the results, the report last, and remove the checkpoint.
+
+        `trained` is a file that has the weights already.
         """
         if trained:
             files.link_or_copy(trained, self.weights)
@@ -327,11 +520,10 @@ class RunFolder:
     def finish_in_parts(self, run: Run, count: int) -> None:
         """Write the results of a run whose weights all processes have written."""
         names = [self.weights_of_process(index, count).name for index in range(count)]
-        for left in self.path.glob("weights-?????-of-?????.safetensors"):
-            if (
-                left.name not in names
-            ):  # by another number of processes, killed before they wrote the report
-                left.unlink()
+        for path in self.path.glob(WEIGHT_FILES):
+            # Another number of processes may have been killed before they wrote the report.
+            if path.name not in names:
+                path.unlink()
         files.write_json(self.weights_index, {"files": names})
         self._save_results(run)
         shutil.rmtree(self.checkpoint_folder)
@@ -341,19 +533,12 @@ class RunFolder:
             self.sparsity: run.sparsity,
             self.extension: run.extension,
             self.history: run.history,
+            self.costs: run.costs,
         }
-        for path, content in {**contents, self.costs: run.costs}.items():
+        for path, content in contents.items():
             if content is not None:
                 files.write_text(path, json.dumps(content, indent=1, ensure_ascii=False))
         self.save_reports(run)
-
-    def remove_checkpoint(self) -> None:
-        """Remove the checkpoint of a finished run that was killed just before it did; a damaged run
-        keeps it.
-        """
-        if (self.checkpoint.exists() or self.checkpoint_folder.exists()) and not self.damage():
-            self.checkpoint.unlink(missing_ok=True)
-            shutil.rmtree(self.checkpoint_folder, ignore_errors=True)
 
     def save_reports(self, run: Run) -> None:
         """Write ranks and reports; last the report, with size and checksum of every file."""
@@ -363,20 +548,34 @@ class RunFolder:
         records = {name: files.file_record(self.path / name) for name in self.fixed_files()}
         files.write_json(self.report, {**reports, "files": records})
 
+    def remove_checkpoint(self) -> None:
+        """Remove the checkpoint of a finished run that was killed just before it did.
+
+        A damaged run keeps it.
+        """
+        has_checkpoint = self.checkpoint.exists() or self.checkpoint_folder.exists()
+        if has_checkpoint and not self.damage():
+            self.checkpoint.unlink(missing_ok=True)
+            shutil.rmtree(self.checkpoint_folder, ignore_errors=True)
+
     def join_weights(self, graph: Graph) -> None:
         """Write weights in several files into one, too, unless that was done before a kill."""
-        if not self.weights.exists():
-            tables, about = checkpoint.read_weight_files(
-                self.weight_files(), len(graph.entities), check=True
-            )
-            checkpoint.save_tensors({"model": tables}, self.weights, about=about)
+        if self.weights.exists():
+            return
+        tables, about = checkpoint.read_weight_files(
+            self.weight_files(), len(graph.entities), check=True
+        )
+        checkpoint.save_tensors({"model": tables}, self.weights, about=about)
 
     def remove_weight_files(self) -> None:
-        if self.weights_index.exists():
-            for path in self.weight_files():
-                path.unlink(missing_ok=True)
-            files.sync(self.path)
-            self.weights_index.unlink()
+        if not self.weights_index.exists():
+            return
+        for path in self.weight_files():
+            path.unlink(missing_ok=True)
+        files.sync(self.path)
+        self.weights_index.unlink()
+
+    # -- reading --------------------------------------------------------------
 
     def fixed_files(self) -> list[str]:
         """The files that do not change once a run is finished, by their paths in the folder."""
@@ -388,75 +587,30 @@ class RunFolder:
             self.ensemble,
             self.history,
             self.costs,
+            self.sparsity,
+            self.extension,
         ]
-        paths += [self.sparsity, self.extension, *map(self.ranks, SPLITS), *self.graph.glob("*.*")]
-        if not self.weights.exists():  # which `gather` has written
+        paths += [self.ranks(split) for split in SPLITS]
+        paths += self.graph.glob("*.*")
+        # `gather` may have written the weights into one file.
+        if not self.weights.exists():
             paths += [self.weights_index, *self.weight_files()]
         return sorted(path.relative_to(self.path).as_posix() for path in paths if path.is_file())
 
-    def check_files(self, names: Iterable[str] | None = None) -> None:
-        """Refuse damaged files, by the checksums in the report: those that are named, or all that
-        predictions need.
-        """
-        recorded = self.records()
-        if names is None:
-            needed = (self.recipe.name, self.graph.name, self.ensemble.name)
-            names = [
-                name
-                for name in recorded
-                if name.partition("/")[0] in needed or name.startswith("weights")
-            ]
-        memory = cache_folder() / "verified"
-        for name in names:
-            if name in recorded and (
-                damage := files.file_damage(self.path / name, recorded[name], memory=memory)
-            ):
-                raise RequestError(
-                    f"{self.path / name} is damaged: {damage}. To see what can be saved: dualkg "
-                    f"check {self.path}"
-                )
-
-    def damage(self) -> dict[str, str]:
-        """What is wrong with the files of a finished run, by name; every file is read."""
-        try:
-            found = {
-                name: files.file_damage(self.path / name, record)
-                for name, record in self.records().items()
-            }
-        except RequestError as error:
-            return {self.report.name: str(error)}
-        return {name: damage for name, damage in found.items() if damage}
-
     def records(self) -> dict[str, Any]:
         """Sizes and checksums of the files of a finished run."""
-        return dict(
-            files.read_json(self.report, dict[str, dict[str, Any]], checksum=True).get("files", {})
-        )
-
-    def check_is_run(self) -> None:
-        """Refuse anything but the folder of a run."""
-        files.recover(self.path)
-        if self.path.is_file():
-            raise RequestError(f"{self.path} is a file; the folder of a run was expected.")
-        if not (self.recipe.exists() or self.ensemble.exists()):
-            what = (
-                "does not exist"
-                if not self.path.exists()
-                else "is not a run (there is no recipe.toml)"
-            )
-            raise RequestError(f"{self.path} {what}.{_runs_nearby(self.path)}")
+        return dict(self._report_tables().get("files", {}))
 
     def saved_reports(self) -> dict[str, Any]:
         """The saved reports of a finished run by split."""
-        found = files.read_json(self.report, dict[str, dict[str, Any]], checksum=True)
-        return {split: report for split, report in found.items() if split != "files"}
+        tables = self._report_tables()
+        return {split: report for split, report in tables.items() if split != "files"}
 
-    def resume_advice(self) -> str:
-        # It was interrupted in training, before its report, or in tuning.
-        saved = (self.checkpoint, self.checkpoint_folder, self.weights, self.tuning)
-        if any(path.exists() for path in saved):
-            return f"Resume it with: dualkg resume {self.path}"
-        return f"It has no checkpoint; train it again: dualkg train {self.recipe} --overwrite --out {self.path}"
+    def _report_tables(self) -> dict[str, dict[str, Any]]:
+        tables: dict[str, dict[str, Any]] = files.read_json(
+            self.report, dict[str, dict[str, Any]], checksum=True
+        )
+        return tables
 
     def load_ranks(self, split: str) -> Ranks:
         """The saved ranks of a split; damaged ones are refused."""
@@ -468,12 +622,23 @@ class RunFolder:
         try:
             return load_saved_graph(self.graph)
         except (OSError, ValueError, KeyError) as error:
-            raise RequestError(
-                f"The graph of the run {self.path} cannot be read: {error}."
+            raise Unsupported(
+                f"The graph of the run {self.path}", f"cannot be read: {error}"
             ) from None
 
+    def load_weights(self, model: Model, graph: Graph) -> None:
+        """Load the weights of a finished run, in one file or in several, into its model."""
+        parts = [] if self.weights.name in self.records() else self.weight_files()
+        if parts:
+            weights, _ = checkpoint.read_weight_files(parts, len(graph.entities))
+            source = self.weights_index
+        else:
+            weights = checkpoint.read_weights(self.weights)
+            source = self.weights
+        checkpoint.load_weights(model, weights, source=source)
+
     def read(self, path: Path, kind: Any = Any, *, default: Any = None) -> Any:
-        """What a JSON file of the run holds as a type, or the default if there is no such file."""
+        """The content of a JSON file of the run as a type, or the default without the file."""
         return files.read_json(path, kind) if path.exists() else default
 
     @cached_property
@@ -483,78 +648,50 @@ class RunFolder:
 
 @files.locks("path")
 def gather(path: str | Path, *, trust_code: bool = False) -> Run:
-    """Write the weights of several processes into one file; after a kill, the index that is left
-    says to go on.
+    """Write the weights of several processes into one file.
+
+    After a kill, the index that is left says to go on.
     """
     folder = RunFolder(path)
     folder.check_is_run()
     if not folder.weights_index.exists():
-        raise RequestError(
-            f"The weights of {path} are in one file already, or the run is not finished."
+        raise Unsupported(
+            f"The weights of {path}", "are in one file already, or the run is not finished"
         )
-    run = load_run(path, trust_code=trust_code)
+    run = load_single_run(path, trust_code=trust_code)
     folder.join_weights(run.graph)
     for split in SPLITS:
         if folder.ranks(split).exists():
             run.report_on(split)
-    folder.save_reports(run)  # which decides what is read: one file or several
+    # The report decides which weights are read, those in one file or those in several.
+    folder.save_reports(run)
     folder.remove_weight_files()
     return run
 
 
-def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
-    """Load a finished run, an ensemble, or a folder of several seeds as an ensemble with equal
-    weights.
+def load_single_run(path: str | Path, *, trust_code: bool = False) -> Run:
+    """Load a finished run that is no ensemble; `load_run` loads both.
 
     A class that is not part of dualkg is imported only with `trust_code`.
     """
-    if isinstance(path, Run):
-        raise RequestError(
-            "load_run takes the folder of a run, and a run was given. Use it as it is."
-        )
     folder = RunFolder(path)
-    files.recover(folder.path)
-    if folder.ensemble.exists() or folder.seeds():
-        import dualkg  # ensembles depend on this module
-
-        return dualkg.Ensemble.load(path, trust_code=trust_code)
     folder.check_is_run()
-    if not folder.finished:
-        raise RequestError(f"The run {folder.path} is not finished. {folder.resume_advice()}")
+    folder.check_finished()
     opened = folder.stamp()
     folder.check_files()
     recipe = load_recipe(folder.recipe, trust_code=trust_code)
     graph = folder.load_graph()
     tables = LocalTables(len(graph.entities), initialize=False)
     model = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
-    parts = [] if folder.weights.name in folder.records() else folder.weight_files()
-    if parts:
-        weights = checkpoint.read_weight_files(parts, len(graph.entities))[0]
-        source = folder.weights_index
-    else:
-        weights = checkpoint.read_weights(folder.weights)
-        source = folder.weights
-    checkpoint.load_weights(model, weights, source=source)
-    history = checkpoint.check_history(
-        folder.read(folder.history, default=[]), source=folder.history
-    )
-    sparsity = folder.read(folder.sparsity, dict[str, Any])
-    costs = folder.read(folder.costs, dict[str, float | None])
+    folder.load_weights(model, graph)
+    history = folder.read(folder.history, default=[])
     return Run(
         model.eval(),
         graph,
         recipe,
-        history,
+        checkpoint.check_history(history, source=folder.history),
         folder=folder.path,
-        costs=costs,
-        sparsity=sparsity,
+        costs=folder.read(folder.costs, dict[str, float | None]),
+        sparsity=folder.read(folder.sparsity, dict[str, Any]),
         opened=opened,
     )
-
-
-def _runs_nearby(path: Path) -> str:
-    folders = (path.parent if path.parent.is_dir() else Path(), Path("runs"))
-    patterns = ("[!.]*/recipe.toml", "[!.]*/ensemble.json")
-    found = [file for folder in folders for pattern in patterns for file in folder.glob(pattern)]
-    names = sorted({str(file.parent) for file in found})
-    return f" Runs nearby: {', '.join(names[:5])}." if names else " Make one with: dualkg train"

@@ -1,6 +1,5 @@
 """Hyperparameter tuning: automatic tuning before a training, and searches of a given space."""
 
-from dualkg.tuning.automatic import fit, resume
 from dualkg.tuning.results import TrialResult, TuningProgress, TuningResult
 from dualkg.tuning.search import search
 from dualkg.tuning.space import SearchSpace, load_space, space_from
@@ -10,9 +9,7 @@ __all__ = [
     "TrialResult",
     "TuningProgress",
     "TuningResult",
-    "fit",
     "load_space",
-    "resume",
     "search",
     "space_from",
 ]

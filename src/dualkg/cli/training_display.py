@@ -1,0 +1,122 @@
+"""The events of a training on a terminal: sentences, and progress bars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import dualkg as kg
+from dualkg.cli.common import note, progress_bar
+from dualkg.cli.words import COMMAND, in_words
+
+if TYPE_CHECKING:
+    from dualkg.training.trainer import ProgressEvent
+    from dualkg.tuning.automatic import AutomaticProgress
+    from dualkg.workflows.events import Event
+
+
+class TrainingDisplay:
+    """A subscriber of the events of a training, which prints them on stderr.
+
+    The bar of automatic tuning counts the seconds of its budget, that of a training its steps.
+    """
+
+    def __init__(self, title: str = "") -> None:
+        self.title = title
+        self._bars = ExitStack()
+        self._update: Callable[..., None] | None = None
+
+    def __enter__(self) -> TrainingDisplay:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end_bar()
+
+    def __call__(self, event: Event) -> None:
+        from dualkg.workflows import events
+
+        match event:
+            case events.ProgressEvent():
+                self._show_training(event)
+            case events.AutomaticProgress():
+                self._show_tuning(event)
+            case events.GraphRead(_, notes):
+                for sentence in notes:
+                    note(sentence)
+            case events.GraphChecked(graph, warnings):
+                inspect = COMMAND.call("inspect", graph.source)
+                for sentence in warnings:
+                    note(f"{in_words(sentence)} See: {inspect}", style="yellow")
+            case events.DefaultsDiffer() | events.TuningSkipped():
+                note(event.text)
+            case events.TuningStarted(recipe, graph):
+                self.title = _title(recipe, graph)
+                note(describe_tuning(recipe, graph))
+            case events.Tuned(_, summary):
+                self._end_bar()
+                note(summary)
+            case events.TrainingPlanned(recipe, graph):
+                self.title = _title(recipe, graph)
+                note(describe_training(recipe, graph))
+            case events.TrainingStarted(engine, _, expectation):
+                if engine:
+                    note(f"Engine: {engine}.")
+                if expectation:
+                    note(expectation)
+            case events.Evaluated():
+                self._end_bar()
+
+    def _show_tuning(self, event: AutomaticProgress) -> None:
+        update = self._bar(f"Tuning {self.title}")
+        budget = None if event.budget_seconds is None else round(event.budget_seconds)
+        update(round(event.spent_seconds), budget, f"s  {event.text}")
+
+    def _show_training(self, event: ProgressEvent) -> None:
+        update = self._bar(self.title)
+        num_done = (event.epoch - 1) * event.steps + event.step
+        update(num_done, event.epochs * event.steps, event.text)
+
+    def _bar(self, title: str) -> Callable[..., None]:
+        if self._update is None:
+            self._update = self._bars.enter_context(progress_bar(title))
+        return self._update
+
+    def _end_bar(self) -> None:
+        """Remove the bar: two cannot be drawn at once."""
+        self._bars.close()
+        self._update = None
+
+
+def _title(recipe: kg.Recipe, graph: kg.Graph) -> str:
+    return f"{graph.name} {recipe.model.name}"
+
+
+def describe_training(recipe: kg.Recipe, graph: kg.Graph) -> str:
+    """What is about to be trained, in a line."""
+    model = recipe.model
+    regularizer = recipe.regularizer
+    epochs = recipe.training.epochs
+    dual = "" if model.dual == "none" else f", dual of the {model.dual} side"
+    if regularizer.name == "none":
+        penalty = "no regularizer"
+    elif regularizer.weight is None:
+        # Such a recipe is refused when the regularizer is built.
+        penalty = regularizer.name
+    else:
+        penalty = f"{regularizer.name} {regularizer.weight:g}"
+    plural = "s" if epochs > 1 else ""
+    return (
+        f"Training {model.name} (dim {model.dim}{dual}) with {penalty} on the "
+        f"{len(graph.train):,} triples of {graph.name}: {epochs} epoch{plural}, batch size "
+        f"{recipe.training.batch_size}."
+    )
+
+
+def describe_tuning(recipe: kg.Recipe, graph: kg.Graph) -> str:
+    """What is about to be tuned, in a line."""
+    model = recipe.model
+    return (
+        f"Tuning {model.name} (dim {model.dim}) on the {len(graph.train):,} triples of "
+        f"{graph.name}, then training for {recipe.training.epochs} epochs."
+    )

@@ -1,0 +1,79 @@
+"""How the command line spells options, recipe keys and calls in messages of the library."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from dualkg.errors import Sentence, Words
+
+# Options of `train` by the keys of a recipe that they set.
+SETTINGS = {
+    "model.name": "--model",
+    "loss.name": "--loss",
+    "regularizer.name": "--regularizer",
+    "regularizer.weight": "--weight",
+    "model.dim": "--dim",
+    "training.epochs": "--epochs",
+    "training.batch_size": "--batch-size",
+    "optimizer.name": "--optimizer",
+    "optimizer.learning_rate": "--lr",
+    "validation.patience": "--patience",
+    "training.seed": "--seed",
+    "training.engine": "--engine",
+}
+DATA_SETTINGS = {
+    "data.split": "--split",
+    "data.labels": "--labels",
+    "data.delimiter": "--delimiter",
+    "data.max_size": "--max-size",
+    "data.columns": "--columns",
+}
+# Options whose names are not those of the keyword arguments in Python.
+OPTIONS = {"k": "--top", "callbacks": "--track"}
+
+
+class CommandWords(Words):
+    """Options are `--columns 1,2,3`, keys `--epochs 5` or `--set a.b=c`, and calls commands."""
+
+    def option(self, name: str, value: object = None) -> str:
+        option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
+        if value is None or value is True:
+            return option
+        if value is False:
+            return f"--no-{option.removeprefix('--')}"
+        return f"{option} {shlex.quote(_text(value))}"
+
+    def key(self, key: str, value: object = None) -> str:
+        option = SETTINGS.get(key) or DATA_SETTINGS.get(key)
+        if value is None:
+            return option or key
+        if option:
+            return f"{option} {shlex.quote(_text(value))}"
+        return f"--set {shlex.quote(f'{key}={_toml(value)}')}"
+
+    def call(self, name: str, *arguments: object, **options: object) -> str:
+        words = ["dualkg", name.replace("_", "-")]
+        words += [shlex.quote(str(argument)) for argument in arguments]
+        words += [self.option(option, value) for option, value in options.items()]
+        return " ".join(words)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(str(part) for part in value)
+    return str(value)
+
+
+def _toml(value: Any) -> str:
+    """A value of --set: text needs no quotes."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+COMMAND = CommandWords()
+
+
+def in_words(text: str | Sentence) -> str:
+    """A note of the library for a reader of the command line."""
+    return text.in_words(COMMAND) if isinstance(text, Sentence) else text

@@ -1,0 +1,318 @@
+"""Predictions for a file of queries, one query a line."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dualkg.data.graph import Graph
+from dualkg.errors import (
+    PYTHON,
+    DataError,
+    DualkgError,
+    InvalidValue,
+    PathExists,
+    RequestError,
+    Words,
+)
+from dualkg.files import atomic_write, locked
+from dualkg.inference.api import open_run
+from dualkg.inference.predictor import Known, Prediction, Predictor, Query, QueryType
+from dualkg.training.run import Run
+
+PARTS = ("head", "relation", "tail")
+STANDARD_INPUT = Path("-")
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+UNKNOWN = ("", "?")  # what a cell has in place of the part to predict
+SUFFIXES = (".tsv", ".jsonl")
+QUERIES_PER_BLOCK = 1000
+MAX_MISTAKES = 5  # bad lines that are named
+
+Given = tuple[str | int | None, str | int | None, str | int | None]
+QUERY_TYPES: tuple[QueryType, ...] = ("heads", "relations", "tails")  # by the part that is missing
+
+
+# -- errors ------------------------------------------------------------------
+
+
+class NotQueries(RequestError):
+    """A file has no queries at all."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"{path} {reason}; lines of head, relation and tail were expected, with ? for one."
+        )
+        self.path = path
+        self.reason = reason
+
+
+class BadQuery(RequestError):
+    """A line of a file of queries cannot be read."""
+
+
+class BadQueries(DataError):
+    """Some lines of a file of queries cannot be used; `mistakes` has an error by line number."""
+
+    def __init__(self, path: Path, mistakes: dict[int, DualkgError]) -> None:
+        super().__init__()
+        self.path = path
+        self.mistakes = mistakes
+
+    def message(self, words: Words = PYTHON) -> str:
+        sentences = [f"{self.path} cannot be used."]
+        for line, error in self.mistakes.items():
+            sentences.append(f"Line {line:,}: {error.in_words(words)}")
+        if len(self.mistakes) == MAX_MISTAKES:
+            sentences.append("Later lines were not read.")
+        return " ".join(sentences)
+
+
+class NameWithTab(RequestError):
+    """A name has a tab or a line end, so that a line of TSV cannot contain it."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = list(names)
+
+    def message(self, words: Words = PYTHON) -> str:
+        json_lines = words.option("out", "predictions.jsonl")
+        return f"A name in {self.names} has a tab or a line end. Write JSON lines: {json_lines}."
+
+
+# -- queries -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AnsweredQuery:
+    """A query of a file by its names, with None for the part that was predicted."""
+
+    line: int
+    head: str | None
+    relation: str | None
+    tail: str | None
+    predictions: Sequence[Prediction]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "line": self.line,
+            "head": self.head,
+            "relation": self.relation,
+            "tail": self.tail,
+            "predictions": [prediction.as_dict() for prediction in self.predictions],
+        }
+
+
+@dataclass(frozen=True)
+class FileOfQueries:
+    """The queries of a file by their line numbers; iteration predicts them in blocks."""
+
+    predictor: Predictor
+    queries: Sequence[tuple[int, Given]]
+    k: int = 10
+    known: Known = "mark"
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def __iter__(self) -> Iterator[AnsweredQuery]:
+        for start in range(0, len(self.queries), QUERIES_PER_BLOCK):
+            block = self.queries[start : start + QUERIES_PER_BLOCK]
+            given = [query for _, query in block]
+            answers = predict_queries(self.predictor, given, top=self.k, known=self.known)
+            for (line, query), predictions in zip(block, answers, strict=True):
+                yield AnsweredQuery(line, *self._names(query), predictions)
+
+    def _names(self, query: Given) -> tuple[str | None, str | None, str | None]:
+        graph = self.predictor.graph
+        head, relation, tail = query
+        return (
+            None if head is None else graph.entities[int(head)],
+            None if relation is None else graph.relations[int(relation)],
+            None if tail is None else graph.entities[int(tail)],
+        )
+
+    def tsv_lines(self) -> Iterator[str]:
+        """A header, then a line for each prediction: rank, triple, score, probability, split.
+
+        Names that have labels are followed by a column of labels.
+        """
+        graph = self.predictor.graph
+        has_labels = graph.entities.labels is not None or graph.relations.labels is not None
+        labels = ["label"] if has_labels else []
+        yield "\t".join(["line", "rank", *PARTS, *labels, "score", "probability", "split"])
+        for answer in self:
+            for rank, prediction in enumerate(answer.predictions, start=1):
+                yield _tsv_line(answer, rank, prediction, has_labels=has_labels)
+
+    def json_lines(self) -> Iterator[str]:
+        """An object for each query."""
+        for answer in self:
+            yield json.dumps(answer.as_dict(), ensure_ascii=False)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the predictions to a new file, .tsv or .jsonl."""
+        path = check_suffix(path)
+        with locked(path):
+            if path.exists():
+                raise PathExists(path, overwritable=False)
+            lines = self.tsv_lines() if path.suffix.lower() == ".tsv" else self.json_lines()
+            with (
+                atomic_write(path) as fresh,
+                fresh.open("w", encoding="utf-8", newline="\n") as file,
+            ):
+                file.writelines(f"{line}\n" for line in lines)
+        return path
+
+
+def predict_file(
+    run: Run | str | Path,
+    path: str | Path,
+    *,
+    k: int = 10,
+    known: Known = "mark",
+    device: str | torch.device | None = None,
+    trust_code: bool = False,
+) -> FileOfQueries:
+    """Read a file of queries for a run; iterate over the result, or `save` it as .tsv or .jsonl.
+
+    The lines have head, relation and tail, separated by tabs, with ? for the part to predict.
+    """
+    predictor = Predictor.of(open_run(run, device=device, trust_code=trust_code))
+    return FileOfQueries(predictor, read_queries(Path(path), predictor.graph), k, known)
+
+
+def check_suffix(path: str | Path) -> Path:
+    """The path of a file of predictions; refuse another format."""
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise InvalidValue("out", expected="a file that ends with .tsv or .jsonl", found=path.name)
+    return path
+
+
+def predict_queries(
+    predictor: Predictor, queries: Sequence[Given], *, top: int, known: Known = "mark"
+) -> list[list[Prediction]]:
+    """The best answers to queries (head, relation, tail) with None for the part that is missing.
+
+    A query without None scores the triple. The entity of a query is no answer, unless the graph
+    contains that triple or the relation often has self-loops.
+    """
+    graph = predictor.graph
+    vocabularies = (graph.entities, graph.relations, graph.entities)
+    # The ids of the given parts by the type of the query and by its row.
+    ids_by_type: dict[QueryType, dict[int, tuple[int, ...]]] = {}
+    for row, given in enumerate(queries):
+        query_type = QUERY_TYPES[given.index(None)] if None in given else "triple"
+        parts = zip(vocabularies, given, strict=True)
+        ids = tuple(names.id(part) for names, part in parts if part is not None)
+        ids_by_type.setdefault(query_type, {})[row] = ids
+
+    answers: list[list[Prediction]] = [[] for _ in queries]
+    for query_type, ids_by_row in ids_by_type.items():
+        batch = [Query(ids, top, known) for ids in ids_by_row.values()]
+        predicted = predictor.predict(query_type, batch)
+        for row, predictions in zip(ids_by_row, predicted, strict=True):
+            answers[row] = predictions
+    return answers
+
+
+def read_queries(path: Path, graph: Graph) -> list[tuple[int, Given]]:
+    """The queries of a file by ids, each with its line number; - is the standard input.
+
+    Cells are head, relation and tail, or in the order of a header that names them. Blank lines are
+    skipped.
+    """
+    if path == STANDARD_INPUT:
+        content = sys.stdin.buffer.read()
+    elif path.is_file():
+        content = path.read_bytes()
+    else:
+        raise NotQueries(path, "is not a file")
+
+    queries: list[tuple[int, Given]] = []
+    mistakes: dict[int, DualkgError] = {}
+    columns = _Columns()
+    lines = content.removeprefix(BYTE_ORDER_MARK).split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            cells = _cells(line)
+            if number == 1 and set(PARTS) <= set(_folded(cells)):
+                columns = _Columns.of_header(cells)
+            else:
+                queries.append((number, columns.query(cells, graph)))
+        except RequestError as error:
+            mistakes[number] = error
+            if len(mistakes) == MAX_MISTAKES:
+                break
+    if mistakes:
+        raise BadQueries(path, mistakes)
+    if not queries:
+        raise NotQueries(path, "has no queries")
+    return queries
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The positions of head, relation and tail in lines of `width` cells."""
+
+    positions: tuple[int, ...] = (0, 1, 2)
+    width: int = 3
+
+    @classmethod
+    def of_header(cls, cells: Sequence[str]) -> _Columns:
+        folded = _folded(cells)
+        return cls(tuple(folded.index(part) for part in PARTS), len(cells))
+
+    def query(self, cells: list[str], graph: Graph) -> Given:
+        """The ids of a line, with None for the part to predict."""
+        # Some editors strip a tab at the end of a line.
+        if len(cells) == self.width - 1:
+            cells = [*cells, ""]
+        if len(cells) != self.width:
+            raise BadQuery(f"{self.width} cells should be separated by tabs; found {len(cells)}.")
+        head, relation, tail = (cells[position] for position in self.positions)
+        num_unknown = sum(cell in UNKNOWN for cell in (head, relation, tail))
+        if num_unknown > 1:
+            raise BadQuery(
+                f"Only one of head, relation and tail may be ? or empty; {num_unknown} are."
+            )
+        return (
+            None if head in UNKNOWN else graph.entities.id(head),
+            None if relation in UNKNOWN else graph.relations.id(relation),
+            None if tail in UNKNOWN else graph.entities.id(tail),
+        )
+
+
+def _cells(line: bytes) -> list[str]:
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadQuery("It is not valid UTF-8.") from None
+    return [cell.strip() for cell in text.rstrip("\r").split("\t")]
+
+
+def _folded(cells: Sequence[str]) -> list[str]:
+    return [cell.casefold() for cell in cells]
+
+
+def _tsv_line(answer: AnsweredQuery, rank: int, prediction: Prediction, *, has_labels: bool) -> str:
+    given = (answer.head, answer.relation, answer.tail)
+    triple = [prediction.name if name is None else name for name in given]
+    cells = [str(answer.line), str(rank), *triple]
+    if has_labels:
+        cells.append(" ".join(prediction.label.split()))
+    cells.append(f"{prediction.score:.6g}")
+    cells.append("" if prediction.probability is None else f"{prediction.probability:.6g}")
+    cells.append(prediction.split or "")
+    if any(re.search(r"[\t\n\r]", cell) for cell in cells):
+        raise NameWithTab(triple)
+    return "\t".join(cells)

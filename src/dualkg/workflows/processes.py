@@ -1,0 +1,109 @@
+"""Training and resuming in the processes that `torchrun` has started, with the same events.
+
+This is the only module that calls the entry points of `dualkg.training.distributed`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from dualkg.errors import InvalidValue
+from dualkg.training.callbacks import Callbacks, find_callbacks
+from dualkg.training.distributed import (
+    num_processes,
+    processes,
+    resume_in_processes,
+    train_in_processes,
+)
+from dualkg.training.run import Run, RunFolder
+from dualkg.workflows.events import (
+    Evaluated,
+    Event,
+    OnEvent,
+    Saved,
+    TrainingPlanned,
+    TrainingStarted,
+)
+from dualkg.workflows.sources import TrainingSource
+
+__all__ = ["is_first_process", "num_processes", "resume_together", "train_together"]
+
+
+def is_first_process() -> bool:
+    """Whether this is the process that reports and writes: the only one, or that of index 0."""
+    return num_processes() == 1 or os.environ["RANK"] == "0"
+
+
+def train_together(
+    read: Callable[[OnEvent], TrainingSource],
+    *,
+    device: str | torch.device | None,
+    out: str | Path | None,
+    overwrite: bool,
+    callbacks: Callbacks,
+    on_event: OnEvent,
+) -> Run:
+    """Train the recipe of a source in all processes, each of which calls this.
+
+    The first process reads the source alone, so that what it refuses is reported once. It also
+    gets all events.
+    """
+    if out is None:
+        raise InvalidValue("out", expected="a run folder where several processes train", found=None)
+    folder = RunFolder(out)
+    with processes(device) as group:
+        report = on_event if group.first else _ignore
+        source = group.first_then_all(lambda: read(report))
+        report(TrainingPlanned(source.recipe, source.graph))
+        run = train_in_processes(
+            source.recipe,
+            source.graph,
+            group,
+            out=folder.path,
+            overwrite=overwrite,
+            on_progress=report,
+            callbacks=find_callbacks(callbacks) if group.first else [],
+            on_start=lambda expectation: report(_started(folder, expectation)),
+        )
+        _report_results(run, report)
+        return run
+
+
+def resume_together(
+    path: str | Path,
+    *,
+    device: str | torch.device | None,
+    on_event: OnEvent,
+    trust_code: bool = False,
+) -> Run:
+    """Resume a run of several processes in any number of processes, one included."""
+    folder = RunFolder(path)
+    run = resume_in_processes(
+        folder.path,
+        device=device,
+        on_progress=on_event,
+        trust_code=trust_code,
+        on_start=lambda expectation: on_event(_started(folder, expectation)),
+    )
+    if is_first_process():
+        _report_results(run, on_event)
+    return run
+
+
+def _started(folder: RunFolder, expectation: str) -> TrainingStarted:
+    engine = str(folder.saved_environment.get("engine") or "")
+    return TrainingStarted(engine, folder.path, expectation)
+
+
+def _report_results(run: Run, on_event: OnEvent) -> None:
+    on_event(Evaluated(run.reports))
+    if run.folder:
+        on_event(Saved(run.folder))
+
+
+def _ignore(event: Event) -> None:
+    """Report nothing: the first process does."""

@@ -1,0 +1,580 @@
+"""Training from a file to an evaluated run: read, check, tune, train, evaluate, save, resume.
+
+Each function reports its progress as events of `dualkg.workflows.events`. `kg.fit`,
+`kg.train_recipe`, `kg.resume` and the commands `train` and `resume` are these functions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dualkg.data.graph import Graph
+from dualkg.errors import PYTHON, PathExists, RequestError, Sentence, Unsupported, Words
+from dualkg.evaluation.report import COLUMNS
+from dualkg.extras import trusted_code
+from dualkg.files import locked, locks, write_text
+from dualkg.logs import logger
+from dualkg.training.api import (
+    WrongArgument,
+    choose_device,
+    load_recipe_graph,
+    resume_training,
+    spread,
+    start_training,
+    train_in_folder,
+)
+from dualkg.training.callbacks import (
+    Callback,
+    Callbacks,
+    check_folder,
+    find_callbacks,
+    save_trackers,
+    saved_trackers,
+)
+from dualkg.training.recipe import Recipe, load_recipe
+from dualkg.training.run import Run, RunFolder
+from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer
+from dualkg.tuning.automatic import AutomaticTuner, parse_budget, starting_recipe
+from dualkg.workflows.events import (
+    Event,
+    EventCallback,
+    OnEvent,
+    TrainingPlanned,
+    Tuned,
+    TuningSkipped,
+    TuningStarted,
+    log_event,
+)
+from dualkg.workflows.processes import (
+    is_first_process,
+    num_processes,
+    resume_together,
+    train_together,
+)
+from dualkg.workflows.sources import TrainingSource, read_graph, read_source, report_graph
+
+Device = str | torch.device | None
+Tune = bool | float | str | None
+ReadSource = Callable[[OnEvent], TrainingSource]
+
+
+class SeveralSeeds(RequestError):
+    """A folder of several seeds was to be resumed as if it were one run."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"{self.path} has several seeds. Repeat the command or the call that started them: "
+            "finished seeds are not repeated."
+        )
+
+
+class OtherData(RequestError):
+    """A run of the same recipe was trained on other data than its graph has now."""
+
+    def __init__(self, path: Path, graph: str) -> None:
+        super().__init__()
+        self.path = path
+        self.graph = graph
+
+    def message(self, words: Words = PYTHON) -> str:
+        overwrite = words.option("overwrite", True)
+        return (
+            f"{self.path} was trained on other data than {self.graph} is now. Use {overwrite}, or "
+            f"name another folder with {words.option('out')}."
+        )
+
+
+def fit(
+    data: str | Path | Graph,
+    *,
+    model: str = "ComplEx",
+    tune: bool | float | str = True,
+    changes: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    device: Device = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    on_event: OnEvent | None = None,
+    on_progress: OnProgress | None = None,
+    callbacks: Callbacks = None,
+) -> Run:
+    """Read triples, tune the hyperparameters on the validation split, train, and evaluate.
+
+    `tune` is a time such as "10m", or seconds; by default tuning takes at most three times the
+    final training, or two minutes. Keys in `changes`, named as in a recipe ("model.dim"), are not
+    tuned. With `out`, an interrupted run can be resumed. Events go to `on_event`, the progress of
+    the final training also to `on_progress`. Without `on_event`, notes of the reader, leakage and
+    unseen entities are warnings of the logger `dualkg`.
+    """
+    if not isinstance(model, str):
+        raise WrongArgument(
+            "model",
+            expected="a name, such as 'ComplEx', with changes={'model.dim': 200}",
+            found=repr(model),
+            advice="kg.train(model, graph) trains an instance.",
+        )
+    if not isinstance(changes, Mapping | None):
+        raise WrongArgument(
+            "changes", expected="a mapping such as {'model.dim': 200}", found=repr(changes)
+        )
+    given = {"model.name": model, "training.seed": seed, **(changes or {})}
+    return _read_and_train(
+        lambda report: read_graph(data, given, on_event=report),
+        tune=tune,
+        device=device,
+        out=out,
+        overwrite=overwrite,
+        callbacks=callbacks,
+        on_event=_subscriber(on_event, on_progress),
+    )
+
+
+def train_source(
+    source: str | Path | Graph,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    tune: Tune = None,
+    device: Device = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    callbacks: Callbacks = None,
+    on_event: OnEvent | None = None,
+) -> Run:
+    """Train what a source stands for: a recipe by file or name, or a graph.
+
+    By default a recipe is trained as it is, and the hyperparameters of a graph are tuned first,
+    but for those in `changes`; `tune` decides otherwise. Under `torchrun`, all processes train one
+    recipe together.
+    """
+    return _read_and_train(
+        lambda report: read_source(source, changes, on_event=report),
+        tune=tune,
+        device=device,
+        out=out,
+        overwrite=overwrite,
+        callbacks=callbacks,
+        on_event=on_event or log_event,
+    )
+
+
+def _read_and_train(
+    read: ReadSource,
+    *,
+    tune: Tune,
+    device: Device,
+    out: str | Path | None,
+    overwrite: bool,
+    callbacks: Callbacks,
+    on_event: OnEvent,
+) -> Run:
+    callback_objects = find_callbacks(callbacks)
+    if num_processes() > 1:
+        return train_together(
+            lambda report: _refuse_tuning(read(report), tune),
+            device=device,
+            out=out,
+            overwrite=overwrite,
+            callbacks=callback_objects,
+            on_event=on_event,
+        )
+    source = read(on_event)
+    tuner = _tuner_of(source, tune, choose_device(device), on_event)
+    if tuner is None:
+        return train_recipe(
+            source.recipe,
+            graph=source.graph,
+            device=device,
+            out=out,
+            overwrite=overwrite,
+            on_event=on_event,
+            callbacks=callback_objects,
+        )
+    return tune_and_train(
+        tuner, out=out, overwrite=overwrite, on_event=on_event, callbacks=callback_objects
+    )
+
+
+def train_recipe(
+    recipe: Recipe | str | Path,
+    *,
+    graph: Graph | None = None,
+    device: Device = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    on_event: OnEvent | None = None,
+    on_progress: OnProgress | None = None,
+    callbacks: Callbacks = None,
+) -> Run:
+    """Read the graph, build the model and train it, as a recipe says.
+
+    A recipe may be given by its file or name. A graph that is given is not checked again.
+    """
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe)
+    report = _subscriber(on_event, on_progress)
+    callback_objects = find_callbacks(callbacks)
+    folder = RunFolder(out) if out else None
+    with locked(out):
+        if folder:
+            folder.check_free(overwrite=overwrite)
+        if graph is None:
+            graph = load_recipe_graph(recipe)
+            report_graph(graph, report)
+        report(TrainingPlanned(recipe, graph))
+        return start_training(
+            recipe,
+            graph,
+            device=choose_device(device),
+            folder=folder,
+            overwrite=overwrite,
+            on_progress=report,
+            callbacks=[*callback_objects, EventCallback(report)],
+        )
+
+
+@locks("out")
+def tune_and_train(
+    tuner: AutomaticTuner,
+    *,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    on_event: OnEvent | None = None,
+    callbacks: Callbacks = None,
+) -> Run:
+    """Search for hyperparameters, and train the chosen recipe in the same run folder."""
+    callback_objects = find_callbacks(callbacks)
+    for callback in callback_objects:
+        check_folder(callback, out)
+    folder = RunFolder(out) if out else None
+    if folder:
+        folder.check_free(overwrite=overwrite)
+    # Refuse what cannot be trained, before anything is written or announced.
+    Trainer.of_recipe(tuner.start, tuner.graph, device=tuner.device)
+    if folder:
+        with folder.create(tuner.start, tuner.graph, tuner.device, overwrite=overwrite) as fresh:
+            tuner.save(fresh.tuning)
+            save_trackers(fresh.path, callback_objects)
+    return _tune_in_folder(
+        tuner, folder, on_event=on_event or log_event, callbacks=callback_objects
+    )
+
+
+def resume(
+    path: str | Path,
+    *,
+    device: Device = None,
+    on_event: OnEvent | None = None,
+    on_progress: OnProgress | None = None,
+    callbacks: Callbacks = None,
+    trust_code: bool = False,
+) -> Run:
+    """Resume a run that was interrupted or killed.
+
+    Tuning resumes from its last trial, and training from its last checkpoint. A finished run whose
+    results are damaged is evaluated again. Without `callbacks`, the trackers that it was started
+    with continue what they wrote. Classes that its recipe names and that are not part of dualkg
+    are imported only with `trust_code`.
+    """
+    report = _subscriber(on_event, on_progress)
+    if num_processes() > 1:
+        # The first process alone may lock the folder.
+        return resume_together(path, device=device, on_event=report, trust_code=trust_code)
+    with locked(path):
+        return _resume_in_one_process(
+            RunFolder(path),
+            device=device,
+            on_event=report,
+            callbacks=callbacks,
+            trust_code=trust_code,
+        )
+
+
+def _resume_in_one_process(
+    folder: RunFolder,
+    *,
+    device: Device,
+    on_event: OnEvent,
+    callbacks: Callbacks,
+    trust_code: bool,
+) -> Run:
+    is_tuned_for_seeds = folder.tuning.exists() and not folder.recipe.exists()
+    if folder.seeds() or is_tuned_for_seeds:
+        raise SeveralSeeds(folder.path)
+    folder.check_is_run()
+    if folder.checkpoint_folder.exists() and not folder.finished:
+        return resume_together(folder.path, device=device, on_event=on_event, trust_code=trust_code)
+    if callbacks is None:
+        callbacks = saved_trackers(folder.path)
+    callback_objects = find_callbacks(callbacks)
+    chosen = choose_device(device)
+    was_training = folder.weights.exists() or folder.checkpoint.exists()
+    if was_training or not folder.tuning.exists():
+        return resume_training(
+            folder,
+            device=chosen,
+            on_progress=on_event,
+            callbacks=[*callback_objects, EventCallback(on_event)],
+            trust_code=trust_code,
+        )
+    with trusted_code(trust_code):
+        tuner = AutomaticTuner.load(folder.tuning, folder.load_graph(), chosen)
+    return _tune_in_folder(tuner, folder, on_event=on_event, callbacks=callback_objects)
+
+
+# -- several seeds -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SeedResults:
+    """The reports of the runs of one recipe with several seeds, by seed and split."""
+
+    graph: str
+    folder: Path
+    reports: Mapping[int, Mapping[str, Any]]
+
+    def metrics(self) -> dict[int, dict[str, Any]]:
+        """The metrics on the test split, by seed."""
+        return {seed: report["test"]["metrics"] for seed, report in self.reports.items()}
+
+    def summary(self) -> dict[str, Any]:
+        """Mean and standard deviation of the metrics on the test split, for JSON."""
+        metrics = self.metrics()
+        summary: dict[str, Any] = {
+            "graph": self.graph,
+            "split": "test",
+            "seeds": list(self.reports),
+        }
+        for key in COLUMNS.values():
+            mean, deviation = spread([of_seed[key] for of_seed in metrics.values()])
+            summary[key] = {"mean": mean, "sd": deviation}
+        return summary
+
+    def save_summary(self) -> None:
+        write_text(self.folder / "summary.json", json.dumps(self.summary(), indent=1))
+
+
+def train_source_seeds(
+    source: str | Path | Graph,
+    num_seeds: int,
+    *,
+    out: str | Path,
+    changes: Mapping[str, Any] | None = None,
+    tune: Tune = None,
+    device: Device = None,
+    overwrite: bool = False,
+    callbacks: Callbacks = None,
+    on_event: OnEvent | None = None,
+) -> SeedResults:
+    """Train what a source stands for with several seeds, after tuning once.
+
+    The folder has a run `seed-N` for each, and summary.json with mean and standard deviation of
+    the metrics. The same call again resumes what was interrupted.
+    """
+    report = on_event or log_event
+    folder = Path(out)
+    callback_objects = find_callbacks(callbacks)
+    if num_processes() > 1:
+        error = _one_recipe_only()
+        error.silent = not is_first_process()
+        raise error
+    read = read_source(source, changes, on_event=report)
+    chosen = choose_device(device)
+    tuner = _tuner_of(read, tune, chosen, report)
+    with locked(folder):
+        recipe = read.recipe
+        if tuner is not None:
+            recipe = _tune_for_seeds(tuner, folder, overwrite=overwrite, on_event=report)
+        reports = train_seeds(
+            recipe,
+            num_seeds,
+            out=folder,
+            graph=read.graph,
+            device=chosen,
+            overwrite=overwrite,
+            callbacks=callback_objects,
+            on_event=report,
+        )
+    if not len(read.graph.test):
+        raise Unsupported(
+            read.graph.name, f"has no test triples to report on; the runs are saved in {folder}"
+        )
+    results = SeedResults(read.graph.name, folder, reports)
+    results.save_summary()
+    return results
+
+
+@locks("out")
+def train_seeds(
+    recipe: Recipe,
+    num_seeds: int,
+    *,
+    out: str | Path,
+    graph: Graph | None = None,
+    device: Device = None,
+    overwrite: bool = False,
+    callbacks: Callbacks = None,
+    on_event: OnEvent | None = None,
+    on_progress: OnProgress | None = None,
+) -> dict[int, dict[str, Any]]:
+    """Train a recipe with consecutive seeds from its own; return the reports by seed.
+
+    Each seed has its own folder. Finished runs of the same recipe are not repeated, and unfinished
+    ones are resumed.
+    """
+    report = _subscriber(on_event, on_progress)
+    if graph is None:
+        graph = load_recipe_graph(recipe)
+        report_graph(graph, report)
+    if RunFolder(out).recipe.exists():
+        raise PathExists(out, what="a single run, not of several seeds", overwritable=False)
+    callback_objects = find_callbacks(callbacks)
+    reports = {}
+    for seed in range(recipe.training.seed, recipe.training.seed + num_seeds):
+        of_seed = recipe.with_changes({"training.seed": seed})
+        logger.info("%s: seed %d", graph.name, seed)
+        folder = RunFolder(Path(out) / f"seed-{seed}")
+        if overwrite or not _has_run_of(folder, of_seed, graph):
+            # The ensemble of the former seeds may have been calibrated.
+            RunFolder(out).calibration.unlink(missing_ok=True)
+            train_recipe(
+                of_seed,
+                graph=graph,
+                device=device,
+                out=folder.path,
+                overwrite=overwrite,
+                on_event=report,
+                callbacks=callback_objects,
+            )
+        elif not folder.finished:
+            resume(folder.path, device=device, on_event=report, callbacks=callback_objects)
+        else:
+            with locked(folder.path, wait=True):
+                folder.remove_checkpoint()
+        reports[seed] = folder.saved_reports()
+    return reports
+
+
+def _has_run_of(folder: RunFolder, recipe: Recipe, graph: Graph) -> bool:
+    """Whether a folder has a run of the recipe; one that was trained on other data is refused."""
+    if not folder.recipe.exists():
+        return False
+    # Classes of the user's own were imported here, so the saved recipe may name them too.
+    if load_recipe(folder.recipe, trust_code=bool(recipe.own_classes)) != recipe:
+        return False
+    if folder.saved_environment.get("data") != graph.fingerprint:
+        raise OtherData(folder.path, graph.name)
+    return True
+
+
+# -- tuning ------------------------------------------------------------------
+
+
+def _tuner_of(
+    source: TrainingSource, tune: Tune, device: torch.device, on_event: OnEvent
+) -> AutomaticTuner | None:
+    """The search of a source, or None if it is trained as it is."""
+    seconds = None if tune is None or isinstance(tune, bool) else parse_budget(str(tune))
+    is_tuned = not source.is_recipe if tune is None else tune is not False
+    if not is_tuned:
+        return None
+    if not len(source.graph.valid):
+        on_event(TuningSkipped(source.graph))
+        return None
+    start = source.recipe
+    if not source.is_recipe:
+        start = starting_recipe(source.recipe.data, source.graph, device, source.changes)
+    return AutomaticTuner(
+        start, source.graph, device=device, fixed=tuple(source.changes), seconds=seconds
+    )
+
+
+def _tune_in_folder(
+    tuner: AutomaticTuner,
+    folder: RunFolder | None,
+    *,
+    on_event: OnEvent,
+    callbacks: list[Callback],
+) -> Run:
+    """Search, from the trials that are saved in the folder, and train the chosen recipe there."""
+    if folder:
+        tuner.path = folder.tuning
+        tuner.command = f"dualkg resume {folder.path}"
+    recipe = _search(tuner, on_event)
+    return train_in_folder(
+        recipe,
+        tuner.graph,
+        device=tuner.device,
+        folder=folder,
+        on_progress=on_event,
+        callbacks=[*callbacks, EventCallback(on_event)],
+    )
+
+
+def _tune_for_seeds(
+    tuner: AutomaticTuner, folder: Path, *, overwrite: bool, on_event: OnEvent
+) -> Recipe:
+    """Search once for all seeds; the trials of the same search before are not repeated."""
+    path = RunFolder(folder).tuning
+    if path.exists() and not overwrite:
+        saved = tuner.load(path, tuner.graph, tuner.device)
+        wanted = (tuner.start, tuner.fixed, tuner.seconds)
+        if (saved.start, saved.fixed, saved.seconds) != wanted:
+            raise PathExists(path, what="of another search")
+        tuner = saved
+    tuner.path = path
+    tuner.command = "the same command or call"
+    return _search(tuner, on_event)
+
+
+def _search(tuner: AutomaticTuner, on_event: OnEvent) -> Recipe:
+    tuner.on_progress = on_event
+    on_event(TuningStarted(tuner.start, tuner.graph))
+    recipe = tuner.run()
+    on_event(Tuned(recipe, tuner.summary()))
+    return recipe
+
+
+# -- helpers -----------------------------------------------------------------
+
+
+def _subscriber(on_event: OnEvent | None, on_progress: OnProgress | None) -> OnEvent:
+    """One function that serves both subscribers; `on_progress` gets progress of training alone."""
+    report = on_event or log_event
+    if on_progress is None:
+        return report
+
+    def notify(event: Event) -> None:
+        if isinstance(event, ProgressEvent):
+            on_progress(event)
+        report(event)
+
+    return notify
+
+
+def _refuse_tuning(source: TrainingSource, tune: Tune) -> TrainingSource:
+    """Several processes train a recipe as it is."""
+    trains_as_it_is = tune is False or (tune is None and source.is_recipe)
+    if not trains_as_it_is:
+        raise _one_recipe_only()
+    return source
+
+
+def _one_recipe_only() -> Unsupported:
+    return Unsupported(
+        "A training in several processes",
+        "is of one recipe, with one seed and without tuning",
+        advice=Sentence(
+            "Use {tune}, or a recipe file, such as that of a run that one process has tuned.",
+            {"tune": False},
+        ),
+    )
