@@ -55,8 +55,8 @@ def generate(path: Path, *, num_triples: int, num_entities: int, seed: int = 0) 
 
 def read_once(path: Path) -> dict[str, int]:
     """Read the file alone, without what a graph adds."""
-    from dualkg.data.readers import one_source
     from dualkg.data.encoding import read_triples
+    from dualkg.data.readers import one_source
 
     read = read_triples({"train": one_source(path)})
     return {"triples": len(read.triples["train"]), "entities": len(read.entities)}

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from dualkg.errors import RequestError as RequestError
     from dualkg.evaluation.comparison import Comparison as Comparison
     from dualkg.evaluation.comparison import compare_ranks as compare_ranks
+    from dualkg.evaluation.metrics import Metrics as Metrics
     from dualkg.evaluation.ranking import Ranks as Ranks
     from dualkg.evaluation.ranking import rank as rank
-    from dualkg.evaluation.metrics import Metrics as Metrics
     from dualkg.evaluation.report import Report as Report
     from dualkg.evaluation.report import evaluate as evaluate
     from dualkg.evaluation.report import evaluate_relations as evaluate_relations

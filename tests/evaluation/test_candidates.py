@@ -335,7 +335,7 @@ def rows(**changes: object) -> list[dict[str, object]]:
         (rows(head=None), "column head, row 1, has no name"),
         (
             rows(tail="3"),
-            r"no candidates for 1 of the 2 test triples; the first is \(0, 0, 2\). Add a row for each",
+            r"no candidates for 1 of the 2 test triples; the first is \(0, 0, 2\). Add a row",
         ),
         (rows()[:1], r"no candidates for 1 of the 2 test triples; the first is \(3, 0, 4\)"),
         ([*rows(), *rows()], r"has two rows for \(0, 0, 2\). Remove one"),

@@ -205,7 +205,9 @@ def test_sentences():
     random = np.random.default_rng(0)
     b = random.integers(2, 20, (1, 2, 300)).astype(float)
     ahead = compare_ranks(np.ones_like(b), b)
-    words = f"is better by {short_decimal(ahead.mrr.difference)} MRR (95 %: {short_decimal(ahead.mrr.low)} to "
+    difference = short_decimal(ahead.mrr.difference)
+    low = short_decimal(ahead.mrr.low)
+    words = f"is better by {difference} MRR (95 %: {low} to "
     assert ahead.sentence("ComplEx-DURA", "ComplEx").startswith(f"ComplEx-DURA {words}.8")
     assert compare_ranks(b, np.ones_like(b)).sentence("ComplEx", "CP").startswith(f"CP {words}.8")
     few = compare_ranks(ranks_of(1, 1), ranks_of(2, 2))

@@ -9,13 +9,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from dualkg.tables import Shard
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.losses.negative_sampling import Draws
 from dualkg.losses.softmax import BoundOneVsAll, BoundSampledSoftmax, SampledSoftmax
+from dualkg.tables import Shard
 
 
 class Fixed(BoundSampledSoftmax):

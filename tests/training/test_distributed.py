@@ -914,7 +914,7 @@ def test_a_lost_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     for name in ("init_process_group", "destroy_process_group"):
         monkeypatch.setattr(dist, name, lambda *args, **options: None)
-    lost = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer."
+    lost = "[/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer."
     told = "Process 1 of 2 has lost the others: .* dualkg resume RUN"
     for error in (RuntimeError(lost), dist.DistNetworkError(lost)):
         with pytest.raises(DualkgError, match=told), distributed.processes("cpu"):

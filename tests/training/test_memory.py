@@ -209,15 +209,19 @@ from dualkg.training.memory import BLOCK_ELEMENTS, predict
 from tests.conftest import graph_of
 torch.set_num_threads(1)
 engine, changes = sys.argv[1], dict(word.split("=") for word in sys.argv[2:])
-changes = {key: value != "false" if key == "model.reciprocal" else value for key, value in changes.items()}
+if "model.reciprocal" in changes:
+    changes["model.reciprocal"] = changes["model.reciprocal"] != "false"
 graph = graph_of([(i % 9, 0, i) for i in range(20000)])
 def measure(size):
-    recipe = kg.Recipe().with_changes({"training.batch_size": size, "training.engine": engine, **changes})
+    training = {"training.batch_size": size, "training.engine": engine}
+    recipe = kg.Recipe().with_changes(training | changes)
     model = getattr(kg, recipe.model.name)(graph.shape, dim=40, reciprocal=recipe.model.reciprocal)
-    trainer = Trainer(model, graph, recipe, kg.DURA(0.1) if recipe.model.name == "ComplEx" else kg.NoRegularizer())
+    regularizer = kg.DURA(0.1) if recipe.model.name == "ComplEx" else kg.NoRegularizer()
+    trainer = Trainer(model, graph, recipe, regularizer)
     for _, batch in zip(range(2), trainer.batches(0)):
         trainer.step(batch, 0.1)
-    need = predict(recipe, model, trainer.regularizer, trainer.engine, num_examples=len(trainer.examples))
+    num_examples = len(trainer.examples)
+    need = predict(recipe, model, regularizer, trainer.engine, num_examples=num_examples)
     peak = re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]
     return int(peak) * 1024, need.of(size)
 (small, predicted_small), (large, predicted_large) = measure(100), measure(2500)

@@ -78,10 +78,10 @@ def inspect(
     _print_degrees(inspection)
     _print_relations(inspection)
     _print_redundant(inspection)
-    for sentence in inspection.notes:
-        cli.note(sentence)
-    for sentence in inspection.warnings():
-        cli.note(sentence, style="yellow")
+    for remark in inspection.notes:
+        cli.note(remark)
+    for warning in inspection.warnings():
+        cli.note(warning, style="yellow")
     for path in figures:
         cli.note(f"Figure: {path}", style=None)
 

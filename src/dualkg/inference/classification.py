@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from dualkg.data.readers import one_source
 from dualkg.data.encoding import read_triples
 from dualkg.data.filters import occur
 from dualkg.data.graph import SPLITS, Graph, Split
+from dualkg.data.readers import one_source
 from dualkg.errors import PYTHON, DataError, DualkgError, InvalidValue, RequestError, Words
 from dualkg.inference.calibration import MIN_TRIPLES
 from dualkg.inference.errors import MissingTriples

@@ -23,13 +23,14 @@ from dualkg.analysis.sparsity import entity_tables, find_thresholds, sparsified
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split
 from dualkg.errors import PYTHON, DivergedError, InvalidValue, Unsupported, Words
-from dualkg.evaluation.ranking import full_precision
 from dualkg.evaluation.metrics import Metrics
+from dualkg.evaluation.ranking import full_precision
 from dualkg.evaluation.report import evaluate
 from dualkg.files import writing
-from dualkg.models.base import Model, Side
+from dualkg.models.base import Model
 from dualkg.models.bilinear import BilinearModel, Dual
 from dualkg.models.distance import NormModel
+from dualkg.tables.base import Side
 from dualkg.training.checkpoint import all_finite, compress, expand
 
 Shape = tuple[int, int]  # rows and width of a table

@@ -45,7 +45,8 @@ from dualkg.inference.index import (
     tables_of,
 )
 from dualkg.logs import ProgressLog
-from dualkg.models.base import Model, Side
+from dualkg.models.base import Model
+from dualkg.tables.base import Side
 
 Vectors = npt.NDArray[np.float32]
 FaissKind = Literal["ivf", "hnsw", "sq8"]

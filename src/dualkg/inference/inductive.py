@@ -19,10 +19,11 @@ from dualkg.data.filters import with_reciprocals
 from dualkg.data.graph import Graph, Triples
 from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.losses.softmax import frequency_weights
-from dualkg.models import BILINEAR
-from dualkg.models.base import Factors, Model, Side, lookup
+from dualkg.models import MODELS
+from dualkg.models.base import Factors, Model
 from dualkg.models.bilinear import BilinearModel
 from dualkg.regularizers import DURA, PowerSum, Regularizer, is_power_sum
+from dualkg.tables.base import Side, lookup
 from dualkg.training.recipe import Recipe
 
 MAX_SCORES = 16_000_000  # of a block
@@ -56,9 +57,10 @@ class NoAdjoint(RequestError):
         self.model = model
 
     def message(self, words: Words = PYTHON) -> str:
+        bilinear = [name for name, kind in MODELS.items() if issubclass(kind, BilinearModel)]
         return (
             "Explanations and unseen entities need a model that scores by ⟨h R, t⟩: "
-            f"{', '.join(BILINEAR)}; TuckER only without batch_norm. {self.model} is none of them."
+            f"{', '.join(bilinear)}; TuckER only without batch_norm. {self.model} is none of them."
         )
 
 

@@ -31,7 +31,8 @@ from dualkg.inference.scoring import (
     score_queries,
     triple_log_probabilities,
 )
-from dualkg.models.base import Model, Side
+from dualkg.models.base import Model
+from dualkg.tables.base import Side
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import Run, RunFolder
 

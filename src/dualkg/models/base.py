@@ -19,9 +19,7 @@ from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import PYTHON, InvalidValue, RequestError, Words
 from dualkg.models.score_text import ScoreText
 from dualkg.registry import Registry
-from dualkg.tables.base import EntityScores, EntityTables
-from dualkg.tables.base import Side as Side
-from dualkg.tables.base import lookup as lookup
+from dualkg.tables.base import EntityScores, EntityTables, Side, lookup
 from dualkg.tables.local import LocalTables
 
 __all__ = ["EmbeddingModel", "Model"]

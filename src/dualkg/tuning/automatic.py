@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from dualkg.data.graph import Graph
-from dualkg.data.loading import load_graph
 from dualkg.errors import (
     PYTHON,
     DamagedFile,
@@ -30,20 +29,11 @@ from dualkg.errors import (
     Sentence,
     Words,
 )
-from dualkg.extras import check_trusted, trusted_code
-from dualkg.files import locks, read_json, write_text
-from dualkg.logs import ProgressLog, logger
-from dualkg.training import api
-from dualkg.training.callbacks import (
-    Callbacks,
-    check_folder,
-    find_callbacks,
-    save_trackers,
-    saved_trackers,
-)
+from dualkg.extras import check_trusted
+from dualkg.files import read_json, write_text
+from dualkg.logs import ProgressLog
 from dualkg.training.recipe import Recipe, named_classes, recipe_from
-from dualkg.training.run import Run, RunFolder
-from dualkg.training.trainer import InterruptedRunError, OnProgress, ProgressEvent, Trainer
+from dualkg.training.trainer import InterruptedRunError, OnProgress, ProgressEvent
 from dualkg.tuning.starts import (
     Params,
     Value,

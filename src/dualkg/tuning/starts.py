@@ -73,7 +73,6 @@ def starting_recipe(
     changes: Mapping[str, Any],
     *,
     starts: Mapping[str, Mapping[str, Any]] = STARTS,
-    source: str = "--set",
 ) -> Recipe:
     """The recipe at which automatic tuning begins."""
     model = str(known_name(changes.get("model.name", "ComplEx"), MODELS))
@@ -95,7 +94,7 @@ def starting_recipe(
     if model in MODELS and "loss.margin" in start and model != "MuRP":
         init_scale = init_scale_of_margin(start["loss.margin"], start["model.dim"])
         start.setdefault("model.init_scale", init_scale)
-    return api.default_recipe(data, graph, start, source=source)
+    return api.default_recipe(data, graph, start)
 
 
 def other_start(

@@ -12,7 +12,8 @@ from dualkg.data.loading import load_graph, stem
 from dualkg.errors import InvalidValue, UnknownName, close_matches
 from dualkg.losses import LOSSES
 from dualkg.training.api import data_of, default_recipe, load_recipe_graph
-from dualkg.training.recipe import Recipe, list_recipes, load_recipe, name_of
+from dualkg.training.classes import name_of
+from dualkg.training.recipe import Recipe, list_recipes, load_recipe
 from dualkg.workflows.events import DefaultsDiffer, GraphChecked, GraphRead, Note, OnEvent
 
 # Settings with defaults of their own where no recipe is given.

@@ -16,7 +16,7 @@ import torch
 
 from dualkg.data.graph import Graph
 from dualkg.errors import PYTHON, PathExists, RequestError, Sentence, Unsupported, Words
-from dualkg.evaluation.report import COLUMNS
+from dualkg.evaluation.metrics import columns
 from dualkg.extras import trusted_code
 from dualkg.files import locked, locks, write_text
 from dualkg.logs import logger
@@ -354,7 +354,7 @@ class SeedResults:
             "split": "test",
             "seeds": list(self.reports),
         }
-        for key in COLUMNS.values():
+        for key in columns().values():
             mean, deviation = spread([of_seed[key] for of_seed in metrics.values()])
             summary[key] = {"mean": mean, "sd": deviation}
         return summary
