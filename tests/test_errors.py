@@ -52,10 +52,13 @@ def test_what_a_vocabulary_has_is_told_at_once():
         ),
         (lambda run: kg.complete(run, relations="q"), "No relation is named 'q'"),
         (lambda run: kg.Ensemble(3), "takes a list of runs"),
-        (lambda run: kg.fit(run.graph, changes="x"), "changes are a mapping .* 'x' was given"),
+        (
+            lambda run: kg.fit(run.graph, changes="x"),
+            "changes should be a mapping .* 'x' was given",
+        ),
         (
             lambda run: kg.Graph.from_triples([("a", "r", "b")], labels=["x"]),
-            "labels are a file, or a mapping",
+            "labels should be a file, or a mapping",
         ),
     ],
 )

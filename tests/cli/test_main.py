@@ -63,7 +63,7 @@ def test_help_fits_a_screen_and_names_every_command(dualkg):
         ),
         ("a|r|b\n", [], "If vertical bars separate the columns, use --delimiter pipe."),
         ("a|r|b\n", ["--delimiter", "||"], "should be one character such as ',' or '|'"),
-        ("a\tr\tb\n", ["--columns", "1,1,2"], "--columns should name three columns, all different"),
+        ("a\tr\tb\n", ["--columns", "1,1,2"], "--columns should be three columns, all different"),
     ],
 )
 def test_messages_about_data_name_options(dualkg, content, options, sentence):
@@ -411,7 +411,7 @@ def damaged(folder: Path) -> None:
         ),
         (
             ["train", "good.tsv", "--set", "optimizer.lr=1"],
-            "optimizer.lr is not a setting of recipes. Did you mean",
+            "optimizer.lr is not a setting of Adagrad. Did you mean",
         ),
         (["train", "good.tsv", "--set", "lr=1"], "Did you mean 'optimizer.learning_rate=1'?"),
         (

@@ -272,7 +272,7 @@ def test_the_name_of_a_graph_is_text(refused) -> None:
 
 def test_numbers_without_end(refused) -> None:
     Path("mine.jsonl").write_text('{"head": 1' + "0" * 30 + ', "relation": "r", "tail": "t"}')
-    assert "mine.jsonl: head should be names" in refused(
+    assert "mine.jsonl, column head, should be names" in refused(
         "evaluate", "run", "--candidates", "mine.jsonl"
     )
     Path("stopped/environment.json").write_text('{"threads": {}}')

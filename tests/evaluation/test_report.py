@@ -70,5 +70,5 @@ def test_metrics_of_an_empty_split_are_null_in_json(graph):
 
 
 def test_an_unknown_split_is_refused(graph):
-    with pytest.raises(kg.RequestError, match="train, valid, test; 'testing' was given"):
+    with pytest.raises(kg.RequestError, match="train, valid or test; 'testing' was given"):
         kg.evaluate(kg.DistMult(graph.shape, dim=2), graph, split="testing")

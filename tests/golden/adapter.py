@@ -19,7 +19,6 @@ from dualkg.losses import LOSSES as LOSS_REGISTRY
 from dualkg.models import MODELS as MODEL_REGISTRY
 from dualkg.regularizers import REGULARIZERS as REGULARIZER_REGISTRY
 from dualkg.training import engines as engine_selection
-from dualkg.training import train_recipe
 from dualkg.training.optimizers import OPTIMIZERS as OPTIMIZER_REGISTRY
 
 GRAPH = Path(__file__).with_name("graph.tsv")
@@ -76,7 +75,7 @@ def train(
     callbacks = [perturbation] if perturbation else []
     with allowed:
         recipe = kg.Recipe().with_changes(settings)
-        return train_recipe(recipe, graph=graph, device="cpu", out=folder, callbacks=callbacks)
+        return kg.train_recipe(recipe, graph=graph, device="cpu", out=folder, callbacks=callbacks)
 
 
 @contextmanager

@@ -154,13 +154,13 @@ def test_a_calibration_is_not_saved_with_another_run(folder, small_graph):
 
 def test_a_decision_made_while_a_run_is_replaced_is_kept(folder, small_graph, monkeypatch):
     decision = Decision("a", "b", "c", "accepted", 0.5, "2026-01-01T00:00:00+00:00")
-    check_free = RunFolder.check_free
+    create = RunFolder.create
 
-    def decide_after(self, **options):
-        check_free(self, **options)
+    def decide_before(self, *arguments, **options):
         DecisionStore(folder.decisions).update([decision])
+        return create(self, *arguments, **options)
 
-    monkeypatch.setattr(RunFolder, "check_free", decide_after)
+    monkeypatch.setattr(RunFolder, "create", decide_before)
     kg.train_recipe(RECIPE, graph=small_graph, out=folder.path, overwrite=True)
     assert list(DecisionStore(folder.decisions).load().values()) == [decision]
 

@@ -60,7 +60,8 @@ def test_bf16_on_a_gpu_is_refused_with_the_reason(monkeypatch, small_graph):
     model = OnGPU(small_graph.shape, dim=2)
     assert engines.choose_engine(kg.Recipe(), model, kg.DURA(0.1)).step == "fused"
     with pytest.raises(
-        kg.RequestError, match=r"bf16 on a GPU needs Triton, which is not installed\. Use --set"
+        kg.RequestError,
+        match=r"bf16 on a GPU needs Triton, which is not installed\. Use training.precision",
     ):
         engines.choose_engine(
             kg.Recipe().with_changes({"training.precision": "bf16"}), model, kg.DURA(0.1)

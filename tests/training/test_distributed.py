@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 import dualkg as kg
+from dualkg.cli.words import COMMAND
 from dualkg.data.graph import Graph
 from dualkg.errors import DamagedFile, DualkgError, Unsupported
 from dualkg.evaluation import ranking
@@ -32,7 +33,7 @@ from dualkg.models.bilinear import Dual
 from dualkg.models.partial import PartialModel
 from dualkg.regularizers import REGULARIZERS, Regularizer
 from dualkg.tables import EntityTables, LocalTables, Processes, Shard, ShardedTables
-from dualkg.tables.base import TABLE_NAMES
+from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training import distributed, run
 from dualkg.training.batches import one_of_each_query
 from dualkg.training.distributed import build_trainer, expectation, group_shard, num_processes
@@ -812,7 +813,10 @@ def test_a_finished_run_with_damaged_results_is_evaluated_again(
         run.gather(path)
     (path / name).write_bytes(b"damaged")
     (check,) = check_run(path)
-    assert check.advice == [f"The weights are good. Evaluate them again: dualkg resume {path}"]
+    (advice,) = check.advice
+    assert advice.in_words(COMMAND) == (
+        f"The weights are good. Evaluate them again: dualkg resume {path}"
+    )
     with pytest.raises(kg.RequestError, match="damaged" if not gathered else "is finished"):
         distributed.resume_in_processes(path)
     found = kg.resume(path)
@@ -829,7 +833,7 @@ def test_a_finished_run_with_damaged_weights_is_trained_again(tmp_path: Path, na
     path = tmp_path / "run"
     train_a_run(Processes(0, 1, torch.device("cpu")), path)
     (path / name).write_bytes(b"damaged")
-    assert "Train again, with the same seed" in check_run(path)[0].advice[0]
+    assert "Train again, with the same seed" in check_run(path)[0].advice[0].in_words()
     with pytest.raises(kg.RequestError, match="train it again"):
         kg.resume(path)
 

@@ -157,7 +157,7 @@ def test_an_ensemble_is_a_run(graph, folder):
     ensemble = kg.Ensemble([folder / "complex", folder / "transe"], weights="equal")
     assert isinstance(ensemble, kg.Run)
     assert kg.evaluate(ensemble.model, graph).mrr == ensemble.report.mrr
-    predictor = ensemble.predictor(calibrated=True)
+    predictor = ensemble.predictor(calibrated=True, loops=True)
     predictions = predictor.tails("e1", "r1", k=35)
     assert sum(one.probability or 0 for one in predictions) > 0
     by_model = ensemble.model.predict_tails(torch.tensor([1]), torch.tensor([1]))[0]

@@ -240,7 +240,7 @@ def test_a_resumed_run_multiplies_by_the_restored_weights(small_graph, tmp_path)
     trainer(1).save(tmp_path / "checkpoint.safetensors")
     resumed = trainer(2)
     resumed.restore(tmp_path / "checkpoint.safetensors")
-    tables = resumed.step.step.tables
+    tables = resumed.step.step.tables.tables
     for name in ("entities", "tails"):
         assert torch.equal(
             tables[name].copy[:30, :8], resumed.model.get_parameter(name).detach().bfloat16()

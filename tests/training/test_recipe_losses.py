@@ -168,7 +168,7 @@ SAMPLED_LOSSES = "NegativeSampling and MarginRanking"
         # keys and values of earlier versions
         (
             'kind = "margin"',
-            "loss.kind is now loss.name, which is one of OneVsAll, KvsAll, SampledSoftmax, ",
+            "loss.kind is now loss.name, which is one of NegativeSampling, MarginRanking, ",
         ),
         ("known = true", "loss.known is now loss.filtered, with the opposite meaning"),
         ('sides = "both"', "loss.sides is now loss.corruption"),
@@ -343,7 +343,7 @@ def test_these_losses_are_trained_by_the_reference_engine(small_graph, changes):
     assert engine.step == "autograd"
     for requested in ({"training.engine": "fast"}, {"training.precision": "bf16"}):
         with pytest.raises(
-            kg.RequestError, match=r"fast engine is for OneVsAll.* Use --engine reference"
+            kg.RequestError, match=r"fast engine is for OneVsAll.* Use training.engine = reference"
         ):
             choose_engine(recipe.with_changes(requested), model, regularizer)
 

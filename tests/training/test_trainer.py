@@ -204,7 +204,7 @@ def test_an_interrupted_run_resumes_to_the_same_weights(
     whole = kg.train(kg.ComplEx(small_graph.shape, dim=8), small_graph, **choices)
     folder = tmp_path / "run"
     with pytest.raises(
-        InterruptedRunError, match=f"all work saved. Resume with: dualkg resume {folder}"
+        InterruptedRunError, match=rf"all work saved. Resume with: kg.resume\('{folder}'\)"
     ):
         kg.train(
             kg.ComplEx(small_graph.shape, dim=8),
@@ -230,7 +230,8 @@ def test_divergence_is_reported_with_advice_and_leaves_the_last_checkpoint(small
         optimizer=Optimizer(name="SGD", learning_rate=1e6),
     ).with_changes({"model.dim": 8})
     with pytest.raises(
-        kg.DivergedError, match=r"diverged in epoch \d+, step \d+: .*optimizer.learning_rate=100000"
+        kg.DivergedError,
+        match=r"diverged in epoch \d+, step \d+: .*optimizer.learning_rate = 100000",
     ):
         kg.train_recipe(recipe, graph=small_graph, out=folder)
     checkpoint = RunFolder(folder).checkpoint

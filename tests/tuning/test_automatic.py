@@ -1,7 +1,6 @@
-"""Automatic tuning: the search by hand, its budget, and `fit` from triples to a run."""
+"""Automatic tuning: the search by hand, its budget."""
 
 import dataclasses
-import json
 import math
 
 import numpy as np
@@ -9,19 +8,15 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.errors import DamagedFile, InvalidValue, RequestError
+from dualkg.errors import DamagedFile, InvalidValue
 from dualkg.models import MODELS
 from dualkg.training.api import default_recipe
 from dualkg.training.recipe import Data
-from dualkg.training.run import RunFolder
 from dualkg.training.trainer import InterruptedRunError
 from dualkg.tuning.automatic import (
     AutomaticTuner,
     NothingTrains,
-    TuningInterrupted,
-    fit,
     parse_budget,
-    resume,
 )
 from dualkg.tuning.starts import dimensions_of, other_start, starting_recipe
 from dualkg.tuning.trials import TrialOutcome
@@ -161,12 +156,6 @@ def test_a_failed_trial_is_recorded_and_passed_over(graph):
     assert any(trial.mrr is None for trial in tuner.trials)
 
 
-def test_a_recipe_that_cannot_be_trained_is_refused_and_nothing_is_written(graph, tmp_path):
-    with pytest.raises(RequestError, match="Did you mean 'ComplEx'"):
-        fit(graph, model="Complexx", out=tmp_path / "run", device="cpu")
-    assert not (tmp_path / "run").exists()
-
-
 def test_if_every_trial_diverges_the_first_reason_is_reported(graph):
     recipe = recipe_of(graph, **{"optimizer.name": "SGD", "optimizer.learning_rate": 1e30})
     with pytest.raises(
@@ -303,30 +292,6 @@ def stop_after(num_trials):
     return on_tuning
 
 
-def test_fit_saves_its_trials_and_resumes_bit_for_bit(graph, tmp_path, limit_trials):
-    limit_trials(4, 6)
-    options = {
-        "changes": {"model.dim": 8, "training.epochs": 9, "training.batch_size": 20},
-        "device": "cpu",
-    }
-    whole = fit(graph, out=tmp_path / "whole", **options)
-    saved = json.loads((tmp_path / "whole" / "tuning.json").read_text())
-    assert len(saved["trials"]) == 6
-    assert saved["summary"].startswith("Chose ")
-
-    with pytest.raises(TuningInterrupted) as stopped:
-        fit(graph, out=tmp_path / "stopped", on_tuning=stop_after(3), **options)
-    assert (stopped.value.num_trials, stopped.value.is_saved) == (3, True)
-    assert str(stopped.value).startswith(
-        "Stopped while tuning, after 3 trials, which are saved. Resume with: "
-    )
-    resumed = resume(tmp_path / "stopped")
-    assert resumed.recipe == whole.recipe
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(value, resumed.model.state_dict()[name])
-    assert RunFolder(tmp_path / "stopped").finished
-
-
 def test_a_damaged_search_is_refused(graph, tmp_path):
     path = tmp_path / "tuning.json"
     path.write_text('{"trials": []}')
@@ -363,80 +328,6 @@ def test_given_validation_settings_are_those_of_the_final_training(graph, change
     chosen = tuner_of(recipe, graph, bowl, fixed=changes).run()
     assert (chosen.validation.every, chosen.validation.keep) == (every, keep)
     assert chosen.validation.patience == changes.get("validation.patience", 0)
-
-
-def test_a_tracker_survives_an_interrupt_while_tuning(graph, tmp_path, limit_trials):
-    """The final training is tracked, once, also if `resume` makes it; trials are not."""
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    limit_trials(3, 3)
-    with pytest.raises(TuningInterrupted):
-        fit(
-            graph,
-            out=tmp_path / "run",
-            changes={"model.dim": 4, "training.epochs": 4},
-            callbacks=["tensorboard"],
-            on_tuning=stop_after(2),
-        )
-    assert not list(tmp_path.rglob("events*"))
-    with pytest.raises(RequestError, match="Resume it with: "):
-        kg.load_run(tmp_path / "run")
-    run = resume(tmp_path / "run")
-    folder = next(tmp_path.rglob("events*")).parent
-    events = accumulator.EventAccumulator(str(folder)).Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4]
-    assert events.Scalars("final/test/mrr")[-1].value == pytest.approx(run.report.mrr, rel=1e-5)
-
-
-def test_fit_warns_of_leakage_and_of_what_the_reader_noted(tmp_path, caplog):
-    for split, rows in {"train": range(30), "valid": range(5), "test": range(5)}.items():
-        reverse = [(f"b{i}", "is child of", f"a{i}") for i in range(30)] if split == "train" else []
-        pairs = [
-            (f"a{i}", "is parent of", f"b{i} ")
-            for i in (range(5, 30) if split == "train" else rows)
-        ]
-        lines = ["\t".join(row) for row in (pairs + reverse)]
-        (tmp_path / f"{split}.tsv").write_text("\n".join(lines))
-    fit(tmp_path, tune=False, changes={"model.dim": 2, "training.epochs": 1})
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert any("Blanks around" in line for line in warnings)
-    assert any("Leakage: 100.0% of the test triples" in line for line in warnings)
-
-
-def test_fit_refuses_what_it_cannot_train_with_the_right_call(graph):
-    rows = [("a", "r", "b")] * 1000
-    with pytest.raises(
-        RequestError, match=r"an object of type list was given. Use kg.Graph.from_triples"
-    ) as refused:
-        fit(rows)
-    assert len(str(refused.value)) < 150
-    with pytest.raises(
-        RequestError, match=r"by its name, such as 'ComplEx'.* kg.train\(model, graph\)"
-    ):
-        fit(graph, model=kg.ComplEx(graph, dim=2))
-    with pytest.raises(RequestError, match=r"^changes: optimizer.lr is not a setting"):
-        fit(graph, changes={"optimizer.lr": 1})
-    with pytest.raises(
-        RequestError, match="TensorBoard needs"
-    ):  # a folder, or to be installed; before it is tuned
-        fit(graph, callbacks=[kg.TensorBoard()], on_tuning=lambda event: pytest.fail("tuned"))
-    with pytest.raises(InvalidValue) as no_time:
-        fit(graph, tune=0)
-    assert (no_time.value.setting, no_time.value.found) == ("tune", "0")
-
-
-def test_a_budget_may_be_a_number_of_seconds(graph, monkeypatch):
-    seconds = []
-    monkeypatch.setattr(
-        AutomaticTuner, "run", lambda self: seconds.append(self.seconds) or self.start
-    )
-    for tune in (12, "12", "12s", True):
-        fit(graph, tune=tune, changes={"model.dim": 2, "training.epochs": 1})
-    assert seconds == [12, 12, 12, None]
-
-
-def test_without_tuning_fit_trains_the_default_recipe(graph):
-    run = fit(graph, tune=False, changes={"model.dim": 4, "training.epochs": 1}, device="cpu")
-    assert run.recipe.regularizer.weight == 0.05
 
 
 @pytest.mark.parametrize(

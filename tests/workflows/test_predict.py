@@ -1,7 +1,6 @@
 """A file of queries: how it is read, and its predictions in Python."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +9,10 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.errors import InvalidValue, PathExists
-from dualkg.inference.predictor import Prediction
 from dualkg.workflows.predict import (
     MAX_MISTAKES,
     BadQueries,
     NotQueries,
-    predict_queries,
     read_queries,
 )
 from tests.conftest import graph_of
@@ -76,17 +73,6 @@ def test_bad_lines_are_collected(run, tmp_path):
     with pytest.raises(BadQueries, match="Later lines were not read") as refused:
         kg.predict_file(run, path)
     assert len(refused.value.mistakes) == MAX_MISTAKES
-
-
-def test_self_loops_stay_for_relations_that_have_them():
-    graph = graph_of([(0, 0, 0), (1, 0, 2), (3, 1, 4)])
-    predictor = kg.Predictor(kg.ComplEx(graph, dim=2), graph)
-    found = [Prediction("e0", "e0", 0, 1.0), Prediction("e1", "e1", 1, 0.5)]
-    predictor.predict = lambda kind, queries: [found for _ in queries]
-    assert predict_queries(predictor, [("e0", "r0", None)], top=2)[0] == found
-    assert predict_queries(predictor, [("e0", "r1", None)], top=2)[0] == found[1:]
-    found[0] = replace(found[0], split="valid")
-    assert predict_queries(predictor, [("e0", "r1", None)], top=2)[0] == found
 
 
 CELL = st.sampled_from([None, 0, 1, 2])

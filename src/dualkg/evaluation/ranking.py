@@ -24,7 +24,7 @@ from dualkg.evaluation.candidates import CandidateLists, TypeConstraint
 from dualkg.kernels.hardware import gpu_kernels_unavailable
 from dualkg.kernels.scores import RankTargets, count_with_torch
 from dualkg.models.base import SIDES, Model
-from dualkg.tables.base import Side
+from dualkg.tables.lookup import Side
 
 Counts = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]

@@ -33,7 +33,7 @@ from dualkg.inference.sampling import DomainRange, sample_candidates
 from dualkg.inference.scoring import Flags, Floats, Ids, triple_log_probabilities
 from dualkg.logs import ProgressLog
 from dualkg.models.base import Model
-from dualkg.tables.base import Side
+from dualkg.tables.lookup import Side
 from dualkg.training.run import Run, RunFolder
 
 NUM_PATTERNS = 4

@@ -18,7 +18,7 @@ from torch import Tensor
 from dualkg.data.graph import SPLITS, Graph, Triples
 from dualkg.errors import InvalidValue
 from dualkg.inference.inductive import SIDES, EmbeddingProblem, FrozenContext
-from dualkg.tables.base import Side
+from dualkg.tables.lookup import Side
 
 Ids = tuple[int, int, int]
 Floats = npt.NDArray[np.float64]

@@ -19,7 +19,7 @@ from dualkg.errors import InvalidValue
 from dualkg.files import atomic_folder, check_new_folder, file_record, locks, writing
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.score_text import ScoreText
-from dualkg.tables.base import TABLE_NAMES
+from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.recipe import ModelConfig
 from dualkg.training.run import Run, RunFolder, environment
 

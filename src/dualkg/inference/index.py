@@ -30,7 +30,7 @@ from dualkg.files import writing
 from dualkg.models.base import Model
 from dualkg.models.bilinear import BilinearModel, Dual
 from dualkg.models.distance import NormModel
-from dualkg.tables.base import Side
+from dualkg.tables.lookup import Side
 from dualkg.training.checkpoint import all_finite, compress, expand
 
 Shape = tuple[int, int]  # rows and width of a table

@@ -46,7 +46,7 @@ from dualkg.inference.index import (
 )
 from dualkg.logs import ProgressLog
 from dualkg.models.base import Model
-from dualkg.tables.base import Side
+from dualkg.tables.lookup import Side
 
 Vectors = npt.NDArray[np.float32]
 FaissKind = Literal["ivf", "hnsw", "sq8"]

@@ -23,7 +23,7 @@ from dualkg.models import MODELS
 from dualkg.models.base import Factors, Model
 from dualkg.models.bilinear import BilinearModel
 from dualkg.regularizers import DURA, PowerSum, Regularizer, is_power_sum
-from dualkg.tables.base import Side, lookup
+from dualkg.tables.lookup import Side, lookup
 from dualkg.training.recipe import Recipe
 
 MAX_SCORES = 16_000_000  # of a block

@@ -23,7 +23,7 @@ from dualkg.errors import InvalidValue
 from dualkg.inference.errors import MissingTriples
 from dualkg.inference.scoring import Floats, Ids, check_finite, score_blocks, score_queries
 from dualkg.models.base import Model
-from dualkg.tables.base import Side
+from dualkg.tables.lookup import Side
 
 SIDES: tuple[Side, ...] = ("tail", "head")
 MIN_TRIPLES = 50  # valid triples that a relation needs for a threshold of its own

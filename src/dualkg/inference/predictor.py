@@ -32,7 +32,7 @@ from dualkg.inference.scoring import (
     triple_log_probabilities,
 )
 from dualkg.models.base import Model
-from dualkg.tables.base import Side
+from dualkg.tables.lookup import Side
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import Run, RunFolder
 

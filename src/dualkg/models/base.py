@@ -19,8 +19,9 @@ from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import PYTHON, InvalidValue, RequestError, Words
 from dualkg.models.score_text import ScoreText
 from dualkg.registry import Registry
-from dualkg.tables.base import EntityScores, EntityTables, Side, lookup
+from dualkg.tables.base import EntityScores, EntityTables
 from dualkg.tables.local import LocalTables
+from dualkg.tables.lookup import Side, lookup
 
 __all__ = ["EmbeddingModel", "Model"]
 

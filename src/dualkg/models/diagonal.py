@@ -12,7 +12,7 @@ from dualkg.data.graph import Graph, GraphShape
 from dualkg.models.base import MODELS, Factors
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.score_text import BilinearText, Formula, OptionText
-from dualkg.tables.base import lookup
+from dualkg.tables.lookup import lookup
 
 __all__ = ["CP", "ComplEx", "DistMult", "QuatE", "SimplE"]
 

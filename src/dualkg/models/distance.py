@@ -18,8 +18,8 @@ from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import ComplEx, DistMult
 from dualkg.models.matrix import RelationGroups, multiply_groups
 from dualkg.models.score_text import Formula, NormText, WholeText
-from dualkg.tables.base import Side, lookup
 from dualkg.tables.local import LocalTables
+from dualkg.tables.lookup import Side, lookup
 
 __all__ = ["HAKE", "SE", "DistanceModel", "ModE", "MuRP", "RotatE", "TransE"]
 

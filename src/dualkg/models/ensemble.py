@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from dualkg.errors import InvalidValue, Unsupported
 from dualkg.models.base import EmbeddingModel, Factors, Model
-from dualkg.tables.base import EntityTables, Side
+from dualkg.tables.base import EntityTables
 from dualkg.tables.local import LocalTables
+from dualkg.tables.lookup import Side
 
 __all__ = ["EnsembleModel"]
 

@@ -13,7 +13,7 @@ from dualkg.errors import InvalidValue, Unsupported
 from dualkg.models.base import MODELS, Factors, InitScale
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.score_text import BilinearText, Formula, OptionText
-from dualkg.tables.base import lookup
+from dualkg.tables.lookup import lookup
 
 __all__ = ["RESCAL", "TuckER"]
 

@@ -11,7 +11,8 @@ from torch.func import functional_call
 
 from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm
 from dualkg.models.bilinear import BilinearModel
-from dualkg.tables.base import TABLE_NAMES, EntityScores, Side, lookup
+from dualkg.tables.base import EntityScores
+from dualkg.tables.lookup import TABLE_NAMES, Side, lookup
 
 
 class OwnFactors(Factors):

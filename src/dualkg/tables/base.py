@@ -10,33 +10,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dualkg.kernels.scores import RankTargets
+from dualkg.tables.gradients import GradientTables
+from dualkg.tables.lookup import Side, lookup
 
 if TYPE_CHECKING:
     from dualkg.tables.bf16 import Bf16Tables
-    from dualkg.tables.gradients import GradientTables
 
-Side = Literal["tail", "head"]
 Draw = Callable[[Tensor], Tensor]  # fills an array with random numbers and returns it
 CountBetter = Callable[[Tensor, Tensor, RankTargets], Tensor]
 
-TABLE_NAMES = ("entities", "tails")  # parameters of a model that have a row for every entity
 BLOCK_ROWS = 2**14  # rows of a table that are drawn at a time
-
-
-def lookup(table: Tensor, ids: Tensor, *, sparse: bool = False) -> Tensor:
-    """Read rows of a table by id.
-
-    An embedding look-up sums its gradient in a fixed order, which indexing does not. With `sparse`,
-    the gradient of a table that is a parameter has only the rows that were read.
-    """
-    return F.embedding(ids, table, sparse=sparse and table.is_leaf)
 
 
 class EntityScores(ABC):

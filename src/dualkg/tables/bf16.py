@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from dualkg.kernels.gpu.elementwise import RowGradients, adagrad_
 from dualkg.kernels.gpu.scores import softmax_gradient_
 from dualkg.kernels.scores import Targets, softmax_
-from dualkg.tables.base import lookup
 from dualkg.tables.gradients import Workspace
-from dualkg.tables.sharded import Shard
+from dualkg.tables.lookup import lookup
+from dualkg.tables.shard import Shard
 
 ALIGNED = 8  # bfloat16 numbers in 16 bytes, to which tensor cores want rows aligned
 TILE = 128  # rows of a table that a product takes at once

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dualkg.errors import DamagedFile
-from dualkg.tables.base import TABLE_NAMES
-from dualkg.tables.sharded import Shard
+from dualkg.tables.lookup import TABLE_NAMES
+from dualkg.tables.shard import Shard
 
 
 def is_divided(name: str) -> bool:

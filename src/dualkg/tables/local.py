@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dualkg.kernels.scores import RankTargets
-from dualkg.tables.base import CountBetter, Draw, EntityScores, EntityTables, Side
+from dualkg.tables.base import CountBetter, Draw, EntityScores, EntityTables
+from dualkg.tables.lookup import Side
 
 if TYPE_CHECKING:
     from dualkg.tables.bf16 import LocalBf16Tables

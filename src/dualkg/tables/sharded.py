@@ -8,136 +8,23 @@ own entities. Gradients of the vectors that it scores them by are summed over al
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from dualkg.kernels.scores import RankTargets, count_in_columns
-from dualkg.tables.base import (
-    BLOCK_ROWS,
-    TABLE_NAMES,
-    CountBetter,
-    Draw,
-    EntityScores,
-    EntityTables,
-    Side,
-)
+from dualkg.tables.base import BLOCK_ROWS, CountBetter, Draw, EntityScores, EntityTables
 from dualkg.tables.local import weighted_mean
-from dualkg.tables.order import RowOrder
+from dualkg.tables.lookup import TABLE_NAMES, Side
+from dualkg.tables.shard import Shard
 
 if TYPE_CHECKING:
     from dualkg.tables.bf16 import ShardedBf16Tables
     from dualkg.tables.gradients import ShardedGradientTables
 
-Reduction = Literal["sum", "max"]
 MAX_COLUMNS = 2**20  # rows of a shard that are scored at a time in a ranking
-
-
-@dataclass(frozen=True)
-class Shard:
-    """The rows of one process, of tables in an order that spreads frequent entities.
-
-    The order is the same for any number of processes. Process p has the p-th of equal parts of the
-    rows; the last part may be shorter or empty.
-    """
-
-    num_entities: int
-    process: int = 0
-    num_processes: int = 1
-
-    @cached_property
-    def order(self) -> RowOrder:
-        return RowOrder(self.num_entities)
-
-    @property
-    def part(self) -> int:
-        """The number of rows of every process but the last ones."""
-        return -(-self.num_entities // self.num_processes)
-
-    @property
-    def first(self) -> int:
-        """The first row of this process in the whole table."""
-        return min(self.process * self.part, self.num_entities)
-
-    @property
-    def size(self) -> int:
-        """The number of rows of this process."""
-        return min((self.process + 1) * self.part, self.num_entities) - self.first
-
-    def positions(self, ids: Tensor) -> Tensor:
-        """The row of each entity in this process, −1 for those of other processes."""
-        rows = self.order.rows(ids) - self.first
-        return torch.where((rows >= 0) & (rows < self.size), rows, -1)
-
-    @property
-    def ids(self) -> Tensor:
-        """The entity of each row of this process."""
-        return self.order.entities(torch.arange(self.first, self.first + self.size))
-
-    # -- collectives ----------------------------------------------------------
-
-    def all_reduce(self, values: Tensor, reduction: Reduction = "sum") -> Tensor:
-        """Replace values by their sum or maximum over all processes.
-
-        Every process has the same bits afterwards.
-        """
-        if self.num_processes > 1:
-            dist.all_reduce(values, dist.ReduceOp.SUM if reduction == "sum" else dist.ReduceOp.MAX)
-        return values
-
-    def sum_of_all(self, values: Tensor) -> Tensor:
-        """The sum over all processes, whose gradient every process has."""
-        if self.num_processes == 1:
-            return values
-        total: Tensor = _SumOfAll.apply(values, self)  # type: ignore[no-untyped-call]
-        return total
-
-    def own_rows(
-        self, table: Tensor, ids: Tensor, read: Callable[[Tensor, Tensor], Tensor]
-    ) -> Tensor:
-        """Rows of entities that are owned here, and zeros for others, `(batch, width)`."""
-        if not len(table):
-            # Zeros with a gradient, as other processes have them.
-            return table.new_zeros(len(ids), table.shape[1]) + table.sum()
-        positions = self.positions(ids)
-        return read(table, positions.clamp(min=0)) * (positions >= 0).unsqueeze(-1)
-
-    def fetch(self, table: Tensor, ids: Tensor) -> Tensor:
-        """Rows of entities that any process may own, `(batch, width)`, without a gradient."""
-        rows = self.own_rows(table, ids, lambda own, positions: own[positions])
-        return self.all_reduce(rows)
-
-    def log_normalizers(self, scores: Tensor) -> Tensor:
-        """logsumexp over the entities of all processes, `(batch,)`."""
-        if scores.shape[1]:
-            largest = scores.detach().amax(1)
-        else:
-            largest = scores.new_full((len(scores),), -torch.inf)
-        largest = self.all_reduce(largest, "max")
-        return largest + self.sum_of_all((scores - largest[:, None]).exp().sum(1)).log()
-
-    def add_rows(self, total: Tensor, ids: Tensor, rows: Tensor) -> None:
-        """Add rows to those entities of a table that are owned here."""
-        if len(total):
-            positions = self.positions(ids)
-            total.index_add_(0, positions.clamp(min=0), rows * (positions >= 0).unsqueeze(-1))
-
-
-class _SumOfAll(torch.autograd.Function):
-    """The sum over all processes in the forward pass alone: its gradient is the same everywhere."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, shard: Shard) -> Tensor:
-        return shard.all_reduce(values.clone())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = gradients
-        return gradient, None
 
 
 class _Join(torch.autograd.Function):

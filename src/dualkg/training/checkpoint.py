@@ -34,7 +34,7 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-class NotFinite(DivergedError):
+class WeightsNotFinite(DivergedError):
     """A tensor that was to be saved holds NaN or infinity."""
 
     def __init__(self, tensor: str, path: Path) -> None:
@@ -89,7 +89,7 @@ def save_tensors(
     # They are checked on their device, which is faster.
     for name, value in named.items():
         if not all_finite(value):
-            raise NotFinite(name, path)
+            raise WeightsNotFinite(name, path)
     tensors = {name: value.cpu().contiguous() for name, value in named.items()}
     about = {**about, "sha256": _checksum(tensors, about)}
     with atomic_write(path) as fresh, writing(fresh, SafetensorError):

@@ -28,8 +28,8 @@ from dualkg.files import locked, read_json, sync, write_json
 from dualkg.models.base import Model
 from dualkg.models.partial import PartialModel
 from dualkg.tables import Processes, Shard, ShardedTables
-from dualkg.tables.base import TABLE_NAMES
 from dualkg.tables.files import is_divided, load_checkpoint, save_checkpoint
+from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.api import choose_device, finish
 from dualkg.training.callbacks import Callback, find_callbacks, saved_trackers
 from dualkg.training.checkpoint import (

@@ -13,9 +13,9 @@ from dualkg.losses.softmax import BoundOneVsAll, target_weights
 from dualkg.models.base import Factors, Model, overridden
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum, Regularizer, is_power_sum
-from dualkg.tables.base import Side
 from dualkg.tables.gradients import LossAndGradient
 from dualkg.tables.local import cross_entropy
+from dualkg.tables.lookup import Side
 from dualkg.training.updates import AnyOptimizer, OnePassAdagrad, step_rows
 
 # What a subclass may override and still be trained by kernels in place of its maps.

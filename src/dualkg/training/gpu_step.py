@@ -20,9 +20,9 @@ from dualkg.models.base import Factors
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum
-from dualkg.tables.base import TABLE_NAMES
 from dualkg.tables.bf16 import BatchRows, Bf16Table, ScoredQueries, padded_shape
 from dualkg.tables.gradients import Workspace
+from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.fused import stream
 from dualkg.training.updates import AnyOptimizer
 

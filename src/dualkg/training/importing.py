@@ -20,7 +20,7 @@ from dualkg.models.base import EmbeddingModel
 from dualkg.models.diagonal import SimplE
 from dualkg.models.distance import AngleModel, RotatE
 from dualkg.tables import LocalTables
-from dualkg.tables.base import TABLE_NAMES
+from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.checkpoint import load_weights
 from dualkg.training.classes import find_class
 from dualkg.training.recipe import Data, ModelConfig, Recipe

@@ -16,8 +16,8 @@ from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
-from dualkg.tables.base import TABLE_NAMES
 from dualkg.tables.gradients import rows_at_once
+from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.engines import Engine
 from dualkg.training.recipe import Recipe
 

@@ -51,8 +51,10 @@ class InvalidRecipe(RequestError):
         self.problem = problem
 
     def message(self, words: Words = PYTHON) -> str:
-        problem = self.problem.message(words)
-        return f"{self.source}: {problem}" if self.source else problem
+        if not self.source:
+            return self.problem.message(words)
+        # A file has keys, whoever reads the message.
+        return f"{self.source}: {self.problem.message(PYTHON)}"
 
 
 class UnreadableRecipe(RequestError):

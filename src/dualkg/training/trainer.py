@@ -141,7 +141,7 @@ class OptimizerChanged(RequestError):
         self.expected = expected
 
 
-class NoTriples(RequestError):
+class EmptySplit(RequestError):
     """A split that training needs is empty."""
 
     def __init__(self, graph: str, split: str) -> None:
@@ -271,9 +271,9 @@ class Trainer:
     def _examples(self) -> Tensor | MappedExamples:
         triples = self.graph.train
         if not len(triples):
-            raise NoTriples(self.graph.name, "train")
+            raise EmptySplit(self.graph.name, "train")
         if self.recipe.validation.every and not len(self.graph.valid):
-            raise NoTriples(self.graph.name, "valid")
+            raise EmptySplit(self.graph.name, "valid")
         num_relations = self.graph.shape.num_relations
         reciprocal = self.model.reciprocal
         if self.graph.is_mapped and self.recipe.training.order == "triples":
@@ -500,7 +500,7 @@ class Trainer:
             self._check_weights()
         try:
             self.store.write(groups, path, self.about(when))
-        except checkpoint.NotFinite:
+        except checkpoint.WeightsNotFinite:
             raise self._divergence("the weights hold NaN or infinity") from None
         self._saved_at = time.monotonic()
 

@@ -7,7 +7,7 @@ from dualkg.inference.scoring import check_finite
 from dualkg.models.base import Model
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.ensemble import EnsembleModel
-from dualkg.tables.base import Side
+from dualkg.tables.lookup import Side
 
 # Scores of a block: few enough for a CPU's cache, enough to keep a GPU busy.
 MAX_SCORES = {"cpu": 2**22, "cuda": 2**26}
