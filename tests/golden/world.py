@@ -314,7 +314,7 @@ def _index(run: kg.Run) -> Any:
 def _search(run: kg.Run, kind: str, storage: str) -> dict[str, Any]:
     with _no_speed_measurement():
         index = index_build.build_index(run.model, run.graph, kind=kind, storage=storage)
-    predictor = Predictor.of(run, calibrated=True, index=index)
+    predictor = Predictor.of(run, calibrated=True, index=index, loops=True)
     recall = {}
     for side, stats in index.stats.items():
         for k, share in stats.recall.items():

@@ -116,10 +116,12 @@ class DistanceModel(EmbeddingModel):
 
     def side_scores(self, f: Factors, side: Side, candidates: Tensor | None = None) -> Tensor:
         """Scores of candidates `(n,)` on one side of all triples of a batch, or of all entities."""
-        rows = self._rows_of(f, side, candidates)
         if not self.maps_both_sides and (side == "tail" or self.isometric):
+            rows = self._rows_of(f, side, candidates)
             return -self.distances(f.query(side), rows)
+        # Candidates are read after the vectors of the batch, in a look-up of their own.
         points = f.mapped_head if side == "tail" else self._target(f)
+        rows = self._rows_of(f, side, candidates)
         return -self._distances_to_mapped(points, f.relations, rows, side)
 
     def _rows_of(self, f: Factors, side: Side, candidates: Tensor | None) -> Tensor:
