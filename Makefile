@@ -29,6 +29,10 @@ unit:
 test-slow: $(READY)
 	$(BIN)/pytest -m 'slow or hypothesis' --hypothesis-profile=thorough
 
+# The slow tests of one topic, by its folder or file: make test-slow-training, make test-slow-wheel.
+test-slow-%: $(READY)
+	$(BIN)/pytest -m 'slow or hypothesis' --hypothesis-profile=thorough $(or $(wildcard tests/$*),tests/test_$*.py)
+
 # Kills, power cuts, faults of the disk, malformed inputs, races and load: minutes, or TORTURE="--hours 2".
 torture: $(READY)
 	$(BIN)/python -m benchmarks.torture $(TORTURE)
