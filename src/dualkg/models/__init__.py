@@ -1,13 +1,23 @@
-"""Models of link prediction; `MODELS` maps names in recipes to classes."""
+"""Models of link prediction; `MODELS` maps names in recipes to classes.
 
-from dualkg.models.base import MODELS, EmbeddingModel, Model
-from dualkg.models.bilinear import BilinearModel, Dual
-from dualkg.models.diagonal import CP, ComplEx, DistMult, QuatE, SimplE
-from dualkg.models.distance import HAKE, SE, DistanceModel, ModE, MuRP, RotatE, TransE
-from dualkg.models.ensemble import EnsembleModel
-from dualkg.models.matrix import RESCAL, TuckER
-from dualkg.models.partial import PartialModel
+Every name in the `__all__` of a module is exported here and is public in `dualkg`.
+"""
 
-__all__ = ["MODELS", "BilinearModel", "DistanceModel", "Dual", "EmbeddingModel", "EnsembleModel"]
-__all__ += ["CP", "RESCAL", "ComplEx", "DistMult", "QuatE", "SimplE", "TuckER"]
-__all__ += ["HAKE", "SE", "ModE", "Model", "MuRP", "PartialModel", "RotatE", "TransE"]
+from dualkg.models import base, bilinear, diagonal, distance, ensemble, matrix, partial
+from dualkg.models.base import *  # noqa: F403
+from dualkg.models.base import MODELS
+from dualkg.models.bilinear import *  # noqa: F403
+from dualkg.models.diagonal import *  # noqa: F403
+from dualkg.models.distance import *  # noqa: F403
+from dualkg.models.ensemble import *  # noqa: F403
+from dualkg.models.matrix import *  # noqa: F403
+from dualkg.models.partial import *  # noqa: F403
+
+__all__ = ["MODELS"]
+__all__ += base.__all__
+__all__ += bilinear.__all__
+__all__ += diagonal.__all__
+__all__ += distance.__all__
+__all__ += ensemble.__all__
+__all__ += matrix.__all__
+__all__ += partial.__all__

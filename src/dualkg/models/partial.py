@@ -14,6 +14,8 @@ from dualkg.models.bilinear import BilinearModel
 from dualkg.tables.base import EntityScores
 from dualkg.tables.lookup import TABLE_NAMES, Side, lookup
 
+__all__ = ["PartialModel"]
+
 
 class OwnFactors(Factors):
     """The vectors of a batch as they are used to score the entities of this process.
