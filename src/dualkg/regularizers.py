@@ -12,11 +12,6 @@ from dualkg.models.base import EmbeddingModel, Factors, overridden
 from dualkg.models.bilinear import BilinearModel
 from dualkg.registry import Registry
 
-__all__ = ["DURA", "N3", "BasicDURA", "Frobenius", "NoRegularizer", "RegP1", "Regularizer"]
-__all__ += ["UnweightedDURA"]
-
-REGULARIZERS: Registry[type["Regularizer"]] = Registry("regularizer", group="dualkg.regularizers")
-
 __all__ = [
     "DURA",
     "N3",
@@ -28,6 +23,8 @@ __all__ = [
     "Regularizer",
     "UnweightedDURA",
 ]
+
+REGULARIZERS: Registry[type["Regularizer"]] = Registry("regularizer", group="dualkg.regularizers")
 
 
 class Regularizer(ABC):
