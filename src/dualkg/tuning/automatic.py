@@ -82,18 +82,24 @@ OnTuning = Callable[["AutomaticProgress"], None]
 
 
 class TuningInterrupted(InterruptedRunError):
-    """Automatic tuning was stopped by its user; `command` resumes it if the trials are saved."""
+    """Automatic tuning was stopped by its user.
 
-    def __init__(self, num_trials: int, *, is_saved: bool, command: str = "") -> None:
+    If its trials are saved, `run_folder` is resumed; a search for several seeds has none, and is
+    resumed by repeating it.
+    """
+
+    def __init__(self, num_trials: int, *, is_saved: bool, run_folder: Path | None = None) -> None:
         super().__init__()
         self.num_trials = num_trials
         self.is_saved = is_saved
-        self.command = command
+        self.run_folder = run_folder
 
     def message(self, words: Words = PYTHON) -> str:
         saved = ", which are saved" if self.is_saved else ""
-        advice = f" Resume with: {self.command}" if self.command else ""
-        return f"Stopped while tuning, after {self.num_trials} trials{saved}.{advice}"
+        sentence = f"Stopped while tuning, after {self.num_trials} trials{saved}."
+        if self.run_folder is not None:
+            return f"{sentence} Resume with: {words.call('resume', self.run_folder)}"
+        return f"{sentence} Repeat it to resume." if self.is_saved else sentence
 
 
 class NothingTrains(DualkgError):
@@ -151,8 +157,8 @@ class AutomaticTuner:
 
     Keys in `fixed` are not tuned. The search begins at `start`, or at another recipe with another
     loss (`other`) if that is better in a short trial. The best with each loss are compared in long
-    trials. The `saved` trials of an interrupted search are not repeated; `command` resumes it.
-    `run_trial` trains; by default by PyTorch.
+    trials. The `saved` trials of an interrupted search are not repeated; `run_folder` is the run
+    that resumes them. `run_trial` trains; by default by PyTorch.
     """
 
     start: Recipe
@@ -163,7 +169,7 @@ class AutomaticTuner:
     seconds: float | None = None
     saved: Collection[AutomaticTrial] = ()
     path: Path | None = None
-    command: str = ""
+    run_folder: Path | None = None
     on_progress: OnTuning | None = None
     run_trial: RunTrial | None = None
 
@@ -225,7 +231,7 @@ class AutomaticTuner:
         except InterruptedRunError:
             is_saved = bool(self.path and self.trials)
             raise TuningInterrupted(
-                len(self.trials), is_saved=is_saved, command=self.command
+                len(self.trials), is_saved=is_saved, run_folder=self.run_folder
             ) from None
         recipe = self.chosen_recipe()
         self.save(summary=self.summary())

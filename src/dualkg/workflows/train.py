@@ -508,7 +508,7 @@ def _tune_in_folder(
     """Search, from the trials that are saved in the folder, and train the chosen recipe there."""
     if folder:
         tuner.path = folder.tuning
-        tuner.command = f"dualkg resume {folder.path}"
+        tuner.run_folder = folder.path
     recipe = _search(tuner, on_event)
     return train_in_folder(
         recipe,
@@ -532,7 +532,6 @@ def _tune_for_seeds(
             raise PathExists(path, what="of another search")
         tuner = saved
     tuner.path = path
-    tuner.command = "the same command or call"
     return _search(tuner, on_event)
 
 
