@@ -29,7 +29,7 @@ settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile("ordinary")
 
 LONGEST = re.compile(
-    r"tests/(tuning|serve/browser|training/test_(killed_runs|memory)|paper/test_|cli/test_m|test_)"
+    r"tests/(tuning|serve/browser|training/test_(distributed|killed_runs|memory)|workflows|paper/test_|cli/test_m|test_)"
 )
 
 # The process that only starts the workers of pytest-xdist imports this file, and needs no PyTorch.
