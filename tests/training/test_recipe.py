@@ -242,3 +242,12 @@ def test_names_in_place_of_objects(small_graph):
         kg.train("TransE", small_graph, optimizer="Adam", epochs=1).recipe.optimizer.learning_rate
         == 0.001
     )
+
+
+@pytest.mark.parametrize("table", ["3", "0.5", "true", '"every"'])
+def test_a_table_that_is_a_value_is_refused(tmp_path, table):
+    path = tmp_path / "mine.toml"
+    path.write_text(f"validation = {table}\n")
+    for changes in ({}, {"training.epochs": 1}, {"validation.patience": 2}):
+        with pytest.raises(kg.RequestError):
+            load_recipe(path, changes=changes)

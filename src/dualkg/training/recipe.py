@@ -562,8 +562,10 @@ def changed(tables: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     tables = deepcopy(tables)
     for name, value in changes.items():
         put(tables, name, value)
-    has_every = "validation.every" in changes or tables.get("validation", {}).get("every")
-    if changes.get("validation.patience") and not has_every:
+    if not changes.get("validation.patience"):
+        return tables
+    validation = tables["validation"]
+    if "validation.every" not in changes and not validation.get("every"):
         put(tables, "validation.every", 1)
         if "validation.keep" not in changes:
             put(tables, "validation.keep", "best")
