@@ -200,10 +200,11 @@ def main() -> None:
         arguments = (str(Path(folder) / "meeting"), str(output))
         mp.spawn(member, arguments, nprocs=NUM_PROCESSES)  # type: ignore[no-untyped-call]
         results = json.loads(output.read_text())
-    results["machine"] = measurement.describe("cpu", commit=choices.commit)
-    path = measurement.folder_of(choices) / f"{TOPIC}.json"
-    path.write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps({key: value for key, value in results.items() if key != "machine"}, indent=1))
+    on = measurement.describe("cpu", commit=choices.commit)
+    for name, medians in results["steps"].items():
+        record = {"num_processes": NUM_PROCESSES, "errors": results["errors"], "measured": medians}
+        measurement.save(TOPIC, name, record, on=on, folder=measurement.folder_of(choices))
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

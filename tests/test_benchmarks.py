@@ -27,8 +27,13 @@ import training
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = (
+    "connections",
     "distributed",
+    "exact_search",
+    "larger_than_memory",
     "loading",
+    "split_tables",
+    "study_storage",
     "inductive",
     "startup",
     "contention",
@@ -123,6 +128,18 @@ def test_a_gpu_is_compared_with_its_limit(tmp_path):
         "6.10 | 0.500 | – | – | 0.200 | 0.200 | 2.50 × | 12.2 × | 3.00 | 2.00 / not measured here"
     )
     assert f"| {job.name} | {cells} |" in page
+
+
+def test_every_decision_between_own_code_and_a_library_is_on_the_page(tmp_path):
+    """CONTRIBUTING.md names the benchmark of each."""
+    page = report.page(report.load_all())
+    rules = (BENCHMARKS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for topic, (title, _) in report.DECISIONS.items():
+        section = page.partition(f"## {title}: ")[2].partition("\n## ")[0]
+        assert section.count("Decision: ") == 1
+        assert f"({topic}.py)" in section
+        assert f"{topic}.py`" in rules
+    assert "## Divided tables" not in report.page(report.load_all(tmp_path))
 
 
 def test_results_of_one_machine_do_not_erase_those_of_another(tmp_path):
