@@ -122,11 +122,11 @@ def make_good(good: Path) -> None:
 
 def hashes(folder: Path) -> dict[str, str]:
     """The SHA-256 of all files below a folder, without locks."""
-    found = {}
+    checksums = {}
     for file in folder.rglob("*"):
         if file.is_file() and not file.name.endswith(".lock"):
-            found[str(file.relative_to(folder))] = hashlib.sha256(file.read_bytes()).hexdigest()
-    return found
+            checksums[str(file.relative_to(folder))] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return checksums
 
 
 class FailingDisk:
