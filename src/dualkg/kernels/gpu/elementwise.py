@@ -148,11 +148,10 @@ def _update_rows(
     BY_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Update the row whose id is first at this position of the sorted ids.
+    """Sum the gradients of a row, and update it.
 
-    There is one program per position. That of the first of equal ids sums the gradients of all, and
-    those of the others return. The ids have a −1 before the first and after the last; `order` has
-    not.
+    There is one program per position of the sorted ids; that of the first of equal ids does the
+    work for all. The ids have a −1 before the first and after the last; `order` has not.
     """
     position = tl.program_id(0)
     row = tl.load(ids_ptr + position + 1)

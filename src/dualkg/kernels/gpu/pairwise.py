@@ -47,13 +47,13 @@ def _sums(
     COLUMNS: tl.constexpr,
     COORDINATES: tl.constexpr,
 ):
-    """Sum over all coordinates of a tile of pairs.
+    """Sum over all coordinates, for a tile of queries x and candidates y.
 
     Coordinates are summed in separate lanes, and the lanes at the end.
     """
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    lanes = tl.zeros([ROWS, COLUMNS, COORDINATES], tl.float32)
+    lane_sums = tl.zeros([ROWS, COLUMNS, COORDINATES], tl.float32)
 
     for start in range(0, num_coordinates, COORDINATES):
         coordinates = start + tl.arange(0, COORDINATES)
@@ -70,7 +70,7 @@ def _sums(
             0,
         )
         if PARTS == 1:
-            lanes += tl.abs(x[:, None, :] - y[None, :, :])
+            lane_sums += tl.abs(x[:, None, :] - y[None, :, :])
         else:
             x_second = _load_tile(
                 queries_ptr, rows, coordinates, num_queries, num_coordinates, query_stride, 1
@@ -87,15 +87,15 @@ def _sums(
             if SINE:
                 left = x[:, None, :] * y_second[None, :, :]
                 right = x_second[:, None, :] * y[None, :, :]
-                lanes += tl.abs(left - right)
+                lane_sums += tl.abs(left - right)
             else:
                 real = x[:, None, :] - y[None, :, :]
                 imaginary = x_second[:, None, :] - y_second[None, :, :]
-                lanes += tl.sqrt(real * real + imaginary * imaginary)
+                lane_sums += tl.sqrt(real * real + imaginary * imaginary)
 
     mask = (rows < num_queries)[:, None] & (columns < num_candidates)[None, :]
     sum_ptrs = sums_ptr + rows.to(tl.int64)[:, None] * num_candidates + columns[None, :]
-    tl.store(sum_ptrs, tl.sum(lanes, axis=2), mask=mask)
+    tl.store(sum_ptrs, tl.sum(lane_sums, axis=2), mask=mask)
 
 
 @triton.jit
@@ -117,7 +117,7 @@ def _gradient(
     COLUMNS: tl.constexpr,
     COORDINATES: tl.constexpr,
 ):
-    """Sum upstream · slope over all candidates, for a tile of queries and coordinates.
+    """Sum upstream · slope over all candidates y, for a tile of queries x and coordinates.
 
     Candidates are summed in separate lanes, and the lanes at the end. A slope is 0 where the
     coordinates of a pair are equal.
@@ -126,12 +126,12 @@ def _gradient(
     coordinates = tl.program_id(1) * COORDINATES + tl.arange(0, COORDINATES)
 
     x = _load_tile(queries_ptr, rows, coordinates, num_queries, num_coordinates, query_stride, 0)
-    lanes = tl.zeros([ROWS, COLUMNS, COORDINATES], tl.float32)
+    lane_sums = tl.zeros([ROWS, COLUMNS, COORDINATES], tl.float32)
     if PARTS == 2:
         x_second = _load_tile(
             queries_ptr, rows, coordinates, num_queries, num_coordinates, query_stride, 1
         )
-        lanes_second = tl.zeros([ROWS, COLUMNS, COORDINATES], tl.float32)
+        second_lane_sums = tl.zeros([ROWS, COLUMNS, COORDINATES], tl.float32)
 
     for start in range(0, num_candidates, COLUMNS):
         columns = start + tl.arange(0, COLUMNS)
@@ -151,7 +151,7 @@ def _gradient(
         if PARTS == 1:
             difference = x[:, None, :] - y[None, :, :]
             sign = tl.where(difference > 0, 1.0, tl.where(difference < 0, -1.0, 0.0))
-            lanes += upstream * sign
+            lane_sums += upstream * sign
         else:
             y_second = _load_tile(
                 candidates_ptr,
@@ -168,29 +168,29 @@ def _gradient(
                 left = x[:, None, :] * y_second[None, :, :]
                 right = x_second[:, None, :] * y[None, :, :]
                 signed = tl.where(left > right, upstream, tl.where(left < right, -upstream, 0.0))
-                lanes += signed * y[None, :, :]
-                lanes_second += signed * y_second[None, :, :]
+                lane_sums += signed * y[None, :, :]
+                second_lane_sums += signed * y_second[None, :, :]
             else:
                 real = x[:, None, :] - y[None, :, :]
                 imaginary = x_second[:, None, :] - y_second[None, :, :]
                 square = real * real + imaginary * imaginary
                 scaled = upstream * tl.where(square == 0, 0.0, tl.rsqrt(square))
-                lanes += scaled * real
-                lanes_second += scaled * imaginary
+                lane_sums += scaled * real
+                second_lane_sums += scaled * imaginary
 
     mask = (rows < num_queries)[:, None] & (coordinates < num_coordinates)[None, :]
     if SINE:
         # An angle has one slope, where its row has two numbers.
-        slopes = x * tl.sum(lanes, axis=1) + x_second * tl.sum(lanes_second, axis=1)
+        slopes = x * tl.sum(lane_sums, axis=1) + x_second * tl.sum(second_lane_sums, axis=1)
         row_ptrs = gradient_ptr + rows.to(tl.int64)[:, None] * num_coordinates
         tl.store(row_ptrs + coordinates[None, :], slopes, mask=mask)
     else:
         row_ptrs = gradient_ptr + rows.to(tl.int64)[:, None] * (PARTS * num_coordinates)
         first_ptrs = row_ptrs + coordinates[None, :]
-        tl.store(first_ptrs, tl.sum(lanes, axis=1), mask=mask)
+        tl.store(first_ptrs, tl.sum(lane_sums, axis=1), mask=mask)
         if PARTS == 2:
             second_ptrs = first_ptrs + num_coordinates
-            tl.store(second_ptrs, tl.sum(lanes_second, axis=1), mask=mask)
+            tl.store(second_ptrs, tl.sum(second_lane_sums, axis=1), mask=mask)
 
 
 def pairwise_sums(queries: Tensor, candidates: Tensor, *, parts: int, sine: bool) -> Tensor:
