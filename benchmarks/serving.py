@@ -76,13 +76,13 @@ def make_run(job: Job, folder: Path) -> None:
     import dualkg as kg
     import epochs
     from dualkg.inference.calibration import calibration_for
-    from dualkg.training.run import Run
+    from dualkg.training.run import TrainedRun
 
     graph = kg.load_graph(job.graph)
     kind = epochs.Job(job.graph, "ComplEx", job.dim, 500)
     recipe = epochs.recipe_for(kind, engine="auto", precision="float32", epochs=2)
     trainer, _ = epochs.train_epochs(recipe, epochs.part_of(graph, STEPS * kind.batch // 2), "cpu")
-    Run(trainer.model, graph, recipe).save(folder)
+    TrainedRun(trainer.model, graph, recipe).save(folder)
     if job.probabilities:
         calibration_for(kg.load_run(folder))
 

@@ -340,6 +340,7 @@ def test_the_public_surface():
         "TensorBoard",
         "train",
         "train_recipe",
+        "TrainedRun",
         "Validation",
         "Vocabulary",
         "WandB",

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from dualkg.training.recipe import list_recipes as list_recipes
     from dualkg.training.recipe import load_recipe as load_recipe
     from dualkg.training.run import Run as Run
+    from dualkg.training.run import TrainedRun as TrainedRun
     from dualkg.tuning.search import search as search
     from dualkg.workflows.predict import predict_file as predict_file
     from dualkg.workflows.train import fit as fit
@@ -92,6 +93,7 @@ else:
             "Optimizer",
             "Recipe",
             "Run",
+            "TrainedRun",
             "StopTraining",
             "TensorBoard",
             "Validation",

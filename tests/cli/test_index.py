@@ -10,7 +10,9 @@ from dualkg.inference.index_build import load_index
 
 @pytest.fixture
 def run(small_graph, tmp_path) -> str:
-    made = kg.Run(kg.ComplEx(small_graph.shape, dim=6, init_scale=1.0), small_graph, kg.Recipe())
+    made = kg.TrainedRun(
+        kg.ComplEx(small_graph.shape, dim=6, init_scale=1.0), small_graph, kg.Recipe()
+    )
     made.recipe = made.recipe.with_changes({"model.name": "ComplEx", "model.dim": 6})
     made.report_on("test")
     return str(made.save(tmp_path / "run"))

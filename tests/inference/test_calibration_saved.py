@@ -48,7 +48,7 @@ def test_a_saved_calibration_is_not_fitted_again(run):
 
 
 def test_a_run_without_a_folder_saves_nothing(run):
-    in_memory = kg.Run(run.model, run.graph, run.recipe)
+    in_memory = kg.TrainedRun(run.model, run.graph, run.recipe)
     assert isinstance(calibration_for(in_memory), SavedCalibration)
     assert not (run.folder / "calibration.json").exists()
 
@@ -143,5 +143,5 @@ def test_the_message_says_how_to_make_it_again(run):
 def test_a_graph_without_valid_triples_is_refused(run, small_graph):
     without = graph_of(small_graph.train, (), small_graph.test, num_entities=30, num_relations=4)
     with pytest.raises(MissingTriples) as error:
-        calibration_for(kg.Run(run.model, without, run.recipe))
+        calibration_for(kg.TrainedRun(run.model, without, run.recipe))
     assert (error.value.purpose, error.value.split) == ("Calibration", "valid")

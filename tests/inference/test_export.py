@@ -19,7 +19,7 @@ from tests.families import BILINEAR, DISTANCE
 
 @pytest.fixture
 def run(small_graph) -> kg.Run:
-    return kg.Run(kg.CP(small_graph.shape, dim=3), small_graph, kg.Recipe())
+    return kg.TrainedRun(kg.CP(small_graph.shape, dim=3), small_graph, kg.Recipe())
 
 
 def read_tsv(path):
@@ -134,7 +134,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 def test_triples_are_scored_by_the_manifest_and_numpy_alone(small_graph, tmp_path, name, options):
     reciprocal = bool(options.get("batch_norm") or options.get("dual") == "head" or name == "CP")
     model = random_model(name, small_graph.shape, reciprocal=reciprocal, **options)
-    export(kg.Run(model, small_graph, kg.Recipe()), tmp_path / "out")
+    export(kg.TrainedRun(model, small_graph, kg.Recipe()), tmp_path / "out")
     manifest, arrays = read_arrays(tmp_path / "out")
     random = np.random.default_rng(0)
     num_entities, num_relations = small_graph.shape
@@ -155,7 +155,7 @@ def test_triples_are_scored_by_the_manifest_and_numpy_alone(small_graph, tmp_pat
 @pytest.mark.parametrize("format", ["numpy", "tsv", "safetensors"])
 def test_the_manifest_describes_every_format(small_graph, tmp_path, format):
     model = random_model("TuckER", small_graph.shape, reciprocal=True, batch_norm=True)
-    run = kg.Run(model, small_graph, kg.Recipe(model=ModelConfig.of(model)))
+    run = kg.TrainedRun(model, small_graph, kg.Recipe(model=ModelConfig.of(model)))
     run = kg.load_run(run.save(tmp_path / "run")) if format == "numpy" else run
     folder = tmp_path / "out"
     paths = export(run, folder, format=format)
@@ -195,7 +195,7 @@ class Own(kg.BilinearModel):
 
 def test_the_manifest_of_an_own_model_has_its_docstring(small_graph, tmp_path):
     model = Own(small_graph.shape, dim=2)
-    export(kg.Run(model, small_graph, kg.Recipe()), tmp_path / "out")
+    export(kg.TrainedRun(model, small_graph, kg.Recipe()), tmp_path / "out")
     manifest, _ = read_arrays(tmp_path / "out")
     assert manifest["score"]["formula"] == "⟨h, t⟩, whatever the relation is."
     assert (manifest["score"]["numpy"], manifest["arrays"]["entities"]["columns"]) == (None, [])
@@ -218,7 +218,7 @@ class Described(Own):
 
 def test_an_own_model_may_have_its_own_text(small_graph, tmp_path):
     model = Described(small_graph.shape, dim=2)
-    export(kg.Run(model, small_graph, kg.Recipe()), tmp_path / "out")
+    export(kg.TrainedRun(model, small_graph, kg.Recipe()), tmp_path / "out")
     manifest, arrays = read_arrays(tmp_path / "out")
     assert manifest["score"]["formula"] == "s(h, r, t) = ⟨x, t⟩ with x = h"
     triples = np.array([[0, 1, 2], [7, 3, 7]])

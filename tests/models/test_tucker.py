@@ -151,7 +151,7 @@ def test_a_trained_model_can_be_trained_again(small_graph):
 
 
 def test_every_table_is_exported(small_graph, tmp_path):
-    run = kg.Run(normalised(relation_dim=2), small_graph, kg.Recipe())
+    run = kg.TrainedRun(normalised(relation_dim=2), small_graph, kg.Recipe())
     export(run, tmp_path / "out", format="tsv")
     lines = {
         path.stem: path.read_text(encoding="utf-8").splitlines()

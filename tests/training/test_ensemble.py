@@ -119,7 +119,7 @@ def test_a_useless_member_gets_little_weight_and_does_not_hurt(graph, folder):
 def test_the_test_split_has_no_part_in_the_weights(graph, folder):
     runs = [kg.load_run(folder / name) for name in ("complex", "transe")]
     other = graph_of(graph.train, graph.valid, graph.test[:1], num_entities=35)
-    without = [kg.Run(run.model, other, run.recipe) for run in runs]
+    without = [kg.TrainedRun(run.model, other, run.recipe) for run in runs]
     assert kg.Ensemble(runs).model.weights == kg.Ensemble(without).model.weights
 
 
@@ -132,7 +132,7 @@ def test_weights_are_equal_or_given_or_fitted_later(graph, folder):
     assert ensemble.fit_weights() == ensemble.model.weights == kg.Ensemble(runs).model.weights
     assert ensemble.report_on("valid") is not before
     unvalidated = graph_of(graph.train, test=graph.test, num_entities=35)
-    blind = kg.Ensemble([kg.Run(run.model, unvalidated, run.recipe) for run in runs])
+    blind = kg.Ensemble([kg.TrainedRun(run.model, unvalidated, run.recipe) for run in runs])
     assert blind.model.weights == (1.0, 1.0)
     with pytest.raises(kg.RequestError, match="no validation triples to fit weights on"):
         blind.fit_weights()
@@ -263,10 +263,10 @@ def test_wrong_requests(graph, folder, tmp_path):
     run = kg.load_run(folder / "complex")
     other = graph_of(graph.train, graph.test, graph.valid, num_entities=35)
     with pytest.raises(kg.RequestError, match="ComplEx on different triples or splits of made"):
-        kg.Ensemble([run, kg.Run(run.model, other, run.recipe)])
+        kg.Ensemble([run, kg.TrainedRun(run.model, other, run.recipe)])
     world = kg.load_graph("world")
     with pytest.raises(kg.RequestError, match="trained complex on made and CP on world"):
-        kg.Ensemble([run, kg.Run(kg.CP(world.shape, dim=2), world, run.recipe)])
+        kg.Ensemble([run, kg.TrainedRun(kg.CP(world.shape, dim=2), world, run.recipe)])
     with pytest.raises(kg.RequestError, match="takes a list of runs"):
         kg.Ensemble(folder / "complex")
     with pytest.raises(kg.RequestError, match="at least one run"):
@@ -277,7 +277,7 @@ def test_wrong_requests(graph, folder, tmp_path):
         kg.RequestError, match="\"equal\", or None to fit them on validation; 'best' was given"
     ):
         kg.Ensemble([run], weights="best")
-    unsaved = kg.Run(run.model, graph, run.recipe)
+    unsaved = kg.TrainedRun(run.model, graph, run.recipe)
     with pytest.raises(kg.RequestError, match="The run ComplEx of the ensemble has no folder"):
         kg.Ensemble([run, unsaved], weights="equal").save(tmp_path / "made")
     with pytest.raises(kg.RequestError, match="is a finished run"):

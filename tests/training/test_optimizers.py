@@ -182,7 +182,19 @@ class RMSprop(kg.Optimizer):
         return torch.optim.RMSprop(parameters, lr=self.learning_rate, alpha=self.decay)
 
 
+class Unfinished(kg.Optimizer):
+    """An optimizer that forgets to implement `build`."""
+
+
 NAME = f"{__name__}:RMSprop"
+
+
+def test_an_optimizer_without_build_is_refused_by_name():
+    name = f"{__name__}:Unfinished"
+    with pytest.raises(Unsupported) as refused:
+        kg.Optimizer(name=name)
+    assert refused.value.what == f"'{name}'"
+    assert "does not implement build" in refused.value.reason
 
 
 @pytest.mark.parametrize("engine", ["reference", "fast"])

@@ -61,13 +61,15 @@ def run(small_graph, tmp_path) -> kg.Run:
 
 def test_a_run_in_place_of_its_model_or_folder_gets_the_right_call(run, small_graph):
     with pytest.raises(
-        kg.RequestError, match=r"kg.evaluate\(run.model, run.graph\); Run and Graph were given"
+        kg.RequestError,
+        match=r"kg.evaluate\(run.model, run.graph\); TrainedRun and Graph were given",
     ):
         kg.evaluate(run, small_graph)
     with pytest.raises(InvalidValue, match="Use the run as it is") as invalid:
         kg.load_run(run)
     assert invalid.value.found is run
-    assert repr(run) == f"Run(ComplEx on made, test MRR {run.report.mrr:.4f}, '{run.folder}')"
+    mrr = f"{run.report.mrr:.4f}"
+    assert repr(run) == f"TrainedRun(ComplEx on made, test MRR {mrr}, '{run.folder}')"
     assert len(repr(run.report)) < 400
 
 

@@ -21,8 +21,8 @@ from dualkg.models.base import Model
 from dualkg.models.matrix import RESCAL
 from dualkg.training.api import choose_device, evaluate_held_out
 from dualkg.training.checkpoint import load_tensors, smallest_integer
-from dualkg.training.ensemble import load_run
-from dualkg.training.run import Run
+from dualkg.training.ensemble import load_trained_run
+from dualkg.training.run import TrainedRun
 
 ModelT = TypeVar("ModelT", bound=Model)
 
@@ -148,7 +148,7 @@ def sparsify(
     rotate: bool = False,
     out: str | Path | None = None,
     device: str | torch.device | None = None,
-) -> Run:
+) -> TrainedRun:
     """Save a copy of a run with a share of its entity entries set to zero.
 
     `rotate` first rotates a RESCAL model to the axes in which this costs least.
@@ -158,7 +158,7 @@ def sparsify(
     target = folder.with_name(f"{folder.name}-sparse-{share:g}") if out is None else Path(out)
     with locked(target):
         check_new_folder(target)
-        run = load_run(path)
+        run = load_trained_run(path)
         model = run.model.to(choose_device(device))
         if rotate:
             model = rotated(model, share=share)
@@ -175,7 +175,7 @@ def sparsify(
             "tables": list(tables),
         }
         reports = evaluate_held_out(sparse_model, run.graph)
-        sparse_run = Run(
+        sparse_run = TrainedRun(
             sparse_model, run.graph, run.recipe, run.history, reports, sparsity=sparsity
         )
         sparse_run.save(target)

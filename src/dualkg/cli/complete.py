@@ -236,7 +236,8 @@ def index(
         check_new_folder(folder)
         loaded = kg.load_run(run)
         if storage is None:
-            storage = "sparse" if loaded.sparsity and kind == "exact" else "float32"
+            is_sparse = isinstance(loaded, kg.TrainedRun) and loaded.sparsity is not None
+            storage = "sparse" if is_sparse and kind == "exact" else "float32"
         built = build_index(loaded.model, loaded.graph, kind=kind, recall=recall, storage=storage)
         facts = describe_index(save_index(built, folder))
     yield cli.Result({"index": str(folder), **facts})

@@ -31,8 +31,8 @@ from dualkg.inference.inductive import FrozenContext, embed_entities, with_adjoi
 from dualkg.models.bilinear import BilinearModel
 from dualkg.tables import LocalTables
 from dualkg.training.api import choose_device, evaluate_held_out
-from dualkg.training.ensemble import load_run
-from dualkg.training.run import Run, RunFolder
+from dualkg.training.ensemble import load_trained_run
+from dualkg.training.run import RunFolder, TrainedRun
 
 MAX_NAMES = 3  # in a message
 Name = str | int
@@ -205,14 +205,14 @@ def extend_run(
     max_size: int | str | None = None,
     delimiter: str | None = None,
     device: str | None = None,
-) -> tuple[Run, dict[str, Any]]:
+) -> tuple[TrainedRun, dict[str, Any]]:
     """Make a run with a row for each new entity of a file.
 
     The second value is the content of its extension.json.
     """
     out = Path(out)
     check_new_folder(out)
-    run = load_run(path)
+    run = load_trained_run(path)
     with_adjoint(run.model)  # refuses other models before the file is read
     read = read_triples(
         {"triples": one_source(file, max_size=max_size)}, columns=columns, delimiter=delimiter
@@ -233,7 +233,7 @@ def extend_run(
     previous = RunFolder(path).extension
     if previous.exists():
         note["previous"] = read_json(previous)
-    larger = Run(
+    larger = TrainedRun(
         extension.model, extension.graph, run.recipe, run.history, reports, sparsity=run.sparsity
     )
     larger.extension = note

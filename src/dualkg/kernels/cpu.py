@@ -50,9 +50,10 @@ def in_parallel(function: Callable[..., object], num_rows: int, *arguments: obje
     There is a range for each thread of PyTorch. The calling thread takes the first one, so that one
     thread needs no pool. Ranges may be empty.
     """
-    num_parts = max(1, min(torch.get_num_threads(), num_rows))
-    bounds = [num_rows * part // num_parts for part in range(num_parts + 1)]
+    num_ranges = max(1, min(torch.get_num_threads(), num_rows))
+    bounds = [num_rows * number // num_ranges for number in range(num_ranges + 1)]
     first_range, *other_ranges = pairwise(bounds)
+
     futures = [_pool().submit(function, *rows, *arguments) for rows in other_ranges]
     function(*first_range, *arguments)
     for future in futures:
@@ -83,13 +84,13 @@ SIXTEEN = np.uint32(16)
 
 @compiled()
 def widened(bits):
-    """The float32 of the bits of a bfloat16."""
+    """Convert the bits of a bfloat16 to float32."""
     return np.uint32(np.uint32(bits) << SIXTEEN).view(np.float32)
 
 
 @compiled()
 def narrowed(number):
-    """The bits of the bfloat16 nearest to a float32, the even one of two."""
+    """Round a float32 to the bits of the nearest bfloat16, the even one of two."""
     bits = np.float32(number).view(np.uint32)
     nearest = (bits + ROUND_BIAS + ((bits >> SIXTEEN) & ONE_BIT)) >> SIXTEEN
     # Rounding could carry the mantissa of a NaN into its sign.
@@ -107,12 +108,15 @@ def bits_of(tensor: Tensor) -> Any:
 
 SOFTMAX_BLOCK = 256  # rows per block of the plain form, which copies bfloat16 to float32
 SUM_CHUNK = 1024  # numbers summed in float32 before the sum continues in float64
+
 # A number below e⁻⁶⁴ of the largest counts as 0. This also avoids denormal numbers, which are slow.
 LOWEST = np.float32(-64)
 LOG2_E = np.float32(1.4426950408889634)
 LN_2 = np.float32(0.6931471805599453)
+
 # A float32 of this size has no fraction, and its last bits are those of an integer.
 LARGE = np.float32(1.5 * 2**23)
+
 # exp on |x| ≤ ln 2 / 2 is 1 + x + x²(C2 + C3 x + …). The coefficients are fitted to the least
 # relative error, 3e-9.
 C2 = np.float32(0.49999994)
@@ -120,6 +124,7 @@ C3 = np.float32(0.1666652)
 C4 = np.float32(0.0416684)
 C5 = np.float32(0.00836885)
 C6 = np.float32(0.00138143)
+
 ZERO = np.float32(0)
 ONE = np.float32(1)
 MANTISSA_BITS = np.int32(23)
@@ -136,6 +141,7 @@ def softmax_gradient_(scores: Tensor, targets: Targets, num_columns: int) -> Ten
     """
     if not HAS_NUMBA or scores.dtype not in (torch.float32, torch.bfloat16):
         return _softmax_gradient_in_torch(scores, targets, num_columns)
+
     losses = torch.empty(len(scores))
     if not len(scores):
         return losses
@@ -167,6 +173,7 @@ def _softmax_gradient_in_torch(scores: Tensor, targets: Targets, num_columns: in
         block = scores[first : first + SOFTMAX_BLOCK]
         loss = losses[first : first + SOFTMAX_BLOCK]
         values = block[:, :num_columns].to(dtype)
+
         block_targets = targets.part(first, first + len(block))
         queries = block_targets.queries
         weights = block_targets.weights.to(dtype)
@@ -193,22 +200,26 @@ def _float32_rows(
     """Rows of float32, each overwritten at every pass."""
     for row in range(first, last):
         start = row * stride
-        begin = starts[row]
-        end = starts[row + 1]
         values = scores[start : start + num_columns]
         top = np.int32(_largest(values.view(np.int32), ALL_BUT_SIGN)).view(np.float32)
+
+        # The targets of a row, their weight, and their weighted distance below the top.
+        begin = starts[row]
+        end = starts[row + 1]
         weight = 0.0
         distance = 0.0
         for i in range(begin, end):
             weight += weights[i]
             distance += weights[i] * (top - values[targets[i]])
+
         total = 0.0
         for column in range(0, num_columns, SUM_CHUNK):
             total += _exponentials(values[column : column + SUM_CHUNK], top)
         losses[row] = distance + weight * np.log(total)
+
         factor = np.float32(weight / total)
-        for i in range(num_columns):
-            values[i] *= factor
+        for column in range(num_columns):
+            values[column] *= factor
         for i in range(begin, end):
             values[targets[i]] -= weights[i]
         scores[start + num_columns : start + width] = ZERO
@@ -220,28 +231,32 @@ def _bf16_rows(first, last, scores, targets, weights, starts, losses, num_column
     values = np.empty(num_columns, np.float32)
     for row in range(first, last):
         start = row * stride
-        begin = starts[row]
-        end = starts[row + 1]
         bits = scores[start : start + num_columns]
         top = widened(np.uint16(_largest(bits.view(np.int16), ALL_BUT_SIGN_BF16)))
+
+        # The targets of a row, their weight, and their weighted distance below the top.
+        begin = starts[row]
+        end = starts[row + 1]
         weight = 0.0
         distance = 0.0
         for i in range(begin, end):
             weight += weights[i]
             distance += weights[i] * (top - widened(bits[targets[i]]))
+
         total = 0.0
         for column in range(0, num_columns, SUM_CHUNK):
             total += _bf16_exponentials(
                 bits[column : column + SUM_CHUNK], values[column : column + SUM_CHUNK], top
             )
         losses[row] = distance + weight * np.log(total)
+
         if weight > 0.0:
             # Targets are subtracted before scaling, so that a repeated target counts twice.
             for i in range(begin, end):
                 values[targets[i]] -= np.float32(weights[i] / weight * total)
         factor = np.float32(weight / total)
-        for i in range(num_columns):
-            bits[i] = narrowed(values[i] * factor)
+        for column in range(num_columns):
+            bits[column] = narrowed(values[column] * factor)
         scores[start + num_columns : start + width] = 0
 
 
@@ -269,6 +284,7 @@ def exp(x):
     # x = exponent · ln 2 + rest, and exp(x) = 2^exponent · exp(rest).
     shifted = x * LOG2_E + LARGE
     rest = x - (shifted - LARGE) * LN_2
+
     square = rest * rest
     near_one = (ONE + rest) + square * (
         (C2 + rest * C3) + square * ((C4 + rest * C5) + square * C6)
@@ -315,8 +331,8 @@ def _logsumexp(first, last, scores, sums):
         values = scores[row]
         top = np.int32(_largest(values.view(np.int32), ALL_BUT_SIGN)).view(np.float32)
         total = 0.0
-        for begin in range(0, len(values), SUM_CHUNK):
-            total += _sum_of_exponentials(values[begin : begin + SUM_CHUNK], top)
+        for column in range(0, len(values), SUM_CHUNK):
+            total += _sum_of_exponentials(values[column : column + SUM_CHUNK], top)
         sums[row] = top + np.log(total)
 
 
@@ -344,43 +360,62 @@ def adagrad_(
     *,
     eps: float,
 ) -> None:
-    """Step a table by its gradient, and write its bfloat16 `copy`."""
-    if HAS_NUMBA and table.dtype == torch.float32:
-        in_parallel(
-            _adagrad,
-            table.numel(),
-            bits_of(table.view(-1)),
-            bits_of(sums.view(-1)),
-            bits_of(gradient.view(-1)),
-            None if copy is None else bits_of(copy.view(-1)),
-            np.float32(learning_rate),
-            np.float32(eps),
-        )
+    """Step a table by its gradient, and write its bfloat16 `copy`.
+
+    `sums` are those of squared gradients. All tensors have the shape of the table.
+    """
+    if not HAS_NUMBA or table.dtype != torch.float32:
+        _adagrad_in_torch(table, sums, gradient, copy, learning_rate, eps=eps)
         return
+
+    in_parallel(
+        _adagrad,
+        table.numel(),
+        bits_of(table.view(-1)),
+        bits_of(sums.view(-1)),
+        bits_of(gradient.view(-1)),
+        None if copy is None else bits_of(copy.view(-1)),
+        np.float32(learning_rate),
+        np.float32(eps),
+    )
+
+
+def _adagrad_in_torch(
+    table: Tensor,
+    sums: Tensor,
+    gradient: Tensor,
+    copy: Tensor | None,
+    learning_rate: float,
+    *,
+    eps: float,
+) -> None:
+    """`adagrad_` in PyTorch."""
     for first in range(0, table.numel(), ADAGRAD_BLOCK):
         block = slice(first, first + ADAGRAD_BLOCK)
         values = table.view(-1)[block]
-        totals = sums.view(-1)[block]
-        slopes = gradient.view(-1)[block]
-        totals.addcmul_(slopes, slopes)
-        values.addcdiv_(slopes, totals.sqrt().add_(eps), value=-learning_rate)
+        square_sums = sums.view(-1)[block]
+        gradients = gradient.view(-1)[block]
+
+        square_sums.addcmul_(gradients, gradients)
+        values.addcdiv_(gradients, square_sums.sqrt().add_(eps), value=-learning_rate)
         if copy is not None:
             copy.view(-1)[block].copy_(values)
 
 
 @compiled("contract")
 def _adagrad(first, last, table, sums, gradient, copy, rate, eps):
-    """Step the numbers from first to last."""
+    """Step the numbers from `first` to `last` − 1."""
     values = table[first:last]
-    totals = sums[first:last]
+    square_sums = sums[first:last]
     gradients = gradient[first:last]
     if copy is not None:
         copies = copy[first:last]
+
     for i in range(len(values)):
         slope = gradients[i]
-        total = totals[i] + slope * slope
-        value = values[i] - rate * slope / (np.sqrt(total) + eps)
-        totals[i] = total
+        square_sum = square_sums[i] + slope * slope
+        value = values[i] - rate * slope / (np.sqrt(square_sum) + eps)
+        square_sums[i] = square_sum
         values[i] = value
         if copy is not None:
             copies[i] = narrowed(value)
@@ -396,7 +431,7 @@ def count_better_and_tied(scores: Tensor, known: Tensor, targets: RankTargets) -
     """`count_with_torch` in one pass over each row."""
     if scores.dtype not in (torch.float32, torch.float64):
         scores = scores.float()  # exact, from a narrower type
-    counts = np.empty((len(targets[0]), 2), dtype=np.int32)
+    counts = np.empty((len(targets.rows), 2), dtype=np.int32)
     arrays = (tensor.detach().contiguous().numpy() for tensor in (scores, known, *targets))
     in_parallel(_count_rows, len(counts), *arrays, counts)
     return torch.from_numpy(counts)
@@ -404,20 +439,21 @@ def count_better_and_tied(scores: Tensor, known: Tensor, targets: RankTargets) -
 
 @compiled()
 def _count_rows(start, stop, scores, known, rows, answers, first, last, counts):
-    """Targets from `start` to `stop`, those of one row in one pass."""
-    item = start
-    while item < stop:
-        end = item + 1
-        while end < stop and rows[end] == rows[item]:
+    """Targets from `start` to `stop` − 1, those of one row in one pass."""
+    begin = start
+    while begin < stop:
+        end = begin + 1
+        while end < stop and rows[end] == rows[begin]:
             end += 1
-        row = scores[rows[item]]
-        if _compare(row, answers[item:end], counts[item:end]):
-            for target in range(item, end):
+
+        row = scores[rows[begin]]
+        if _compare(row, answers[begin:end], counts[begin:end]):
+            for target in range(begin, end):
                 known_answers = known[first[target] : last[target]]
                 _subtract_known(row, answers[target], known_answers, counts[target])
         else:
-            counts[item:end] = -1
-        item = end
+            counts[begin:end] = -1
+        begin = end
 
 
 @compiled()
@@ -425,13 +461,13 @@ def _compare(row, answers, counts):
     """Count all candidates; return whether the row is finite."""
     counts[:] = 0
     num_nonfinite = 0
-    for begin in range(0, len(row), COUNT_CHUNK):
-        chunk = row[begin : begin + COUNT_CHUNK]
+    for column in range(0, len(row), COUNT_CHUNK):
+        chunk = row[column : column + COUNT_CHUNK]
         num_nonfinite += _num_nonfinite(chunk)
-        for item in range(len(answers)):
-            better, tied = _count_chunk(chunk, row[answers[item]])
-            counts[item, 0] += better
-            counts[item, 1] += tied
+        for target in range(len(answers)):
+            better, tied = _count_chunk(chunk, row[answers[target]])
+            counts[target, 0] += better
+            counts[target, 1] += tied
     counts[:, 1] -= 1  # the answer itself
     return num_nonfinite == 0
 
@@ -451,13 +487,13 @@ def _num_nonfinite(chunk):
 
 
 @compiled()
-def _count_chunk(chunk, target):
+def _count_chunk(chunk, target_score):
     """The numbers of scores above the target and equal to it."""
     better = np.int32(0)
     tied = np.int32(0)
     for column in range(len(chunk)):
-        better = np.int32(better + np.int32(chunk[column] > target))
-        tied = np.int32(tied + np.int32(chunk[column] == target))
+        better = np.int32(better + np.int32(chunk[column] > target_score))
+        tied = np.int32(tied + np.int32(chunk[column] == target_score))
     return better, tied
 
 
@@ -566,8 +602,8 @@ def _complex_gradient(first, last, queries, candidates, upstream, gradient, sine
     for row in range(first, last):
         x = queries[row, :half]
         y = queries[row, half:]
-        to_x = gradient[row, :half]
-        to_y = gradient[row, half:]
+        grad_x = gradient[row, :half]
+        grad_y = gradient[row, half:]
         for column in range(len(candidates)):
             candidate_x = candidates[column, :half]
             candidate_y = candidates[column, half:]
@@ -578,10 +614,10 @@ def _complex_gradient(first, last, queries, candidates, upstream, gradient, sine
                     imaginary = y[i] - candidate_y[i]
                     modulus = np.sqrt(real * real + imaginary * imaginary)
                     scaled = slope / (modulus if modulus != zero else unit)
-                    to_x[i] += scaled * real
-                    to_y[i] += scaled * imaginary
+                    grad_x[i] += scaled * real
+                    grad_y[i] += scaled * imaginary
                 else:
                     left = x[i] * candidate_y[i]
                     right = y[i] * candidate_x[i]
                     signed = slope if left > right else (-slope if left < right else zero)
-                    to_x[i] += signed * (y[i] * candidate_y[i] + x[i] * candidate_x[i])
+                    grad_x[i] += signed * (y[i] * candidate_y[i] + x[i] * candidate_x[i])

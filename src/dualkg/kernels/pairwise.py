@@ -41,6 +41,8 @@ def pairwise_sine_sums(queries: Tensor, candidates: Tensor) -> Tensor:
 
 
 class _Sums(torch.autograd.Function):
+    """The sums of all pairs, `(batch, n)`; angles are given to kernels as sines and cosines."""
+
     @staticmethod
     def forward(ctx: Any, queries: Tensor, candidates: Tensor, parts: int, sine: bool) -> Tensor:
         if sine:
@@ -48,6 +50,7 @@ class _Sums(torch.autograd.Function):
             candidates = _sines_and_cosines(candidates)
         queries = queries.contiguous()
         candidates = candidates.contiguous()
+
         ctx.save_for_backward(queries, candidates)
         ctx.options = {"parts": parts, "sine": sine}
         sums: Tensor = _kernels(queries).pairwise_sums(queries, candidates, **ctx.options)
@@ -56,15 +59,15 @@ class _Sums(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         queries, candidates = ctx.saved_tensors
-        [slopes] = upstream
+        [grad_sums] = upstream
         gradient = _kernels(queries).pairwise_gradient
-        to_queries = None
-        to_candidates = None
+        grad_queries = None
+        grad_candidates = None
         if ctx.needs_input_grad[0]:
-            to_queries = gradient(queries, candidates, slopes, **ctx.options)
+            grad_queries = gradient(queries, candidates, grad_sums, **ctx.options)
         if ctx.needs_input_grad[1]:
-            to_candidates = gradient(candidates, queries, slopes.T, **ctx.options)
-        return to_queries, to_candidates, None, None
+            grad_candidates = gradient(candidates, queries, grad_sums.T, **ctx.options)
+        return grad_queries, grad_candidates, None, None
 
 
 def _sines_and_cosines(angles: Tensor) -> Tensor:

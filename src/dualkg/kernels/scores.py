@@ -51,10 +51,13 @@ def softmax_(scores: Tensor, gradient_: Callable[[Tensor, Targets], Tensor]) -> 
     """
     if not scores.shape[1]:
         return scores.new_full((len(scores),), -torch.inf)
-    first = scores[:, 0].to(torch.promote_types(scores.dtype, torch.float32), copy=True)
-    zeros = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
-    normalizers = gradient_(scores, Targets.one_each(zeros, torch.ones_like(first))) + first
-    scores[:, 0] = (first - normalizers).exp()
+    dtype = torch.promote_types(scores.dtype, torch.float32)
+    first_scores = scores[:, 0].to(dtype, copy=True)
+    first_columns = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
+    targets = Targets.one_each(first_columns, torch.ones_like(first_scores))
+
+    normalizers = gradient_(scores, targets) + first_scores
+    scores[:, 0] = (first_scores - normalizers).exp()
     return normalizers
 
 
@@ -98,6 +101,7 @@ def count_in_columns(
     counts = torch.zeros(len(values), 3, dtype=torch.int32, device=scores.device)
     if not scores.shape[1]:
         return counts
+
     step = max(1, PIECE_ELEMENTS // scores.shape[1])
     for begin in range(0, len(values), step):
         piece = slice(begin, begin + step)
@@ -106,13 +110,14 @@ def count_in_columns(
 
         # Scores are compared once: threads may differ in whether they treat denormal numbers as
         # zero.
-        chosen = scores[piece_targets.rows]
-        better = chosen > values[piece, None]
-        tied = chosen == values[piece, None]
+        row_scores = scores[piece_targets.rows]
+        better = row_scores > values[piece, None]
+        tied = row_scores == values[piece, None]
         for column, compared in enumerate((better, tied)):
             excluded = (compared[target_numbers, positions] & is_counted).int()
             num_compared = compared.sum(1, dtype=torch.int32)
             counts[piece, column] = num_compared.index_add_(0, target_numbers, excluded, alpha=-1)
+
     is_finite = scores.amax(1).isfinite() & scores.amin(1).isfinite()
     counts[:, 2] = ~is_finite[targets.rows]
     return counts
@@ -130,8 +135,8 @@ def _excluded_positions(
     num_known = last - first
     target_numbers = torch.repeat_interleave(num_known)
     offsets = (num_known.cumsum(0) - num_known)[target_numbers]
-    within = torch.arange(len(target_numbers), device=rows.device) - offsets
-    known_answers = known[first[target_numbers] + within].long()
+    positions_in_slice = torch.arange(len(target_numbers), device=rows.device) - offsets
+    known_answers = known[first[target_numbers] + positions_in_slice].long()
     is_other = known_answers != answers[target_numbers]
 
     positions = columns(torch.cat([known_answers, answers]))

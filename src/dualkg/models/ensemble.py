@@ -17,6 +17,17 @@ from dualkg.tables.lookup import Side
 __all__ = ["EnsembleModel"]
 
 
+class NoEmbeddings(Unsupported):
+    """An ensemble has no embeddings of its own, which were asked for."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"An ensemble ({name})",
+            "has no embeddings of its own, which this needs",
+            advice="Name one of its runs instead.",
+        )
+
+
 class EnsembleModel(Model):
     """Scores by Σ wᵢ sᵢ, the weighted sum of the scores of its members.
 
@@ -65,11 +76,7 @@ class EnsembleModel(Model):
 
     @property
     def embedding(self) -> EmbeddingModel:
-        raise Unsupported(
-            f"An ensemble ({self.name})",
-            "has no embeddings of its own, which this needs",
-            advice="Name one of its runs instead.",
-        )
+        raise NoEmbeddings(self.name)
 
     @property
     def tables(self) -> EntityTables:

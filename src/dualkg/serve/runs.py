@@ -27,7 +27,7 @@ from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.schemas import ComparisonResponse, DifferingQuery, RunDetails, RunPage
 from dualkg.serve.service import Context, ServedRun, Service, service_of
 from dualkg.serve.templating import TEMPLATES, api_router, minus, page, page_router, page_url
-from dualkg.training.run import Run, RunFolder
+from dualkg.training.run import Run, RunFolder, TrainedRun
 
 routes = api_router("runs")
 pages = page_router()
@@ -111,6 +111,7 @@ def _details(served: ServedRun) -> RunDetails:
     graph = served.graph
     folder = RunFolder(run.folder) if run.folder else None
     checks = _calibration_checks(folder, graph)
+    trained = run if isinstance(run, TrainedRun) else None
     return RunDetails(
         run=served.name,
         model=run.model_name,
@@ -121,9 +122,9 @@ def _details(served: ServedRun) -> RunDetails:
         relations=served.relations,
         recipe=run.settings,
         recipe_toml=run.settings_text,
-        history=run.history,
+        history=trained.history if trained else [],
         reports=_reports(run, folder),
-        costs=run.costs,
+        costs=trained.costs if trained else None,
         calibrated=served.predictor.calibration is not None,
         reliability=checks.get("calibration"),
         coverage=checks.get("coverage"),
@@ -151,7 +152,8 @@ def _sparsity(run: Run) -> dict[str, Any] | None:
         storage = storage_of(run.model)
     except RequestError:  # a model whose vectors are not a table
         return None
-    return {"share": storage.share, "storage": storage.as_dict(), "pruning": run.sparsity}
+    pruning = run.sparsity if isinstance(run, TrainedRun) else None
+    return {"share": storage.share, "storage": storage.as_dict(), "pruning": pruning}
 
 
 def _comparison(a: ServedRun, b: ServedRun, *, most: int) -> ComparisonResponse:

@@ -13,7 +13,7 @@ from dualkg.training.ensemble import Ensemble, load_run
 from dualkg.training.importing import from_arrays, from_libkge, from_pykeen
 from dualkg.training.optimizers import Optimizer
 from dualkg.training.recipe import Recipe, Validation, list_recipes, load_recipe
-from dualkg.training.run import Run, RunFolder
+from dualkg.training.run import Run, RunFolder, TrainedRun
 from dualkg.training.trainer import InterruptedRunError
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Optimizer",
     "Recipe",
     "Run",
+    "TrainedRun",
     "Validation",
     "list_recipes",
     "load_recipe",

@@ -42,7 +42,7 @@ from dualkg.training.recipe import (
     load_recipe,
     recipe_from,
 )
-from dualkg.training.run import Run, RunFinished, RunFolder, RunNotFinished
+from dualkg.training.run import RunFinished, RunFolder, RunNotFinished, TrainedRun
 from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer, peak_mib
 
 # The arguments of `train` that are objects: the class, the names that stand for one, an example.
@@ -177,7 +177,7 @@ def train(
     out: str | Path | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Callbacks = None,
-) -> Run:
+) -> TrainedRun:
     """Train a model on a graph; with `out`, in a run folder that survives interruption.
 
     The model is trained in place and moved to the device. What is left out has the values of a
@@ -276,7 +276,7 @@ def start_training(
     overwrite: bool = False,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
-) -> Run:
+) -> TrainedRun:
     """Build the model of a recipe and train it, in a new run folder."""
     if folder:
         folder.check_free(overwrite=overwrite)
@@ -295,7 +295,7 @@ def train_in_folder(
     folder: RunFolder | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
-) -> Run:
+) -> TrainedRun:
     """Train a recipe in a folder that exists and has no checkpoint, such as one after tuning."""
     trainer = Trainer.of_recipe(
         recipe, graph, device=device, on_progress=on_progress, callbacks=callbacks
@@ -313,7 +313,7 @@ def resume_training(
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
     trust_code: bool = False,
-) -> Run:
+) -> TrainedRun:
     """Resume a training from its last checkpoint.
 
     A finished run whose results are damaged is evaluated again.
@@ -343,7 +343,7 @@ def resume_training(
 
 def _create_and_finish(
     trainer: Trainer, folder: RunFolder | None, *, with_weights: bool, overwrite: bool = False
-) -> Run:
+) -> TrainedRun:
     """Train from the start.
 
     The folder appears together with its first checkpoint, so it can always be resumed.
@@ -365,8 +365,8 @@ def finish(
     folder: RunFolder | None,
     checkpoint: Path | None = None,
     *,
-    save: Callable[[Run], None] | None = None,
-) -> Run:
+    save: Callable[[TrainedRun], None] | None = None,
+) -> TrainedRun:
     """Train to the end, evaluate and save the results; callbacks get the start and either end.
 
     `save` writes the results in place of the run folder, as several processes do.
@@ -399,7 +399,7 @@ def finish(
     return run
 
 
-def _train_and_evaluate(trainer: Trainer, folder: Path | None) -> Run:
+def _train_and_evaluate(trainer: Trainer, folder: Path | None) -> TrainedRun:
     log = ProgressLog(f"{trainer.graph.name} {trainer.recipe.model.name}")
     report_progress = trainer.on_progress
 
@@ -438,7 +438,7 @@ def _train_and_evaluate(trainer: Trainer, folder: Path | None) -> Run:
         "ranking_seconds": round(ranking_seconds, 3),
         "peak_mib": round(peak, 3),
     }
-    return Run(model, graph, trainer.recipe, history, reports, folder, costs=costs)
+    return TrainedRun(model, graph, trainer.recipe, history, reports, folder, costs=costs)
 
 
 def evaluate_held_out(model: Model, graph: Graph) -> dict[str, Report]:

@@ -26,7 +26,7 @@ from dualkg.files import write_text
 from dualkg.logs import logger
 from dualkg.models.base import Model
 from dualkg.training.recipe import Recipe
-from dualkg.training.run import Run, RunFolder
+from dualkg.training.run import RunFolder, TrainedRun
 
 
 class StopTraining(Exception):
@@ -92,7 +92,7 @@ class Callback:
         Metrics are `loss`, `learning_rate`, `seconds`, and `valid_mrr` if the epoch was validated.
         """
 
-    def on_end(self, run: Run | None) -> None:
+    def on_end(self, run: TrainedRun | None) -> None:
         """After the run was evaluated and saved.
 
         `run` is None if training failed or was interrupted.
@@ -152,7 +152,7 @@ class Tracker(Callback):
     def on_validation(self, epoch: int, report: Report) -> None:
         self._try(self.log, _metrics("valid", report), epoch)
 
-    def on_end(self, run: Run | None) -> None:
+    def on_end(self, run: TrainedRun | None) -> None:
         if run is not None:
             for split, report in run.reports.items():
                 self._try(self.log, _metrics(f"final/{split}", report), len(run.history))
@@ -385,7 +385,7 @@ def saved_trackers(folder: Path) -> list[Callback]:
     return trackers
 
 
-def end_callbacks(started: Sequence[Callback], run: Run | None) -> None:
+def end_callbacks(started: Sequence[Callback], run: TrainedRun | None) -> None:
     """End all callbacks that started, whatever they raise."""
     errors = []
     for callback in started:

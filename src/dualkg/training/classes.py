@@ -1,6 +1,7 @@
 """Classes by name: registered ones in any case, and a user's own as `package.module:Class`."""
 
 import importlib
+import inspect
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -64,7 +65,18 @@ def find_class(name: str, registered: Mapping[str, type], base: type) -> Any:
     if not (isinstance(kind, type) and issubclass(kind, base)):
         expected = f"should be a subclass of dualkg's {base.__name__}"
         raise Unsupported(f"'{name}'", f"{expected}; it is {kind!r}")
+    if inspect.isabstract(kind):
+        missing = ", ".join(_abstract_methods(kind))
+        raise Unsupported(f"'{name}'", f"does not implement {missing}, which a class needs")
     return kind
+
+
+def _abstract_methods(kind: type) -> list[str]:
+    names = []
+    for name in dir(kind):
+        if getattr(getattr(kind, name, None), "__isabstractmethod__", False):
+            names.append(name)
+    return names
 
 
 def _import(module_name: str, name: str) -> Any:

@@ -41,7 +41,7 @@ from dualkg.training.checkpoint import (
 )
 from dualkg.training.memory import estimate_step, gib
 from dualkg.training.recipe import Recipe, load_recipe
-from dualkg.training.run import Run, RunFolder
+from dualkg.training.run import RunFolder, TrainedRun
 from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
 
 OnStart = Callable[[str], None]
@@ -333,7 +333,7 @@ def train_in_processes(
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
     on_start: OnStart | None = None,
-) -> Run:
+) -> TrainedRun:
     """Train a recipe in the processes of a group, each of which calls this.
 
     After a restart by the launcher, the run is resumed. `on_start` gets a sentence in process 0
@@ -374,7 +374,7 @@ def resume_in_processes(
     on_progress: OnProgress | None = None,
     trust_code: bool = False,
     on_start: OnStart | None = None,
-) -> Run:
+) -> TrainedRun:
     """Resume a run of several processes in any number of processes, one included."""
     folder = RunFolder(path)
     with processes(device) as group, group_lock(group, folder.path):
@@ -390,7 +390,7 @@ def _resume(
     callbacks: Sequence[Callback] = (),
     trust_code: bool,
     on_progress: OnProgress | None,
-) -> Run:
+) -> TrainedRun:
     group.on_first(lambda: _check_resumable(folder, group))
     recipe = load_recipe(folder.recipe, trust_code=trust_code)
     graph = folder.load_graph()
@@ -425,7 +425,7 @@ def _check_resumable(folder: RunFolder, group: Processes) -> None:
         raise CannotResumeInProcesses(folder.path, reason, resume_alone="Resume it")
 
 
-def _finish(trainer: Trainer, folder: RunFolder, on_start: OnStart | None) -> Run:
+def _finish(trainer: Trainer, folder: RunFolder, on_start: OnStart | None) -> TrainedRun:
     """Say what the run needs, train to the end, rank, and write the results."""
     sentence = expectation(trainer)
     if on_start is not None and trainer.group.first:
@@ -435,7 +435,7 @@ def _finish(trainer: Trainer, folder: RunFolder, on_start: OnStart | None) -> Ru
     )
 
 
-def _save_results(trainer: Trainer, folder: RunFolder, run: Run) -> None:
+def _save_results(trainer: Trainer, folder: RunFolder, run: TrainedRun) -> None:
     """All processes write their rows, and the first also all that is not divided."""
     group = trainer.group
     weights = trainer.model.whole.state_dict()

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from itertools import permutations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ from dualkg.errors import (
 )
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS, eval_mode, full_precision
 from dualkg.files import file_record, locks, read_json, recover, write_text
-from dualkg.models.ensemble import EnsembleModel
-from dualkg.training.run import Run, RunFolder, load_single_run
+from dualkg.models.ensemble import EnsembleModel, NoEmbeddings
+from dualkg.training.run import Run, RunFolder, TrainedRun, load_single_run
 
 Weights = Sequence[float] | Literal["equal"]
 
@@ -64,6 +64,7 @@ class ChangedMember(RequestError):
         self.missing = missing
 
 
+@final
 class Ensemble(Run):
     """Several runs on one graph as one run, accepted wherever a run is.
 
@@ -75,7 +76,7 @@ class Ensemble(Run):
     """
 
     model: EnsembleModel
-    members: list[Run]
+    members: list[TrainedRun]
     fit: dict[str, Any]  # how the weights were fitted; empty if they were given
 
     def __init__(
@@ -102,7 +103,12 @@ class Ensemble(Run):
             model = EnsembleModel([member.model for member in self.members])
         else:
             model = EnsembleModel([member.model for member in self.members], weights=weights)
-        super().__init__(model.eval(), first.graph, first.recipe)
+        self.model = model.eval()
+        self.graph = first.graph
+        self.recipe = None
+        self.reports = {}
+        self.folder = None
+        self.opened = None
         if weights is None and len(first.graph.valid):
             self.fit_weights()
 
@@ -227,13 +233,13 @@ class Ensemble(Run):
         return ensemble
 
 
-def _members(runs: Sequence[Run | str | Path], *, trust_code: bool) -> list[Run]:
+def _members(runs: Sequence[Run | str | Path], *, trust_code: bool) -> list[TrainedRun]:
     """The runs of an ensemble; folders are loaded, and ensembles stand for their members."""
     if isinstance(runs, (str, Path, Run)) or not isinstance(runs, Iterable):
         raise InvalidMembers(
             "kg.Ensemble takes a list of runs. kg.load_run(folder) loads a folder of several seeds."
         )
-    members: list[Run] = []
+    members: list[TrainedRun] = []
     for given in runs:
         if not isinstance(given, (Run, str, Path)):
             raise InvalidMembers(
@@ -241,7 +247,10 @@ def _members(runs: Sequence[Run | str | Path], *, trust_code: bool) -> list[Run]
                 f"{type(given).__name__}. kg.train returns a run."
             )
         run = given if isinstance(given, Run) else load_run(given, trust_code=trust_code)
-        members += run.members if isinstance(run, Ensemble) else [run]
+        if isinstance(run, Ensemble):
+            members += run.members
+        elif isinstance(run, TrainedRun):
+            members.append(run)
     if not members:
         raise InvalidMembers("An ensemble has at least one run; none was given.")
     return members
@@ -262,6 +271,14 @@ def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
     if folder.ensemble.exists() or folder.seeds():
         return Ensemble.load(path, trust_code=trust_code)
     return load_single_run(path, trust_code=trust_code)
+
+
+def load_trained_run(path: str | Path) -> TrainedRun:
+    """Load a finished run, and refuse an ensemble, whose weights are those of its members."""
+    run = load_run(path)
+    if not isinstance(run, TrainedRun):
+        raise NoEmbeddings(run.model_name)
+    return run
 
 
 def _checksum(folder: Path) -> str:

@@ -24,7 +24,7 @@ from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.checkpoint import load_weights
 from dualkg.training.classes import find_class
 from dualkg.training.recipe import Data, ModelConfig, Recipe
-from dualkg.training.run import Run
+from dualkg.training.run import TrainedRun
 
 Array = npt.ArrayLike
 UNIT = 1e-3  # how far the modulus of a rotation may be from 1
@@ -58,7 +58,7 @@ def from_arrays(
     graph: Graph | None = None,
     entity_names: Sequence[str] | None = None,
     relation_names: Sequence[str] | None = None,
-) -> Run:
+) -> TrainedRun:
     """Make a run from tables `(num_entities, width)` and `(num_relations or twice that, …)`.
 
     Rows are in the order of `entity_names` and `relation_names`, or of the ids of `graph`. Complex
@@ -100,7 +100,7 @@ def from_arrays(
     zeros = LocalTables(len(graph.entities), initialize=False)
     built = config.build(graph.shape, seed=0, tables=zeros)
     load_weights(built, tables, source="The set of arrays")
-    return Run(built.eval(), graph, Recipe(data=Data(graph=graph.name), model=config))
+    return TrainedRun(built.eval(), graph, Recipe(data=Data(graph=graph.name), model=config))
 
 
 def _graph(
@@ -176,7 +176,7 @@ def _in_graph_order(table: Tensor, names: Sequence[str], vocabulary: Vocabulary)
 
 def from_pykeen(
     model: Any, factory: Any, *, valid: Any = None, test: Any = None, graph: Graph | None = None
-) -> Run:
+) -> TrainedRun:
     """Make a run from a model of PyKEEN and the triples factory, or the dataset, that it was
     trained with.
 
@@ -376,7 +376,7 @@ class _Config:
 
 def from_libkge(
     path: str | Path, *, data: str | Path | None = None, graph: Graph | None = None
-) -> Run:
+) -> TrainedRun:
     """Make a run from a checkpoint or a packaged model of LibKGE, which need not be installed.
 
     `data` is the folder of the dataset in LibKGE, with names and triples in `.del` files. Without

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +18,7 @@ from dualkg.training.classes import find_class, name_of
 from dualkg.training.updates import AnyOptimizer, OnePassAdagrad
 
 
-class Optimizer(Settings):
+class Optimizer(Settings, ABC):
     """Learning rate and schedule of an optimizer; `Optimizer(name="Adam")` builds one by name.
 
     The learning rate may decay to zero from the share `decay_from` of training on. From the share
@@ -59,9 +60,9 @@ class Optimizer(Settings):
         """Whether its state has one number for each row of an entity table."""
         return False
 
+    @abstractmethod
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """PyTorch's optimizer of these settings."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement build")
 
     def build_for_step(
         self,

@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, final
 
 import torch
 
@@ -215,9 +216,8 @@ def _commit() -> str | None:
 # -- runs --------------------------------------------------------------------
 
 
-@dataclass(repr=False)
-class Run:
-    """A trained model with its graph, recipe and results."""
+class Run(ABC):
+    """A model on a graph with its results: a `TrainedRun`, or an `Ensemble` of several."""
 
     # How a predictor of a run is made. `dualkg.inference` sets it: it depends on this package, and
     # this package may not depend on it.
@@ -225,19 +225,34 @@ class Run:
 
     model: Model
     graph: Graph
-    recipe: Recipe
-    history: list[dict[str, Any]] = field(default_factory=list)
-    reports: dict[str, Report] = field(default_factory=dict)
-    folder: Path | None = None
-    costs: dict[str, float | None] | None = None  # seconds of training and ranking, peak memory
-    sparsity: dict[str, Any] | None = None  # how it was made sparse; `tables` are stored as CSR
-    extension: dict[str, Any] | None = None  # the entities that were added after training
-    opened: tuple[int, ...] | None = None  # which report the folder had when it was loaded
+    recipe: Recipe | None  # an ensemble has none: each of its members has one
+    reports: dict[str, Report]
+    folder: Path | None
+    opened: tuple[int, ...] | None  # which report the folder had when it was loaded
 
     def __repr__(self) -> str:
         mrr = f", test MRR {self.reports['test'].mrr:.4f}" if "test" in self.reports else ""
         folder = f", {str(self.folder)!r}" if self.folder else ""
         return f"{type(self).__name__}({self.model_name} on {self.graph.name}{mrr}{folder})"
+
+    @property
+    @abstractmethod
+    def model_name(self) -> str:
+        """The name of the model."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What it was made with, for JSON."""
+
+    @property
+    @abstractmethod
+    def settings_text(self) -> str:
+        """What it was made with, for people."""
+
+    @abstractmethod
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Save what is not saved in a folder yet."""
 
     @property
     def report(self) -> Report:
@@ -261,20 +276,6 @@ class Run:
         return build_report(folder.load_ranks(split), self.graph, split=split)
 
     @property
-    def model_name(self) -> str:
-        """The name of the class of the model."""
-        return type(self.model.embedding).__name__
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The recipe as tables, for JSON."""
-        return self.recipe.model_dump(mode="json")
-
-    @property
-    def settings_text(self) -> str:
-        return self.recipe.as_toml()
-
-    @property
     def is_current(self) -> bool:
         """Whether the folder still holds this run: another may have replaced it since."""
         return self.folder is not None and self.opened in (None, RunFolder(self.folder).stamp())
@@ -291,12 +292,45 @@ class Run:
             )
         return factory(self, **options)
 
+
+@final
+@dataclass(repr=False)
+class TrainedRun(Run):
+    """A trained model with its graph, recipe and results."""
+
+    model: Model
+    graph: Graph
+    recipe: Recipe
+    history: list[dict[str, Any]] = field(default_factory=list)
+    reports: dict[str, Report] = field(default_factory=dict)
+    folder: Path | None = None
+    costs: dict[str, float | None] | None = None  # seconds of training and ranking, peak memory
+    sparsity: dict[str, Any] | None = None  # how it was made sparse; `tables` are stored as CSR
+    extension: dict[str, Any] | None = None  # the entities that were added after training
+    opened: tuple[int, ...] | None = None
+
+    @property
+    def model_name(self) -> str:
+        """The name of the class of the model."""
+        return type(self.model.embedding).__name__
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The recipe as tables, for JSON."""
+        return self.recipe.model_dump(mode="json")
+
+    @property
+    def settings_text(self) -> str:
+        return self.recipe.as_toml()
+
     @files.locks("path")
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Save a run that has no folder, such as one of imported embeddings."""
         folder = RunFolder(path)
-        folder.check_free()
-        with folder.create(self.recipe, self.graph, self.model.device) as fresh:
+        folder.check_free(overwrite=overwrite)
+        with folder.create(
+            self.recipe, self.graph, self.model.device, overwrite=overwrite
+        ) as fresh:
             fresh.finish(self)
         self.folder = folder.path
         return folder.path
@@ -503,7 +537,7 @@ class RunFolder:
         if recipe:
             files.write_text(self.recipe, recipe.as_toml())
 
-    def finish(self, run: Run, *, trained: Path | None = None) -> None:
+    def finish(self, run: TrainedRun, *, trained: Path | None = None) -> None:
         """Write the results, the report last, and remove the checkpoint.
 
         `trained` is a file that has the weights already.
@@ -517,7 +551,7 @@ class RunFolder:
         self.checkpoint.unlink(missing_ok=True)
         self.remove_weight_files()
 
-    def finish_in_parts(self, run: Run, count: int) -> None:
+    def finish_in_parts(self, run: TrainedRun, count: int) -> None:
         """Write the results of a run whose weights all processes have written."""
         names = [self.weights_of_process(index, count).name for index in range(count)]
         for path in self.path.glob(WEIGHT_FILES):
@@ -528,7 +562,7 @@ class RunFolder:
         self._save_results(run)
         shutil.rmtree(self.checkpoint_folder)
 
-    def _save_results(self, run: Run) -> None:
+    def _save_results(self, run: TrainedRun) -> None:
         contents = {
             self.sparsity: run.sparsity,
             self.extension: run.extension,
@@ -647,7 +681,7 @@ class RunFolder:
 
 
 @files.locks("path")
-def gather(path: str | Path, *, trust_code: bool = False) -> Run:
+def gather(path: str | Path, *, trust_code: bool = False) -> TrainedRun:
     """Write the weights of several processes into one file.
 
     After a kill, the index that is left says to go on.
@@ -669,7 +703,7 @@ def gather(path: str | Path, *, trust_code: bool = False) -> Run:
     return run
 
 
-def load_single_run(path: str | Path, *, trust_code: bool = False) -> Run:
+def load_single_run(path: str | Path, *, trust_code: bool = False) -> TrainedRun:
     """Load a finished run that is no ensemble; `load_run` loads both.
 
     A class that is not part of dualkg is imported only with `trust_code`.
@@ -685,7 +719,7 @@ def load_single_run(path: str | Path, *, trust_code: bool = False) -> Run:
     model = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
     folder.load_weights(model, graph)
     history = folder.read(folder.history, default=[])
-    return Run(
+    return TrainedRun(
         model.eval(),
         graph,
         recipe,

@@ -16,7 +16,7 @@ from dualkg.evaluation.report import Report
 from dualkg.logs import logger
 from dualkg.training.callbacks import Callback, TrainingInfo
 from dualkg.training.recipe import Recipe
-from dualkg.training.run import Run
+from dualkg.training.run import TrainedRun
 from dualkg.training.trainer import ProgressEvent
 from dualkg.tuning.automatic import AutomaticProgress
 
@@ -177,7 +177,7 @@ class EventCallback(Callback):
     def on_start(self, training: TrainingInfo) -> None:
         self.on_event(TrainingStarted(training.engine, training.folder))
 
-    def on_end(self, run: Run | None) -> None:
+    def on_end(self, run: TrainedRun | None) -> None:
         if run is None:
             return
         self.on_event(Evaluated(run.reports))

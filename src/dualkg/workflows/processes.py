@@ -19,7 +19,7 @@ from dualkg.training.distributed import (
     resume_in_processes,
     train_in_processes,
 )
-from dualkg.training.run import Run, RunFolder
+from dualkg.training.run import RunFolder, TrainedRun
 from dualkg.workflows.events import (
     Evaluated,
     Event,
@@ -46,7 +46,7 @@ def train_together(
     overwrite: bool,
     callbacks: Callbacks,
     on_event: OnEvent,
-) -> Run:
+) -> TrainedRun:
     """Train the recipe of a source in all processes, each of which calls this.
 
     The first process reads the source alone, so that what it refuses is reported once. It also
@@ -79,7 +79,7 @@ def resume_together(
     device: str | torch.device | None,
     on_event: OnEvent,
     trust_code: bool = False,
-) -> Run:
+) -> TrainedRun:
     """Resume a run of several processes in any number of processes, one included."""
     folder = RunFolder(path)
     run = resume_in_processes(
@@ -99,7 +99,7 @@ def _started(folder: RunFolder, expectation: str) -> TrainingStarted:
     return TrainingStarted(engine, folder.path, expectation)
 
 
-def _report_results(run: Run, on_event: OnEvent) -> None:
+def _report_results(run: TrainedRun, on_event: OnEvent) -> None:
     on_event(Evaluated(run.reports))
     if run.folder:
         on_event(Saved(run.folder))

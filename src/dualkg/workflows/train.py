@@ -38,7 +38,7 @@ from dualkg.training.callbacks import (
     saved_trackers,
 )
 from dualkg.training.recipe import Recipe, load_recipe
-from dualkg.training.run import Run, RunFolder
+from dualkg.training.run import RunFolder, TrainedRun
 from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer
 from dualkg.tuning.automatic import AutomaticTuner, parse_budget, starting_recipe
 from dualkg.workflows.events import (
@@ -107,7 +107,7 @@ def fit(
     on_event: OnEvent | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Callbacks = None,
-) -> Run:
+) -> TrainedRun:
     """Read triples, tune the hyperparameters on the validation split, train, and evaluate.
 
     `tune` is a time such as "10m", or seconds; by default tuning takes at most three times the
@@ -149,7 +149,7 @@ def train_source(
     overwrite: bool = False,
     callbacks: Callbacks = None,
     on_event: OnEvent | None = None,
-) -> Run:
+) -> TrainedRun:
     """Train what a source stands for: a recipe by file or name, or a graph.
 
     By default a recipe is trained as it is, and the hyperparameters of a graph are tuned first,
@@ -176,7 +176,7 @@ def _read_and_train(
     overwrite: bool,
     callbacks: Callbacks,
     on_event: OnEvent,
-) -> Run:
+) -> TrainedRun:
     callback_objects = find_callbacks(callbacks)
     if num_processes() > 1:
         return train_together(
@@ -214,7 +214,7 @@ def train_recipe(
     on_event: OnEvent | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Callbacks = None,
-) -> Run:
+) -> TrainedRun:
     """Read the graph, build the model and train it, as a recipe says.
 
     A recipe may be given by its file or name. A graph that is given is not checked again.
@@ -250,7 +250,7 @@ def tune_and_train(
     overwrite: bool = False,
     on_event: OnEvent | None = None,
     callbacks: Callbacks = None,
-) -> Run:
+) -> TrainedRun:
     """Search for hyperparameters, and train the chosen recipe in the same run folder."""
     callback_objects = find_callbacks(callbacks)
     for callback in callback_objects:
@@ -277,7 +277,7 @@ def resume(
     on_progress: OnProgress | None = None,
     callbacks: Callbacks = None,
     trust_code: bool = False,
-) -> Run:
+) -> TrainedRun:
     """Resume a run that was interrupted or killed.
 
     Tuning resumes from its last trial, and training from its last checkpoint. A finished run whose
@@ -306,7 +306,7 @@ def _resume_in_one_process(
     on_event: OnEvent,
     callbacks: Callbacks,
     trust_code: bool,
-) -> Run:
+) -> TrainedRun:
     is_tuned_for_seeds = folder.tuning.exists() and not folder.recipe.exists()
     if folder.seeds() or is_tuned_for_seeds:
         raise SeveralSeeds(folder.path)
@@ -504,7 +504,7 @@ def _tune_in_folder(
     *,
     on_event: OnEvent,
     callbacks: list[Callback],
-) -> Run:
+) -> TrainedRun:
     """Search, from the trials that are saved in the folder, and train the chosen recipe there."""
     if folder:
         tuner.path = folder.tuning

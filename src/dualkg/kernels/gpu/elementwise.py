@@ -9,26 +9,36 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-WIDEST = 4096  # numbers of a row that a program steps; of narrower rows it takes several
+# -- Adagrad of a whole table --------------------------------------------------
+
+WIDEST = 4096  # numbers of a row that one program updates; it takes several narrower rows
+
+
+class RowGradients(NamedTuple):
+    """A table, the sums of its rows' gradients, and for each row the step that last added to it."""
+
+    table: Tensor
+    rows: Tensor
+    stamps: Tensor
 
 
 @triton.jit
-def adagrad(value, seen, slope, rate, eps):
-    """The value and the sum of squares after a step."""
-    seen += slope * slope
-    return value - rate * slope / (tl.sqrt(seen) + eps), seen
+def adagrad(value, square_sum, gradient, learning_rate, eps):
+    """The value and the sum of its squared gradients after a step."""
+    square_sum += gradient * gradient
+    return value - learning_rate * gradient / (tl.sqrt(square_sum) + eps), square_sum
 
 
 @triton.jit
-def _update(
-    table,
-    sums,
-    product,
-    rows,
-    stamps,
-    now,
-    copy,
-    rate,
+def _update_table(
+    table_ptr,
+    sums_ptr,
+    product_ptr,
+    row_gradients_ptr,
+    stamps_ptr,
+    now_ptr,
+    copy_ptr,
+    rate_ptr,
     eps,
     num_rows,
     width,
@@ -38,36 +48,36 @@ def _update(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    stamped = tl.load(stamps + row, mask=row < num_rows, other=0) == tl.load(now)
-    inside = (row < num_rows)[:, None] & (column < width)[None, :]
-    touched = inside & stamped[:, None]
+    """Update one block of rows and columns."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+
+    is_stamped = tl.load(stamps_ptr + rows, mask=rows < num_rows, other=0) == tl.load(now_ptr)
+    mask = (rows < num_rows)[:, None] & (columns < width)[None, :]
+    stamped_mask = mask & is_stamped[:, None]
     if not HAS_PRODUCT:
-        if tl.sum(stamped.to(tl.int32), axis=0) == 0:
+        # Rows without a gradient keep their values, so their memory need not be read.
+        if tl.sum(is_stamped.to(tl.int32), axis=0) == 0:
             return
-        inside = touched
-    at = row[:, None].to(tl.int64) * width + column[None, :]
-    padded = row[:, None].to(tl.int64) * padded_width + column[None, :]
-    slope = tl.load(rows + at, mask=touched, other=0.0)
+        mask = stamped_mask
+
+    offsets = rows[:, None].to(tl.int64) * width + columns[None, :]
+    padded_offsets = rows[:, None].to(tl.int64) * padded_width + columns[None, :]
+
+    # Row gradients of an earlier step are not read.
+    gradient = tl.load(row_gradients_ptr + offsets, mask=stamped_mask, other=0.0)
     if HAS_PRODUCT:
-        slope += tl.load(product + padded, mask=inside, other=0.0).to(tl.float32)
-    value = tl.load(table + at, mask=inside, other=0.0)
-    seen = tl.load(sums + at, mask=inside, other=0.0)
-    value, seen = adagrad(value, seen, slope, tl.load(rate), eps)
-    tl.store(rows + at, tl.zeros_like(slope), mask=touched)
-    tl.store(sums + at, seen, mask=inside)
-    tl.store(table + at, value, mask=inside)
+        gradient += tl.load(product_ptr + padded_offsets, mask=mask, other=0.0).to(tl.float32)
+    value = tl.load(table_ptr + offsets, mask=mask, other=0.0)
+    square_sum = tl.load(sums_ptr + offsets, mask=mask, other=0.0)
+
+    value, square_sum = adagrad(value, square_sum, gradient, tl.load(rate_ptr), eps)
+
+    tl.store(row_gradients_ptr + offsets, tl.zeros_like(gradient), mask=stamped_mask)
+    tl.store(sums_ptr + offsets, square_sum, mask=mask)
+    tl.store(table_ptr + offsets, value, mask=mask)
     if HAS_COPY:
-        tl.store(copy + padded, value.to(copy.dtype.element_ty), mask=inside)
-
-
-class RowGradients(NamedTuple):
-    """A table, the sums of its rows' gradients, and for each row the step that last added to it."""
-
-    table: Tensor
-    rows: Tensor
-    stamps: Tensor
+        tl.store(copy_ptr + padded_offsets, value.to(copy_ptr.dtype.element_ty), mask=mask)
 
 
 def adagrad_(
@@ -80,44 +90,57 @@ def adagrad_(
     product: Tensor | None = None,
     copy: Tensor | None = None,
 ) -> None:
-    """Step a float32 table `(num_rows, width)` by `product` plus the rows of `gradients`, and write
-    its `copy`.
+    """Step a float32 table `(num_rows, width)`, and write its `copy`.
 
-    `product` and `copy` may be padded below and to the right. A row of gradients counts if its
-    stamp is `now`, and is then set to 0; without a product, rows that do not count are passed over.
-    Learning rate and `now` are read on the device, so that a captured step can change them.
+    The gradient is `product` plus the rows of `gradients`. `product` and `copy` may be padded below
+    and to the right. A row of gradients counts if its stamp is `now`, and is then set to 0; without
+    a product, rows that do not count are passed over. Learning rate and `now` are read on the
+    device, so that a captured step can change them.
     """
-    table, rows, stamps = gradients
+    table, row_gradients, stamps = gradients
     num_rows, width = table.shape
-    columns = min(triton.next_power_of_2(width), WIDEST)
-    block_rows = max(1, 1024 // columns)
-    padded = next((other for other in (product, copy) if other is not None), table)
-    arrays = (
+    block_columns = min(triton.next_power_of_2(width), WIDEST)
+    block_rows = max(1, 1024 // block_columns)
+    grid = (triton.cdiv(num_rows, block_rows), triton.cdiv(width, block_columns))
+
+    # The kernel takes pointers for all arguments, and does not use those of absent ones.
+    product_or_table = table if product is None else product
+    copy_or_table = table if copy is None else copy
+    padded = copy_or_table if product is None else product
+
+    _update_table[grid](
         table,
         sums,
-        table if product is None else product,
-        rows,
+        product_or_table,
+        row_gradients,
         stamps,
         now,
-        table if copy is None else copy,
+        copy_or_table,
+        rate,
+        eps,
+        num_rows,
+        width,
+        padded.stride(0),
+        HAS_PRODUCT=product is not None,
+        HAS_COPY=copy is not None,
+        ROWS=block_rows,
+        COLUMNS=block_columns,
+        num_warps=max(2, block_columns * block_rows // 512),
     )
-    sizes = (num_rows, width, padded.stride(0))
-    warps = max(2, columns * block_rows // 512)
-    tile = (product is not None, copy is not None, block_rows, columns)
-    _update[(triton.cdiv(num_rows, block_rows), triton.cdiv(width, columns))](
-        *arrays, rate, eps, *sizes, *tile, num_warps=warps
-    )
+
+
+# -- Adagrad of some rows ------------------------------------------------------
 
 
 @triton.jit
 def _update_rows(
-    table,
-    sums,
-    ids,
-    order,
-    gradients,
-    products,
-    rate,
+    table_ptr,
+    sums_ptr,
+    ids_ptr,
+    order_ptr,
+    gradients_ptr,
+    products_ptr,
+    rate_ptr,
     eps,
     num_gradients,
     width,
@@ -125,38 +148,41 @@ def _update_rows(
     BY_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program per position of the sorted ids: the first of a row sums the gradients of all, and
-    updates it.
+    """Sum the gradients of a row, and update it.
 
-    The ids have a −1 before the first and after the last; `order` has not.
+    There is one program per position of the sorted ids; that of the first of equal ids does the
+    work for all. The ids have a −1 before the first and after the last; `order` has not.
     """
     position = tl.program_id(0)
-    row = tl.load(ids + position + 1)
-    if (row >= 0) & (tl.load(ids + position) != row):
-        column = tl.arange(0, BLOCK)
-        inside = column < width
-        slope = tl.zeros([BLOCK], tl.float32)
-        here = row
-        while here == row:
-            at = tl.load(order + position)
-            if at < num_gradients:
-                slope += tl.load(gradients + at * width + column, mask=inside, other=0.0)
+    row = tl.load(ids_ptr + position + 1)
+    if (row >= 0) & (tl.load(ids_ptr + position) != row):
+        columns = tl.arange(0, BLOCK)
+        mask = columns < width
+
+        gradient = tl.zeros([BLOCK], tl.float32)
+        current_row = row
+        while current_row == row:
+            source = tl.load(order_ptr + position)
+            if source < num_gradients:
+                gradient += tl.load(gradients_ptr + source * width + columns, mask=mask, other=0.0)
             else:
-                start = products + (at - num_gradients) * padded_width
-                slope += tl.load(start + column, mask=inside, other=0.0).to(tl.float32)
+                product_ptr = products_ptr + (source - num_gradients) * padded_width
+                gradient += tl.load(product_ptr + columns, mask=mask, other=0.0).to(tl.float32)
             position += 1
-            here = tl.load(ids + position + 1)
-        values = table + row * width + column
-        value = tl.load(values, mask=inside, other=0.0)
+            current_row = tl.load(ids_ptr + position + 1)
+
+        value_ptrs = table_ptr + row * width + columns
+        value = tl.load(value_ptrs, mask=mask, other=0.0)
         if BY_ROW:
-            seen = tl.load(sums + row) + tl.sum(slope * slope, axis=0) / width
-            tl.store(sums + row, seen)
-            value -= tl.load(rate) * slope / (tl.sqrt(seen) + eps)
+            square_sum = tl.load(sums_ptr + row)
+            square_sum += tl.sum(gradient * gradient, axis=0) / width
+            tl.store(sums_ptr + row, square_sum)
+            value -= tl.load(rate_ptr) * gradient / (tl.sqrt(square_sum) + eps)
         else:
-            seen = tl.load(sums + row * width + column, mask=inside, other=0.0)
-            value, seen = adagrad(value, seen, slope, tl.load(rate), eps)
-            tl.store(sums + row * width + column, seen, mask=inside)
-        tl.store(values, value, mask=inside)
+            square_sum = tl.load(sums_ptr + row * width + columns, mask=mask, other=0.0)
+            value, square_sum = adagrad(value, square_sum, gradient, tl.load(rate_ptr), eps)
+            tl.store(sums_ptr + row * width + columns, square_sum, mask=mask)
+        tl.store(value_ptrs, value, mask=mask)
 
 
 def adagrad_rows_(
@@ -172,45 +198,62 @@ def adagrad_rows_(
     """Step the rows `ids` of a float32 table `(num_rows, width)`, each by the sum of its gradients.
 
     The first of the `ids` have rows of `gradients`, the others of `products`, which may be padded
-    to the right; an id of −1 has none. `sums` has a number for each of the table, or for each row:
-    of the means of its squared gradients.
+    to the right; an id of −1 has none. `sums` has the sum of squared gradients of each number of
+    the table; or one number for each row, and then their mean over the row is summed.
     """
     width = table.shape[1]
-    ids, order = ids.sort(stable=True)
     block = triton.next_power_of_2(width)
-    arrays = (
+    sorted_ids, order = ids.sort(stable=True)
+    padded_ids = nn.functional.pad(sorted_ids, (1, 1), value=-1)
+
+    _update_rows[(len(ids),)](
         table,
         sums,
-        nn.functional.pad(ids, (1, 1), value=-1),
+        padded_ids,
         order,
         gradients,
         products,
         rate,
-    )
-    sizes = (len(gradients), width, products.stride(0))
-    by_row = sums.shape != table.shape
-    _update_rows[(len(ids),)](
-        *arrays, eps, *sizes, BY_ROW=by_row, BLOCK=block, num_warps=4 if block <= 2048 else 8
+        eps,
+        len(gradients),
+        width,
+        products.stride(0),
+        BY_ROW=sums.shape != table.shape,
+        BLOCK=block,
+        num_warps=4 if block <= 2048 else 8,
     )
 
+
+# -- SplitMix64 ----------------------------------------------------------------
 
 HASH_BLOCK = 1024  # numbers per program
 
 
 @triton.jit
-def _mix(bits, found, num, FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK: tl.constexpr):
-    positions = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(bits + positions, mask=positions < num, other=0).to(tl.uint64, bitcast=True)
+def _hash(
+    bits_ptr,
+    hashes_ptr,
+    num_numbers,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Hash one block; the integers are unsigned, so that shifts do not repeat the sign."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    bits = tl.load(bits_ptr + offsets, mask=offsets < num_numbers, other=0)
+    value = bits.to(tl.uint64, bitcast=True)
     value = (value ^ (value >> 30)) * FIRST
     value = (value ^ (value >> 27)) * SECOND
     value = value ^ (value >> 31)
-    tl.store(found + positions, value.to(tl.int64, bitcast=True), mask=positions < num)
+    tl.store(hashes_ptr + offsets, value.to(tl.int64, bitcast=True), mask=offsets < num_numbers)
 
 
 def splitmix64(bits: Tensor, *, first: int, second: int) -> Tensor:
     """Hash an int64 tensor; the two factors are unsigned."""
     bits = bits.contiguous()
-    found = torch.empty_like(bits)
-    if num := bits.numel():
-        _mix[(triton.cdiv(num, HASH_BLOCK),)](bits, found, num, first, second, HASH_BLOCK)
-    return found
+    hashes = torch.empty_like(bits)
+    size = bits.numel()
+    if size:
+        grid = (triton.cdiv(size, HASH_BLOCK),)
+        _hash[grid](bits, hashes, size, FIRST=first, SECOND=second, BLOCK=HASH_BLOCK)
+    return hashes

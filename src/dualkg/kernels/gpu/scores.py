@@ -1,6 +1,4 @@
-"""Rows of scores: the gradient of softmax cross entropy, and counts of the candidates that score
-higher.
-"""
+"""Rows of scores: gradients of softmax cross entropy, and counts of better candidates."""
 
 from __future__ import annotations
 
@@ -11,263 +9,311 @@ from torch import Tensor
 
 from dualkg.kernels.scores import RankTargets, Targets
 
+# -- softmax over all candidates -----------------------------------------------
+
 SOFTMAX_BLOCK = 16384  # a row of at most this many scores is read once and stays in registers
 
 
 @triton.jit
 def _softmax_gradient(
-    scores,
-    targets,
+    scores_ptr,
+    targets_ptr,
     target_stride,
-    weights,
-    starts,
-    losses,
+    weights_ptr,
+    starts_ptr,
+    losses_ptr,
     num_columns: tl.constexpr,
     stride: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program per row: find maximum and sum, then write Σ weight · (softmax − one-hot); padding
-    becomes 0.
+    """Overwrite a row by Σ weight · (softmax − one-hot) over its targets; padding becomes 0.
+
+    A row that fits in one block is read once. A longer one is read twice: for the maximum and the
+    sum of exponentials, and for the gradient.
     """
     row = tl.program_id(0)
-    start = scores + row.to(tl.int64) * stride
-    columns = tl.arange(0, BLOCK)
-    begin = tl.load(starts + row)
-    end = tl.load(starts + row + 1)
+    row_ptr = scores_ptr + row.to(tl.int64) * stride
+    dtype = scores_ptr.dtype.element_ty
+    lanes = tl.arange(0, BLOCK)
+    first_target = tl.load(starts_ptr + row)
+    last_target = tl.load(starts_ptr + row + 1)
+
     weight = 0.0
-    of_targets = 0.0
-    for index in range(begin, end):
-        target_weight = tl.load(weights + index)
+    weighted_scores = 0.0
+    for index in range(first_target, last_target):
+        target_weight = tl.load(weights_ptr + index)
         weight += target_weight
-        of_targets += target_weight * tl.load(start + tl.load(targets + index * target_stride)).to(
-            tl.float32
-        )
+        target = tl.load(targets_ptr + index * target_stride)
+        weighted_scores += target_weight * tl.load(row_ptr + target).to(tl.float32)
+
     if stride <= BLOCK:
-        values = tl.load(start + columns, mask=columns < num_columns, other=float("-inf")).to(
-            tl.float32
-        )
-        top = tl.max(values, axis=0)
-        powers = tl.exp(values - top)
-        summed = tl.sum(powers, axis=0)
-        gradient = weight * powers / summed
-        for index in range(begin, end):
-            is_target = columns == tl.load(targets + index * target_stride)
-            gradient -= tl.where(is_target, tl.load(weights + index), 0.0)
-        tl.store(start + columns, gradient.to(scores.dtype.element_ty), mask=columns < stride)
+        scores = tl.load(row_ptr + lanes, mask=lanes < num_columns, other=float("-inf"))
+        scores = scores.to(tl.float32)
+        top = tl.max(scores, axis=0)
+        exponentials = tl.exp(scores - top)
+        total = tl.sum(exponentials, axis=0)
+
+        gradient = weight * exponentials / total
+        for index in range(first_target, last_target):
+            is_target = lanes == tl.load(targets_ptr + index * target_stride)
+            gradient -= tl.where(is_target, tl.load(weights_ptr + index), 0.0)
+        tl.store(row_ptr + lanes, gradient.to(dtype), mask=lanes < stride)
     else:
-        highest = tl.full([BLOCK], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK], tl.float32)
-        for first in range(0, num_columns, BLOCK):
-            inside = first + columns < num_columns
-            values = tl.load(start + first + columns, mask=inside, other=float("-inf")).to(
-                tl.float32
-            )
-            higher = tl.maximum(highest, values, propagate_nan=tl.PropagateNan.ALL)
+        # Each lane has the maximum of its columns, and the sum of exponentials relative to it.
+        lane_tops = tl.full([BLOCK], float("-inf"), tl.float32)
+        lane_totals = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, num_columns, BLOCK):
+            mask = start + lanes < num_columns
+            scores = tl.load(row_ptr + start + lanes, mask=mask, other=float("-inf"))
+            scores = scores.to(tl.float32)
+            new_tops = tl.maximum(lane_tops, scores, propagate_nan=tl.PropagateNan.ALL)
             # A lane without a column yet holds −inf, and −inf − −inf is NaN.
-            total = tl.where(
-                higher == float("-inf"),
+            lane_totals = tl.where(
+                new_tops == float("-inf"),
                 0.0,
-                total * tl.exp(highest - higher) + tl.exp(values - higher),
+                lane_totals * tl.exp(lane_tops - new_tops) + tl.exp(scores - new_tops),
             )
-            highest = higher
-        top = tl.max(highest, axis=0)
-        summed = tl.sum(
-            tl.where(highest == float("-inf"), 0.0, total * tl.exp(highest - top)), axis=0
-        )
-        for first in range(0, stride, BLOCK):
-            here = first + columns
-            values = tl.load(start + here, mask=here < num_columns, other=float("-inf")).to(
-                tl.float32
-            )
-            gradient = weight * tl.exp(values - top) / summed
-            for index in range(begin, end):
-                is_target = here == tl.load(targets + index * target_stride)
-                gradient -= tl.where(is_target, tl.load(weights + index), 0.0)
-            tl.store(start + here, gradient.to(scores.dtype.element_ty), mask=here < stride)
-    tl.store(losses + row, weight * (top + tl.log(summed)) - of_targets)
+            lane_tops = new_tops
+
+        top = tl.max(lane_tops, axis=0)
+        rescaled = tl.where(lane_tops == float("-inf"), 0.0, lane_totals * tl.exp(lane_tops - top))
+        total = tl.sum(rescaled, axis=0)
+
+        for start in range(0, stride, BLOCK):
+            columns = start + lanes
+            scores = tl.load(row_ptr + columns, mask=columns < num_columns, other=float("-inf"))
+            scores = scores.to(tl.float32)
+            gradient = weight * tl.exp(scores - top) / total
+            for index in range(first_target, last_target):
+                is_target = columns == tl.load(targets_ptr + index * target_stride)
+                gradient -= tl.where(is_target, tl.load(weights_ptr + index), 0.0)
+            tl.store(row_ptr + columns, gradient.to(dtype), mask=columns < stride)
+
+    tl.store(losses_ptr + row, weight * (top + tl.log(total)) - weighted_scores)
 
 
 def softmax_gradient_(scores: Tensor, targets: Targets, num_columns: int, losses: Tensor) -> None:
-    """Overwrite scores `(queries, padded columns)` by the gradient of Σ weight · −log
-    softmax(scores)[target].
+    """Overwrite scores by the gradient of Σ weight · −log softmax(scores)[target].
 
-    Only the first `num_columns` are scores; the rest become 0. `losses` `(queries,)` receives the
-    loss of each.
+    Scores are `(queries, padded columns)`. Only the first `num_columns` are scores; the rest become
+    0. `losses` `(queries,)` receives the loss of each query.
     """
-    if len(scores):
-        stride = scores.stride(0)
-        block = triton.next_power_of_2(stride) if stride <= SOFTMAX_BLOCK else SOFTMAX_BLOCK // 4
-        arrays = (
-            scores,
-            targets.entities,
-            targets.entities.stride(0),
-            targets.weights,
-            targets.starts,
-            losses,
-        )
-        warps = 8 if block >= 4096 else 4
-        _softmax_gradient[(len(scores),)](
-            *arrays, num_columns, stride, BLOCK=block, num_warps=warps
-        )
+    if not len(scores):
+        return
+    stride = scores.stride(0)
+    if stride <= SOFTMAX_BLOCK:
+        block = triton.next_power_of_2(stride)
+    else:
+        block = SOFTMAX_BLOCK // 4
+
+    _softmax_gradient[(len(scores),)](
+        scores,
+        targets.entities,
+        targets.entities.stride(0),
+        targets.weights,
+        targets.starts,
+        losses,
+        num_columns,
+        stride,
+        BLOCK=block,
+        num_warps=8 if block >= 4096 else 4,
+    )
+
+
+# -- softmax over a sample of candidates ---------------------------------------
 
 
 @triton.jit
-def _corrected(start, entities, log_counts, at, num_columns, answer):
-    """Some scores of a row, corrected by the counts; −∞ for padding and where the sample has the
-    answer.
+def _corrected_scores(row_ptr, negatives_ptr, log_counts_ptr, columns, num_columns, answer):
+    """Load scores of negatives less the logarithms of their expected counts.
+
+    They are −∞ for padding, and where the sample has the answer.
     """
-    inside = at < num_columns
-    negative = inside & (tl.load(entities + at, mask=inside, other=0) != answer)
-    values = tl.load(start + at, mask=inside, other=0.0).to(tl.float32)
-    return tl.where(
-        negative, values - tl.load(log_counts + at, mask=inside, other=0.0), float("-inf")
-    )
+    mask = columns < num_columns
+    is_negative = mask & (tl.load(negatives_ptr + columns, mask=mask, other=0) != answer)
+    scores = tl.load(row_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    log_counts = tl.load(log_counts_ptr + columns, mask=mask, other=0.0)
+    return tl.where(is_negative, scores - log_counts, float("-inf"))
 
 
 @triton.jit
 def _sampled_softmax_gradient(
-    scores,
-    of_answers,
-    entities,
-    log_counts,
-    answers,
+    scores_ptr,
+    answer_scores_ptr,
+    negatives_ptr,
+    log_counts_ptr,
+    answers_ptr,
     answer_stride,
-    weights,
-    losses,
-    to_answers,
+    weights_ptr,
+    losses_ptr,
+    answer_gradients_ptr,
     num_columns,
     stride,
     BLOCK: tl.constexpr,
 ):
-    """One program per row: find maximum and sum, of which the answer is a part, then write the
-    gradient.
+    """Overwrite a row by its gradient, and write the gradient of its answer's score.
+
+    The answer is part of the maximum and of the sum of exponentials, though not of the row.
     """
     row = tl.program_id(0)
-    start = scores + row.to(tl.int64) * stride
-    columns = tl.arange(0, BLOCK)
-    answer = tl.load(answers + row * answer_stride)
-    weight = tl.load(weights + row)
-    of_answer = tl.load(of_answers + row)
-    highest = tl.zeros([BLOCK], tl.float32) + of_answer
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, num_columns, BLOCK):
-        at = first + columns
-        values = _corrected(start, entities, log_counts, at, num_columns, answer)
-        higher = tl.maximum(highest, values, propagate_nan=tl.PropagateNan.ALL)
-        total = total * tl.exp(highest - higher) + tl.exp(values - higher)
-        highest = higher
-    top = tl.max(highest, axis=0)
-    summed = tl.sum(total * tl.exp(highest - top), axis=0) + tl.exp(of_answer - top)
-    normalizer = top + tl.log(summed)
-    for first in range(0, stride, BLOCK):
-        at = first + columns
-        gradient = weight * tl.exp(
-            _corrected(start, entities, log_counts, at, num_columns, answer) - normalizer
+    row_ptr = scores_ptr + row.to(tl.int64) * stride
+    dtype = scores_ptr.dtype.element_ty
+    lanes = tl.arange(0, BLOCK)
+    answer = tl.load(answers_ptr + row * answer_stride)
+    weight = tl.load(weights_ptr + row)
+    answer_score = tl.load(answer_scores_ptr + row)
+
+    # Each lane has the maximum of its columns, and the sum of exponentials relative to it. Maxima
+    # start at the score of the answer, which unlike −inf can be subtracted from itself.
+    lane_tops = tl.zeros([BLOCK], tl.float32) + answer_score
+    lane_totals = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, num_columns, BLOCK):
+        columns = start + lanes
+        scores = _corrected_scores(
+            row_ptr, negatives_ptr, log_counts_ptr, columns, num_columns, answer
         )
-        tl.store(start + at, gradient.to(scores.dtype.element_ty), mask=at < stride)
-    tl.store(losses + row, weight * (normalizer - of_answer))
-    tl.store(to_answers + row, weight * (tl.exp(of_answer - normalizer) - 1.0))
+        new_tops = tl.maximum(lane_tops, scores, propagate_nan=tl.PropagateNan.ALL)
+        lane_totals = lane_totals * tl.exp(lane_tops - new_tops) + tl.exp(scores - new_tops)
+        lane_tops = new_tops
+
+    top = tl.max(lane_tops, axis=0)
+    total = tl.sum(lane_totals * tl.exp(lane_tops - top), axis=0) + tl.exp(answer_score - top)
+    normalizer = top + tl.log(total)
+
+    for start in range(0, stride, BLOCK):
+        columns = start + lanes
+        scores = _corrected_scores(
+            row_ptr, negatives_ptr, log_counts_ptr, columns, num_columns, answer
+        )
+        gradient = weight * tl.exp(scores - normalizer)
+        tl.store(row_ptr + columns, gradient.to(dtype), mask=columns < stride)
+
+    tl.store(losses_ptr + row, weight * (normalizer - answer_score))
+    tl.store(answer_gradients_ptr + row, weight * (tl.exp(answer_score - normalizer) - 1.0))
 
 
 def sampled_softmax_gradient_(
     scores: Tensor,
-    of_answers: Tensor,
+    answer_scores: Tensor,
     sample: tuple[Tensor, Tensor, Tensor],
     weights: Tensor,
     losses: Tensor,
 ) -> Tensor:
-    """Overwrite scores of a sample `(batch, padded num)` by the gradient of Σ weight · −log softmax
-    of the answer.
+    """Overwrite scores of a sample by the gradient of Σ weight · −log softmax of the answer.
 
-    The sample is negatives and the logarithms of their expected counts, by which scores are
-    corrected, `(num,)` each, and the answers `(batch,)`, which do not count as negatives. `losses`
-    `(batch,)` receives the loss of each. Returns the gradient of the scores of the answers.
+    Scores are `(batch, padded num)`. The sample is negatives and the logarithms of their expected
+    counts, by which scores are corrected, `(num,)` each, and the answers `(batch,)`, which do not
+    count as negatives. `losses` `(batch,)` receives the loss of each query. Returns the gradient of
+    the scores of the answers, `(batch,)`.
     """
-    to_answers = torch.empty_like(of_answers)
-    if len(scores):
-        block = min(triton.next_power_of_2(scores.stride(0)), SOFTMAX_BLOCK // 4)
-        arrays = (scores, of_answers, *sample, sample[2].stride(0), weights, losses, to_answers)
-        sizes = (len(sample[0]), scores.stride(0))
-        warps = 8 if block >= 4096 else 4
-        _sampled_softmax_gradient[(len(scores),)](*arrays, *sizes, BLOCK=block, num_warps=warps)
-    return to_answers
+    answer_gradients = torch.empty_like(answer_scores)
+    if not len(scores):
+        return answer_gradients
+    negatives, log_counts, answers = sample
+    stride = scores.stride(0)
+    block = min(triton.next_power_of_2(stride), SOFTMAX_BLOCK // 4)
 
+    _sampled_softmax_gradient[(len(scores),)](
+        scores,
+        answer_scores,
+        negatives,
+        log_counts,
+        answers,
+        answers.stride(0),
+        weights,
+        losses,
+        answer_gradients,
+        len(negatives),
+        stride,
+        BLOCK=block,
+        num_warps=8 if block >= 4096 else 4,
+    )
+    return answer_gradients
+
+
+# -- counts of better and tied candidates --------------------------------------
 
 COUNT_BLOCK = 2048
 KNOWN_BLOCK = 256  # most queries have few known answers
 
 
 # Blocks of targets have any alignment; a kernel compiled for each would be no faster.
-@triton.jit(do_not_specialize_on_alignment=["rows", "answers", "firsts", "lasts"])
+@triton.jit(
+    do_not_specialize_on_alignment=["rows_ptr", "answers_ptr", "first_known_ptr", "last_known_ptr"]
+)
 def _count_better_and_tied(
-    scores,
-    known,
-    rows,
-    answers,
-    firsts,
-    lasts,
-    counts,
+    scores_ptr,
+    known_ptr,
+    rows_ptr,
+    answers_ptr,
+    first_known_ptr,
+    last_known_ptr,
+    counts_ptr,
     stride,
     num_columns: tl.constexpr,
-    KIND: tl.constexpr,
+    DTYPE: tl.constexpr,
     BLOCK: tl.constexpr,
     KNOWN_BLOCK: tl.constexpr,
 ):
-    """One program per target: compare it with its whole row, then subtract the known answers."""
+    """Compare a target with its whole row, then subtract the known answers."""
     item = tl.program_id(0).to(tl.int64)
-    start = scores + tl.load(rows + item) * stride
-    answer = tl.load(answers + item)
-    target = tl.load(start + answer).to(KIND)
+    row_ptr = scores_ptr + tl.load(rows_ptr + item) * stride
+    answer = tl.load(answers_ptr + item)
+    target_score = tl.load(row_ptr + answer).to(DTYPE)
+
     better = tl.zeros([BLOCK], tl.int32)
     tied = tl.zeros([BLOCK], tl.int32)
     nonfinite = tl.zeros([BLOCK], tl.int32)
-    columns = tl.arange(0, BLOCK)
-    for begin in range(0, num_columns, BLOCK):
-        inside = begin + columns < num_columns
-        values = tl.load(start + begin + columns, mask=inside, other=0.0).to(KIND)
-        better += (inside & (values > target)).to(tl.int32)
-        tied += (inside & (values == target)).to(tl.int32)
+    lanes = tl.arange(0, BLOCK)
+    for start in range(0, num_columns, BLOCK):
+        mask = start + lanes < num_columns
+        scores = tl.load(row_ptr + start + lanes, mask=mask, other=0.0).to(DTYPE)
+        better += (mask & (scores > target_score)).to(tl.int32)
+        tied += (mask & (scores == target_score)).to(tl.int32)
         # NaN compares as false, and infinity is not below itself.
-        nonfinite += 1 - (tl.abs(values) < float("inf")).to(tl.int32)
+        nonfinite += 1 - (tl.abs(scores) < float("inf")).to(tl.int32)
     num_better = tl.sum(better, axis=0)
     num_tied = tl.sum(tied, axis=0) - 1  # without the answer itself
-    position = tl.load(firsts + item)
-    last = tl.load(lasts + item)
-    lanes = tl.arange(0, KNOWN_BLOCK)
-    while position < last:
-        inside = position + lanes < last
-        others = tl.load(known + position + lanes, mask=inside, other=0)
-        known_scores = tl.load(start + others, mask=inside, other=0.0).to(KIND)
-        is_other = inside & (others != answer)
-        num_better -= tl.sum((is_other & (known_scores > target)).to(tl.int32), axis=0)
-        num_tied -= tl.sum((is_other & (known_scores == target)).to(tl.int32), axis=0)
+
+    position = tl.load(first_known_ptr + item)
+    last_known = tl.load(last_known_ptr + item)
+    known_lanes = tl.arange(0, KNOWN_BLOCK)
+    while position < last_known:
+        mask = position + known_lanes < last_known
+        known = tl.load(known_ptr + position + known_lanes, mask=mask, other=0)
+        known_scores = tl.load(row_ptr + known, mask=mask, other=0.0).to(DTYPE)
+        is_other = mask & (known != answer)
+        num_better -= tl.sum((is_other & (known_scores > target_score)).to(tl.int32), axis=0)
+        num_tied -= tl.sum((is_other & (known_scores == target_score)).to(tl.int32), axis=0)
         position += KNOWN_BLOCK
-    finite = tl.sum(nonfinite, axis=0) == 0
-    tl.store(counts + 2 * item, tl.where(finite, num_better, -1))
-    tl.store(counts + 2 * item + 1, tl.where(finite, num_tied, -1))
+
+    is_finite = tl.sum(nonfinite, axis=0) == 0
+    tl.store(counts_ptr + 2 * item, tl.where(is_finite, num_better, -1))
+    tl.store(counts_ptr + 2 * item + 1, tl.where(is_finite, num_tied, -1))
 
 
 def count_better_and_tied(scores: Tensor, known: Tensor, targets: RankTargets) -> Tensor:
     """`count_with_torch` in one kernel."""
     if scores.stride(1) != 1:
         scores = scores.contiguous()
-    rows, answers, first, last = (values.contiguous() for values in targets)
+    rows, answers, first_known, last_known = (array.contiguous() for array in targets)
     counts = torch.empty(len(rows), 2, dtype=torch.int32, device=scores.device)
-    arguments = (
-        scores,
-        known,
-        rows,
-        answers,
-        first,
-        last,
-        counts,
-        scores.stride(0),
-        scores.shape[1],
-    )
-    kind = tl.float64 if scores.dtype == torch.float64 else tl.float32
-    if len(rows):
-        with torch.cuda.device_of(scores):  # type: ignore[no-untyped-call]
-            _count_better_and_tied[(len(rows),)](
-                *arguments, KIND=kind, BLOCK=COUNT_BLOCK, KNOWN_BLOCK=KNOWN_BLOCK
-            )
+    if not len(rows):
+        return counts
+
+    with torch.cuda.device_of(scores):  # type: ignore[no-untyped-call]
+        _count_better_and_tied[(len(rows),)](
+            scores,
+            known,
+            rows,
+            answers,
+            first_known,
+            last_known,
+            counts,
+            scores.stride(0),
+            scores.shape[1],
+            DTYPE=tl.float64 if scores.dtype == torch.float64 else tl.float32,
+            BLOCK=COUNT_BLOCK,
+            KNOWN_BLOCK=KNOWN_BLOCK,
+        )
     return counts
