@@ -1,10 +1,13 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import dualkg as kg
 from dualkg.data.inspection import cardinalities
+from dualkg.errors import DamagedFile
 from dualkg.evaluation.ranking import Ranks
 from dualkg.evaluation.report import build_report, load_ranks, save_ranks
 from tests.conftest import graph_of
@@ -60,6 +63,25 @@ def test_saved_ranks_load_unchanged(graph, tmp_path):
     again = load_ranks(tmp_path / "ranks.parquet")
     for name in ("triples", "optimistic", "pessimistic"):
         np.testing.assert_array_equal(getattr(ranks, name), getattr(again, name))
+
+
+def test_ranks_with_ids_that_are_no_ids_are_refused(graph, tmp_path):
+    path = tmp_path / "ranks.parquet"
+    save_ranks(ranks_of(graph), path)
+    assert len(load_ranks(path, graph.shape).triples) == 2
+    smaller = kg.GraphShape(graph.shape.num_entities - 1, graph.shape.num_relations)
+    with pytest.raises(DamagedFile) as beyond:
+        load_ranks(path, smaller)
+    assert beyond.value.path == path
+    assert beyond.value.reason == "it has ids that are not in the graph"
+
+    table = pq.read_table(path)
+    position = table.column_names.index("relation")
+    numbers = pa.array([0.5, float("nan")] * (len(table) // 2))
+    pq.write_table(table.set_column(position, "relation", numbers), path)
+    with pytest.raises(DamagedFile) as no_integers:
+        load_ranks(path, graph.shape)
+    assert "relation" in no_integers.value.reason
 
 
 def test_metrics_of_an_empty_split_are_null_in_json(graph):
