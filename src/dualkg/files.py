@@ -460,12 +460,12 @@ def _acquire(path: Path, given: str | Path, *, wait: bool) -> _HeldLock | None:
             lock.acquire(timeout=-1 if wait else HANDOVER_SECONDS, poll_interval=0.02)
             return _HeldLock(file, lock.release, is_nested, is_soft)
         except Timeout:
-            raise LockedError(_refusal(given, file)) from None
+            raise _refusal(given, file) from None
         except OSError as error:
             if error.errno not in (*NOT_WRITABLE, errno.ENOENT, errno.ENOTDIR):
                 raise
             if file.exists():
-                raise LockedError(_refusal(given, file)) from None
+                raise _refusal(given, file) from None
     return None
 
 
@@ -531,15 +531,13 @@ def lock_holder(path: str | Path) -> str | None:
     return None
 
 
-def _refusal(path: str | Path, file: Path) -> str:
+def _refusal(path: str | Path, file: Path) -> LockedError:
     for _ in range(40):  # the holder writes its name just after it has the lock
         holder = lock_holder(path)
         if holder or not file.exists():
             break
         time.sleep(0.005)
-    return (
-        f"{path} is being written by {holder or 'another process'}. Try again when that has ended."
-    )
+    return LockedError(path, holder=holder or "")
 
 
 @contextmanager

@@ -26,6 +26,7 @@ IMPORTABLE = (
     "TuckER."
 )
 
+
 @pytest.mark.parametrize("name", ["CP", "DistMult", "ComplEx", "RESCAL"])
 def test_imported_embeddings_have_the_ranks_and_predictions_of_their_source(
     small_graph, tmp_path, name
@@ -685,9 +686,7 @@ def test_libkge_dataset_gives_names_and_triples(tmp_path):
 
 def test_libkge_files_that_are_refused(tmp_path):
     path = tmp_path / "a.pt"
-    with refused(
-        Unsupported, what=str(path), reason="cannot be read: No such file or directory"
-    ):
+    with refused(Unsupported, what=str(path), reason="cannot be read: No such file or directory"):
         kg.from_libkge(path)
     path.write_text("text")
     with refused(Unsupported, what=str(path), reason="cannot be read as a checkpoint of LibKGE"):

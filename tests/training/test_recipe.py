@@ -79,9 +79,7 @@ def test_unknown_keys_of_recipes_are_refused(tmp_path, toml, setting, suggestion
     with refused(InvalidRecipe, source=str(path)) as caught:
         load_recipe(path)
     problem = caught.value.problem
-    check_error(
-        problem, UnknownSetting, setting=setting, owner="recipes", suggestions=suggestions
-    )
+    check_error(problem, UnknownSetting, setting=setting, owner="recipes", suggestions=suggestions)
     if not suggestions:
         assert problem.known[:2] == ["epochs", "batch_size"]
 
@@ -110,9 +108,7 @@ def test_invalid_values_of_recipes_are_refused(tmp_path, toml, setting, expected
     path.write_text(toml)
     with refused(InvalidRecipe, source=str(path)) as caught:
         load_recipe(path)
-    check_error(
-        caught.value.problem, InvalidValue, setting=setting, expected=expected, found=found
-    )
+    check_error(caught.value.problem, InvalidValue, setting=setting, expected=expected, found=found)
 
 
 def test_recipes_that_cannot_be_read_are_refused(tmp_path):
