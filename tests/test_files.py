@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -567,23 +568,23 @@ def test_a_missing_checksum_is_told(tmp_path: Path, content: str) -> None:
 
 
 def test_large_files_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "REMEMBERED_BYTES", 3)
+    check = partial(file_damage, remembered_bytes=3)
     path = tmp_path / "weights"
     memory = tmp_path / "cache" / "verified"
     path.write_text("good")
     record = file_record(path)
-    assert file_damage(path, record, memory=memory) is None
+    assert check(path, record, memory=memory) is None
     monkeypatch.setattr(files, "file_record", None)  # a second hash would fail
-    assert file_damage(path, record, memory=memory) is None
+    assert check(path, record, memory=memory) is None
     monkeypatch.undo()
     stamp = path.stat().st_mtime_ns + 10**9
     path.write_text("bad!")
     os.utime(path, ns=(stamp, stamp))
-    assert "its content has changed" in (file_damage(path, record, memory=memory) or "")
+    assert "its content has changed" in (check(path, record, memory=memory) or "")
     path.write_text("longer")
-    assert file_damage(path, record, memory=memory) == "it has 6 bytes in place of 4"
+    assert check(path, record, memory=memory) == "it has 6 bytes in place of 4"
     path.unlink()
-    assert file_damage(path, record, memory=memory) == "it is missing"
+    assert check(path, record, memory=memory) == "it is missing"
 
 
 # -- power cuts --------------------------------------------------------------

@@ -571,11 +571,17 @@ def file_record(path: Path) -> dict[str, Any]:
         }
 
 
-def file_damage(path: Path, record: dict[str, Any], *, memory: Path | None = None) -> str | None:
+def file_damage(
+    path: Path,
+    record: dict[str, Any],
+    *,
+    memory: Path | None = None,
+    remembered_bytes: int = REMEMBERED_BYTES,
+) -> str | None:
     """What is wrong with a file, by its `file_record`; None if nothing is.
 
-    The file `memory` remembers which large files were good, by name, size and time, so that each
-    is hashed once.
+    The file `memory` remembers which large files, of at least `remembered_bytes`, were good, by
+    name, size and time, so that each is hashed once.
     """
     try:
         stat = path.stat()
@@ -584,7 +590,7 @@ def file_damage(path: Path, record: dict[str, Any], *, memory: Path | None = Non
         identity = f"{path.resolve()} {stat.st_dev} {stat.st_ino}"
         version = f"{stat.st_size} {stat.st_mtime_ns} {record['sha256']}"
         line = hashlib.sha256(os.fsencode(f"{identity} {version}")).hexdigest()
-        remembered = memory if stat.st_size >= REMEMBERED_BYTES else None
+        remembered = memory if stat.st_size >= remembered_bytes else None
         if remembered and remembered.exists() and line in remembered.read_text(encoding="utf-8"):
             return None
         if file_record(path)["sha256"] != record["sha256"]:

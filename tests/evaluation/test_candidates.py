@@ -144,7 +144,7 @@ def test_numbers_of_candidates_are_those_of_brute_force(graph, splits):
         assert found[1, number] == sum(e == h or (e, r, t) not in known for e in entities)
 
 
-def test_blocks_of_lists_cover_all_queries_in_bounded_memory(monkeypatch, small_graph):
+def test_blocks_of_lists_cover_all_queries_in_bounded_memory(small_graph):
     model = kg.DistMult(small_graph.shape, dim=4, init_scale=1.0)
     random = np.random.default_rng(0)
     lengths = random.integers(0, 12, 2 * len(small_graph.test))
@@ -155,9 +155,12 @@ def test_blocks_of_lists_cover_all_queries_in_bounded_memory(monkeypatch, small_
     for first, last, ids in lists.blocks(0, 40, 30):
         assert last == first + 1 or ids.size + len(ids) <= 30
     done: list[int] = []
-    monkeypatch.setattr(ranking, "BLOCK_ELEMENTS", 100)
     blocked = kg.rank(
-        model, small_graph, candidates=lists, progress=lambda now, total: done.append(now)
+        model,
+        small_graph,
+        candidates=lists,
+        progress=lambda now, total: done.append(now),
+        block_elements=100,
     )
     np.testing.assert_array_equal(blocked.mean, whole.mean)
     assert len(done) > 4
