@@ -131,7 +131,8 @@ def test_a_folder_is_replaced_only_when_the_new_one_is_whole(tmp_path: Path) -> 
     path = tmp_path / "one"
     path.mkdir()
     (path / "old").write_text("y")
-    with pytest.raises(RuntimeError), atomic_folder(path, existing="replace") as fresh:  # noqa: PT012
+    replaced = atomic_folder(path, existing="replace")
+    with pytest.raises(RuntimeError), replaced as fresh:  # noqa: PT012
         (fresh / "new").write_text("x")
         raise RuntimeError
     assert [found.name for found in path.iterdir()] == ["old"]
