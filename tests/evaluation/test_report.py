@@ -7,10 +7,11 @@ import pytest
 
 import dualkg as kg
 from dualkg.data.inspection import cardinalities
-from dualkg.errors import DamagedFile
+from dualkg.errors import DamagedFile, InvalidValue
 from dualkg.evaluation.ranking import Ranks
 from dualkg.evaluation.report import build_report, load_ranks, save_ranks
 from tests.conftest import graph_of
+from tests.raising import refused
 
 
 def test_cardinalities_by_hand():
@@ -92,5 +93,5 @@ def test_metrics_of_an_empty_split_are_null_in_json(graph):
 
 
 def test_an_unknown_split_is_refused(graph):
-    with pytest.raises(kg.RequestError, match="train, valid or test; 'testing' was given"):
+    with refused(InvalidValue, setting="split", expected="train, valid or test", found="testing"):
         kg.evaluate(kg.DistMult(graph.shape, dim=2), graph, split="testing")
