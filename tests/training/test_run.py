@@ -81,7 +81,9 @@ def test_a_run_in_place_of_its_model_or_folder_gets_the_right_call(run, small_gr
         kg.load_run(run)
     assert invalid.value.found is run
     assert invalid.value.advice == "Use the run as it is."
-    assert repr(run) == f"Run(ComplEx on made, test MRR {run.report.mrr:.4f}, '{run.folder}')"
+    assert (
+        repr(run) == f"TrainedRun(ComplEx on made, test MRR {run.report.mrr:.4f}, '{run.folder}')"
+    )
     assert len(repr(run.report)) < 400
 
 
