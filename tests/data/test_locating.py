@@ -184,7 +184,7 @@ def test_an_archive_may_hold_one_file_and_its_labels(tmp_path: Path) -> None:
     assert list(location.files) == ["triples"]
 
 
-@pytest.mark.parametrize("names", [["train.tsv", "valid.tsv"], ["valid.tsv", "test.tsv"]])
+@pytest.mark.parametrize("names", [["train.tsv", "test.tsv"], ["valid.tsv", "test.tsv"]])
 def test_an_archive_without_a_split_is_an_error(tmp_path: Path, names: list[str]) -> None:
     path = tmp_path / "mine.tar"
     path.write_bytes(tarred(dict.fromkeys(names, LINE)))

@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from dualkg.data.archives import Source
 from dualkg.data.columns import ROLES, Columns, check_columns
-from dualkg.data.errors import NoTriples, literal
+from dualkg.data.errors import NoTriples, UnclearColumns, literal
 from dualkg.data.formats.delimited import TextReader
 from dualkg.data.readers import Companion, Reader, ReadOptions, open_reader
-from dualkg.data.spill import SpilledTriples, first_positions, slices
+from dualkg.data.spill import SpilledTriples, first_positions, slices, text_of
 from dualkg.data.triples import NO_TRIPLES, Triples
 from dualkg.errors import DataError, Sentence
 
@@ -25,6 +25,9 @@ MIN_LINES = 4  # below a first line, for its names to be told from those of a tr
 # Names waiting for ids; every merge hashes all known names again, so merges must be few.
 MAX_WAITING = 1_000_000
 MAX_NAMES = 2_000_000
+TAILS_PER_RELATION = (
+    2  # in files that begin with the number of triples, for their order to be clear
+)
 MAX_TRIPLES = 12_000_000  # in memory; more are written to disk
 POSITIONS = 1 << 20
 Ids = npt.NDArray[np.int32]
@@ -50,10 +53,12 @@ def read_triples(
     columns: Columns | None = None,
     delimiter: str | None = None,
     find_headers: bool = False,
+    optional: Container[str] = (),
 ) -> ReadTriples:
     """Read the source of each split; `columns` are names or numbers of head, relation and tail.
 
-    `find_headers` also finds headers with unknown names. The names of OpenKE's ids are sources of
+    `find_headers` also finds headers with unknown names. The splits in `optional` may be empty. The
+    names of OpenKE's ids are sources of
     their own.
     """
     check_columns(columns)
@@ -64,7 +69,7 @@ def read_triples(
         for split, source in sources.items()
         if split not in COMPANIONS
     }
-    return encode(readers, find_headers=find_headers)
+    return encode(readers, find_headers=find_headers, optional=optional)
 
 
 def encode(
@@ -79,13 +84,17 @@ def encode(
 
     with ThreadPoolExecutor(1, "dualkg-names") as worker:
         encoder = Encoder(worker)
+        remarks: list[Sentence] = []
         for split, reader in readers.items():
-            num_triples = _add_blocks(encoder, split, reader)
-            if not num_triples and split not in optional:
-                raise NoTriples(reader.name, reader.remarks)
+            counts = _add_blocks(encoder, split, reader)
+            remarks_of_reader = _remarks_of(reader, counts)
+            if not counts.num_triples and split not in optional:
+                raise NoTriples(reader.name, remarks_of_reader)
+            remarks += remarks_of_reader
         encoder.finish()
 
     triples = dict.fromkeys(readers, NO_TRIPLES) | encoder.triples()
+    _check_order(readers, triples)
     headers = _find_headers(readers, triples) if find_headers else Headers([], [])
     if encoder.spilled and headers.splits:
         encoder.spilled.leave_out(np.stack([triples[split][0] for split in headers.splits]))
@@ -100,29 +109,68 @@ def encode(
         relations = _renumber(encoder.relations, [ids[:, 1:2] for ids in triples.values()])
 
     labels: dict[str, str] = {}
-    remarks: list[Sentence] = []
     for reader in readers.values():
         labels = reader.labels | labels  # the first label of a name counts
-        remarks += _remarks_of(reader)
     return ReadTriples(entities, relations, triples, labels, remarks + headers.remarks)
 
 
-def _add_blocks(encoder: "Encoder", split: str, reader: Reader) -> int:
-    """Add all blocks of a reader, and return the number of their triples."""
+class BlockCounts(NamedTuple):
+    """The number of triples in the blocks of a reader, and of names that contain a NUL."""
+
+    num_triples: int
+    num_with_nul: int
+
+
+def _add_blocks(encoder: "Encoder", split: str, reader: Reader) -> BlockCounts:
+    """Add all blocks of a reader."""
     num_triples = 0
+    num_with_nul = 0
     with closing(reader.blocks()) as blocks:
         for block in blocks:
             encoder.add(split, block)
             num_triples += block.num_rows
-    return num_triples
+            num_with_nul += sum(_count_with_nul(block.column(role)) for role in ROLES)
+    return BlockCounts(num_triples, num_with_nul)
 
 
-def _remarks_of(reader: Reader) -> list[Sentence]:
-    if not reader.num_stripped:
-        return reader.remarks
-    names = "name was" if reader.num_stripped == 1 else "names were"
-    text = f"Blanks around {reader.num_stripped:,} {names} removed ({reader.name})."
-    return [*reader.remarks, Sentence(text)]
+def _count_with_nul(column: pa.DictionaryArray) -> int:
+    """The number of rows whose name contains a NUL character."""
+    ends, letters = text_of(column.dictionary)
+    used = letters[ends[0] : ends[-1]]
+    if not len(used) or used.min() > 0:
+        return 0
+    has_nul = np.array(["\0" in name for name in column.dictionary.to_pylist()])
+    return int(has_nul[column.indices.to_numpy()].sum())
+
+
+def _remarks_of(reader: Reader, counts: BlockCounts) -> list[Sentence]:
+    texts = []
+    if reader.num_comments:
+        lines = "1 line that begins with # was"
+        if reader.num_comments > 1:
+            lines = f"{reader.num_comments:,} lines that begin with # were"
+        texts.append(f"{lines} skipped ({reader.name}).")
+    if reader.num_stripped:
+        names = "name was" if reader.num_stripped == 1 else "names were"
+        texts.append(f"Blanks around {reader.num_stripped:,} {names} removed ({reader.name}).")
+    if counts.num_with_nul:
+        names = "1 name contains"
+        if counts.num_with_nul > 1:
+            names = f"{counts.num_with_nul:,} names contain"
+        texts.append(f"{names} a NUL character ({reader.name}). Is it text in UTF-8?")
+    return [*reader.remarks, *(Sentence(text) for text in texts)]
+
+
+def _check_order(readers: Mapping[str, Reader], triples: Mapping[str, Triples]) -> None:
+    """Refuse head, tail and relation if there are not far fewer relations than tails."""
+    splits = [split for split, reader in readers.items() if reader.is_openke_order]
+    parts = _without_headers({split: triples[split] for split in splits}, headers=())
+    if not parts:
+        return
+    num_relations = int(np.count_nonzero(_counts_in_column(parts, 1)))
+    num_tails = int(np.count_nonzero(_counts_in_column(parts, 2)))
+    if num_tails < TAILS_PER_RELATION * num_relations:
+        raise UnclearColumns(readers[splits[0]].name)
 
 
 # -- headers of unknown names ------------------------------------------------

@@ -126,6 +126,22 @@ class UnknownColumn(DataError):
         )
 
 
+class UnclearColumns(DataError):
+    """A file begins with the number of its triples, and its relations may be in column 2 or 3."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.source = source
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"{self.source} begins with the number of its triples, as files of OpenKE do, and it "
+            "is not clear which column has the relations. "
+            f"Use {words.option('columns', (1, 3, 2))} if the columns are head, tail and relation, "
+            f"or {words.option('columns', (1, 2, 3))} if they are head, relation and tail."
+        )
+
+
 class GraphNotFound(RequestError):
     """No graph, file or folder has a name; `suggestions` are similar names, best first."""
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from dualkg.data.archives import COMPRESSIONS, TARS, Source, cache_folder, find_sources
 from dualkg.data.columns import Columns, check_columns
 from dualkg.data.conversion import advice_for
-from dualkg.data.encoding import COMPANIONS, read_triples
+from dualkg.data.encoding import COMPANIONS, ReadTriples, read_triples
 from dualkg.data.errors import (
     DownloadDiscarded,
     DownloadFailed,
@@ -31,11 +31,11 @@ from dualkg.data.graph import FORMAT, SPLITS, Graph, load_saved_graph, save_grap
 from dualkg.data.readers import find_reader, holds_triples, one_source, only_triples
 from dualkg.data.splits import Splitting, graph_fields, parse_split
 from dualkg.data.text import read_labels
-from dualkg.errors import DataError, Unsupported, close_matches
+from dualkg.errors import DataError, Sentence, Unsupported, close_matches
 
 BUNDLED = "world"
 ARCHIVE_SUFFIXES = (*TARS, ".zip")
-READING = 3  # increased when the same bytes are read in another way
+READING = 4  # increased when the same bytes are read in another way
 SPLIT_WORDS = {
     "train": "train",
     "valid": "valid",
@@ -47,6 +47,7 @@ OPENKE_FILES = {
     **{f"{split}2id.txt": split for split in SPLITS},
     **{f"{name}.txt": name for name in COMPANIONS},
 }
+REQUIRED_SPLITS = ("train", "valid")  # a folder may have no test file
 OFFLINE = (
     "To work offline, put its archive into a folder and name that folder in the variable "
     "DUALKG_DATA."
@@ -168,9 +169,16 @@ def _read(request: _Request) -> Graph:
                 "name.",
             )
 
-        read = read_triples(location.files, columns=columns, delimiter=delimiter, find_headers=True)
+        read = read_triples(
+            location.files,
+            columns=columns,
+            delimiter=delimiter,
+            find_headers=True,
+            optional=("test",),
+        )
+        remarks = [*read.remarks, *_questions(location, read)]
         fields = graph_fields(
-            read,
+            replace(read, remarks=remarks),
             location.name,
             splitting,
             labels=labels,
@@ -185,6 +193,15 @@ def _read(request: _Request) -> Graph:
         if entry:
             graph = replace(graph, name=entry.name, catalogued=True)
         return graph.with_fingerprint()
+
+
+def _questions(location: Location, read: ReadTriples) -> Iterator[Sentence]:
+    """A sentence on a graph without test triples."""
+    test = location.files.get("test")
+    if not location.single and test is None:
+        yield Sentence(f"{location.where} has no test file, so there are no test triples.")
+    elif test is not None and not len(read.triples["test"]):
+        yield Sentence(f"{test.name} is empty, so there are no test triples.")
 
 
 # -- the files of a graph ----------------------------------------------------
@@ -366,7 +383,7 @@ def _openke_files(sources: list[Source], where: str | Path) -> Files:
         for file_name, name in OPENKE_FILES.items()
         if file_name in by_file_name
     }
-    missing = [split for split in SPLITS if split not in files]
+    missing = [split for split in REQUIRED_SPLITS if split not in files]
     if missing:
         problem = (
             "has train2id.txt, so it should hold the files of OpenKE, and "
@@ -390,11 +407,12 @@ def _by_split(sources: Iterable[Source], where: str | Path) -> Files:
             raise UnusableData(where, problem)
         splits[split] = source
 
-    if len(splits) < len(SPLITS):
+    if not splits.keys() >= set(REQUIRED_SPLITS):
         present = ", ".join(split for split in SPLITS if split in splits) or "none of them"
         problem = f"should hold train, valid and test (as train.tsv and so on); it has {present}"
         raise UnusableData(where, problem, advice="To split one file, name the file itself.")
-    return Files({split: splits[split] for split in SPLITS}, _find_labels(sources))
+    files = {str(split): splits[split] for split in SPLITS if split in splits}
+    return Files(files, _find_labels(sources))
 
 
 def _find_labels(sources: Iterable[Source]) -> Source | None:
@@ -461,7 +479,8 @@ def _check_entry(entry: Entry, graph: Graph, sources: Mapping[str, Source], wher
         return OtherGraph(entry.name, expected=expected, found=found, rename=rename)
 
     if not sources.keys() >= set(SPLITS):
-        raise other("train, valid and test", f"{where} is one file of triples")
+        found = "is one file of triples" if "triples" in sources else "has no test file"
+        raise other("train, valid and test", f"{where} {found}")
 
     for what, expected in entry.counts.items():
         number = graph.counts[what]

@@ -82,7 +82,7 @@ class ReadOptions:
 class Reader(ABC):
     """Reads the triples of `data`, a file or an object in memory that messages call `name`.
 
-    `labels`, `remarks` and `num_stripped` are complete once all blocks are read.
+    `labels`, `remarks`, `num_stripped` and `num_comments` are complete once all blocks are read.
     """
 
     takes_delimiter: ClassVar[bool] = False
@@ -95,6 +95,9 @@ class Reader(ABC):
         self.labels: dict[str, str] = {}
         self.remarks: list[Sentence] = []
         self.num_stripped = 0  # names with blanks around them
+        self.num_comments = 0  # lines that were skipped
+        # Whether the columns are read as head, tail and relation without being so named.
+        self.is_openke_order = False
         # Three cells that may be a header of unknown names.
         self.first_line: tuple[str, ...] | None = None
 
@@ -111,6 +114,11 @@ class Reader(ABC):
     ) -> UnusableData:
         """The error that the data cannot be used; `place` is a line or a row."""
         return UnusableData(self.name, problem, place=place, advice=advice)
+
+    def wrong_number(self, expected: int, found: int) -> UnusableData:
+        """The error that a file has another number of triples than its first line says."""
+        problem = f"should have {expected:,} triples, by its first line, and it has {found:,}"
+        return self.unusable(problem, advice="Fetch it or make it again.")
 
     def choose(self, header: Sequence[str], *, what: str = "column") -> Indices:
         """The positions of head, relation and tail: as chosen, as recognized, or the only three."""

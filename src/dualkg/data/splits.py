@@ -18,6 +18,7 @@ from dualkg.data.spill import (
     slices,
 )
 from dualkg.data.triples import (
+    NO_TRIPLES,
     SPLITS,
     GraphShape,
     Notes,
@@ -78,7 +79,7 @@ def graph_fields(
         _check_splits(splits, splitting, where=where, alternative=alternative)
         notes = Notes(remarks=(*read.remarks, *remarks))
     else:
-        splits = {split: read.triples[split] for split in SPLITS}
+        splits = {split: read.triples.get(split, NO_TRIPLES) for split in SPLITS}
         if any(is_mapped(triples) for triples in splits.values()):
             notes = count_repeats_on_disk(splits, shape, read.remarks)
         else:

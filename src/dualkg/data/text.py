@@ -8,7 +8,7 @@ import re
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -22,6 +22,8 @@ from dualkg.errors import DataError, InvalidValue, Sentence
 
 FIRST_BYTES = 1 << 20  # in which the first row must end
 SNIFFED_BYTES = 1 << 16  # that show whether columns are separated by spaces
+MAX_COMMENTS = 1000  # lines above the first row
+COMMENT = "#"
 SEPARATORS = {"\t": "tabs", " ": "spaces", ",": "commas", ";": "semicolons", "|": "vertical bars"}
 DELIMITERS = {"tab": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " ", "\\t": "\t"}
 # This surrogate occurs in no text, so a cell that ends with it was open at the end of the file.
@@ -75,13 +77,19 @@ def read_labels(source: Source) -> dict[str, str]:
 
 
 class Layout(NamedTuple):
-    """The columns that every line must have, and the number of lines that a header takes."""
+    """The columns that every line must have, and the lines above the triples.
+
+    The last `num_blank` columns must be empty. Of the `num_skipped` lines above the triples,
+    `num_comments` are comments.
+    """
 
     separator: str
     num_columns: int
     indices: Indices
     roles: tuple[str, ...]
     num_skipped: int
+    num_blank: int = 0
+    num_comments: int = 0
 
     @property
     def is_quoted(self) -> bool:
@@ -95,6 +103,11 @@ class Layout(NamedTuple):
             names[index] = role
         return names
 
+    @property
+    def blank_names(self) -> list[str]:
+        """The names of the columns that must be empty."""
+        return self.column_names[self.num_columns - self.num_blank :]
+
 
 class Row(NamedTuple):
     """The cells of a row, which may take several lines; one with an unclosed quote has none."""
@@ -104,64 +117,129 @@ class Row(NamedTuple):
     num_lines: int  # from the beginning of the file to the end of the row
 
 
-def first_row(
-    source: Source, delimiter: str | None = None, *, sniff: bool = False
-) -> tuple[str, Row | None]:
-    """The separator of a file, and its first row.
+class Beginning(NamedTuple):
+    """How a file of triples begins: its separator, and its first row below comments.
 
-    `sniff` recognizes three columns separated by spaces.
+    `number` is a row above it with the number of triples alone, as in files of OpenKE.
     """
+
+    separator: str
+    row: Row | None
+    number: Row | None = None
+    comment_lines: tuple[int, ...] = ()  # above the row
+
+
+def first_row(source: Source, delimiter: str | None = None) -> tuple[str, Row | None]:
+    """The separator of a file, and its first row."""
+    text = _first_text(source)
+    beginnings = [
+        Beginning(separator, next(_rows(io.StringIO(text, newline=""), separator), None))
+        for separator in _separators(source, delimiter)
+    ]
+    beginning = _most_columns(text, beginnings)
+    return beginning.separator, _checked_row(source, beginning.row)
+
+
+def read_beginning(source: Source, delimiter: str | None = None) -> Beginning:
+    """The beginning of a file of triples; three columns separated by spaces are recognized."""
+    text = _first_text(source)
+    separators = _separators(source, delimiter)
+    if separators == ["\t"] and delimiter is None and _separated_by_spaces(text[:SNIFFED_BYTES]):
+        separators = [" "]
+    beginning = _most_columns(text, [_begin(text, separator) for separator in separators])
+    return beginning._replace(row=_checked_row(source, beginning.row))
+
+
+def _first_text(source: Source) -> str:
+    """The first part of a file, with invalid bytes as surrogates."""
     with source.open() as stream:
         content = stream.read(FIRST_BYTES)
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         problem = "should be UTF-8, and it is written in UTF-16"
         raise UnusableData(source.name, problem, advice="Save it as UTF-8.")
-    text = content.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
+    return content.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
 
+
+def _separators(source: Source, delimiter: str | None) -> list[str]:
     if delimiter is not None:
-        separators = [delimiter]
-    elif source.suffix == ".csv":
-        separators = [",", ";"]
-    elif sniff and _separated_by_spaces(text[:SNIFFED_BYTES]):
-        separators = [" "]
-    else:
-        separators = ["\t"]
+        return [delimiter]
+    return [",", ";"] if source.suffix == ".csv" else ["\t"]
 
-    separator, row = _most_columns(text, separators)
+
+def _checked_row(source: Source, row: Row | None) -> Row | None:
     if row is None:
-        return separator, None
+        return None
     if not row.cells:
         raise _bad_line(source, row.line, UNCLOSED_QUOTE)
-    return separator, row._replace(cells=[readable(cell) for cell in row.cells])
+    return row._replace(cells=[readable(cell) for cell in row.cells])
 
 
-def _most_columns(text: str, separators: Sequence[str]) -> tuple[str, Row | None]:
-    """The separator by which the first row has most columns, and that row."""
+def _most_columns(text: str, beginnings: Sequence[Beginning]) -> Beginning:
+    """The beginning whose separator divides the first row into most columns."""
     first_line = text.lstrip("\r\n").partition("\n")[0]
 
-    def num_columns(separator: str) -> int:
-        row = rows[separator]
-        if row is None or not row.cells:  # a quote is not closed
-            return first_line.count(separator) + 1
-        return len(row.cells)
+    def num_columns(beginning: Beginning) -> int:
+        if beginning.row is None or not beginning.row.cells:  # a quote is not closed
+            return first_line.count(beginning.separator) + 1
+        return len(beginning.row.cells)
 
-    rows = {
-        separator: next(_rows(io.StringIO(text, newline=""), separator), None)
-        for separator in separators
-    }
-    separator = max(separators, key=num_columns)
-    return separator, rows[separator]
+    return max(beginnings, key=num_columns)
+
+
+def _begin(text: str, separator: str) -> Beginning:
+    """Find the first row, below comments and perhaps the number of triples.
+
+    A line that begins with # may also be a header or a triple: it is a comment if the first line
+    without # has another number of columns.
+    """
+    rows = list(islice(_rows(io.StringIO(text, newline=""), separator), MAX_COMMENTS))
+    if not rows:
+        return Beginning(separator, None)
+
+    number = None
+    others = [row for row in rows if not _begins_with_sign(row.cells)]
+    if len(others) > 1 and _is_number(others[0].cells) and len(others[1].cells) >= len(ROLES):
+        number, *others = others
+
+    num_columns = len(others[0].cells) if others else len(ROLES)
+    below = [row for row in rows if number is None or row.line > number.line]
+    fitting = [row for row in below if len(row.cells) == num_columns]
+    first = (fitting or below)[0]
+    comment_lines = tuple(
+        row.line
+        for row in rows
+        if row.line < first.line
+        and _begins_with_sign(row.cells)
+        and len(row.cells) != len(first.cells)
+    )
+    return Beginning(separator, first, number, comment_lines)
+
+
+def _begins_with_sign(cells: Sequence[str]) -> bool:
+    return bool(cells) and cells[0].startswith(COMMENT)
+
+
+def _is_number(cells: Sequence[str]) -> bool:
+    """Whether a row is a number that stands alone, as in `5` or, if commas follow, `5,,`."""
+    number, *others = cells or [""]
+    return number.strip().isdecimal() and not any(cell.strip() for cell in others)
 
 
 def _separated_by_spaces(text: str) -> bool:
-    """Whether every line has three columns separated by spaces, and none has a tab."""
+    """Whether every line has three columns separated by spaces, and none has a tab.
+
+    Comments, and a number of triples in the first line, may have other columns.
+    """
     lines = text.splitlines()
     if len(text) == SNIFFED_BYTES:
         lines = lines[:-1]  # the last one may be cut
-    lines = [line for line in lines if line.strip()]
-    if not lines:
+    rows = [line.split() for line in lines if line.strip()]
+    rows = [row for row in rows if len(row) == len(ROLES) or not _begins_with_sign(row)]
+    if rows and len(rows[0]) == 1 and _is_number(rows[0]):
+        rows = rows[1:]
+    if not rows or any("\t" in line for line in lines):
         return False
-    return all("\t" not in line and len(line.split()) == len(ROLES) for line in lines)
+    return all(len(row) == len(ROLES) for row in rows)
 
 
 def _rows(text: io.TextIOBase, separator: str) -> Iterator[Row]:
@@ -215,7 +293,9 @@ def read_blocks(
     with source.open() as stream:
         if stream.peek(3).startswith(codecs.BOM_UTF8):
             stream.read(len(codecs.BOM_UTF8))
-        parts: Any = _Parts(stream, layout.separator, options.block_bytes)
+        # A file of labels has no comments.
+        num_columns = layout.num_columns if reader else None
+        parts: Any = _Parts(stream, layout.separator, options.block_bytes, num_columns=num_columns)
         blocks: Any = None
         # A thread of Arrow may have the parts for a moment after an error. The `put` of this queue
         # may be called by a weak reference in any thread.
@@ -225,6 +305,9 @@ def read_blocks(
         try:
             with pa.csv.open_csv(parts, *_arrow_options(layout, options)) as blocks:
                 for block in blocks:
+                    if not all(_is_blank(block[name]) for name in layout.blank_names):
+                        raise pa.ArrowInvalid("a line is longer than the first one")
+                    block = block.select(layout.roles)
                     if reader:
                         columns = [reader.strip(column) for column in block.columns]
                         block = pa.RecordBatch.from_arrays(columns, names=layout.roles)
@@ -234,7 +317,10 @@ def read_blocks(
                         last_names = [column[-1].as_py() for column in block.columns]
                     yield block
         except pa.ArrowInvalid as error:
-            if "Could not skip" in str(error):  # the header ends with the file
+            # The header ends with the file, or all lines are comments.
+            if "Could not skip" in str(error) or "Empty CSV" in str(error):
+                if reader:
+                    reader.num_comments += parts.num_comments
                 return
             # If Python ended while a thread of Arrow drops the last reference to an object of
             # Python, the process would be aborted (status 134). So nothing here keeps the parts,
@@ -245,6 +331,8 @@ def read_blocks(
                 released.get(timeout=RELEASE_SECONDS)
             raise _unreadable_text(source, layout, str(error), options) from error
         del reference
+        if reader:
+            reader.num_comments += parts.num_comments
 
         # Arrow reads an unclosed quote as one long name, and would silently lose all lines below.
         is_suspicious = parts.num_quotes % 2 or any(
@@ -257,10 +345,14 @@ def read_blocks(
 
 def _arrow_options(layout: Layout, options: ReadOptions) -> tuple[Any, Any, Any]:
     names = layout.column_names
+    included = [*layout.roles, *layout.blank_names]
     name_type = pa.dictionary(pa.int32(), pa.string())
     return (
         pa.csv.ReadOptions(
-            block_size=options.block_bytes, column_names=names, skip_rows=layout.num_skipped
+            block_size=options.block_bytes,
+            column_names=names,
+            # Comments are left out before Arrow reads the text.
+            skip_rows=layout.num_skipped - layout.num_comments,
         ),
         pa.csv.ParseOptions(
             delimiter="\t" if layout.separator == " " else layout.separator,
@@ -269,7 +361,7 @@ def _arrow_options(layout: Layout, options: ReadOptions) -> tuple[Any, Any, Any]
             newlines_in_values=layout.is_quoted,
         ),
         pa.csv.ConvertOptions(
-            column_types=dict.fromkeys(layout.roles, name_type), include_columns=layout.roles
+            column_types=dict.fromkeys(included, name_type), include_columns=included
         ),
     )
 
@@ -280,34 +372,82 @@ def _has_empty_name(block: pa.RecordBatch) -> bool:
     return any(bool(is_empty(block[role].dictionary).any()) for role in named)
 
 
-class _Parts(io.RawIOBase):
-    """A stream in large parts, its quotes counted.
+def _is_blank(column: pa.DictionaryArray) -> bool:
+    return not any(name.strip() for name in column.dictionary.to_pylist())
 
-    Of columns separated by blanks, whole lines are read, with tabs instead of the blanks. The parts
-    are memory of Arrow, not of Python: see `read_blocks` for what happens after an error.
+
+class _Parts(io.RawIOBase):
+    """A stream in large parts without comments, its quotes counted.
+
+    Of columns separated by blanks, whole lines are read, with tabs instead of the blanks. A
+    comment is a line that begins with # and has not `num_columns` columns. The parts are memory of
+    Arrow, not of Python: see `read_blocks` for what happens after an error.
     """
 
-    def __init__(self, stream: Any, separator: str, size: int) -> None:
+    def __init__(
+        self, stream: Any, separator: str, size: int, *, num_columns: int | None = None
+    ) -> None:
         self._stream = stream
         self._separator = separator
         self._size = size
+        self._num_columns = num_columns
+        self._is_quoted = separator not in "\t "
+        self._ends_line = True  # whether the last part did
         self.num_quotes = 0
+        self.num_comments = 0
 
     def readable(self) -> bool:
         return True
 
     def read_buffer(self, size: int = -1, /) -> pa.Buffer:
-        content: bytes = self._stream.read(self._size)
-        if self._separator == " ":
-            if content and not content.endswith(b"\n"):
-                content += self._stream.readline()
-            content = _with_tabs(content)
-        elif self._separator != "\t":
+        lines = self._read()
+        content = self._without_comments(lines)
+        while lines and not content:  # an empty part would be the end of the file
+            lines = self._read()
+            content = self._without_comments(lines)
+        if self._is_quoted:
             self.num_quotes += content.count(b'"')
 
         buffer = pa.allocate_buffer(len(content))
         memoryview(buffer).cast("B")[:] = content
         return buffer
+
+    def _read(self) -> bytes:
+        """The next part; columns separated by blanks and comments are whole lines."""
+        content: bytes = self._stream.read(self._size)
+        last_line = content[max(content.rfind(b"\n"), content.rfind(b"\r")) + 1 :]
+        if last_line and (self._separator == " " or last_line.startswith(b"#")):
+            content += self._stream.readline()
+        return _with_tabs(content) if self._separator == " " else content
+
+    def _without_comments(self, content: bytes) -> bytes:
+        begins_line = self._ends_line
+        self._ends_line = content.endswith((b"\n", b"\r"))
+        first_may_be = begins_line and content.startswith(b"#")
+        if not (first_may_be or b"\n#" in content or b"\r#" in content):
+            return content
+        if self._num_columns is None:
+            return content
+
+        kept = []
+        num_quotes = self.num_quotes
+        for line in content.splitlines(keepends=True):
+            # An odd number of quotes above means that the line is a part of a name.
+            if begins_line and num_quotes % 2 == 0 and self._is_comment(line):
+                self.num_comments += 1
+            else:
+                kept.append(line)
+                num_quotes += line.count(b'"') if self._is_quoted else 0
+            begins_line = True
+        return b"".join(kept)
+
+    def _is_comment(self, line: bytes) -> bool:
+        if not line.startswith(b"#"):
+            return False
+        separator = "\t" if self._separator == " " else self._separator
+        text = io.StringIO(line.decode("utf-8", "surrogateescape"), newline="")
+        row = next(_rows(text, separator), None)
+        return row is not None and len(row.cells) != self._num_columns
 
 
 def _with_tabs(content: bytes) -> bytes:
@@ -342,12 +482,17 @@ def find_bad_line(source: Source, layout: Layout) -> UnusableData | None:
         io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="") as text,
     ):
         for row in _rows(text, layout.separator):
-            if row.line <= layout.num_skipped:
+            if row.line <= layout.num_skipped or _is_comment(row.cells, layout):
                 continue
             problem = _problem(row.cells, layout)
             if problem:
                 return _bad_line(source, row.line, problem)
     return None
+
+
+def _is_comment(cells: Sequence[str], layout: Layout) -> bool:
+    is_triple = len(cells) == layout.num_columns
+    return layout.roles == ROLES and _begins_with_sign(cells) and not is_triple
 
 
 def _bad_line(source: Source, line: int, problem: Problem) -> UnusableData:
@@ -359,15 +504,16 @@ def _problem(cells: Sequence[str], layout: Layout) -> Problem | None:
     if not cells:
         return UNCLOSED_QUOTE
 
-    if len(cells) != layout.num_columns:
+    beyond = cells[layout.num_columns - layout.num_blank :]
+    if len(cells) != layout.num_columns or any(cell.strip() for cell in beyond):
         listed = ", ".join(quote(cell) for cell in cells[:6])
         if len(cells) > 6:
             listed += ", …"
         separators = SEPARATORS.get(layout.separator, f"'{layout.separator}'")
-        text = (
-            f"expected {layout.num_columns} columns separated by {separators}, "
-            f"found {len(cells)}: {listed}"
-        )
+        expected = f"{layout.num_columns - layout.num_blank} columns separated by {separators}"
+        if layout.num_blank:
+            expected += f" and {layout.num_blank} empty at the end, as in the first line"
+        text = f"expected {expected}, found {len(cells)}: {listed}"
         return Problem(text, _advice(cells, layout))
 
     for role, index in zip(layout.roles, layout.indices, strict=True):

@@ -52,10 +52,7 @@ class OpenKeReader(Reader):
             columns = [self._named(role, block.column(role)) for role in ROLES]
             yield pa.RecordBatch.from_arrays(columns, names=ROLES)
         if num_triples != expected:
-            problem = (
-                f"should have {expected:,} triples, by its first line, and it has {num_triples:,}"
-            )
-            raise self.unusable(problem, advice="Fetch it or make it again.")
+            raise self.wrong_number(expected, num_triples)
 
     def _named(self, role: str, column: pa.DictionaryArray) -> pa.DictionaryArray:
         """A column of ids as names."""
