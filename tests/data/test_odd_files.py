@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dualkg.cli.words import CommandWords
 from dualkg.data.errors import NoTriples, UnclearColumns, UnusableData
 from dualkg.data.graph import SPLITS, Graph
+from dualkg.data.inspection import MIN_RELATIONS, many_relations
 from dualkg.data.loading import load_graph
 from tests.data.notes import texts
 from tests.data.test_headers import DENSE, named
@@ -125,6 +126,34 @@ def test_numbers_alone_are_no_triples(tmp_path: Path) -> None:
     with pytest.raises(UnusableData) as caught:
         all_of(write(tmp_path / "mine.txt", ["2", "3", "4"]))
     assert caught.value.place == "line 1"
+
+
+# -- many relations ----------------------------------------------------------
+
+
+def test_very_many_relations_are_questioned_in_notes_and_warnings(tmp_path: Path) -> None:
+    heads = [(head, tail) for head in range(150) for tail in (head + 1, head + 7)]
+    rows = [(f"e{head}", f"e{tail % 150}", f"r{head % 3}") for head, tail in heads]
+    path = write(tmp_path / "mine.tsv", lines(rows))
+    graph = all_of(path)
+    expected = (
+        "There are 150 relations and 153 entities, which is unusual. If the columns are in another "
+        "order than head, relation and tail, choose them, such as columns=(1, 3, 2)."
+    )
+    assert texts(graph.notes)[-1] == expected
+    assert [str(warning) for warning in graph.inspect().warnings()] == [expected]
+    assert graph.inspect().as_dict()["warnings"] == [expected]
+    in_order = all_of(path, columns=(1, 3, 2))
+    assert texts(in_order.notes) == []
+    assert in_order.inspect().warnings() == []
+
+
+def test_only_many_relations_are_questioned() -> None:
+    assert many_relations(14, MIN_RELATIONS) is None
+    assert many_relations(2 * MIN_RELATIONS + 2, MIN_RELATIONS + 1) is None
+    question = many_relations(2 * MIN_RELATIONS + 1, MIN_RELATIONS + 1)
+    assert question is not None
+    assert "such as --columns 1,3,2." in question.in_words(CommandWords())
 
 
 # -- comments ----------------------------------------------------------------

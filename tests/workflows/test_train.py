@@ -1,6 +1,7 @@
 """`fit`, `train_source` and `resume`: from triples to a run, and the events on the way."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 import dualkg as kg
 from dualkg.data.errors import WrongObject
+from dualkg.data.triples import Notes
 from dualkg.errors import InvalidValue, MissingExtra, PathExists, UnknownName, Unsupported
 from dualkg.settings import UnknownSetting
 from dualkg.training.api import WrongArgument
@@ -138,6 +140,16 @@ def test_fit_warns_of_leakage_and_of_what_the_reader_noted(tmp_path, caplog):
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert any("Blanks around" in line for line in warnings)
     assert any("Leakage: 100.0% of the test triples" in line for line in warnings)
+
+
+def test_a_question_is_reported_once(tmp_path):
+    rows = [f"e{i}\te{(i + step) % 150}\tr{i % 3}" for i in range(150) for step in (1, 7)]
+    (tmp_path / "mine.tsv").write_text("\n".join(rows))
+    graph = kg.load_graph(tmp_path / "mine.tsv", split="100/0/0")
+    assert any("150 relations" in str(note) for note in graph.notes.sentences())
+    assert check_graph(graph) == []
+    (warning,) = check_graph(replace(graph, notes=Notes()))
+    assert "150 relations" in str(warning)
 
 
 def test_fit_refuses_what_it_cannot_train_with_the_right_call(graph):

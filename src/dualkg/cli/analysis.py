@@ -78,9 +78,11 @@ def inspect(
     _print_degrees(inspection)
     _print_relations(inspection)
     _print_redundant(inspection)
+    warnings = inspection.warnings()
     for remark in inspection.notes:
-        cli.note(remark)
-    for warning in inspection.warnings():
+        if remark not in warnings:
+            cli.note(remark)
+    for warning in warnings:
         cli.note(warning, style="yellow")
     for path in figures:
         cli.note(f"Figure: {path}", style=None)

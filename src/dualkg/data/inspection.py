@@ -22,6 +22,7 @@ MIN_OVERLAP = 0.8  # the least share of the entity pairs of two redundant relati
 MIN_COMMON = 5  # entity pairs; fewer in common may be chance
 MAX_LEAKED = 0.1  # the share of leaked triples in valid or test from which there is a warning
 MAX_UNSEEN = 0.05  # the share of triples with unseen entities or relations, likewise
+MIN_RELATIONS = 100  # more relations than this, and than half of the entities, are questioned
 NUM_HUBS = 5
 HELD_OUT = ("valid", "test")
 REDUNDANCIES = ("duplicate", "inverse", "symmetric")
@@ -247,18 +248,21 @@ class Inspection:
             held_out[split] = HeldOut(**counts)
         return held_out
 
-    def warnings(self) -> list[str]:
-        """A sentence if `MAX_LEAKED` is reached, and one if `MAX_UNSEEN` is.
+    def warnings(self) -> list[str | Sentence]:
+        """A sentence if `MAX_LEAKED` is reached, one if `MAX_UNSEEN` is, and `many_relations`.
 
-        They are about test, or about valid where test is not concerned.
+        The first two are about test, or about valid where test is not concerned.
         """
-        sentences = []
+        sentences: list[str | Sentence] = []
         leakage = self._worst("leaked", MAX_LEAKED)
         if leakage:
             sentences.append(self._leakage_warning(*leakage))
         unseen = self._worst("unseen_triples", MAX_UNSEEN)
         if unseen:
             sentences.append(_unseen_warning(*unseen))
+        question = many_relations(len(self.entities), len(self.relations))
+        if question:
+            sentences.append(question)
         return sentences
 
     def _leakage_warning(self, split: str, share: float, facts: HeldOut) -> str:
@@ -292,7 +296,7 @@ class Inspection:
             "by_relation": {name: asdict(row) for name, row in self.by_relation.items()},
             "redundant_relations": [asdict(row) for row in self.redundant],
             "notes": [str(note) for note in self.notes],
-            "warnings": self.warnings(),
+            "warnings": [str(warning) for warning in self.warnings()],
         }
 
     # A triple becomes one number, of its pair of entities, smaller id first, its direction and its
@@ -439,6 +443,18 @@ class Inspection:
         size = len(self.relations)
         counterparts = (self._pairs_and_keys[1][split][rows] // size ^ opposite) * size + relation
         return rows[is_among(counterparts, self._distinct["train"])]
+
+
+def many_relations(num_entities: int, num_relations: int) -> Sentence | None:
+    """A question if there are so many relations that the columns may be in another order."""
+    if num_relations <= MIN_RELATIONS or 2 * num_relations <= num_entities:
+        return None
+    template = (
+        f"There are {num_relations:,} relations and {num_entities:,} entities, which is unusual. "
+        "If the columns are in another order than head, relation and tail, choose them, such as "
+        "{columns}."
+    )
+    return Sentence(template, {"columns": (1, 3, 2)})
 
 
 def _redundancy(first: int, second: int, opposite: int) -> str:

@@ -28,6 +28,7 @@ from dualkg.data.errors import (
     WrongObject,
 )
 from dualkg.data.graph import FORMAT, SPLITS, Graph, load_saved_graph, save_graph
+from dualkg.data.inspection import many_relations
 from dualkg.data.readers import find_reader, holds_triples, one_source, only_triples
 from dualkg.data.splits import Splitting, graph_fields, parse_split
 from dualkg.data.text import read_labels
@@ -196,12 +197,15 @@ def _read(request: _Request) -> Graph:
 
 
 def _questions(location: Location, read: ReadTriples) -> Iterator[Sentence]:
-    """A sentence on a graph without test triples."""
+    """Sentences on a graph without test triples, and on one with very many relations."""
     test = location.files.get("test")
     if not location.single and test is None:
         yield Sentence(f"{location.where} has no test file, so there are no test triples.")
     elif test is not None and not len(read.triples["test"]):
         yield Sentence(f"{test.name} is empty, so there are no test triples.")
+    question = many_relations(len(read.entities), len(read.relations))
+    if question:
+        yield question
 
 
 # -- the files of a graph ----------------------------------------------------

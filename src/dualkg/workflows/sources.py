@@ -129,11 +129,14 @@ def report_graph(graph: Graph, on_event: OnEvent) -> None:
 
 
 def check_graph(graph: Graph) -> Sequence[Note]:
-    """Warnings of leakage and of unseen entities.
+    """Warnings of leakage and of unseen entities, and others that no note of the graph gives.
 
     A graph on disk is not checked: comparing its splits would need all triples in memory.
     """
-    return [] if graph.is_mapped else graph.inspect().warnings()
+    if graph.is_mapped:
+        return []
+    notes = graph.notes.sentences()
+    return [warning for warning in graph.inspect().warnings() if warning not in notes]
 
 
 def _other_defaults(recipe: Recipe, graph: Graph, *, title: str) -> DefaultsDiffer | None:
