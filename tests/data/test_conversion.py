@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dualkg.data.graph import Graph
 from dualkg.data.loading import load_graph
-from dualkg.errors import RequestError
+from dualkg.errors import RequestError, Unsupported
 from tests.data.notes import texts
 
 PAIRS = [(head, tail) for head in range(12) for tail in range(12) if head != tail]
@@ -368,8 +368,6 @@ def test_bad_networkx_graphs_are_errors() -> None:
         (ROWS, "from_triples"),
         (iter(ROWS), "from_triples"),
         (IDS, "from_triples"),
-        (pd.DataFrame(COLUMNS), "from_dataframe"),
-        (pl.DataFrame(COLUMNS), "from_dataframe"),
         (COLUMNS, "from_dataframe"),
         (nx.DiGraph(), "from_networkx"),
         (Data(IDS), "from_pyg"),
@@ -381,6 +379,31 @@ def test_load_graph_names_the_constructor(data: Any, constructor: str) -> None:
     assert sentence.startswith("load_graph takes a name or a path; an object of type ")
     assert sentence.endswith(f" was given. Use kg.Graph.{constructor}(…) for it.")
     assert len(sentence) < 200
+
+
+@pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame, pa.table])
+def test_load_graph_takes_tables(make: Any) -> None:
+    table = make(COLUMNS)
+    expected = Graph.from_dataframe(table, split="100/0/0")
+    graph = load_graph(table, split="100/0/0")
+    assert graph.fingerprint == expected.fingerprint
+    assert (graph.name, graph.source) == (expected.name, "memory")
+    reverse = load_graph(table, columns=(3, 2, 1), split="100/0/0", labels={graph.entities[0]: "x"})
+    assert reverse.entities[0] == named_tail(expected)
+    assert reverse.entities.id("x") == reverse.entities.id(graph.entities[0])
+
+
+def named_tail(graph: Graph) -> str:
+    """The tail of the first triple."""
+    return graph.entities[int(graph.train[0, 2])]
+
+
+def test_a_table_has_no_options_of_files() -> None:
+    for options in ({"delimiter": "tab"}, {"max_size": "1G"}):
+        with pytest.raises(Unsupported) as caught:
+            load_graph(pd.DataFrame(COLUMNS), **options)  # type: ignore[arg-type]
+        (name,) = options
+        assert str(caught.value) == f"A table has no {name}, as files have. Leave it out."
 
 
 def test_load_graph_refuses_other_things(from_file: Graph) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -140,6 +141,18 @@ def test_fit_warns_of_leakage_and_of_what_the_reader_noted(tmp_path, caplog):
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert any("Blanks around" in line for line in warnings)
     assert any("Leakage: 100.0% of the test triples" in line for line in warnings)
+
+
+def test_fit_takes_a_table(graph):
+    names = [(f"p{head}", f"r{relation}", f"p{tail}") for head, relation, tail in graph.train]
+    columns = dict(zip(("tail", "relation", "head"), zip(*names, strict=True), strict=True))
+    table = pa.table({name: list(column) for name, column in columns.items()})
+    changes = {**QUICK, "data.split": "90/5/5", "data.split_seed": 3}
+    run = kg.fit(table, tune=False, changes=changes)
+    expected = kg.Graph.from_dataframe(table, split="90/5/5", seed=3)
+    assert run.graph.fingerprint == expected.fingerprint
+    by_number = kg.fit(table, tune=False, changes={**QUICK, "data.columns": (1, 2, 3)})
+    assert by_number.graph.entities[0] == names[0][0]
 
 
 def test_a_question_is_reported_once(tmp_path):

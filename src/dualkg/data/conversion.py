@@ -47,7 +47,7 @@ SUBJECTS = {
 
 def graph_of_table(frame: Any, **options: Any) -> dict[str, Any]:
     """The fields of a graph of a table."""
-    if not _is_table(frame) and not _is_datasets(frame):
+    if not is_table(frame) and not is_datasets(frame):
         raise WrongObject(
             "from_dataframe",
             expected="a pandas, polars or Arrow table, or a dictionary of columns",
@@ -127,10 +127,10 @@ def advice_for(data: Any) -> str:
         return "It is a graph already: use it as it is."
 
     constructors = {
-        "from_datasets": _is_datasets(data),
+        "from_datasets": is_datasets(data),
         "from_networkx": hasattr(data, "is_multigraph"),
         "from_pyg": hasattr(data, "edge_index") or hasattr(data, "edge_types"),
-        "from_dataframe": _is_table(data),
+        "from_dataframe": is_table(data),
         "from_triples": isinstance(data, Iterable) and not isinstance(data, str | bytes),
     }
     for constructor, fits in constructors.items():
@@ -267,12 +267,12 @@ def _reader(data: Any, name: str, options: ReadOptions) -> Reader:
         advice = "Load a file with kg.load_graph."
         raise WrongObject("A graph of data in memory", expected="rows", found=data, advice=advice)
 
-    if _is_datasets(data):
+    if is_datasets(data):
         if not hasattr(data, "num_rows"):  # an IterableDataset
             return PythonRowReader(data, options, name=name)
         data = data.with_format("arrow")[:]  # with the rows that `select` and `shuffle` chose
 
-    if _is_table(data):
+    if is_table(data):
         return ArrowTableReader(_as_arrow(data, name), options, name=name)
 
     if hasattr(data, "detach"):
@@ -325,13 +325,15 @@ def _as_arrow(data: Any, name: str) -> pa.Table:
     return table.drop_columns(index_columns)
 
 
-def _is_table(data: Any) -> bool:
+def is_table(data: Any) -> bool:
+    """Whether an object is a table of pandas, polars or Arrow, or a dictionary of columns."""
     if isinstance(data, Mapping):
         return True
     return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__")
 
 
-def _is_datasets(data: Any) -> bool:
+def is_datasets(data: Any) -> bool:
+    """Whether an object is one of Hugging Face `datasets`."""
     return type(data).__module__.partition(".")[0] == "datasets"
 
 

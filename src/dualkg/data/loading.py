@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dualkg.data.archives import COMPRESSIONS, TARS, Source, cache_folder, find_sources
 from dualkg.data.columns import Columns, check_columns
-from dualkg.data.conversion import advice_for
+from dualkg.data.conversion import advice_for, is_datasets, is_table
 from dualkg.data.encoding import COMPANIONS, ReadTriples, read_triples
 from dualkg.data.errors import (
     DownloadDiscarded,
@@ -56,7 +56,7 @@ OFFLINE = (
 
 
 def load_graph(
-    graph: str | Path,
+    graph: str | Path | Any,
     *,
     columns: Columns | None = None,
     split: str = "80/10/10",
@@ -68,16 +68,20 @@ def load_graph(
     """Load `world`, a graph of the catalogue, or a folder, archive or file of triples.
 
     A single file is split into train, valid and test by `split` and `seed`. A graph that was read
-    before is loaded from the cache as long as its bytes and these options stay the same. Data in
-    memory have constructors of their own, such as `Graph.from_triples`. `max_size`, such as "64G",
-    is the size that a compressed file may expand to (default: 16 GiB, and 100 times its own size).
+    before is loaded from the cache as long as its bytes and these options stay the same. A table of
+    pandas, polars or Arrow is read by `Graph.from_dataframe`; other data in memory have
+    constructors of their own, such as `Graph.from_triples`. `max_size`, such as "64G", is the size
+    that a compressed file may expand to (default: 16 GiB, and 100 times its own size).
     """
+    if is_table(graph) and not isinstance(graph, Mapping) and not is_datasets(graph):
+        _check_no_file_options({"delimiter": delimiter, "max_size": max_size})
+        return Graph.from_dataframe(graph, columns=columns, split=split, seed=seed, labels=labels)
     if not isinstance(graph, str | os.PathLike):
         expected = "a name or a path"
         raise WrongObject("load_graph", expected=expected, found=graph, advice=advice_for(graph))
     check_columns(columns)
     splitting = Splitting(parse_split(split, seed), seed)
-    location = locate(graph, max_size=max_size)
+    location = locate(os.fspath(graph), max_size=max_size)
     if labels is not None:
         location = replace(location, labels=_one_file_of_labels(labels, max_size))
 
@@ -97,6 +101,13 @@ def load_graph(
         options = {"split": split, "split_seed": seed, **options}
     read_options = {name: value for name, value in options.items() if value is not None}
     return replace(loaded, source=location.source, read_options=read_options)
+
+
+def _check_no_file_options(options: Mapping[str, object]) -> None:
+    """Refuse options that only files have."""
+    for name, value in options.items():
+        if value is not None:
+            raise Unsupported("A table", f"has no {name}, as files have", advice="Leave it out.")
 
 
 def _one_file_of_labels(path: str | Path, max_size: int | str | None) -> Source:

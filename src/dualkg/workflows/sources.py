@@ -98,10 +98,11 @@ def _read_recipe(
     return TrainingSource(recipe, graph, changes, is_recipe=True)
 
 
-def read_graph(
-    data: str | Path | Graph, changes: Mapping[str, Any], *, on_event: OnEvent
-) -> TrainingSource:
-    """Read and check a graph; its recipe is the default one with some settings changed."""
+def read_graph(data: Any, changes: Mapping[str, Any], *, on_event: OnEvent) -> TrainingSource:
+    """Read and check a graph; its recipe is the default one with some settings changed.
+
+    `data` may also be a table of pandas, polars or Arrow.
+    """
     if "data.graph" in changes:
         raise InvalidValue(
             "data.graph",
@@ -109,13 +110,18 @@ def read_graph(
             found=changes["data.graph"],
             advice="Name the other graph instead.",
         )
+    of_data = {key: value for key, value in changes.items() if key.startswith("data.")}
     if isinstance(data, (str, Path)):
-        of_data = {key: value for key, value in changes.items() if key.startswith("data.")}
         base = Recipe().with_changes({**of_data, "data.graph": str(data)})
         graph = load_recipe_graph(base)
         table = base.data
+    elif isinstance(data, Graph):
+        graph = data
+        table = data_of(graph)
     else:
-        graph = data if isinstance(data, Graph) else load_graph(data)
+        settings = Recipe().with_changes(of_data).data
+        options = settings.model_dump(exclude={"graph", "split_seed"})
+        graph = load_graph(data, seed=settings.split_seed, **options)
         table = data_of(graph)
     report_graph(graph, on_event)
     recipe = default_recipe(table, graph, changes)

@@ -95,7 +95,7 @@ class OtherData(RequestError):
 
 
 def fit(
-    data: str | Path | Graph,
+    data: str | Path | Graph | Any,
     *,
     model: str = "ComplEx",
     tune: bool | float | str = True,
@@ -110,6 +110,7 @@ def fit(
 ) -> TrainedRun:
     """Read triples, tune the hyperparameters on the validation split, train, and evaluate.
 
+    `data` is what `load_graph` takes, a name, a path or a table, or a graph.
     `tune` is a time such as "10m", or seconds; by default tuning takes at most three times the
     final training, or two minutes. Keys in `changes`, named as in a recipe ("model.dim"), are not
     tuned. With `out`, an interrupted run can be resumed. Events go to `on_event`, the progress of
