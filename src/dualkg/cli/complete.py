@@ -210,9 +210,20 @@ def ensemble(
         data.append(
             {"run": name, "weight": weight, "valid": valid.as_dict(), "test": test.as_dict()}
         )
-    yield cli.Result({"run": str(out), "fit": made.fit, "members": data[:-1], "ensemble": data[-1]})
+    better = made.better_member
+    yield cli.Result(
+        {
+            "run": str(out),
+            "fit": made.fit,
+            "members": data[:-1],
+            "ensemble": data[-1],
+            "better_member": None if better is None else better.run,
+        }
+    )
     titles = [made.graph.name, "weight", "valid MRR", *(f"test {name}" for name in columns)]
     cli.print_table(titles, rows, bold=[len(rows) - 1])
+    if better is not None:
+        cli.note(f"\n{better}", style="yellow")
     cli.note_saved(out, next_command=["calibrate", str(out)], purpose="Use it as a run:")
 
 
