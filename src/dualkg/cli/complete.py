@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 import dualkg as kg
 from dualkg.cli import common as cli
+from dualkg.cli.words import COMMAND
 from dualkg.files import check_new_folder, locked
 
 NUM_PRINTED = 10  # triples that are printed beside a file, and entities of `extend`
@@ -163,6 +164,8 @@ def extend(
         cli.print_run(made, "--head", head, relation)
     else:
         cli.print_run(made, "--tail", tail, relation)
+    if extension["was_calibrated"]:
+        cli.note(f"Calibrate it:\n  {COMMAND.call('calibrate', made.folder)}", style=None)
 
 
 @cli.command()
