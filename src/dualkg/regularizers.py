@@ -6,7 +6,7 @@ from typing import TypeGuard
 
 from torch import Tensor
 
-from dualkg.errors import InvalidValue, Unsupported
+from dualkg.errors import PYTHON, InvalidValue, RequestError, Unsupported, Words
 from dualkg.models import MODELS
 from dualkg.models.base import EmbeddingModel, Factors, overridden
 from dualkg.models.bilinear import BilinearModel
@@ -25,6 +25,32 @@ __all__ = [
 ]
 
 REGULARIZERS: Registry[type["Regularizer"]] = Registry("regularizer", group="dualkg.regularizers")
+
+
+class AdjointNeeded(RequestError):
+    """A regularizer reads mapped tails, and those of a model are not by the adjoint of its heads.
+
+    `is_own` is whether the model is a class of the user's own, which can say that they are.
+    """
+
+    def __init__(self, regularizer: str, model: str, *, is_own: bool) -> None:
+        super().__init__()
+        self.regularizer = regularizer
+        self.model = model
+        self.is_own = is_own
+
+    def message(self, words: Words = PYTHON) -> str:
+        if not self.is_own:
+            return (
+                f"{self.regularizer} needs the adjoint of the map of heads (t Rᵀ beside h R), and "
+                f"this {self.model} has none. Use Frobenius, or no regularizer."
+            )
+        return (
+            f"{self.regularizer} needs a map_tail that is the adjoint of map_head (t Rᵀ beside "
+            f"h R), and {self.model} does not say that its map_tail is: has_adjoint is False. If "
+            "map_tail maps a tail to where its head is expected, set has_adjoint = True in the "
+            "class; otherwise use Frobenius, or no regularizer."
+        )
 
 
 class Regularizer(ABC):
@@ -84,12 +110,8 @@ class PowerSum(Regularizer):
                 advice=f"Train {kind} without a regularizer.",
             )
         if MAPPED & set(self.term_weights) and not model.has_adjoint:
-            raise Unsupported(
-                name,
-                f"needs the head and the tail mapped by the relation, and {kind} does not define "
-                "both",
-                advice="Use Frobenius, or no regularizer.",
-            )
+            is_own = not type(model).__module__.startswith("dualkg.")
+            raise AdjointNeeded(name, kind, is_own=is_own)
 
     def per_triple(self, f: Factors) -> Tensor:
         terms = [weight * self._size(f, name) for name, weight in self.term_weights.items()]
@@ -262,6 +284,11 @@ def dura_of_all_triples(model: BilinearModel, *, plain: float, mapped: float) ->
     of_plain = (heads + tails) / num_entities
     of_mapped = (mapped_heads + mapped_tails) / (num_entities * num_relations)
     return plain * of_plain + mapped * of_mapped
+
+
+def has_dura(model: EmbeddingModel | type[EmbeddingModel]) -> bool:
+    """Whether DURA is defined for a model, or for the models of a class."""
+    return model.euclidean and model.has_adjoint
 
 
 def is_power_sum(regularizer: Regularizer) -> TypeGuard[PowerSum]:

@@ -73,6 +73,22 @@ def test_the_table_and_the_options(dualkg, tmp_path):
     assert dualkg("ensemble", "one", "missing", "--out", tmp_path / "x").code == 2
 
 
+def test_a_member_that_is_better_than_the_ensemble_is_named(dualkg, tmp_path):
+    """With nearly all of the weight on the worse one."""
+    mrrs = {name: kg.load_run(name).report_on("valid").mrr for name in ("one", "other")}
+    worse, better = sorted(mrrs, key=mrrs.get)
+    words = ("ensemble", worse, better, "--weights", "1000,1e-6", "--out")
+    made = dualkg(*words, tmp_path / "made", "--json")
+    assert made.code == 0
+    assert made.json["better_member"] == better
+    told = dualkg(*words, tmp_path / "told")
+    mrr = f"{mrrs[better]:.4f} against {mrrs[worse]:.4f}"
+    sentence = f"The run {better} alone has a better validation MRR, {mrr}: use it instead."
+    assert sentence in told.err
+    alone = dualkg("ensemble", better, "--out", tmp_path / "alone")
+    assert "use it instead" not in alone.err
+
+
 def test_a_folder_of_seeds_is_evaluated_as_its_ensemble(dualkg):
     alike = [dualkg("evaluate", name, "--json").json["metrics"] for name in ("seeds", "both")]
     assert alike[0] == alike[1]

@@ -11,6 +11,7 @@ import dualkg as kg
 from dualkg.data.errors import NotInVocabulary
 from dualkg.errors import InvalidValue, Unsupported
 from dualkg.inference.extension import (
+    CALIBRATION_NOT_KEPT,
     NoNewEntity,
     NotConnected,
     add_entity,
@@ -253,6 +254,25 @@ def test_the_command_prints_a_table_and_the_next_command(run_cli, folder):
     again = run_cli("extend", folder / "beads", folder / "new.tsv", "--out", folder / "more")
     assert (again.code, "exists already" in again.err) == (2, True)
     kg.training.RunFolder(folder / "more").check_free(overwrite=True)
+
+
+def test_a_calibration_is_not_kept_and_the_command_says_so(run_cli, folder):
+    words = ("extend", folder / "beads", folder / "new.tsv", "--device", "cpu", "--out")
+    told = run_cli(*words, folder / "plain")
+    assert "dualkg calibrate" not in told.err
+    assert CALIBRATION_NOT_KEPT not in told.err
+    run_folder = kg.training.RunFolder(folder / "beads")
+    run_folder.calibration.write_text("{}", encoding="utf-8")
+    told = run_cli(*words, folder / "more")
+    assert told.code == 0, told.err
+    assert CALIBRATION_NOT_KEPT in told.err
+    assert f"dualkg calibrate {folder / 'more'}" in told.err
+    assert not kg.training.RunFolder(folder / "more").calibration.exists()
+    _, note = extend_run(
+        folder / "beads", folder / "new.tsv", out=folder / "by-python", device="cpu"
+    )
+    assert note["was_calibrated"]
+    assert note["remarks"][-1] == CALIBRATION_NOT_KEPT
 
 
 def test_an_extended_run_can_be_extended_again(folder):

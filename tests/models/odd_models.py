@@ -57,3 +57,28 @@ class ByRelation(kg.Regularizer):
 
     def per_triple(self, f):
         return f.mapped_head.square().sum(-1) * f.relations.to(torch.float64) ** self.power
+
+
+class Scaled(kg.DistanceModel):
+    """A relation scales each coordinate; the class does not say that its maps are adjoint."""
+
+    def map_head(self, head, relations):
+        return head * F.embedding(relations, self.relations)
+
+    def map_tail(self, tail, relations):
+        return tail * F.embedding(relations, self.relations)
+
+    def distance(self, points, others):
+        return (points - others).square().sum(-1)
+
+
+class ScaledWithAdjoint(Scaled):
+    """The same maps, and the class says that they are adjoint."""
+
+    has_adjoint = True
+
+
+class AnglesWithAdjoint(ScaledWithAdjoint):
+    """Numbers that are no coordinates, so that sums of their powers are no norms."""
+
+    euclidean = False

@@ -12,7 +12,7 @@ import dualkg as kg
 from dualkg.errors import DamagedFile, InvalidValue, PathExists, Unsupported
 from dualkg.inference.calibration import calibration_for
 from dualkg.models import EnsembleModel
-from dualkg.training.ensemble import ChangedMember, InvalidMembers, fit_weights
+from dualkg.training.ensemble import BetterMember, ChangedMember, InvalidMembers, fit_weights
 from dualkg.training.run import RunNotFinished
 from dualkg.workflows import train_seeds
 from tests.conftest import graph_of
@@ -117,6 +117,67 @@ def test_a_useless_member_gets_little_weight_and_does_not_hurt(graph, folder):
     assert ensemble.fit["mrr"] >= max(ensemble.fit["mrr_of_members"])
     assert ensemble.fit["mrr_of_members"][0] > ensemble.fit["mrr_of_members"][1]
     assert ensemble.report_on("valid").mrr >= good.report_on("valid").mrr - 0.05
+
+
+@pytest.fixture
+def noise(graph) -> kg.Run:
+    """A run of random embeddings, whose scores are large."""
+    return kg.from_arrays(
+        "ComplEx",
+        entities=10 * np.random.default_rng(0).normal(size=(35, 8)),
+        relations=np.random.default_rng(1).normal(size=(6, 8)),
+        graph=graph,
+    )
+
+
+def test_a_member_that_is_better_than_the_ensemble_is_named(graph, folder, noise):
+    good = kg.load_run(folder / "complex")
+    ensemble = kg.Ensemble([noise, good], weights="equal")
+    assert "below" not in repr(ensemble)  # nothing is evaluated for it
+    better = ensemble.better_member
+    assert better == BetterMember(
+        "complex", good.report_on("valid").mrr, ensemble.report_on("valid").mrr
+    )
+    assert better.mrr > better.ensemble_mrr + 0.05
+    # Both are filtered by all splits.
+    assert better.mrr == kg.evaluate(good.model, graph, split="valid").mrr
+    assert better.ensemble_mrr == kg.evaluate(ensemble.model, graph, split="valid").mrr
+    assert "valid MRR below that of complex alone: " in repr(ensemble)
+    ensemble.model.weights = (0.0, 1.0)
+    ensemble.reports = {}
+    assert ensemble.better_member is None
+    assert "below" not in repr(ensemble)
+
+
+def test_a_member_is_no_better_than_an_ensemble_of_it(folder):
+    assert kg.Ensemble([folder / "complex"]).better_member is None
+
+
+def test_before_an_evaluation_the_fit_tells_of_a_better_member(folder):
+    """Shares that held-out queries do not confirm are equal, and may be worse than a member."""
+    runs = [kg.load_run(folder / name) for name in ("complex", "transe")]
+    for run in runs:
+        run.reports = {}
+    ensemble = kg.Ensemble(runs)
+    ensemble.fit = {"mrr": 0.508, "mrr_of_members": [0.4, 0.5123]}
+    assert repr(ensemble).endswith(", valid MRR below that of transe alone: 0.5080 against 0.5123)")
+    ensemble.fit = {"mrr": 0.5123, "mrr_of_members": [0.4, 0.51235]}
+    assert "below" not in repr(ensemble)
+
+
+def test_words_of_a_better_member():
+    assert str(BetterMember("rescal", 0.51234, 0.508)) == (
+        "The run rescal alone has a better validation MRR, 0.5123 against 0.5080: use it instead."
+    )
+
+
+def test_an_ensemble_without_validation_triples_has_no_better_member(graph, folder):
+    run = kg.load_run(folder / "complex")
+    unvalidated = graph_of(graph.train, test=graph.test, num_entities=35)
+    members = [kg.TrainedRun(run.model, unvalidated, run.recipe) for _ in range(2)]
+    ensemble = kg.Ensemble(members)
+    assert ensemble.better_member is None
+    assert "below" not in repr(ensemble)
 
 
 def test_the_test_split_has_no_part_in_the_weights(graph, folder):

@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 import dualkg as kg
 from dualkg.cli import common as cli
+from dualkg.cli.words import COMMAND
 from dualkg.files import check_new_folder, locked
 
 NUM_PRINTED = 10  # triples that are printed beside a file, and entities of `extend`
@@ -163,6 +164,8 @@ def extend(
         cli.print_run(made, "--head", head, relation)
     else:
         cli.print_run(made, "--tail", tail, relation)
+    if extension["was_calibrated"]:
+        cli.note(f"Calibrate it:\n  {COMMAND.call('calibrate', made.folder)}", style=None)
 
 
 @cli.command()
@@ -210,9 +213,20 @@ def ensemble(
         data.append(
             {"run": name, "weight": weight, "valid": valid.as_dict(), "test": test.as_dict()}
         )
-    yield cli.Result({"run": str(out), "fit": made.fit, "members": data[:-1], "ensemble": data[-1]})
+    better = made.better_member
+    yield cli.Result(
+        {
+            "run": str(out),
+            "fit": made.fit,
+            "members": data[:-1],
+            "ensemble": data[-1],
+            "better_member": None if better is None else better.run,
+        }
+    )
     titles = [made.graph.name, "weight", "valid MRR", *(f"test {name}" for name in columns)]
     cli.print_table(titles, rows, bold=[len(rows) - 1])
+    if better is not None:
+        cli.note(f"\n{better}", style="yellow")
     cli.note_saved(out, next_command=["calibrate", str(out)], purpose="Use it as a run:")
 
 

@@ -35,6 +35,10 @@ from dualkg.training.ensemble import load_trained_run
 from dualkg.training.run import RunFolder, TrainedRun
 
 MAX_NAMES = 3  # in a message
+CALIBRATION_NOT_KEPT = (
+    "The calibration of the run is not kept: it was fitted without the new entities, which are "
+    "candidates now. Calibrate the extended run."
+)
 Name = str | int
 NamedTriple = tuple[Name, Name, Name]
 
@@ -208,7 +212,8 @@ def extend_run(
 ) -> tuple[TrainedRun, dict[str, Any]]:
     """Make a run with a row for each new entity of a file.
 
-    The second value is the content of its extension.json.
+    The second value is the content of its extension.json. The new run is not calibrated; a remark
+    says so if the other one `was_calibrated`.
     """
     out = Path(out)
     check_new_folder(out)
@@ -222,6 +227,10 @@ def extend_run(
     extension = extend_by_ids(context, names, triples, labels=read.labels)
 
     reports = evaluate_held_out(extension.model, extension.graph)
+    folder = RunFolder(path)
+    was_calibrated = folder.calibration.exists()
+    if was_calibrated:
+        remarks.append(CALIBRATION_NOT_KEPT)
     note: dict[str, Any] = {
         "source": str(path),
         "file": str(file),
@@ -229,10 +238,10 @@ def extend_run(
         "num_triples": len(extension.graph.train) - len(run.graph.train),
         "entities": extension.new_entities,
         "remarks": remarks,
+        "was_calibrated": was_calibrated,
     }
-    previous = RunFolder(path).extension
-    if previous.exists():
-        note["previous"] = read_json(previous)
+    if folder.extension.exists():
+        note["previous"] = read_json(folder.extension)
     larger = TrainedRun(
         extension.model, extension.graph, run.recipe, run.history, reports, sparsity=run.sparsity
     )
@@ -246,7 +255,7 @@ def _new_triples(
 ) -> tuple[list[str], Triples, list[str]]:
     """Names of new entities, and the triples by id that connect them to the graph.
 
-    The third value are remarks on triples that are left out.
+    The third value is a list of remarks on triples that are left out.
     """
     remarks = [str(remark) for remark in read.remarks]
     num_known = len(graph.entities)

@@ -303,7 +303,8 @@ class Predictor:
     def add(self, name: str, *, triples: Sequence[NamedTriple]) -> Predictor:
         """Return a predictor with one more entity, embedded from triples with known entities.
 
-        The new predictor has no index.
+        The new predictor has no index. It has the calibration of this one, which was fitted without
+        the entity.
         """
         extension = add_entity(self._context, name, triples)
         return replace(self, model=extension.model, graph=extension.graph, index=None)

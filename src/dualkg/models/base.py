@@ -297,7 +297,9 @@ class EmbeddingModel(Model):
 
     # Whether a relation acts on each coordinate separately, as N3 requires.
     diagonal = False
-    # Whether both map_head and map_tail give mapped vectors, as DURA requires.
+    # Whether map_tail is the adjoint of map_head, and so maps a tail to where its head is expected,
+    # as DURA requires. A class says it: every model defines both maps, and a model that maps both
+    # sides defines two that have nothing to do with each other.
     has_adjoint = False
     # Whether the numbers of an entity are coordinates, so that sums of their powers are norms.
     euclidean = True

@@ -21,9 +21,15 @@ from dualkg.files import locks
 from dualkg.logs import ProgressLog
 from dualkg.losses import LOSSES, Loss
 from dualkg.models import MODELS
-from dualkg.models.base import Model
+from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.distance import DistanceModel
-from dualkg.regularizers import REGULARIZERS, NoRegularizer, PlainAndMapped, Regularizer
+from dualkg.regularizers import (
+    REGULARIZERS,
+    NoRegularizer,
+    PlainAndMapped,
+    Regularizer,
+    has_dura,
+)
 from dualkg.training.callbacks import (
     Callback,
     Callbacks,
@@ -87,23 +93,42 @@ def load_recipe_graph(recipe: Recipe) -> Graph:
     return load_graph(recipe.data.graph, seed=recipe.data.split_seed, **options)
 
 
-def default_recipe(data: Data, graph: Graph, changes: Mapping[str, Any] | None = None) -> Recipe:
+def default_recipe(
+    data: Data,
+    graph: Graph,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    model: EmbeddingModel | None = None,
+    loss: Loss | None = None,
+) -> Recipe:
     """The recipe where none is given: ComplEx with DURA.
 
     Its values were chosen on the validation splits of several graphs. A model or a loss that DURA
-    is not defined for is trained without a regularizer, unless one is named.
+    is not defined for is trained without a regularizer, unless one is named. `model` and `loss` are
+    those of a training of objects, whose classes need not be found by a name.
     """
     given = dict(changes or {})
     settings = dict(given)
-    model = MODELS.get(known_name(given.get("model.name", "ComplEx"), MODELS))
-    loss = LOSSES.get(known_name(given.get("loss.name", "OneVsAll"), LOSSES))
-    has_no_adjoint = model is not None and not model.has_adjoint
-    trains_on_queries = loss is not None and loss.examples == "queries"
-    if has_no_adjoint or trains_on_queries:
+    model_class: type[EmbeddingModel] | None
+    if model is None:
+        name = given.get("model.name", "ComplEx")
+        model_class = _class_named(name, MODELS, EmbeddingModel)
+        is_without_dura = model_class is not None and not has_dura(model_class)
+    else:
+        model_class = type(model)
+        # An option of a model may decide it, as that of TuckER does.
+        is_without_dura = not has_dura(model)
+    loss_class: type[Loss] | None
+    if loss is None:
+        loss_class = _class_named(given.get("loss.name", "OneVsAll"), LOSSES, Loss)
+    else:
+        loss_class = type(loss)
+    trains_on_queries = loss_class is not None and loss_class.examples == "queries"
+    if is_without_dura or trains_on_queries:
         settings.setdefault("regularizer.name", "none")
     if str(given.get("optimizer.name")).casefold() == "adam":
         # Chosen on the validation splits of world and UMLS.
-        is_distance = model is not None and issubclass(model, DistanceModel)
+        is_distance = model_class is not None and issubclass(model_class, DistanceModel)
         settings.setdefault("optimizer.learning_rate", 0.001 if is_distance else 0.03)
 
     regularizer = find_class(settings.get("regularizer.name", "DURA"), REGULARIZERS, Regularizer)
@@ -131,6 +156,16 @@ def default_recipe(data: Data, graph: Graph, changes: Mapping[str, Any] | None =
         defaults["regularizer.plain"] = 0.5
         defaults["regularizer.mapped"] = 1.5
     return Recipe(data=data).with_changes(defaults | settings)
+
+
+def _class_named(name: Any, registered: Mapping[str, type], base: type) -> Any:
+    """A registered class or one of the user's own by its name.
+
+    None is anything else, which the recipe refuses.
+    """
+    if isinstance(name, str) and ":" in name:
+        return find_class(name, registered, base)
+    return registered.get(known_name(name, registered))
 
 
 def _default_batch_size(num_triples: int) -> int:
@@ -205,7 +240,13 @@ def train(
     if isinstance(model, Model):
         names["model.name"] = name_of(model.embedding, MODELS)
     given = {key: name for key, name in names.items() if name}
-    defaults = default_recipe(data_of(graph), graph, given)
+    defaults = default_recipe(
+        data_of(graph),
+        graph,
+        given,
+        model=model.embedding if isinstance(model, Model) else None,
+        loss=loss if isinstance(loss, Loss) else None,
+    )
 
     if not isinstance(model, Model):
         model = defaults.model.build(graph.shape, seed=seed)
@@ -214,12 +255,7 @@ def train(
     if not isinstance(optimizer, Optimizer):
         optimizer = defaults.optimizer
     if not isinstance(regularizer, Regularizer):
-        has_adjoint = getattr(model.embedding, "has_adjoint", False)
-        has_default = loss.examples == "triples" and has_adjoint
-        if has_default or regularizer:
-            regularizer = defaults.regularizer.build()
-        else:
-            regularizer = NoRegularizer()
+        regularizer = defaults.regularizer.build()
     if batch_size is None:
         batch_size = defaults.training.batch_size
 

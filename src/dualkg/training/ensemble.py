@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal, final
@@ -64,6 +65,21 @@ class ChangedMember(RequestError):
         self.missing = missing
 
 
+@dataclass(frozen=True)
+class BetterMember:
+    """A run whose validation MRR is above that of an ensemble which it is a member of."""
+
+    run: str
+    mrr: float
+    ensemble_mrr: float
+
+    def __str__(self) -> str:
+        return (
+            f"The run {self.run} alone has a better validation MRR, {self.mrr:.4f} against "
+            f"{self.ensemble_mrr:.4f}: use it instead."
+        )
+
+
 @final
 class Ensemble(Run):
     """Several runs on one graph as one run, accepted wherever a run is.
@@ -111,6 +127,46 @@ class Ensemble(Run):
         self.opened = None
         if weights is None and len(first.graph.valid):
             self.fit_weights()
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        better = self._known_better_member()
+        if better is None:
+            return text
+        mrrs = f"{better.ensemble_mrr:.4f} against {better.mrr:.4f}"
+        return f"{text.removesuffix(')')}, valid MRR below that of {better.run} alone: {mrrs})"
+
+    @property
+    def better_member(self) -> BetterMember | None:
+        """The best member, if its validation MRR is above that of the ensemble.
+
+        The reports on the validation split are compared, which have one filter. Those that are
+        missing are evaluated now. A difference of at most `MIN_GAIN` does not count.
+        """
+        if not len(self.graph.valid):
+            return None
+        for run in (self, *self.members):
+            run.report_on("valid")
+        return self._known_better_member()
+
+    def _known_better_member(self) -> BetterMember | None:
+        """By the reports on the validation split, or else by the queries that weights were fitted
+        on.
+        """
+        if not len(self.graph.valid):
+            return None
+        runs = (self, *self.members)
+        if all("valid" in run.reports for run in runs):
+            mrr, *of_members = [run.reports["valid"].mrr for run in runs]
+        elif self.fit:
+            mrr = self.fit["mrr"]
+            of_members = self.fit["mrr_of_members"]
+        else:
+            return None
+        best = max(range(len(of_members)), key=of_members.__getitem__)
+        if of_members[best] <= mrr + MIN_GAIN:
+            return None
+        return BetterMember(self.names[best], of_members[best], mrr)
 
     @property
     def names(self) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.losses.base import BoundLoss
 from dualkg.losses.softmax import BoundSampledSoftmax
 from dualkg.models.base import Factors, Model
@@ -18,6 +19,64 @@ from dualkg.training.updates import AnyOptimizer
 Step = Callable[[Tensor, float], Tensor]
 CAPACITY_STEP = 64  # queries by which the capacity of a captured step grows
 WARM_UP = 3  # eager steps before one is captured, in which libraries initialize
+
+
+class UnboundLoss(RequestError):
+    """`bind` of a loss returned no function; `found` describes what it returned."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__()
+        self.found = found
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            "bind of a loss should return a function of the model and a batch; "
+            f"{self.found} was returned."
+        )
+
+
+class UnusableLoss(RequestError):
+    """A loss returned something else than a scalar with a gradient; `found` describes it."""
+
+    def __init__(self, found: str, *, advice: str) -> None:
+        super().__init__()
+        self.found = found
+        self.advice = advice
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            "The loss of a batch should be a scalar tensor with a gradient, the mean over the "
+            f"batch; {self.found} was returned. {self.advice}"
+        )
+
+
+def check_loss(loss: object) -> None:
+    """Refuse what a loss of a user's own returned for a batch, unless it can be minimized.
+
+    Where gradients are disabled, none is expected.
+    """
+    if not isinstance(loss, Tensor):
+        advice = "Compute it with operations of PyTorch."
+        if loss is None:
+            advice = "Its function may lack a return statement."
+        raise UnusableLoss(_described(loss), advice=advice)
+    if loss.dim() > 0:
+        found = f"a tensor of shape {tuple(loss.shape)}"
+        raise UnusableLoss(found, advice="Return its mean: losses.mean().")
+    if loss.is_complex():
+        found = f"a tensor of type {str(loss.dtype).removeprefix('torch.')}"
+        raise UnusableLoss(found, advice="Return a real number.")
+    # Beside a regularizer, PyTorch would train on that alone.
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        advice = (
+            "Compute it from the scores of the model, without detach, item, NumPy or "
+            "torch.no_grad()."
+        )
+        raise UnusableLoss("a tensor without a gradient", advice=advice)
+
+
+def _described(value: object) -> str:
+    return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
 @dataclass
@@ -35,10 +94,15 @@ class ReferenceStep:
     optimizer: AnyOptimizer
     sparse: bool = False
 
+    def __post_init__(self) -> None:
+        if not callable(self.loss):
+            raise UnboundLoss(_described(self.loss))
+
     def objective(self, batch: Tensor) -> Tensor:
         """Loss plus regularizer of a batch `(batch, 3)`, a scalar."""
         factors = self.model.factors(*batch.unbind(-1))
         loss = self.loss(self.model, factors)
+        check_loss(loss)
         if not self.regularizer.weight:
             return loss
         return loss + self._penalty(factors)
