@@ -1,22 +1,25 @@
-"""The fused step: the gradient of 1-vs-all without autograd, in less time and memory."""
+"""The fused step: the gradient of a softmax without autograd, in less time and memory."""
 
+from abc import ABC, abstractmethod
 from functools import cache
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dualkg.kernels.cpu import sampled_softmax_gradient_
 from dualkg.kernels.scores import Targets
+from dualkg.losses.negative_sampling import Draws
 from dualkg.losses.queries import QueryGroups
-from dualkg.losses.softmax import BoundOneVsAll, target_weights
+from dualkg.losses.softmax import BoundOneVsAll, BoundSampledSoftmax, target_weights
 from dualkg.models.base import Factors, Model, overridden
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum, Regularizer, is_power_sum
-from dualkg.tables.gradients import LossAndGradient
+from dualkg.tables.gradients import GradientTables, LossAndGradient, RowGradients, Workspace
 from dualkg.tables.local import cross_entropy
 from dualkg.tables.lookup import Side
-from dualkg.training.updates import AnyOptimizer, OnePassAdagrad, step_rows
+from dualkg.training.updates import AnyOptimizer, OnePassAdagrad, step_rows, sum_rows
 
 # What a subclass may override and still be trained by kernels in place of its maps.
 UNUSED_BY_KERNELS = {
@@ -59,32 +62,43 @@ class _Call(nn.Module):
         return function(*arguments)
 
 
-class FusedStep:
+class FusedStep(ABC):
     """The step of `ReferenceStep` in less time and memory."""
+
+    tables: GradientTables | RowGradients
 
     def __init__(
         self,
         model: Model,
-        loss: BoundOneVsAll,
         regularizer: Regularizer,
         optimizer: AnyOptimizer,
         *,
-        bf16: bool = False,
+        relation_weight: float,
     ) -> None:
         self.scored = model
         self.model = model.embedding
-        self.loss = loss
         self.regularizer = regularizer
         self.optimizer = optimizer
-        parameters: dict[Side, nn.Parameter] = {"head": self.model.entities}
+        self.relation_weight = relation_weight
+        self.squared = model.score_form == "squared distances"
+        self.parameters: dict[Side, nn.Parameter] = {"head": self.model.entities}
         if self.model.two_entity_tables:
-            parameters["tail"] = self.model.tails
-        is_squared = model.score_form == "squared distances"
-        self.tables = model.tables.gradient_tables(parameters, squared=is_squared, bf16=bf16)
-        if isinstance(optimizer, OnePassAdagrad):
-            copies = self.tables.copies
-            optimizer.copies = {parameters[side]: copy for side, copy in copies.items()}
+            self.parameters["tail"] = self.model.tails
         self._choose_form()
+
+    @abstractmethod
+    def _score(self, f: Factors) -> tuple[Tensor, list[Tensor]]:
+        """The cross entropy, and the gradients of the mapped vectors.
+
+        The gradients of the tables are stored in `tables`.
+        """
+
+    @abstractmethod
+    def _update(self) -> None:
+        """Step all tables by their gradients."""
+
+    def _prepare(self, batch: Tensor) -> None:
+        """Draw what is random in the step of a batch, before its relations are renumbered."""
 
     def _choose_form(self) -> None:
         """Decide whether autograd is needed, and whether relations are updated by rows."""
@@ -92,7 +106,7 @@ class FusedStep:
         # Classes of one's own may do anything with the ids of relations, or with whole tables.
         is_known = has_builtin_maps(model) and is_power_sum(self.regularizer)
         # Relation prediction changes all rows of a relation table.
-        is_known = is_known and not self.loss.relation_weight
+        is_known = is_known and not self.relation_weight
         is_linear = isinstance(model, DiagonalModel) and model.linear_in_relations
         self.without_autograd = is_known and is_linear
         # Rows without a gradient do not change, so that skipping them is exact; Adam's moments
@@ -105,6 +119,7 @@ class FusedStep:
         """Take one step and return the objective before it."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        self._prepare(batch)
         if self.by_row:
             return self._step_by_row(batch)
         objective = self.gradients(batch)
@@ -126,10 +141,6 @@ class FusedStep:
         if present.grad is not None:
             step_rows(self.optimizer, table, distinct, present.grad)
         return objective
-
-    def _update(self) -> None:
-        self.tables.set_gradients()
-        self.optimizer.step()
 
     def gradients(self, batch: Tensor) -> Tensor:
         """Find the gradient of every table and return the objective."""
@@ -153,15 +164,16 @@ class FusedStep:
             upstream = [*upstream, torch.ones_like(total)]
         torch.autograd.backward(outputs, upstream)
         self._add_rows(f, f.head.grad, f.tail.grad)
-        self.tables.add_from_autograd()
+        if isinstance(self.tables, GradientTables):
+            self.tables.add_from_autograd()
         return objective
 
     def _terms_of_autograd(self, f: Factors) -> list[Tensor]:
         """The terms of the objective beside the cross entropy of entities."""
         terms = []
-        if self.loss.relation_weight:
+        if self.relation_weight:
             loss = cross_entropy(self.scored.relation_scores(f), f.relations)
-            terms.append(self.loss.relation_weight * loss)
+            terms.append(self.relation_weight * loss)
         if self.regularizer.weight:
             terms.append(self.regularizer(f))
         return terms
@@ -200,11 +212,40 @@ class FusedStep:
         model.relations.grad = zeros.index_add_(0, f.relations, to_relation)
         return objective
 
-    def _score(self, f: Factors) -> tuple[Tensor, list[Tensor]]:
-        """The cross entropy, and the gradients of the mapped vectors.
+    def _add_rows(self, f: Factors, to_head: Tensor | None, to_tail: Tensor | None) -> None:
+        if to_head is not None:
+            self.tables.add_rows("head", f.heads, to_head)
+        if to_tail is not None:
+            self.tables.add_rows("tail", f.tails, to_tail)
 
-        The gradients of the tables are stored in `tables`.
-        """
+
+@final
+class OneVsAllFusedStep(FusedStep):
+    """The fused step of `OneVsAll`; with `bf16`, products are of bfloat16 copies of the tables."""
+
+    tables: GradientTables
+
+    def __init__(
+        self,
+        model: Model,
+        loss: BoundOneVsAll,
+        regularizer: Regularizer,
+        optimizer: AnyOptimizer,
+        *,
+        bf16: bool = False,
+    ) -> None:
+        super().__init__(model, regularizer, optimizer, relation_weight=loss.relation_weight)
+        self.loss = loss
+        self.tables = model.tables.gradient_tables(self.parameters, squared=self.squared, bf16=bf16)
+        if isinstance(optimizer, OnePassAdagrad):
+            copies = self.tables.copies
+            optimizer.copies = {self.parameters[side]: copy for side, copy in copies.items()}
+
+    def _update(self) -> None:
+        self.tables.set_gradients()
+        self.optimizer.step()
+
+    def _score(self, f: Factors) -> tuple[Tensor, list[Tensor]]:
         tails = self._cross_entropy(f, "tail", accumulate=False)
         if self.model.reciprocal:
             if not self.tables.shared:
@@ -241,11 +282,112 @@ class FusedStep:
         of_triples.index_copy_(0, groups.first, result.mapped * mask)
         return result._replace(mapped=of_triples)
 
-    def _add_rows(self, f: Factors, to_head: Tensor | None, to_tail: Tensor | None) -> None:
-        if to_head is not None:
-            self.tables.add_rows("head", f.heads, to_head)
-        if to_tail is not None:
-            self.tables.add_rows("tail", f.tails, to_tail)
+
+@final
+class SampledFusedStep(FusedStep):
+    """The fused step of `SampledSoftmax` with shared negatives.
+
+    Only the rows that a batch reads have a gradient, and only these are updated. A query of several
+    triples is scored once.
+    """
+
+    tables: RowGradients
+
+    def __init__(
+        self,
+        model: Model,
+        loss: BoundSampledSoftmax,
+        regularizer: Regularizer,
+        optimizer: AnyOptimizer,
+    ) -> None:
+        super().__init__(model, regularizer, optimizer, relation_weight=loss.relation_weight)
+        self.loss = loss
+        self.tables = RowGradients(self.parameters)
+        # The position of each entity among the negatives, or −1.
+        self.positions = torch.full((loss.num_entities,), -1)
+        self._scores = Workspace()
+
+    def _update(self) -> None:
+        self.optimizer.step()
+        for table, ids, rows in self.tables.take():
+            step_rows(self.optimizer, table, *sum_rows(ids, rows))
+
+    def _prepare(self, batch: Tensor) -> None:
+        self.draws = Draws.of(Factors(self.model, *batch.unbind(-1)), seed=self.loss.seed)
+
+    def _score(self, f: Factors) -> tuple[Tensor, list[Tensor]]:
+        tails = self._cross_entropy(f, "tail", self.draws)
+        if self.model.reciprocal:
+            return tails.loss, [tails.mapped]
+        heads = self._cross_entropy(f, "head", self.draws.others())
+        return tails.loss + heads.loss, [tails.mapped, heads.mapped]
+
+    def _cross_entropy(self, f: Factors, side: Side, draws: Draws) -> LossAndGradient:
+        """The sampled cross entropy of predicting one side."""
+        loss = self.loss
+        negatives, offsets = self._sample(draws)
+        candidates = self.tables.rows(side, negatives)
+        answers = f.answers(side)
+        vectors = (f.tail if side == "tail" else f.head).detach()
+        mapped = f.query(side).detach()
+        if self.squared:
+            mapped = 2 * mapped
+        scale = 1.0 if self.model.reciprocal else 0.5
+        weights = target_weights(loss.entity_weights, answers, scale=scale, dtype=mapped.dtype)
+        if loss.grouped_by_query and side == "tail":
+            groups = QueryGroups.of(f.heads, f.relations)
+            targets = Targets(answers, weights, groups.starts)
+            queries = mapped[groups.first]
+        else:
+            groups = None
+            targets = Targets.one_each(answers, weights)
+            queries = mapped
+
+        scores = self._scores.of(len(queries), len(candidates), queries)
+        offsets = offsets.to(scores.dtype)
+        positives = (mapped * vectors).sum(-1)
+        if self.squared:
+            offsets = offsets - candidates.square().sum(-1)
+            positives = positives - vectors.square().sum(-1)
+        torch.addmm(offsets, queries, candidates.T, out=scores)
+        hits = self._hits(negatives, answers)
+        losses, to_positives = sampled_softmax_gradient_(scores, positives, hits, targets)
+
+        to_positives = to_positives[:, None]
+        to_answers = to_positives * mapped
+        to_candidates = scores.T @ queries
+        upstream = to_positives * vectors
+        to_queries = scores @ candidates
+        if groups is None:
+            upstream += to_queries
+        else:
+            upstream.index_add_(0, groups.first, to_queries)
+        if self.squared:
+            # The gradients of −‖t‖².
+            to_answers -= 2 * to_positives * vectors
+            to_candidates -= 2 * scores.sum(0)[:, None] * candidates
+            upstream *= 2
+        self.tables.add_rows(side, answers, to_answers)
+        self.tables.add_rows(side, negatives, to_candidates)
+        return LossAndGradient(losses.sum(), upstream)
+
+    def _sample(self, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Distinct negatives, and what is added to the score of each.
+
+        This is −log of the expected count, and log k for a negative that was drawn k times.
+        """
+        drawn, log_counts = self.loss.sample(draws)
+        negatives, positions, times = torch.unique(drawn, return_inverse=True, return_counts=True)
+        of_distinct = log_counts.new_empty(len(negatives))
+        of_distinct[positions] = log_counts
+        return negatives, times.double().log() - of_distinct
+
+    def _hits(self, negatives: Tensor, answers: Tensor) -> Tensor:
+        """The position of each answer among the negatives, or −1."""
+        self.positions[negatives] = torch.arange(len(negatives))
+        hits = self.positions[answers]
+        self.positions[negatives] = -1
+        return hits
 
 
 def _sum(left: Tensor | None, right: Tensor | None) -> Tensor | None:
