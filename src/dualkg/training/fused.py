@@ -97,6 +97,7 @@ class FusedStep(ABC):
     def _update(self) -> None:
         """Step all tables by their gradients."""
 
+    @abstractmethod
     def _prepare(self, batch: Tensor) -> None:
         """Draw what is random in the step of a batch, before its relations are renumbered."""
 
@@ -240,6 +241,9 @@ class OneVsAllFusedStep(FusedStep):
         if isinstance(optimizer, OnePassAdagrad):
             copies = self.tables.copies
             optimizer.copies = {self.parameters[side]: copy for side, copy in copies.items()}
+
+    def _prepare(self, batch: Tensor) -> None:
+        """Nothing: dropout follows from the position of a triple."""
 
     def _update(self) -> None:
         self.tables.set_gradients()
