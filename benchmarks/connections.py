@@ -579,8 +579,10 @@ def serve_variant(variant: str, run: str) -> dict[str, Any]:
 
 def load_variant(variant: str, run: Path, paths: list[str], *, seconds: float) -> dict[str, Any]:
     """Latencies and failures of ordinary clients, alone and beside each kind of abuse."""
+    from benchmarks.torture.abusers import KINDS
     from benchmarks.torture.common import ENVIRONMENT
-    from benchmarks.torture.server import KINDS, Served, in_front, judge, measure
+    from benchmarks.torture.served import Served, in_front
+    from benchmarks.torture.server import judge, measure
 
     task = {"what": "serve", "variant": variant, "run": str(run)}
     words = [sys.executable, __file__, "--task", json.dumps(task)]
@@ -660,7 +662,7 @@ def main() -> None:
         print(*chosen, sep="\n")
         return
 
-    from benchmarks.torture.server import make_run
+    from benchmarks.torture.served import make_run
 
     folder = measurement.folder_of(choices)
     on = measurement.describe("cpu", commit=choices.commit)

@@ -15,9 +15,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -135,7 +138,7 @@ def measure_data(choices: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="dualkg-large-", dir=choices.folder) as folder:
         path = Path(folder) / "triples.tsv"
         write_triples(path, num_triples=choices.triples, num_names=choices.names, seed=choices.seed)
-        found: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "triples": choices.triples,
             "names": choices.names,
             "file_mb": path.stat().st_size >> 20,
@@ -143,12 +146,12 @@ def measure_data(choices: argparse.Namespace) -> dict[str, Any]:
         for part in PARTS:
             words = [sys.executable, __file__, "here", "--part", part, "--file", str(path)]
             environment = os.environ | {"DUALKG_CACHE": str(Path(folder) / "cache")}
-            answer = subprocess.run(
+            reader = subprocess.run(
                 words, env=environment, check=True, stdout=subprocess.PIPE, text=True
             )
-            found[part] = json.loads(answer.stdout.splitlines()[-1])
-            log(f"{part}: {json.dumps(found[part])}")
-        return found
+            figures[part] = json.loads(reader.stdout.splitlines()[-1])
+            log(f"{part}: {json.dumps(figures[part])}")
+        return figures
 
 
 # -- steps in several processes ----------------------------------------------
@@ -170,33 +173,29 @@ def measure_steps(choices: argparse.Namespace) -> dict[str, Any]:
 
     0 processes are one without torchrun.
     """
-    found: dict[str, Any] = {
-        key: getattr(choices, key) for key in (*FACTS, "sums", "device", "mapped")
-    }
-    facts = [f"--{key}={value}" for key, value in found.items() if key != "mapped"] + [
-        "--mapped"
-    ] * choices.mapped
+    figures: dict[str, Any] = {}
+    for key in (*FACTS, "sums", "device", "mapped"):
+        figures[key] = getattr(choices, key)
+    options = [f"--{key}={value}" for key, value in figures.items() if key != "mapped"]
+    if choices.mapped:
+        options.append("--mapped")
     for number in choices.processes:
         launcher = [sys.executable]
         if number:
-            launcher += [
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc-per-node",
-                str(number),
-            ]
-        environment = os.environ | {
-            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // max(1, number)))
-        }
-        command = [*launcher, __file__, "member", *facts]
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, check=True, env=environment
+            launcher += ["-m", "torch.distributed.run", "--standalone"]
+            launcher += ["--nproc-per-node", str(number)]
+        num_threads = max(1, (os.cpu_count() or 1) // max(1, number))
+        member = subprocess.run(
+            [*launcher, __file__, "member", *options],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(num_threads)},
         )
         name = f"{number} processes" if number else "without torchrun"
-        found[name] = json.loads(done.stdout)
-        log(f"{name}: {found[name]}")
-    return found
+        figures[name] = json.loads(member.stdout)
+        log(f"{name}: {figures[name]}")
+    return figures
 
 
 def random_graph(num_entities: int, num_triples: int, mapped: Path | None) -> Any:
@@ -230,99 +229,139 @@ def take_steps(choices: argparse.Namespace) -> None:
     A single process trains as without torchrun, or with `--shards` as one of several, alone in its
     group.
     """
-    import torch
     import torch.distributed as dist
-    from dualkg.models.sharded import Shard, ShardedModel
 
     from dualkg.errors import RequestError
-    from dualkg.kernels.hardware import matmul_precision
-    from dualkg.models.base import only_rows, skip_initialization
-    from dualkg.training.distributed import DistributedTrainer, processes
+    from dualkg.training.distributed import processes
     from dualkg.training.memory import estimate_step
-    from dualkg.training.recipe import Recipe
-    from dualkg.training.trainer import Trainer
 
-    loss: dict[str, Any] = {"loss.name": "SampledSoftmax", "loss.num_negatives": choices.negatives}
-    settings = {
-        "model.dim": choices.dim,
-        "training.batch_size": choices.batch,
-        "optimizer.sums": choices.sums,
-    }
-    settings |= {
-        "model.name": "ComplEx",
-        "regularizer.name": "DURA",
-        "regularizer.weight": 0.05,
-        "validation.every": 0,
-    }
-    recipe = Recipe().with_changes(settings | (loss if choices.negatives else {}))
+    recipe = recipe_of_steps(choices)
     figures: dict[str, Any] = {}
     with processes(choices.device) as group, tempfile.TemporaryDirectory() as folder:
-        graph = random_graph(
-            choices.entities, choices.triples, Path(folder) / "triples" if choices.mapped else None
-        )
+        mapped = Path(folder) / "triples" if choices.mapped else None
+        graph = random_graph(choices.entities, choices.triples, mapped)
+        is_alone = group.count == 1 and choices.shards > 0
+        if is_alone:
+            backend = "cpu:gloo,cuda:nccl" if group.device.type == "cuda" else "gloo"
+            meeting = f"file://{folder}/meeting"
+            dist.init_process_group(backend, init_method=meeting, rank=0, world_size=1)
         try:
-            with skip_initialization():  # which takes minutes for tens of millions of entities
-                if group.world_size > 1:
-                    trainer: Trainer = DistributedTrainer.build(recipe, graph, group)
-                elif choices.shards:
-                    nccl = group.device.type == "cuda"
-                    backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
-                    meeting = f"file://{folder}/meeting"
-                    dist.init_process_group(backend, init_method=meeting, rank=0, world_size=1)
-                    shard = Shard(choices.entities, 0, choices.shards)
-                    with only_rows(shard, device=group.device):
-                        model = ShardedModel(recipe.model.build(graph.shape, seed=0), shard).to(
-                            group.device
-                        )
-                    trainer = DistributedTrainer(
-                        model, graph, recipe, recipe.regularizer.build(), group
-                    )
-                else:
-                    trainer = Trainer.of_recipe(recipe, graph, device=group.device)
+            trainer = trainer_of_steps(recipe, graph, group, num_shards=choices.shards)
         except RequestError as error:
             figures["refused"] = str(error)
         else:
-            random = torch.Generator(group.device).manual_seed(0)
-            for table in trainer.model.parameters():
-                table.data.normal_(0, 1e-3, generator=random)
-            del trainer.step
-            trainer.step = trainer._step()
-            if isinstance(trainer, DistributedTrainer):
-                sharded = trainer.model
-            else:
-                sharded = ShardedModel(trainer.model, Shard(choices.entities))
-            figures["estimated_seconds"] = estimate_step(recipe, sharded, trainer.engine)
-            figures |= _timed(trainer, choices.steps, matmul_precision(recipe.training.precision))
+            figures["estimated_seconds"] = estimate_step(recipe, trainer.model, trainer.engine)
+            figures |= _timed(trainer, choices.steps)
         (most,) = group.largest(peak_mib(group.device.type))
-        if choices.shards and group.world_size == 1:
+        if is_alone:
             dist.destroy_process_group()
         if group.first:
             print(json.dumps(figures | {"peak_mib": round(most)}))
 
 
-def _timed(trainer: Any, num_steps: int, precision: Any) -> dict[str, Any]:
+def recipe_of_steps(choices: argparse.Namespace) -> Any:
+    """ComplEx with DURA and the loss that was chosen."""
+    from dualkg.training.recipe import Recipe
+
+    settings = {
+        "model.name": "ComplEx",
+        "model.dim": choices.dim,
+        "regularizer.name": "DURA",
+        "regularizer.weight": 0.05,
+        "optimizer.sums": choices.sums,
+        "training.batch_size": choices.batch,
+        "validation.every": 0,
+    }
+    if choices.negatives:
+        settings |= {"loss.name": "SampledSoftmax", "loss.num_negatives": choices.negatives}
+    return Recipe().with_changes(settings)
+
+
+def trainer_of_steps(recipe: Any, graph: Any, group: Any, *, num_shards: int) -> Any:
+    """A trainer of the rows of this process, with small random weights.
+
+    The weights of a recipe are the same for any number of processes, which takes minutes for tens
+    of millions of entities. Here each process draws its own on its device.
+    """
+    import torch
+
+    from dualkg.models.partial import PartialModel
+    from dualkg.tables import EntityTables, LocalTables, Shard, ShardedTables
+    from dualkg.training.trainer import Trainer
+
+    num_entities = graph.shape.num_entities
+    count = group.count if group.count > 1 else num_shards
+    if count:
+        shard = Shard(num_entities, group.index, count)
+        tables: EntityTables = ShardedTables(
+            shard, device=group.device, initialize=False, capturable=group.capturable
+        )
+    else:
+        tables = LocalTables(num_entities, device=group.device, initialize=False)
+    whole = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
+    model = PartialModel(whole) if count else whole
+    model = model.to(group.device)
+
+    random = torch.Generator(group.device)
+    for table in model.parameters():
+        # Relations are then the same in all processes, whatever the number of rows before them.
+        random.manual_seed(0)
+        table.data.normal_(0, 1e-3, generator=random)
+    return Trainer(model, graph, recipe, recipe.regularizer.build(), group=group)
+
+
+def _timed(trainer: Any, num_steps: int) -> dict[str, Any]:
     """Seconds of a step after some of warm-up, and of an epoch by the number of its steps."""
     import torch
 
+    from dualkg.kernels.hardware import matmul_precision
+
     on_gpu = trainer.model.device.type == "cuda"
-    warm_up = 8 if on_gpu else 1
-    losses = []
-    with precision:
-        for number, batch in enumerate(islice(trainer.batches(0), warm_up + num_steps)):
-            if number == warm_up:
-                if on_gpu:
-                    torch.cuda.synchronize()
-                started = time.perf_counter()
-            losses.append(trainer.step(batch, 0.1).clone())
+    steps_of_warm_up = 8 if on_gpu else 1
+
+    def clock() -> float:
         if on_gpu:
             torch.cuda.synchronize()
-    seconds = (time.perf_counter() - started) / (len(losses) - warm_up)
-    facts = {
+        return time.perf_counter()
+
+    batches = trainer.batches(0)
+    losses = []
+    with matmul_precision(trainer.recipe.training.precision):
+        with all_reduces() as sizes:
+            trainer.step(next(batches), 0.1)
+        for batch in islice(batches, steps_of_warm_up - 1):
+            trainer.step(batch, 0.1)
+        started = clock()
+        for batch in islice(batches, num_steps):
+            losses.append(trainer.step(batch, 0.1).clone())
+        seconds = (clock() - started) / len(losses)
+    figures = {
         "seconds": seconds,
         "epoch_seconds": seconds * trainer.num_steps,
         "steps_of_epoch": trainer.num_steps,
+        "engine": str(trainer.engine),
+        "loss": float(losses[-1]),
     }
-    return facts | {"engine": str(trainer.engine), "loss": float(losses[-1])}
+    # On a GPU, the first step is taken several times, to capture it.
+    if sizes and not on_gpu:
+        figures["all_reduced_bytes"] = sum(sizes)
+    return figures
+
+
+@contextmanager
+def all_reduces() -> Iterator[list[int]]:
+    """The bytes of each all-reduce meanwhile."""
+    import torch.distributed as dist
+
+    sizes: list[int] = []
+    all_reduce = dist.all_reduce
+
+    def counted(values: Any, *arguments: Any, **options: Any) -> Any:
+        sizes.append(values.nbytes)
+        return all_reduce(values, *arguments, **options)
+
+    with patch.object(dist, "all_reduce", counted):
+        yield sizes
 
 
 # -- the cost model ----------------------------------------------------------
@@ -330,6 +369,15 @@ def _timed(trainer: Any, num_steps: int, precision: Any) -> dict[str, Any]:
 # Bytes a second that each of a number of GPUs sends: assumed NVLink, and a network of 400 Gbit/s.
 LINKS = {1: math.inf, 8: 450e9, 64: 50e9}
 LARGE = {"batch_size": 4_000, "num_entities": 2_500_000, "width": 1_000, "num_triples": 16_100_000}
+
+
+def all_reduced_bytes(batch_size: int, width: int) -> int:
+    """The bytes of a fused step of 1-vs-all with reciprocals that are all-reduced, in float32.
+
+    These are the rows of heads and tails, the gradient of the mapped heads, and for each query the
+    largest score and the sum of the softmax.
+    """
+    return 4 * (3 * batch_size * width + 2 * batch_size)
 
 
 def compare_costs(choices: argparse.Namespace) -> dict[str, Any]:
@@ -340,49 +388,52 @@ def compare_costs(choices: argparse.Namespace) -> dict[str, Any]:
     """
     from dualkg.training.memory import Rates, step_seconds
 
-    ceilings, trainings = (
-        json.loads((RESULTS / f"{name}.json").read_text()) for name in ("ceilings", "training")
-    )
-    measured = ceilings[choices.gpu]["all"]
-    rates = Rates(measured["bf16_operations_per_second"], measured["copied_bytes_per_second"])
-    found: dict[str, Any] = {
-        "gpu": choices.gpu,
-        **rates._asdict(),
-        "trainings": {},
-        "large graph": {**LARGE},
-    }
-    del found["calls"]
+    ceilings = json.loads((RESULTS / "ceilings.json").read_text())
+    trainings = json.loads((RESULTS / "training.json").read_text())
+    of_gpu = ceilings[choices.gpu]["all"]
+    rates = Rates(of_gpu["bf16_operations_per_second"], of_gpu["copied_bytes_per_second"])
+
+    compared = {}
     for name, entry in trainings[choices.gpu].items():
         facts = entry["measured"].get("dualkg bf16")
-        if facts and facts["relation_width"] <= facts["width"]:
-            sizes = {
-                "candidates": facts["num_entities"],
-                "rows": facts["num_entities"],
-                "width": facts["width"],
-            }
-            seconds = step_seconds(rates, batch_size=entry["job"]["batch"], score_bytes=2, **sizes)
-            real = facts["seconds_per_epoch"] / facts["steps_per_epoch"]
-            found["trainings"][name] = {"estimated_ms": 1000 * seconds, "measured_ms": 1000 * real}
+        if not facts or facts["relation_width"] > facts["width"]:
+            continue
+        estimated = step_seconds(
+            rates,
+            batch_size=entry["job"]["batch"],
+            candidates=facts["num_entities"],
+            rows=facts["num_entities"],
+            width=facts["width"],
+            score_bytes=2,
+        )
+        measured = facts["seconds_per_epoch"] / facts["steps_per_epoch"]
+        compared[name] = {"estimated_ms": 1000 * estimated, "measured_ms": 1000 * measured}
+
+    large: dict[str, Any] = {**LARGE}
     batch_size = LARGE["batch_size"]
     width = LARGE["width"]
-    steps = math.ceil(2 * LARGE["num_triples"] / batch_size)
+    num_steps = math.ceil(2 * LARGE["num_triples"] / batch_size)
     for number, link in LINKS.items():
-        rows = LARGE["num_entities"] / number
+        num_rows = LARGE["num_entities"] // number
         seconds = step_seconds(
             rates,
             batch_size=batch_size,
-            candidates=int(rows),
-            rows=int(rows),
+            candidates=num_rows,
+            rows=num_rows,
             width=width,
             score_bytes=2,
         )
-        sent = 2 * (number - 1) / number * 4 * (3 * batch_size * width + 2 * batch_size)
+        # A ring all-reduce sends as many bytes from each process.
+        sent = 2 * (number - 1) / number * all_reduced_bytes(batch_size, width)
         seconds += sent / link
-        found["large graph"][f"{number} GPUs"] = {
-            "step_ms": 1000 * seconds,
-            "epoch_seconds": steps * seconds,
-        }
-    return found
+        large[f"{number} GPUs"] = {"step_ms": 1000 * seconds, "epoch_seconds": num_steps * seconds}
+    return {
+        "gpu": choices.gpu,
+        "operations": rates.operations,
+        "bytes": rates.bytes,
+        "trainings": compared,
+        "large graph": large,
+    }
 
 
 def save(name: str, figures: dict[str, Any], folder: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import completion
+import decisions
 import inductive
 import measurement
 import search
@@ -29,7 +30,18 @@ OWN_SECTIONS = {
     "serving": ("Serving", serving),
     "tuning": ("Tuning of hyper-parameters", tuning),
 }
-TOPICS = ["ceilings", "training", "ranking", "scaling", *OWN_SECTIONS]
+# What dualkg does itself, beside a library that could do it.
+DECISIONS = {
+    "exact_search": ("Exact search beside FAISS", decisions.exact_search),
+    "larger_than_memory": (
+        "Graphs larger than memory beside DuckDB and Polars",
+        decisions.larger_than_memory,
+    ),
+    "split_tables": ("Divided tables beside DTensor", decisions.split_tables),
+    "study_storage": ("Heartbeats of a search beside Optuna's", decisions.study_storage),
+    "connections": ("Limits on connections beside uvicorn's", decisions.connections),
+}
+TOPICS = ["ceilings", "training", "ranking", "scaling", *OWN_SECTIONS, *DECISIONS]
 
 
 def load_all(folder: Path = measurement.RESULTS) -> dict[str, Results]:
@@ -64,6 +76,10 @@ def page(results: dict[str, Results]) -> str:
         for device, jobs in sorted(results[topic].items()):
             lines += [f"## {title}: {device}", ""]
             lines += [*benchmark.lines(jobs), *tables.measured_on(jobs)]
+    for topic, (title, table) in DECISIONS.items():
+        for device, jobs in sorted(results[topic].items()):
+            lines += [f"## {title}: {device}", ""]
+            lines += [*table(jobs), *tables.measured_on(jobs)]
     if results["ceilings"]:
         lines += ["## The machines", "", *tables.ceilings(results)]
     if results["loading"]:

@@ -82,7 +82,9 @@ def dualkg_step(job: Job, index: int, *, fused: bool, dtype: torch.dtype) -> Cal
         optimizer = OnePassAdagrad(model.parameters(), 0.0)
         step: Any = FusedStep(model, BoundOneVsAll(), kg.NoRegularizer(), optimizer)
     else:
-        step = ReferenceStep(model, BoundOneVsAll(), kg.NoRegularizer(), None)  # type: ignore[arg-type]
+        # Gradients alone need no optimizer.
+        no_optimizer: Any = None
+        step = ReferenceStep(model, BoundOneVsAll(), kg.NoRegularizer(), no_optimizer)
 
     def take() -> Any:
         model.zero_grad(set_to_none=True)
@@ -142,7 +144,9 @@ def largest_error(kind: str, index: int) -> float:
     from dualkg.training.steps import ReferenceStep
 
     whole = model_of(EXACT, LocalTables(EXACT.num_entities)).double()
-    reference = ReferenceStep(whole, BoundOneVsAll(), kg.NoRegularizer(), None)  # type: ignore[arg-type]
+    # Gradients alone need no optimizer.
+    no_optimizer: Any = None
+    reference = ReferenceStep(whole, BoundOneVsAll(), kg.NoRegularizer(), no_optimizer)
     expected = reference.gradients(batch_of(EXACT))
     objective, entities, relations, ids = STEP_KINDS[kind](EXACT, index, torch.float64)()
     differences = [
@@ -196,10 +200,11 @@ def main() -> None:
         arguments = (str(Path(folder) / "meeting"), str(output))
         mp.spawn(member, arguments, nprocs=NUM_PROCESSES)  # type: ignore[no-untyped-call]
         results = json.loads(output.read_text())
-    results["machine"] = measurement.describe("cpu", commit=choices.commit)
-    path = measurement.folder_of(choices) / f"{TOPIC}.json"
-    path.write_text(json.dumps(results, indent=1) + "\n")
-    print(json.dumps({key: value for key, value in results.items() if key != "machine"}, indent=1))
+    on = measurement.describe("cpu", commit=choices.commit)
+    for name, medians in results["steps"].items():
+        record = {"num_processes": NUM_PROCESSES, "errors": results["errors"], "measured": medians}
+        measurement.save(TOPIC, name, record, on=on, folder=measurement.folder_of(choices))
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

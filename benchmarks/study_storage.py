@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import measurement
-import tables
 
 NUM_TRIALS = 200
 NUM_HEARTBEATS = 100
@@ -282,21 +281,6 @@ def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any
         measured["bytes_per_heartbeat"] = measure_heartbeat_bytes()
     measurement.log(f"{job.name}: {json.dumps(measured)}")
     yield {"measured": measured, "num_trials": num_trials, "grace_seconds": GRACE_SECONDS}
-
-
-def lines(jobs: dict[str, Any]) -> list[str]:
-    """The table of a machine."""
-    rows = []
-    for name, record in tables.in_order(jobs):
-        measured = record["measured"]
-        recoveries = [
-            measured["recovery_seconds"],
-            measured["recovery_seconds_before_first_heartbeat"],
-        ]
-        times = [tables.short(measured[f"ms_per_trial_{processes}"]) for processes in (1, 2)]
-        rows.append([name, *times, *(str(recovery) for recovery in recoveries)])
-    heads = ["study", "ms a trial", "two processes", "repeated after, s", "without heartbeat, s"]
-    return tables.table(heads, rows)
 
 
 def main() -> None:

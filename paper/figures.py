@@ -450,6 +450,21 @@ class Projection:
         }
 
 
+class MissingLabels(RequestError):
+    """A name was not found in a graph that has no labels; `problem` is that of the vocabulary."""
+
+    def __init__(self, problem: RequestError, graph: str) -> None:
+        super().__init__()
+        self.problem = problem
+        self.graph = graph
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"{self.problem.message(words)} {self.graph} was read without labels; "
+            "load_graph(…, labels=…) reads a file of them."
+        )
+
+
 class NoAnswer(RequestError):
     """None of the entities with a name has an answer to a relation."""
 
@@ -505,10 +520,7 @@ def _entities_called(graph: kg.Graph, head: str) -> Ids:
     except RequestError as error:
         if graph.entities.labels is not None:
             raise
-        raise RequestError(
-            f"{error} {graph.name} was read without labels; load_graph(…, labels=…) reads a file "
-            "of them."
-        ) from None
+        raise MissingLabels(error, graph.name) from None
 
 
 def group_answers(queries: Sequence[NamedQuery]) -> tuple[Ids, Ids]:

@@ -23,13 +23,17 @@ from typer.main import get_command
 import dualkg as kg
 from dualkg.cli.main import app, main
 
+# Its assertions explain themselves as those of tests do.
+pytest.register_assert_rewrite("tests.raising")
+
 # No deadlines, since a busy machine is no failure. `make test-slow` uses the profile "thorough".
 settings.register_profile("ordinary", deadline=None, max_examples=20)
 settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile("ordinary")
 
 LONGEST = re.compile(
-    r"tests/(tuning|serve/browser|training/test_(distributed|killed_runs|memory)|workflows|paper/test_|cli/test_m|test_)"
+    r"tests/(tuning|serve/browser|training/test_(distributed|killed_runs|memory)|workflows"
+    r"|paper/test_|cli/test_m|test_)"
 )
 
 # The process that only starts the workers of pytest-xdist imports this file, and needs no PyTorch.

@@ -1,10 +1,13 @@
 """The benchmarks: what they generate, count, fit and write. No test measures speed."""
 
+import argparse
+import ast
 import json
 import math
 import runpy
 import sys
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +27,13 @@ import training
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = (
+    "connections",
     "distributed",
+    "exact_search",
+    "larger_than_memory",
     "loading",
+    "split_tables",
+    "study_storage",
     "inductive",
     "startup",
     "contention",
@@ -122,6 +130,18 @@ def test_a_gpu_is_compared_with_its_limit(tmp_path):
     assert f"| {job.name} | {cells} |" in page
 
 
+def test_every_decision_between_own_code_and_a_library_is_on_the_page(tmp_path):
+    """CONTRIBUTING.md names the benchmark of each."""
+    page = report.page(report.load_all())
+    rules = (BENCHMARKS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for topic, (title, _) in report.DECISIONS.items():
+        section = page.partition(f"## {title}: ")[2].partition("\n## ")[0]
+        assert section.count("Decision: ") == 1
+        assert f"({topic}.py)" in section
+        assert f"{topic}.py`" in rules
+    assert "## Divided tables" not in report.page(report.load_all(tmp_path))
+
+
 def test_results_of_one_machine_do_not_erase_those_of_another(tmp_path):
     here = tmp_path / "here"
     there = tmp_path / "there"
@@ -153,6 +173,45 @@ def test_every_script_prints_its_options(script, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith(f"usage: {script}.py")
 
 
+# -- imports -----------------------------------------------------------------
+
+
+def imported_names(path):
+    """Modules and names of dualkg that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            imports = [(node.module, alias.name) for alias in node.names]
+        elif isinstance(node, ast.Import):
+            imports = [(alias.name, "") for alias in node.names]
+        else:
+            continue
+        for module, name in imports:
+            if module.partition(".")[0] == "dualkg":
+                yield module, name
+
+
+def can_be_imported(module, name):
+    try:
+        holder = import_module(module)
+        # A name of a package may be one of its modules.
+        if name and not hasattr(holder, name):
+            import_module(f"{module}.{name}")
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def test_every_import_of_dualkg_resolves():
+    """Many are inside functions that only a measurement of minutes calls."""
+    missing = []
+    for folder in ("benchmarks", "paper", "scripts"):
+        for path in sorted((BENCHMARKS.parent / folder).rglob("*.py")):
+            for module, name in imported_names(path):
+                if not can_be_imported(module, name):
+                    missing.append(f"{path.name}: {module}.{name}")
+    assert missing == []
+
+
 # -- large graphs ------------------------------------------------------------
 
 
@@ -168,6 +227,16 @@ def test_a_large_graph_has_all_names_and_is_read_and_opened(tmp_path, monkeypatc
     assert read["peak_mib"] > 0
     opened = distributed.open_for_training(path)
     assert opened["examples"] == 2 * read["counts"]["train"]
+
+
+def test_a_step_sends_the_bytes_of_the_cost_model(capsys):
+    sizes = {"entities": 50, "triples": 40, "dim": 3, "batch": 10, "steps": 2, "shards": 2}
+    others = {"negatives": 0, "sums": "elements", "mapped": False, "device": "cpu"}
+    distributed.take_steps(argparse.Namespace(**sizes, **others))
+    figures = json.loads(capsys.readouterr().out)
+    width = 2 * sizes["dim"]
+    assert figures["all_reduced_bytes"] == distributed.all_reduced_bytes(sizes["batch"], width)
+    assert figures["seconds"] > 0
 
 
 def test_the_docs_have_the_measured_figures_of_a_large_graph():

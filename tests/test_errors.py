@@ -6,7 +6,22 @@ import random
 import pytest
 
 import dualkg as kg
-from dualkg.errors import MAX_COMPARED, close_matches, edit_distance
+from dualkg.data.errors import NotInVocabulary
+from dualkg.errors import (
+    MAX_COMPARED,
+    DamagedFile,
+    InvalidValue,
+    LockedError,
+    MissingExtra,
+    PathExists,
+    UnknownName,
+    Unsupported,
+    close_matches,
+    edit_distance,
+)
+from dualkg.training.api import WrongArgument
+from dualkg.training.ensemble import InvalidMembers
+from tests.raising import refused
 
 
 def test_of_many_names_the_same_are_near_as_one_by_one():
@@ -36,34 +51,89 @@ def test_what_a_vocabulary_has_is_told_at_once():
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "kind", "parameters"),
     [
         (
             lambda run: kg.evaluate(run.model, run.graph, candidates=[1, 2]),
-            "candidates should be a file of lists, or a mapping of its columns; .list. was given",
+            InvalidValue,
+            {
+                "setting": "candidates",
+                "expected": "a file of lists, or a mapping of its columns",
+                "found": "list",
+            },
         ),
         (
             lambda run: kg.evaluate(run.model, run.graph, hits=0),
-            "hits should be whole numbers of at least 1; 0 was given",
+            InvalidValue,
+            {"setting": "hits", "expected": "whole numbers of at least 1", "found": 0},
         ),
         (
             lambda run: kg.complete(run, top="x"),
-            "top should be a whole number of at least 1; 'x' was given",
+            InvalidValue,
+            {"setting": "top", "expected": "a whole number of at least 1", "found": "x"},
         ),
-        (lambda run: kg.complete(run, relations="q"), "No relation is named 'q'"),
-        (lambda run: kg.Ensemble(3), "takes a list of runs"),
+        (
+            lambda run: kg.complete(run, relations="q"),
+            NotInVocabulary,
+            {"kind": "relation", "name": "q"},
+        ),
+        (lambda run: kg.Ensemble(3), InvalidMembers, {}),
         (
             lambda run: kg.fit(run.graph, changes="x"),
-            "changes should be a mapping .* 'x' was given",
+            WrongArgument,
+            {"argument": "changes", "found": "'x'"},
         ),
         (
             lambda run: kg.Graph.from_triples([("a", "r", "b")], labels=["x"]),
-            "labels should be a file, or a mapping",
+            InvalidValue,
+            {"setting": "labels"},
         ),
     ],
 )
-def test_wrong_arguments_get_a_sentence(call, sentence, small_graph):
+def test_wrong_arguments_are_named(call, kind, parameters, small_graph):
     model = kg.DistMult(small_graph, dim=2)
     run = kg.train(model, small_graph, epochs=1, device="cpu")
-    with pytest.raises(kg.RequestError, match=sentence):
+    with refused(kind, **parameters):
         call(run)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            InvalidValue("k", expected="at least 1", found="x", advice="Use 1."),
+            "k should be at least 1; 'x' was given. Use 1.",
+        ),
+        (UnknownName("loss", "x", known=["a", "b"]), "No loss is named 'x'. There are: a, b."),
+        (
+            PathExists("runs/a", what="a finished run"),
+            "runs/a is a finished run. Use overwrite=True, or name another with out.",
+        ),
+        (
+            PathExists("runs/a", overwritable=False),
+            "runs/a exists already. Name another with out.",
+        ),
+        (
+            DamagedFile("a.json", "it is not JSON", advice="Remove it."),
+            "a.json is damaged: it is not JSON. Remove it.",
+        ),
+        (
+            Unsupported("DURA", "needs the mapped tail", advice="Use N3."),
+            "DURA needs the mapped tail. Use N3.",
+        ),
+        (
+            MissingExtra("openTSNE", "analysis", purpose="t-SNE"),
+            "t-SNE needs openTSNE. Install it: pip install 'dualkg[analysis]'",
+        ),
+        (
+            LockedError("runs/a", holder="process 7 on host"),
+            "runs/a is being written by process 7 on host. Try again when that has ended.",
+        ),
+        (
+            LockedError("runs/a"),
+            "runs/a is being written by another process. Try again when that has ended.",
+        ),
+    ],
+)
+def test_words_of_messages(error, sentence):
+    assert str(error) == sentence

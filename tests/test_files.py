@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ from dualkg.files import (
     write_json,
     write_text,
 )
+from tests.raising import refused
 
 
 @pytest.fixture
@@ -129,7 +131,8 @@ def test_a_folder_is_replaced_only_when_the_new_one_is_whole(tmp_path: Path) -> 
     path = tmp_path / "one"
     path.mkdir()
     (path / "old").write_text("y")
-    with pytest.raises(RuntimeError), atomic_folder(path, existing="replace") as fresh:  # noqa: PT012
+    replaced = atomic_folder(path, existing="replace")
+    with pytest.raises(RuntimeError), replaced as fresh:  # noqa: PT012
         (fresh / "new").write_text("x")
         raise RuntimeError
     assert [found.name for found in path.iterdir()] == ["old"]
@@ -350,12 +353,12 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
     path = folder_of(tmp_path / "run", other="1")
     with holder(path) as process:
         with (
-            pytest.raises(
-                LockedError, match=f"run is being written by process {process.pid} on .*since"
-            ),
+            refused(LockedError, path=path) as caught,
             locked(path),
         ):
             pass
+        assert caught.value.holder.startswith(f"process {process.pid} on ")
+        assert " since " in caught.value.holder
         with pytest.raises(LockedError), locked(tmp_path / "run" / ".." / "run"):
             pass
         files.remove_strays(path)  # the file that is being written is not taken for a stray one
@@ -381,14 +384,14 @@ def test_a_wrong_call_of_a_function_that_locks_has_the_message_of_python(tmp_pat
 
 
 def test_a_thread_may_hold_a_lock_twice_and_another_thread_may_not(tmp_path: Path) -> None:
-    refused: list[Exception] = []
+    errors: list[Exception] = []
 
     def try_it() -> None:
         try:
             with locked(tmp_path / "run"):
                 pass
         except LockedError as error:
-            refused.append(error)
+            errors.append(error)
 
     with locked(tmp_path / "run"):
         with locked(tmp_path / "run"):
@@ -396,9 +399,9 @@ def test_a_thread_may_hold_a_lock_twice_and_another_thread_may_not(tmp_path: Pat
         thread = threading.Thread(target=try_it)
         thread.start()
         thread.join()
-    assert f"process {os.getpid()}" in str(refused[0])
+    assert f"process {os.getpid()}" in str(errors[0])
     try_it()
-    assert len(refused) == 1
+    assert len(errors) == 1
 
 
 def test_a_lock_leaves_nothing(tmp_path: Path) -> None:
@@ -492,7 +495,7 @@ def test_a_file_system_without_locks_has_the_existence_of_a_file(
         assert (tmp_path / ".run.lock").exists()
         with (
             ThreadPoolExecutor() as threads,
-            pytest.raises(LockedError, match=f"by process {pid} on {host}\\. Try"),
+            refused(LockedError, path=path, holder=f"process {pid} on {host}"),
         ):
             threads.submit(lambda: locked(path).__enter__()).result()
     assert [found.name for found in tmp_path.iterdir()] == ["run"]
@@ -551,39 +554,38 @@ def test_white_space_is_part_of_a_checksum(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     write_json(path, {"mrr": 0.5})
     path.write_text(path.read_text() + "\n")
-    with pytest.raises(DamagedFile, match="report.json is damaged: its checksum"):
+    with refused(DamagedFile, path=path) as caught:
         read_json(path, checksum=True)
+    assert caught.value.reason.startswith("its checksum")
 
 
 @pytest.mark.parametrize("content", ['{"mrr": 0.5}', "{}", "[3]", '{"mrr": "' + "0" * 64 + '"}'])
 def test_a_missing_checksum_is_told(tmp_path: Path, content: str) -> None:
     path = tmp_path / "report.json"
     path.write_text(content)
-    with pytest.raises(
-        DamagedFile, match=r"report.json is damaged: it has no checksum \(the entry 'sha256'\)"
-    ):
+    with refused(DamagedFile, path=path, reason="it has no checksum (the entry 'sha256')"):
         read_json(path, checksum=True)
     assert read_json(path) == json.loads(content)
 
 
 def test_large_files_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "REMEMBERED_BYTES", 3)
+    check = partial(file_damage, remembered_bytes=3)
     path = tmp_path / "weights"
     memory = tmp_path / "cache" / "verified"
     path.write_text("good")
     record = file_record(path)
-    assert file_damage(path, record, memory=memory) is None
+    assert check(path, record, memory=memory) is None
     monkeypatch.setattr(files, "file_record", None)  # a second hash would fail
-    assert file_damage(path, record, memory=memory) is None
+    assert check(path, record, memory=memory) is None
     monkeypatch.undo()
     stamp = path.stat().st_mtime_ns + 10**9
     path.write_text("bad!")
     os.utime(path, ns=(stamp, stamp))
-    assert "its content has changed" in (file_damage(path, record, memory=memory) or "")
+    assert "its content has changed" in (check(path, record, memory=memory) or "")
     path.write_text("longer")
-    assert file_damage(path, record, memory=memory) == "it has 6 bytes in place of 4"
+    assert check(path, record, memory=memory) == "it has 6 bytes in place of 4"
     path.unlink()
-    assert file_damage(path, record, memory=memory) == "it is missing"
+    assert check(path, record, memory=memory) == "it is missing"
 
 
 # -- power cuts --------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import struct
+from importlib import import_module
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from benchmarks.torture import faults, inputs, kills
+from benchmarks.torture import faults, fingerprints, inputs, kills, mutations
 from benchmarks.torture.__main__ import BEGIN, END, FIGURES, names, with_table
 from dualkg.files import read_json
 
@@ -25,29 +27,29 @@ TREE = {
 @given(st.integers())
 def test_changes_within_a_structure_are_parsed(seed):
     draw = random.Random(seed)
-    json.loads(inputs.as_json(inputs.mutated_tree(TREE, draw)))
-    tree = inputs.mutated_tree(TREE, draw)
+    json.loads(mutations.as_json(mutations.mutated_tree(TREE, draw)))
+    tree = mutations.mutated_tree(TREE, draw)
     # TOML has tables at the top, and no null.
-    inputs.as_toml({key: value for key, value in tree.items() if isinstance(value, dict)})
+    mutations.as_toml({key: value for key, value in tree.items() if isinstance(value, dict)})
     weights = save({"a": np.ones(3, np.float32)}, {"about": '{"b": 1}'})
-    content = inputs.mutated_safetensors(weights, draw)
+    content = mutations.mutated_safetensors(weights, draw)
     [header_size] = struct.unpack("<Q", content[:8])
     json.loads(content[8 : 8 + header_size])
 
 
 def test_a_changed_file_gets_the_checksum_of_what_it_is_now(tmp_path):
     path = tmp_path / "report.json"
-    path.write_bytes(inputs.with_checksum(b'{"sha256": "old", "mrr": "\\ud800"}'))
+    path.write_bytes(mutations.with_checksum(b'{"sha256": "old", "mrr": "\\ud800"}'))
     assert read_json(path, checksum=True) == {"mrr": "?"}
-    assert [inputs.with_checksum(content) for content in (b"[3]", b"{")] == [b"[3]", b"{"]
+    assert [mutations.with_checksum(content) for content in (b"[3]", b"{")] == [b"[3]", b"{"]
 
 
 def test_the_parser_of_a_format_decides_what_is_counted():
-    assert inputs.is_parsed("a.toml", b"x = 1")
-    assert not inputs.is_parsed("a.toml", b"x = ")
-    assert inputs.is_parsed("a.tsv", b"a\tb\tc\n")
-    assert not inputs.is_parsed("a.tsv.gz", b"a\tb\tc\n")
-    assert not inputs.is_parsed("a.parquet", b"PAR1")
+    assert mutations.is_parsed("a.toml", b"x = 1")
+    assert not mutations.is_parsed("a.toml", b"x = ")
+    assert mutations.is_parsed("a.tsv", b"a\tb\tc\n")
+    assert not mutations.is_parsed("a.tsv.gz", b"a\tb\tc\n")
+    assert not mutations.is_parsed("a.parquet", b"PAR1")
 
 
 def test_the_table_of_the_page_has_a_row_for_each_campaign():
@@ -57,7 +59,13 @@ def test_the_table_of_the_page_has_a_row_for_each_campaign():
     head = "| campaign | figures | failures | minutes | commit |\n|---|---|--:|--:|---|"
     row = "| `races` | races 1,200, refused with a message 3 | 0 | 1.5 | abc |"
     assert page == f"Before\n\n{BEGIN}{head}\n{row}\n{END}\nAfter\n"
-    assert set(FIGURES) == set(names())
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_campaign_is_a_module_with_figures(name):
+    module = import_module(f"benchmarks.torture.{name}")
+    assert signature(module.campaign).parameters.keys() >= {"minutes", "seed"}
+    assert FIGURES[name]
 
 
 def test_times_alone_may_differ_after_a_kill():
@@ -73,15 +81,15 @@ def test_times_alone_may_differ_after_a_kill():
         "trials": [{"mrr": 0.5, "seconds": 3}],
         "summary": "7 trials in 2 s.",
     }
-    assert kills.without_times(killed) == kills.without_times(undisturbed)
+    assert fingerprints.without_times(killed) == fingerprints.without_times(undisturbed)
     undisturbed["trials"] = [{"mrr": 0.6}]
-    assert kills.without_times(killed) != kills.without_times(undisturbed)
-    assert json.loads(kills.difference({"a": "1", "b": "1"}, {"a": "2", ".b.tmp": "1"})) == {
+    assert fingerprints.without_times(killed) != fingerprints.without_times(undisturbed)
+    assert json.loads(fingerprints.difference({"a": "1", "b": "1"}, {"a": "2", ".b.tmp": "1"})) == {
         "a": "differs",
         "b": "is missing",
         ".b.tmp": "is left",
     }
-    assert json.loads(kills.difference({"a": "1"}, {"open": "why"})) == {"open": "why"}
+    assert json.loads(fingerprints.difference({"a": "1"}, {"open": "why"})) == {"open": "why"}
 
 
 @pytest.mark.slow

@@ -4,8 +4,9 @@
     python -m benchmarks.torture races power --minutes 5 --seed 3
     python -m benchmarks.torture --hours 1                # one hour in all
 
-A campaign is a module beside this one with `campaign(*, minutes, seed) -> dict`: plain figures, and
-`failures`, a list with what repeats each. The exit status is 1 if there is one.
+A campaign is a module beside this one, listed in `FIGURES`, with `campaign(*, minutes, seed) ->
+dict`: plain figures, and `failures`, a list with what repeats each. The exit status is 1 if there
+is one.
 """
 
 import argparse
@@ -28,7 +29,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "reliability.json"
 PAGE = ROOT / "docs" / "promises.md"
 BEGIN = "<!-- made from reliability.json: begin -->\n"
 END = "<!-- made from reliability.json: end -->\n"
-# The figures of a campaign that the page shows.
+# The campaigns, and the figures of each that the page shows.
 FIGURES = {
     "kills": ("kills", "num_syncs_and_renames_killed_at"),
     "power": ("states", "different_states", "cuts", "events"),
@@ -47,9 +48,8 @@ FIGURES = {
 
 
 def names() -> list[str]:
-    """The names of the campaigns: the modules beside this one."""
-    modules = {file.stem for file in Path(__file__).parent.glob("*.py")}
-    return sorted(modules - {"__main__", "__init__", "common"})
+    """The names of the campaigns."""
+    return sorted(FIGURES)
 
 
 def environment() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.torture.common import ENVIRONMENT, TRACEBACK, failure
-from benchmarks.torture.server import started
+from benchmarks.torture.served import started
 
 # A refusal of large headers (431) is a refusal of wrong values too, and a busy server refuses with
 # 503; the default of schemathesis has neither.
@@ -30,14 +30,8 @@ def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
         config = folder / "schemathesis.toml"
         config.write_text(CONFIG, encoding="utf-8")
         with started(folder, runs=2) as server:
-            words = [
-                "-m",
-                "schemathesis.cli",
-                "--config-file",
-                config,
-                "run",
-                f"{server.address}/openapi.json",
-            ]
+            description = f"{server.address}/openapi.json"
+            words = ["-m", "schemathesis.cli", "--config-file", config, "run", description]
             options: dict[str, object] = {
                 "phases": "examples,coverage,fuzzing,stateful",
                 "checks": "all",

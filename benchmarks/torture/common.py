@@ -1,11 +1,13 @@
-"""What the campaigns share: their time, the program under test, and a small graph."""
+"""What the campaigns share: their time, the program under test, and a small graph to train on."""
 
+import io
 import os
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +20,8 @@ ON_CPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 ENVIRONMENT = {**os.environ, **ON_CPU, "PYTHONPATH": os.pathsep.join(PATHS)}
 TRACEBACK = "Traceback (most recent call last)"
 MAX_FAILURES = 20  # failures that are saved with all details
+Words = tuple[object, ...]  # of a command
+Status = int | str  # an exit status, or the place of an exception
 SPACE = """
 [data]
 graph = "mine.tsv"
@@ -59,6 +63,38 @@ def write_triples(path: Path, *, num_entities: int = 40) -> Path:
             lines.append(f"thing{number}\t{relation}\t{relation}{number % count}\n")
     path.write_text("".join(lines), encoding="utf-8")
     return path
+
+
+def write_new_triples(path: Path) -> Path:
+    """A triple of an entity that the graph does not have."""
+    path.write_text("newcomer\tcolour\tcolour1\n", encoding="utf-8")
+    return path
+
+
+def training(*, seed: int, epochs: int, out: str = "run") -> Words:
+    """The words of a training that is the same on every machine."""
+    sizes = ("--dim", 4, "--epochs", epochs, "--batch-size", 50)
+    by = ("--engine", "reference", "--device", "cpu")
+    return ("train", "mine.tsv", "--no-tune", *sizes, *by, "--seed", seed, "--out", out)
+
+
+def train_and_interrupt(recipe: Any, out: Path | str) -> None:
+    """Train to the second epoch, and leave an unfinished run."""
+    import dualkg as kg
+
+    def stop(event: Any) -> None:
+        if event.epoch == 2:
+            raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        kg.train_recipe(recipe, out=out, on_progress=stop, device="cpu")
+
+
+def weights_of(path: Path) -> dict[str, bytes]:
+    """The tables of a file of weights; what else is in it has times, which differ."""
+    from safetensors.numpy import load_file
+
+    return {name: table.tobytes() for name, table in sorted(load_file(path).items())}
 
 
 def failure(campaign: str, **details: Any) -> dict[str, Any]:
@@ -145,15 +181,43 @@ def fork_command(
         os._exit(status)
 
 
-def in_process(words: list[str]) -> int:
-    """The exit status of a command that is run in this process."""
-    from dualkg.cli.main import main
-
-    sys.argv = ["dualkg", *words]
+def exit_status(call: Callable[[], object]) -> int:
+    """The exit status of a program that is run in this process."""
     try:
-        main()
+        call()
     except SystemExit as end:
         if end.code is None:
             return 0
         return end.code if isinstance(end.code, int) else 1
     return 0
+
+
+def in_process(words: list[str]) -> int:
+    """The exit status of a command that is run in this process."""
+    from dualkg.cli.main import main
+
+    sys.argv = ["dualkg", *words]
+    return exit_status(main)
+
+
+def run_command(words: list[str]) -> tuple[Status, str]:
+    """Run a command in this process; return its exit status and its output.
+
+    After an exception, its place is returned instead of a status.
+    """
+    from dualkg.cli import common
+
+    output = io.StringIO()
+    common.stdout.file = output
+    common.stderr.file = output
+    try:
+        with redirect_stdout(output), redirect_stderr(output):
+            status: Status = in_process(words)
+    except BaseException as error:
+        # Such an error is what campaigns look for.
+        place = ""
+        for frame in traceback.extract_tb(error.__traceback__):
+            if "dualkg" in frame.filename:
+                place = f"{Path(frame.filename).name}:{frame.lineno}"
+        status = f"{type(error).__name__} at {place}: {str(error)[:200]}"
+    return status, output.getvalue()

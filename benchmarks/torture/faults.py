@@ -6,7 +6,6 @@ damages what was there before; or if the command does not succeed when it is run
 disk. It needs Linux and a C compiler.
 """
 
-import contextlib
 import ctypes
 import errno
 import hashlib
@@ -22,8 +21,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.torture.common import ON_CPU, TRACEBACK, failure, rounds, write_triples
-from benchmarks.torture.inputs import run_command
+from benchmarks.torture.common import (
+    ON_CPU,
+    TRACEBACK,
+    Status,
+    failure,
+    rounds,
+    run_command,
+    train_and_interrupt,
+    write_triples,
+)
 
 SECONDS = 60  # the longest time of a case
 SHIM = Path(__file__).with_name("shim.c")
@@ -109,23 +116,17 @@ def make_good(good: Path) -> None:
         }
     )
     kg.calibrate(kg.train_recipe(recipe, out=good / "run"))
-
-    def stop(event: Any) -> None:
-        if event.epoch == 2:
-            raise KeyboardInterrupt
-
-    with contextlib.suppress(KeyboardInterrupt):
-        slow = recipe.with_changes({"training.checkpoint_seconds": 0.0})
-        kg.train_recipe(slow, out=good / "stopped", on_progress=stop)
+    saved_often = recipe.with_changes({"training.checkpoint_seconds": 0.0})
+    train_and_interrupt(saved_often, good / "stopped")
 
 
 def hashes(folder: Path) -> dict[str, str]:
     """The SHA-256 of all files below a folder, without locks."""
-    found = {}
+    checksums = {}
     for file in folder.rglob("*"):
         if file.is_file() and not file.name.endswith(".lock"):
-            found[str(file.relative_to(folder))] = hashlib.sha256(file.read_bytes()).hexdigest()
-    return found
+            checksums[str(file.relative_to(folder))] = hashlib.sha256(file.read_bytes()).hexdigest()
+    return checksums
 
 
 class FailingDisk:
@@ -198,7 +199,7 @@ class FailingDisk:
                 made[name] = sha
         return made
 
-    def check_unchanged(self, name: str, before: dict[str, str], status: int) -> str | None:
+    def check_unchanged(self, name: str, before: dict[str, str], status: Status) -> str | None:
         """Only files that the command replaces may have changed."""
         replaced = REPLACED.get(name, [])
         if replaced is None:
@@ -210,14 +211,14 @@ class FailingDisk:
             return f"{', '.join(damaged)} changed, and the command ended with {status}"
         return None
 
-    def check_no_temporary_files(self, status: int, fault: str, *, sticky: bool) -> str | None:
+    def check_no_temporary_files(self, status: Status, fault: str, *, sticky: bool) -> str | None:
         """A refused command removes its temporary files, if the disk lets it."""
         if not status or fault == "read-only" or sticky:
             return None
         left = [file for file in hashes(self.folder) if ".tmp" in file]
         return f"{', '.join(left[:3])} was left" if left else None
 
-    def check_files(self, name: str, status: int) -> str | None:
+    def check_files(self, name: str, status: Status) -> str | None:
         """A command that succeeded made whole files; runs are checked by `dualkg check`."""
         has_comparable_files = name.startswith(("complete", "predict", "export"))
         if status == 0 and has_comparable_files and self.made_files() != self.good_files[name]:
@@ -234,7 +235,7 @@ class FailingDisk:
         return None
 
 
-def check_message(status: int, text: str, *, is_reached: bool) -> str | None:
+def check_message(status: Status, text: str, *, is_reached: bool) -> str | None:
     """A command ends as documented, and a refusal names a file."""
     if status not in (0, 1, 2) or TRACEBACK in text:
         return f"status {status}: {text[-800:]}"

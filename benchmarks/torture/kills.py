@@ -9,7 +9,6 @@ again: python -m benchmarks.torture.kills --case JSON, as in its failure.
 
 import argparse
 import ctypes
-import hashlib
 import json
 import os
 import random
@@ -17,105 +16,44 @@ import re
 import select
 import shutil
 import signal
-import socket
-import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from itertools import cycle
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from benchmarks.torture.common import (
     ENVIRONMENT,
     ROOT,
-    SPACE,
     TRACEBACK,
     Command,
+    Words,
     failure,
     fork_command,
-    in_process,
     load_program,
     rounds,
-    write_triples,
 )
-from benchmarks.torture.faults import NAME, REMOVE, RENAME, SYNC, WRITE, compile_shim, load_shim
+from benchmarks.torture.faults import compile_shim, load_shim
+from benchmarks.torture.fingerprints import difference, raw
+from benchmarks.torture.killed import (
+    EVENTS,
+    SCENARIOS,
+    make_good,
+    run_killed,
+    runner,
+    write_fingerprints,
+)
 
-EVENTS = {"fsync": SYNC, "rename": RENAME, "write": WRITE, "create": NAME, "remove": REMOVE}
 MOMENT = "moment"  # a kill by the clock, and not at a file operation
 SECONDS = 120  # only a broken program needs more
-STOP_SECONDS = 30  # torchrun waits so long between SIGTERM and SIGKILL
-NUM_PROCESSES = 2
 PR_SET_CHILD_SUBREAPER = 36
-CPU = ("--device", "cpu", "--threads", 1)
-SETTINGS = ("--dim", 2, "--epochs", 2, "--batch-size", 60, "--engine", "reference", *CPU)
-SAVED = (
-    "--set",
-    "training.checkpoint_seconds=0",
-    "--set",
-    "validation.every=1",
-    "--set",
-    "validation.keep='best'",
-)
-TRAIN = ("train", "mine.tsv", "--no-tune", *SETTINGS, *SAVED)
-SCENARIOS: dict[str, tuple[object, ...]] = {
-    "train": (*TRAIN, "--out", "new"),
-    "train, empty folder": (*TRAIN, "--out", "empty"),
-    "train, two seeds": (*TRAIN, "--seeds", 2, "--out", "new"),
-    "train, overwrite": (*TRAIN, "--seed", 5, "--out", "run", "--overwrite"),
-    "train, automatic tuning": ("train", "mine.tsv", *SETTINGS, "--out", "new"),
-    "resume": ("resume", "stopped", "--device", "cpu"),
-    "tune": ("tune", "space.toml", "--out", "new", *CPU),
-    "tune, TPE": ("tune", "tpe.toml", "--out", "new", *CPU),
-    "tune, two processes": ("tune", "space.toml", "--jobs", 2, "--out", "new", *CPU),
-    "calibrate": ("calibrate", "run", *CPU),
-    "calibrate, overwrite": ("calibrate", "calibrated", "--overwrite", *CPU),
-    "extend": ("extend", "run", "new-triples.tsv", "--out", "new", *CPU),
-    "index, exact": ("index", "run", "--kind", "exact", "--out", "new", "--threads", 1),
-    "index, ivf": (
-        "index",
-        "run",
-        "--kind",
-        "ivf",
-        "--recall",
-        0.1,
-        "--out",
-        "new",
-        "--threads",
-        1,
-    ),
-    "complete, TSV": ("complete", "run", "--top", 50, "--out", "new.tsv", *CPU),
-    "complete, Parquet": ("complete", "calibrated", "--top", 50, "--out", "new.parquet", *CPU),
-    "predict": ("predict", "calibrated", "--queries", "queries.tsv", "--out", "new.jsonl", *CPU),
-    "ensemble": ("ensemble", "run", "calibrated", "--out", "new", "--device", "cpu"),
-    "sparsify": ("sparsify", "run", "--share", 0.5, "--out", "new", *CPU),
-    "export, NumPy": ("export", "run", "--out", "new"),
-    "export, TSV": ("export", "run", "--format", "tsv", "--out", "new"),
-    "gather": ("gather", "shards"),
-    # The first word is the process that is killed. Of "all", process 0 is killed at its event and
-    # the others with it.
-    "train, process 0 of 2": ("process 0", *TRAIN, "--out", "new"),
-    "train, process 1 of 2": ("process 1", *TRAIN, "--out", "new"),
-    "train, all processes": ("all processes", *TRAIN, "--out", "new"),
-    "record": ("record", "run", "--name", "mine/new", "--records", "records"),
-    "record, again": ("record", "run", "calibrated", "--name", "mine/old", "--records", "records"),
-}
-TPE = (
-    SPACE.replace("[2, 3]", "{ low = 2, high = 9 }")
-    + """method = "tpe"
-trials = 12  # the first ten are random
-"""
-)
-# Keys of times and memory. Lists of files and checksums also change with them, and are checked by
-# themselves.
-VOLATILE = re.compile(r"second|_at$|_mib$|^date$|_per_|^files$|^sha256$")
 # The beginnings of files that a command replaces.
 REPLACED = {
     "resume": "stopped/",
@@ -132,201 +70,8 @@ DONE = (
     "has a calibration already",
     "are in one file already",
 )
-
-
-# -- what runs in a forked process -------------------------------------------
-
-
-def runner(words: tuple[object, ...]) -> Callable[..., int]:
-    """What runs a command that may be killed."""
-    return run_processes if str(words[0]).split()[0] in ("process", "all") else run_killed
-
-
-def run_words(words: list[str]) -> int:
-    """A command of dualkg, or `record` of the paper."""
-    if words[0] != "record":
-        return in_process(words)
-    from dualkg.cli import main
-    from paper.__main__ import app
-
-    sys.argv = ["python -m paper", *words]
-    try:
-        main(app)
-    except SystemExit as end:
-        if end.code is None:
-            return 0
-        return end.code if isinstance(end.code, int) else 1
-    return 0
-
-
-def run_killed(shim: Any, home: Path, event: str, place: int, words: list[str]) -> int:
-    """Run a command that kills itself at an event; else, count the events."""
-    age_heartbeats(home / "new" / "study.db")
-    kinds = EVENTS.get(event, 0)
-    shim.fault_arm(os.fsencode(home), kinds, place if kinds else -1, -signal.SIGKILL, 0)
-    status = run_words(words)
-    shim.fault_disarm()
-    counts = {event: shim.fault_count(kind.bit_length() - 1) for event, kind in EVENTS.items()}
-    home.with_name("counts.json").write_text(
-        json.dumps({"events": counts, "modules": list(sys.modules)})
-    )
-    return status
-
-
-def run_processes(shim: Any, home: Path, event: str, place: int, words: list[str]) -> int:
-    """Run a training in two processes, as torchrun does, of which one kills itself at an event."""
-    killed = words[0]
-    line = words[1:]
-    watched = 1 if killed == "process 1" else 0
-    group = {
-        "WORLD_SIZE": str(NUM_PROCESSES),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    pids = {}
-    for rank in range(NUM_PROCESSES):
-        call = partial(run_killed, shim, home, event, place) if rank == watched else run_words
-        with patch.dict(os.environ, {**group, "RANK": str(rank), "LOCAL_RANK": str(rank)}):
-            pids[rank] = fork_command(
-                *line, cwd=home, output=home.with_name(f"output-{rank}"), call=call
-            ).pid
-    statuses: dict[int, int] = {}
-    end = None
-    while len(statuses) < NUM_PROCESSES:
-        for rank in pids.keys() - statuses.keys():
-            pid, status = os.waitpid(pids[rank], os.WNOHANG)
-            if pid:
-                statuses[rank] = os.waitstatus_to_exitcode(status)
-        bad = [status for status in statuses.values() if status]
-        if bad and end is None:
-            end = time.monotonic() + STOP_SECONDS
-            for rank in pids.keys() - statuses.keys():
-                os.kill(pids[rank], signal.SIGKILL if killed == "all processes" else signal.SIGTERM)
-        if end and time.monotonic() > end:
-            print("a process did not end after SIGTERM", flush=True)
-            for rank in pids.keys() - statuses.keys():
-                os.kill(pids[rank], signal.SIGKILL)
-        time.sleep(0.01)
-    for rank in pids:
-        print(
-            home.with_name(f"output-{rank}").read_text(encoding="utf-8", errors="replace"),
-            flush=True,
-        )
-    if statuses[watched] == -signal.SIGKILL:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return max(statuses.values())
-
-
-def free_port() -> int:
-    """A free port below those that the system gives to connections, so that it stays free."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as free, suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return port
-
-
-def age_heartbeats(study: Path) -> None:
-    """Let all trials of a study seem dead, so that a killed one is repeated at once."""
-    if study.exists():
-        with suppress(sqlite3.OperationalError), closing(sqlite3.connect(study)) as database:
-            database.execute("delete from trial_user_attributes where key = 'heartbeat'")
-            database.execute(
-                "update trials set datetime_start = datetime('now', '-1 day') where state = "
-                "'RUNNING'"
-            )
-            database.commit()
-
-
-def fingerprint(home: Path, words: list[str]) -> int:
-    """Write what is there, by file: a checksum of its content without times; or what is wrong."""
-    from dualkg.training.ensemble import load_run
-    from dualkg.training.run import RunFolder
-
-    contents = {}
-    for path in sorted(home.rglob("*")):
-        name = path.relative_to(home).as_posix()
-        if path.is_file():
-            contents[name] = content_of(path)
-        if (path / "environment.json").exists() and RunFolder(path).finished:
-            damage = RunFolder(path).damage()
-            if damage:
-                contents[f"{name}: damage"] = str(damage)
-            load_run(path)
-    home.with_name("found.json").write_text(json.dumps(contents))
-    return 0
-
-
-def content_of(path: Path) -> str:
-    """A checksum of the content of a file without times."""
-    from safetensors.numpy import load_file
-
-    if path.suffix == ".safetensors":
-        parts: Any = [(name, table.tobytes()) for name, table in sorted(load_file(path).items())]
-    elif path.suffix == ".json":
-        parts = without_times(json.loads(path.read_text(encoding="utf-8")))
-    elif path.suffix == ".db":
-        sql = """
-            select param_name, param_value, value
-            from trials t join trial_params using (trial_id) join trial_values using (trial_id)
-            where state = 'COMPLETE'
-        """
-        with closing(sqlite3.connect(path)) as database:
-            parts = sorted(database.execute(sql))
-    elif path.name in ("trials.csv", "RESULTS.md"):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        parts = sorted(re.sub(r"\d+\.\d+ ?s?\b", "", line) for line in lines)
-    else:
-        parts = path.read_bytes()
-    content = parts if isinstance(parts, bytes) else repr(parts).encode()
-    return hashlib.sha256(content).hexdigest()[:12]
-
-
-def without_times(value: Any) -> Any:
-    """A value of JSON without what differs between two runs of a command."""
-    if isinstance(value, dict):
-        keys = [key for key in sorted(value) if not VOLATILE.search(key)]
-        return {key: without_times(value[key]) for key in keys}
-    if isinstance(value, list):
-        return [without_times(item) for item in value]
-    if isinstance(value, str):
-        return re.sub(r"\bin [\d.]+ s\b", "", value)
-    return value
-
-
-def make_good(good: Path, shim: Any) -> int:
-    """Make what commands need: data, runs of several kinds, and a record."""
-    import dualkg as kg
-
-    write_triples(good / "mine.tsv")
-    (good / "new-triples.tsv").write_text("new\tcolour\tcolour1\nnew\tshape\tshape2\n")
-    (good / "space.toml").write_text(SPACE)
-    (good / "tpe.toml").write_text(TPE)
-    (good / "queries.tsv").write_text("thing1\tcolour\t?\n?\tshape\tshape2\n")
-    (good / "empty").mkdir()
-    words = [str(word) for word in ("process 0", *TRAIN, "--seed", 3, "--out", "shards")]
-    status = run_processes(shim, good, "", -1, words)
-    if status:
-        return status
-    lines: list[tuple[object, ...]] = [
-        (*TRAIN, "--out", "run"),
-        (*TRAIN, "--seed", 1, "--out", "calibrated"),
-        ("calibrate", "calibrated", *CPU),
-        ("record", "run", "--name", "mine/old", "--records", "records"),
-    ]
-    for line in lines:
-        status = run_words([str(word) for word in line])
-        if status:
-            return status
-
-    def stop(event: Any) -> None:
-        if event.epoch == 2:
-            raise KeyboardInterrupt
-
-    with suppress(KeyboardInterrupt):
-        recipe = kg.load_recipe("run/recipe.toml").with_changes({"training.seed": 2})
-        kg.train_recipe(recipe, out="stopped", on_progress=stop, device="cpu")
-    return 0
+Kill = tuple[str, float]  # an event, and which of them; or `MOMENT` and seconds
+Case = tuple[str, list[Kill]]  # a scenario, and kills one after the other
 
 
 # -- a case ------------------------------------------------------------------
@@ -364,13 +109,12 @@ class Arena:
             self.seconds[name] = time.monotonic() - started
             if done.status:
                 raise RuntimeError(f"{name} fails if it is not killed: {done.wait()}")
-            found = self._fingerprint()
-            if "open" in found:
-                raise RuntimeError(f"what {name} makes cannot be opened: {found['open']}")
-            if found != self.expected.setdefault(name, found):
-                raise RuntimeError(
-                    f"{name} is not the same twice: {difference(self.expected[name], found)}"
-                )
+            made = self._fingerprints()
+            if "open" in made:
+                raise RuntimeError(f"what {name} makes cannot be opened: {made['open']}")
+            expected = self.expected.setdefault(name, made)
+            if made != expected:
+                raise RuntimeError(f"{name} is not the same twice: {difference(expected, made)}")
             counted = json.loads(self.here.with_name("counts.json").read_text())
             # A module that is imported here takes no time in forked processes.
             for module in counted["modules"]:
@@ -380,7 +124,7 @@ class Arena:
 
     def run(
         self,
-        words: tuple[object, ...],
+        words: Words,
         call: Any,
         *,
         kill_after: float | None = None,
@@ -407,27 +151,27 @@ class Arena:
         shutil.rmtree(self.here, ignore_errors=True)
         shutil.copytree(self.good, self.here)
 
-    def _fingerprint(self) -> dict[str, str]:
-        ended = self.run((), lambda words: fingerprint(self.here, words))
+    def _fingerprints(self) -> dict[str, str]:
+        ended = self.run((), partial(write_fingerprints, self.here))
         if ended.status:
             return {"open": ended.wait()[-800:]}
         return dict(json.loads(self.here.with_name("found.json").read_text()))
 
-    def case(self, name: str, kills: list[tuple[str, float]]) -> tuple[list[str], str | None]:
+    def case(self, name: str, kills: list[Kill]) -> tuple[list[str], str | None]:
         """Kill a command at one event after the other, and run it again after each.
 
         Returns the events that were reached, and what is wrong in the end.
         """
         self._fresh()
         words = SCENARIOS[name]
-        reached = list[str]()
+        reached: list[str] = []
         for event, place in kills:
-            seconds = place if event == MOMENT else None
-            number = -1 if event == MOMENT else int(place)
+            is_moment = event == MOMENT
+            number = -1 if is_moment else int(place)
             ended = self.run(
                 words,
                 partial(runner(words), self.shim, self.here, event, number),
-                kill_after=seconds,
+                kill_after=place if is_moment else None,
             )
             if ended.status != -signal.SIGKILL:
                 if not reached and ended.status:
@@ -438,23 +182,30 @@ class Arena:
             if lost:
                 return reached, f"lost by the kill: {lost}"
             words = self._again(name, words)
-        for _ in range(3):
-            ended = self.run(words, partial(runner(words), self.shim, self.here, "", -1))
-            text = ended.wait()
-            if TRACEBACK in text or ended.status not in (0, 1, 2):
-                return reached, f"run again, it ended with {ended.status}: {text[-1500:]}"
-            if ended.status == 0 or any(sentence in text for sentence in DONE):
-                break
-            advice = re.search(r"dualkg resume (\S+?),? ", " ".join(text.split()) + " ")
-            if not advice:
-                return reached, f"run again, it ended with {ended.status}: {text[-800:]}"
-            words = resumed(name, advice[1])
-        made = self._fingerprint()
+        problem = self._finish(name, words)
+        if problem:
+            return reached, problem
+        made = self._fingerprints()
         if made == self.expected[name]:
             return reached, None
         return reached, difference(self.expected[name], made)
 
-    def _again(self, name: str, words: tuple[object, ...]) -> tuple[object, ...]:
+    def _finish(self, name: str, words: Words) -> str | None:
+        """Run a command to its end, or what it says resumes it; return what is wrong."""
+        for _ in range(3):
+            ended = self.run(words, partial(runner(words), self.shim, self.here, "", -1))
+            text = ended.wait()
+            if TRACEBACK in text or ended.status not in (0, 1, 2):
+                return f"run again, it ended with {ended.status}: {text[-1500:]}"
+            if ended.status == 0 or any(sentence in text for sentence in DONE):
+                return None
+            advice = re.search(r"dualkg resume (\S+?),? ", " ".join(text.split()) + " ")
+            if not advice:
+                return f"run again, it ended with {ended.status}: {text[-800:]}"
+            words = resumed(name, advice[1])
+        return None
+
+    def _again(self, name: str, words: Words) -> Words:
         """The same command, but a run that was begun is resumed."""
         out = str(words[words.index("--out") + 1]) if "--out" in words else "stopped"
         folder = self.here / out
@@ -473,7 +224,7 @@ class Arena:
         return sorted(changed)
 
 
-def resumed(name: str, folder: str) -> tuple[object, ...]:
+def resumed(name: str, folder: str) -> Words:
     """The command that resumes a run, in as many processes as before."""
     words = SCENARIOS[name]
     several = () if runner(words) is run_killed else words[:1]
@@ -487,30 +238,7 @@ def children(pid: int) -> list[int]:
     return []
 
 
-def raw(folder: Path) -> dict[str, bytes]:
-    """The content of all files below a folder, without hidden ones."""
-    contents = {}
-    for path in folder.rglob("*"):
-        if path.is_file() and not path.name.startswith("."):
-            contents[path.relative_to(folder).as_posix()] = path.read_bytes()
-    return contents
-
-
-def difference(expected: dict[str, str], made: dict[str, str]) -> str:
-    """What is wrong with each file, as JSON."""
-    if "open" in made:
-        return json.dumps({"open": made["open"]})
-    wrong = dict.fromkeys(made.keys() - expected.keys(), "is left")
-    wrong |= dict.fromkeys(expected.keys() - made.keys(), "is missing")
-    for file in expected.keys() & made.keys():
-        if expected[file] != made[file]:
-            wrong[file] = "differs"
-    return json.dumps(wrong)
-
-
 # -- the campaign ------------------------------------------------------------
-
-Case = tuple[str, list[tuple[str, float]]]
 
 
 def cases(arena: Arena, chance: random.Random) -> Iterator[Case]:
@@ -538,7 +266,7 @@ def syncs_and_renames(arena: Arena) -> Iterator[tuple[str, str, int]]:
                     yield name, event, place
 
 
-def _random_event(arena: Arena, name: str, chance: random.Random) -> tuple[str, float]:
+def _random_event(arena: Arena, name: str, chance: random.Random) -> Kill:
     event = chance.choice([MOMENT, MOMENT, *EVENTS])
     if event == MOMENT:
         return event, round(chance.uniform(0, arena.seconds[name]), 4)
@@ -586,9 +314,8 @@ def run_cases(
             if len(kills) == 1 and reached and kills[0][0] in ("fsync", "rename"):
                 done.add((name, *kills[0]))
             if problem:
-                failures.append(
-                    failure("kills", case=json.dumps([name, kills]), seed=seed, problem=problem)
-                )
+                case = json.dumps([name, kills])
+                failures.append(failure("kills", case=case, seed=seed, problem=problem))
                 print(f"{name} {kills}: {problem}", file=sys.stderr, flush=True)
     events = {}
     for name, counts in arena.events.items():
@@ -613,29 +340,20 @@ def campaign(*, minutes: float, seed: int, case: Case | None = None) -> dict[str
             return {"kills": 0, "skipped": f"there is no C compiler ({error})", "failures": []}
         results = Path(folder) / "results.json"
         task = json.dumps({"library": library, "minutes": minutes, "seed": seed, "only": case})
-        line = [
-            sys.executable,
-            "-m",
-            "benchmarks.torture.kills",
-            "--task",
-            task,
-            "--out",
-            str(results),
-        ]
+        line = [sys.executable, "-m", "benchmarks.torture.kills", "--task", task]
         environment = {
             **ENVIRONMENT,
             "LD_PRELOAD": library,
             "DUALKG_COMMIT": "0123456789ab",
             "COLUMNS": "200",
         }
-        ended = subprocess.run(line, cwd=ROOT, env=environment, check=False)
-        if not results.exists():
-            return {
-                "failures": [
-                    failure("kills", problem=f"the campaign ended with {ended.returncode}")
-                ]
-            }
-        return dict(json.loads(results.read_text()))
+        ended = subprocess.run(
+            [*line, "--out", str(results)], cwd=ROOT, env=environment, check=False
+        )
+        if results.exists():
+            return dict(json.loads(results.read_text()))
+        problem = f"the campaign ended with {ended.returncode}"
+        return {"failures": [failure("kills", problem=problem)]}
 
 
 if __name__ == "__main__":

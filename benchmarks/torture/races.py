@@ -19,31 +19,22 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import load_file
-
 from benchmarks.torture.common import (
     SPACE,
+    TRACEBACK,
     Command,
+    Words,
     failure,
     fork_command,
     load_program,
     rounds,
+    training,
+    weights_of,
+    write_new_triples,
     write_triples,
 )
 
-SETTINGS = (
-    "--no-tune",
-    "--dim",
-    4,
-    "--epochs",
-    3,
-    "--batch-size",
-    50,
-    "--engine",
-    "reference",
-    "--device",
-    "cpu",
-)
+EPOCHS = 3
 NUM_SEEDS = 4
 # Sentences that tell why a process did not succeed.
 REFUSALS = (
@@ -58,6 +49,7 @@ REFUSALS = (
     "which would be lost",
 )
 NUM_DECISIONS = 5
+NUM_POINTS = 6  # three dims and two seeds
 
 
 class Arena:
@@ -67,19 +59,27 @@ class Arena:
         self.home = home
         write_triples(home / "mine.tsv")
         (home / "mine.toml").write_text(SPACE.replace("[2, 3]", "[2, 3, 4]"), encoding="utf-8")
-        (home / "new.tsv").write_text("newcomer\tcolour\tcolour1\n", encoding="utf-8")
+        write_new_triples(home / "new.tsv")
         trainings: Lines = []
         for seed in range(NUM_SEEDS):
-            out = f"good-{seed}"
-            trainings.append(("train", "mine.tsv", *SETTINGS, "--seed", seed, "--out", out))
+            trainings.append(training(seed=seed, epochs=EPOCHS, out=f"good-{seed}"))
         self.run(trainings)
-        self.weights = {seed: weights_of(home / f"good-{seed}") for seed in range(NUM_SEEDS)}
+        self.weights = {seed: run_weights(home / f"good-{seed}") for seed in range(NUM_SEEDS)}
         self.run([("calibrate", "good-0", "--device", "cpu")])
         self.run([("complete", "good-0", "--top", 20, "--out", "good.tsv", "--device", "cpu")])
+        self.initial_names = {path.name for path in home.iterdir()}
 
-    def run(
-        self, lines: list[tuple[object, ...]], chance: random.Random | None = None
-    ) -> list[Command]:
+    def clear(self) -> None:
+        """Remove what a race has left."""
+        for path in self.home.iterdir():
+            if path.name in self.initial_names:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def run(self, lines: list[Words], chance: random.Random | None = None) -> list[Command]:
         """Start commands within milliseconds of each other, and wait for all."""
         read, write = os.pipe()
         os.set_inheritable(write, False)
@@ -104,19 +104,18 @@ class Arena:
         return commands
 
 
-def weights_of(run: Path) -> dict[str, bytes]:
-    """The tables of a run; the file beside them has times, which differ."""
-    return {name: table.tobytes() for name, table in load_file(run / "weights.safetensors").items()}
+def run_weights(run: Path) -> dict[str, bytes]:
+    return weights_of(run / "weights.safetensors")
 
 
 # -- the races: commands, and what is wrong afterwards -----------------------
 
-Lines = list[tuple[object, ...]]
+Lines = list[Words]
 Check = Callable[[list[Command]], list[str]]
 
 
-def _training(seed: int, *options: object) -> tuple[object, ...]:
-    return ("train", "mine.tsv", *SETTINGS, "--seed", seed % NUM_SEEDS, "--out", "run", *options)
+def _training(seed: int, *options: object) -> Words:
+    return (*training(seed=seed % NUM_SEEDS, epochs=EPOCHS), *options)
 
 
 def train_over(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check]:
@@ -154,7 +153,7 @@ def calibrate(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, 
 
     def check(commands: list[Command]) -> list[str]:
         wrong = _good_run(arena)
-        if wrong or weights_of(arena.home / "run") == arena.weights[0]:
+        if wrong or run_weights(arena.home / "run") == arena.weights[0]:
             return wrong
         calibration = arena.home / "run" / "calibration.json"
         earlier = arena.home / "good-0" / "calibration.json"
@@ -212,19 +211,9 @@ def tune(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check
     line = ("tune", "mine.toml", "--out", "run", "--device", "cpu", "--threads", 1)
 
     def check(commands: list[Command]) -> list[str]:
-        sql = """
-            select t.trial_id, param_name, param_value
-            from trials t join trial_params p using (trial_id)
-            where state = 'COMPLETE'
-        """
-        with closing(sqlite3.connect(arena.home / "run" / "study.db")) as database:
-            rows = database.execute(sql).fetchall()
-        points: dict[int, set[tuple[str, float]]] = {}
-        for trial, name, value in rows:
-            points.setdefault(trial, set()).add((name, value))
-        counts = Counter(frozenset(point) for point in points.values())
+        counts = _trained_points(arena.home / "run" / "study.db")
         wrong = [f"exit status {command.status}" for command in commands if command.status]
-        if len(counts) != 6 or set(counts.values()) != {1}:
+        if len(counts) != NUM_POINTS or set(counts.values()) != {1}:
             wrong.append(f"trials by point: {counts}")
         for name in ("best.toml", "trials.csv"):
             if not (arena.home / "run" / name).exists():
@@ -232,6 +221,21 @@ def tune(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check
         return wrong
 
     return [line] * number, check
+
+
+def _trained_points(study: Path) -> Counter[frozenset[tuple[str, float]]]:
+    """How often each point of the space was trained to its end."""
+    sql = """
+        select t.trial_id, param_name, param_value
+        from trials t join trial_params p using (trial_id)
+        where state = 'COMPLETE'
+    """
+    with closing(sqlite3.connect(study)) as database:
+        rows = database.execute(sql).fetchall()
+    points: dict[int, set[tuple[str, float]]] = {}
+    for trial, name, value in rows:
+        points.setdefault(trial, set()).add((name, value))
+    return Counter(frozenset(point) for point in points.values())
 
 
 def decide(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check]:
@@ -279,7 +283,7 @@ def _good_run(arena: Arena) -> list[str]:
     try:
         checks = check_run(path)
         seed = tomllib.loads((path / "recipe.toml").read_text())["training"]["seed"]
-        has_weights_of_seed = weights_of(path) == arena.weights[seed]
+        has_weights_of_seed = run_weights(path) == arena.weights[seed]
     except Exception as error:
         return [f"the run cannot be checked: {type(error).__name__}: {error}"]
     wrong = [] if has_weights_of_seed else ["the weights are not those of the seed"]
@@ -311,7 +315,7 @@ def _refused_and_clean(arena: Arena, commands: list[Command]) -> list[str]:
     for command in commands:
         text = command.output.read_text(encoding="utf-8", errors="replace")
         is_explained = any(sentence in text for sentence in REFUSALS)
-        if "Traceback" in text or (command.status != 0 and not is_explained):
+        if TRACEBACK in text or (command.status != 0 and not is_explained):
             words = " ".join(command.words[:2])
             wrong.append(f"{words} ended with {command.status}: {text[-600:]}")
     run = arena.home / "run"
@@ -331,7 +335,6 @@ def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
     num_refused = 0
     with tempfile.TemporaryDirectory() as folder:
         arena = Arena(Path(folder))
-        initial_names = {path.name for path in arena.home.iterdir()}
         for number in rounds(minutes):
             race = RACES[number % len(RACES)]
             size = chance.choice([2, 2, 2, 8])
@@ -350,9 +353,7 @@ def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
                     "words": json.dumps([command.words for command in commands]),
                 }
                 failures.append(failure("races", **details))
-            for path in arena.home.iterdir():
-                if path.name not in initial_names:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            arena.clear()
     return {
         "races": sum(counts.values()),
         "processes": num_processes,

@@ -299,7 +299,16 @@ class MissingExtra(RequestError):
 
 
 class LockedError(RequestError):
-    """Another process is writing the file or folder."""
+    """Another process is writing the file or folder; `holder` describes it, if it is known."""
+
+    def __init__(self, path: object, *, holder: str = "") -> None:
+        super().__init__()
+        self.path = path
+        self.holder = holder
+
+    def message(self, words: Words = PYTHON) -> str:
+        holder = self.holder or "another process"
+        return f"{self.path} is being written by {holder}. Try again when that has ended."
 
 
 class DataError(RequestError):

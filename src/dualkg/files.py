@@ -460,12 +460,12 @@ def _acquire(path: Path, given: str | Path, *, wait: bool) -> _HeldLock | None:
             lock.acquire(timeout=-1 if wait else HANDOVER_SECONDS, poll_interval=0.02)
             return _HeldLock(file, lock.release, is_nested, is_soft)
         except Timeout:
-            raise LockedError(_refusal(given, file)) from None
+            raise _refusal(given, file) from None
         except OSError as error:
             if error.errno not in (*NOT_WRITABLE, errno.ENOENT, errno.ENOTDIR):
                 raise
             if file.exists():
-                raise LockedError(_refusal(given, file)) from None
+                raise _refusal(given, file) from None
     return None
 
 
@@ -531,15 +531,13 @@ def lock_holder(path: str | Path) -> str | None:
     return None
 
 
-def _refusal(path: str | Path, file: Path) -> str:
+def _refusal(path: str | Path, file: Path) -> LockedError:
     for _ in range(40):  # the holder writes its name just after it has the lock
         holder = lock_holder(path)
         if holder or not file.exists():
             break
         time.sleep(0.005)
-    return (
-        f"{path} is being written by {holder or 'another process'}. Try again when that has ended."
-    )
+    return LockedError(path, holder=holder or "")
 
 
 @contextmanager
@@ -573,11 +571,17 @@ def file_record(path: Path) -> dict[str, Any]:
         }
 
 
-def file_damage(path: Path, record: dict[str, Any], *, memory: Path | None = None) -> str | None:
+def file_damage(
+    path: Path,
+    record: dict[str, Any],
+    *,
+    memory: Path | None = None,
+    remembered_bytes: int = REMEMBERED_BYTES,
+) -> str | None:
     """What is wrong with a file, by its `file_record`; None if nothing is.
 
-    The file `memory` remembers which large files were good, by name, size and time, so that each
-    is hashed once.
+    The file `memory` remembers which large files, of at least `remembered_bytes`, were good, by
+    name, size and time, so that each is hashed once.
     """
     try:
         stat = path.stat()
@@ -586,7 +590,7 @@ def file_damage(path: Path, record: dict[str, Any], *, memory: Path | None = Non
         identity = f"{path.resolve()} {stat.st_dev} {stat.st_ino}"
         version = f"{stat.st_size} {stat.st_mtime_ns} {record['sha256']}"
         line = hashlib.sha256(os.fsencode(f"{identity} {version}")).hexdigest()
-        remembered = memory if stat.st_size >= REMEMBERED_BYTES else None
+        remembered = memory if stat.st_size >= remembered_bytes else None
         if remembered and remembered.exists() and line in remembered.read_text(encoding="utf-8"):
             return None
         if file_record(path)["sha256"] != record["sha256"]:

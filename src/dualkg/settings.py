@@ -99,4 +99,7 @@ def validation_error(
     if problem["type"] == "value_error":
         return InvalidSettings(setting, problem["msg"].removeprefix("Value error, "))
     expected = problem["msg"].removeprefix("Input should be ")
+    if problem["type"] == "int_parsing_size":
+        # The only message that does not say what the input should be.
+        expected = "a valid integer of fewer digits"
     return InvalidValue(setting, expected=expected, found=problem["input"])

@@ -20,8 +20,9 @@ from dualkg.analysis.projection import (
     tail_embeddings,
     tsne,
 )
-from dualkg.errors import DamagedFile, InvalidValue
+from dualkg.errors import DamagedFile, InvalidValue, MissingExtra
 from dualkg.training.run import RunFolder
+from tests.raising import refused
 
 pytest.importorskip("openTSNE")
 
@@ -91,17 +92,23 @@ def test_equal_points_are_close():
 def test_vectors_that_are_not_finite_are_refused(wrong):
     vectors = np.zeros((5, 3))
     vectors[2, 1] = vectors[4, 0] = wrong
-    with pytest.raises(
-        NonfiniteVectors, match=r"2 of 5 vectors have NaN or infinity; the first is number 2\."
-    ):
+    with refused(NonfiniteVectors, num_invalid=2, num_vectors=5, first=2) as caught:
         tsne(vectors)
+    assert str(caught.value) == (
+        "t-SNE needs finite numbers, and 2 of 5 vectors have NaN or infinity; the first is "
+        "number 2."
+    )
 
 
 @pytest.mark.parametrize("perplexity", [0, -1, 5, 30, np.nan])
 def test_an_invalid_perplexity_is_refused(perplexity):
-    with pytest.raises(InvalidValue, match="above 0 and below the number of points, 5") as error:
+    with refused(
+        InvalidValue,
+        setting="perplexity",
+        expected="above 0 and below the number of points, 5",
+    ) as error:
         tsne(np.eye(5), perplexity=perplexity)
-    assert error.value.setting == "perplexity"
+    assert error.value.found is perplexity
 
 
 def test_the_default_perplexity_is_small_for_few_points():
@@ -117,9 +124,7 @@ def test_an_array_that_is_not_a_matrix_is_refused(shape):
 
 def test_without_opentsne_the_error_has_the_install_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "openTSNE", None)
-    with pytest.raises(
-        kg.RequestError, match=r"t-SNE needs openTSNE. Install it: pip install 'dualkg\[analysis\]'"
-    ):
+    with refused(MissingExtra, package="openTSNE", extra="analysis", purpose="t-SNE"):
         tsne(np.eye(4))
 
 
@@ -186,7 +191,7 @@ def test_principal_components_keep_distances():
 def test_a_damaged_map_is_reported(tmp_path):
     path = tmp_path / "map.parquet"
     path.write_text("no table")
-    with pytest.raises(DamagedFile, match="Remove it, and the map is computed again.") as error:
+    with refused(DamagedFile, advice="Remove it, and the map is computed again.") as error:
         load_map(path, 30)
     assert error.value.path == path
     save_map(np.zeros((29, 2)), path)

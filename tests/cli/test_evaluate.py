@@ -6,7 +6,9 @@ import pytest
 
 import dualkg as kg
 from dualkg.analysis.figures import draw_reliability
+from dualkg.errors import InvalidValue
 from dualkg.inference.classification import corrupt_triples, read_negatives
+from tests.raising import refused
 
 
 @pytest.fixture
@@ -146,7 +148,12 @@ def test_wrong_requests_exit_with_2_and_a_sentence(run_cli, run, words, sentence
 
 
 def test_an_empty_reliability_diagram_is_refused():
-    with pytest.raises(kg.RequestError, match="panels should be panels with at least one bin each"):
+    with refused(
+        InvalidValue,
+        setting="panels",
+        expected="panels with at least one bin each",
+        found={"ComplEx": []},
+    ):
         draw_reliability({"ComplEx": []})
 
 

@@ -62,7 +62,8 @@ def named(graph: Graph) -> set[tuple[str, str, str]]:
     ],
 )
 def test_usual_names_are_a_header(tmp_path: Path, header: str) -> None:
-    path = write(tmp_path / "mine.csv", [tuple(header.split(",")), *DENSE])  # type: ignore[list-item]
+    names = tuple(header.split(","))
+    path = write(tmp_path / "mine.csv", [names, *DENSE])  # type: ignore[list-item]
     graph = load_graph(path)
     assert named(graph) == set(DENSE)
     assert texts(graph.notes) == [f"The first line of {path} was read as a header."]
@@ -70,7 +71,8 @@ def test_usual_names_are_a_header(tmp_path: Path, header: str) -> None:
 
 def test_kgtk_columns_are_found_beside_others(tmp_path: Path) -> None:
     rows = [("id", "node1", "label", "node2"), *((f"x{i}", *row) for i, row in enumerate(DENSE))]
-    assert named(load_graph(write(tmp_path / "mine.tsv", rows, "\t"))) == set(DENSE)  # type: ignore[arg-type]
+    path = write(tmp_path / "mine.tsv", rows, "\t")  # type: ignore[arg-type]
+    assert named(load_graph(path)) == set(DENSE)
 
 
 def test_a_header_of_unknown_names_is_found_and_reported(tmp_path: Path) -> None:

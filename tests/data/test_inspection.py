@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.data import inspection
 from dualkg.data.inspection import Inspection, connected_components
 from tests.conftest import graph_of
 
@@ -103,7 +102,7 @@ def test_redundant_relations(found):
     assert found.redundant[0].kind == "symmetric"  # it leaks most of test
 
 
-def test_held_out_triples(found, monkeypatch):
+def test_held_out_triples(found):
     nothing = dict.fromkeys(asdict(found.held_out["valid"]), 0)
     assert asdict(found.held_out["valid"]) == nothing | {"parallel": 1}
     common = {
@@ -115,8 +114,7 @@ def test_held_out_triples(found, monkeypatch):
     }
     test = nothing | common | {"leaked": 2, "reverse": 4, "parallel": 3}
     assert asdict(found.held_out["test"]) == test
-    monkeypatch.setattr(inspection, "MIN_OVERLAP", 0.75)  # 6 of the 8 pairs of ISA
-    looser = replace(found)
+    looser = replace(found, min_overlap=0.75)  # 6 of the 8 pairs of ISA
     assert [(row.kind, row.relation, row.other) for row in looser.redundant[:2]] == [
         ("inverse", "r0", "r1"),
         ("duplicate", "r0", "r2"),
@@ -243,18 +241,13 @@ def naive(
 def test_redundancy_and_leakage_are_those_of_plain_loops(train, valid, test, limits):
     overlap, least = limits
     expected = naive(train, valid, test, overlap=overlap, least=least)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inspection, "MIN_OVERLAP", overlap)
-        patch.setattr(inspection, "MIN_COMMON", least)
-        found = graph_of(train, valid, test, num_entities=7, num_relations=4).inspect()
-        listed = {
-            (row.kind, int(row.relation[1]), int(row.other[1]), row.common)
-            for row in found.redundant
-        }
-        assert listed == expected["redundant"]
-        assert {split: asdict(facts) for split, facts in found.held_out.items()} == expected[
-            "held_out"
-        ]
+    graph = graph_of(train, valid, test, num_entities=7, num_relations=4)
+    found = replace(graph.inspect(), min_overlap=overlap, min_common=least)
+    listed = {
+        (row.kind, int(row.relation[1]), int(row.other[1]), row.common) for row in found.redundant
+    }
+    assert listed == expected["redundant"]
+    assert {split: asdict(facts) for split, facts in found.held_out.items()} == expected["held_out"]
 
 
 @given(rows)

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-import dualkg as kg
+from dualkg.errors import InvalidValue, Unsupported
 from dualkg.evaluation.comparison import (
+    NotComparable,
     compare_by,
     compare_ranks,
     holm,
@@ -22,6 +23,7 @@ from dualkg.evaluation.comparison import (
 from dualkg.evaluation.metrics import METRICS, Metrics
 from dualkg.evaluation.ranking import Ranks
 from tests.conftest import graph_of
+from tests.raising import refused
 
 RANKS = st.integers(2, 40).map(lambda twice: twice / 2)  # a tie may lie between two places
 
@@ -225,40 +227,52 @@ def test_short_decimals(number, text):
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "choices", "sentence"),
+    ("a", "b", "reason"),
     [
         (
             np.ones((2, 5)),
             np.ones((1, 2, 5)),
-            {},
-            r"shape \(num_seeds, 2, num_triples\); those of A are \(2, 5\)",
+            "are of the shape (num_seeds, 2, num_triples); those of A are (2, 5)",
         ),
-        (np.ones((1, 2, 5)), np.ones((1, 2, 0)), {}, r"those of B are \(1, 2, 0\)"),
-        (np.ones((1, 2, 5)), np.ones((1, 2, 6)), {}, "A has ranks of 2 × 5 queries and B of 2 × 6"),
-        (np.zeros((1, 2, 5)), np.ones((1, 2, 5)), {}, "Ranks are numbers from 1 on; A has others"),
+        (
+            np.ones((1, 2, 5)),
+            np.ones((1, 2, 0)),
+            "are of the shape (num_seeds, 2, num_triples); those of B are (1, 2, 0)",
+        ),
+        (
+            np.zeros((1, 2, 5)),
+            np.ones((1, 2, 5)),
+            "are numbers from 1 on; A has others",
+        ),
         (
             np.ones((1, 2, 5)),
             np.full((1, 2, 5), np.nan),
-            {},
-            "Ranks are numbers from 1 on; B has others",
-        ),
-        (
-            np.ones((1, 2, 5)),
-            np.ones((1, 2, 5)),
-            {"samples": 99},
-            "samples should be at least 100; 99 was given",
-        ),
-        (
-            np.ones((1, 2, 5)),
-            np.ones((1, 2, 5)),
-            {"seed": -1},
-            "seed should be at least 0; -1 was given",
+            "are numbers from 1 on; B has others",
         ),
     ],
 )
-def test_invalid_ranks_are_refused(a, b, choices, sentence):
-    with pytest.raises(kg.RequestError, match=sentence):
-        compare_ranks(a, b, **choices)
+def test_invalid_ranks_are_refused(a, b, reason):
+    with refused(Unsupported, reason=reason):
+        compare_ranks(a, b)
+
+
+def test_ranks_of_different_splits_are_refused():
+    with refused(
+        NotComparable,
+        runs=("A", "B"),
+        reason="A has ranks of 2 × 5 queries and B of 2 × 6: only ranks of the same split can be "
+        "compared.",
+    ):
+        compare_ranks(np.ones((1, 2, 5)), np.ones((1, 2, 6)))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"), [("samples", 99, "at least 100"), ("seed", -1, "at least 0")]
+)
+def test_invalid_settings_of_a_comparison_are_refused(setting, value, expected):
+    ranks = np.ones((1, 2, 5))
+    with refused(InvalidValue, setting=setting, expected=expected, found=value):
+        compare_ranks(ranks, ranks, **{setting: value})
 
 
 def test_views():
@@ -306,5 +320,9 @@ def test_ranks_of_seeds_are_stacked_at_the_mean_of_ties():
     one = Ranks(np.array([[0, 0, 1]], dtype=np.int32), np.array([[1], [2]]), np.array([[2], [2]]))
     other = Ranks(np.array([[1, 0, 0]], dtype=np.int32), one.optimistic, one.pessimistic)
     np.testing.assert_array_equal(stack_mean_ranks([one, one]), [[[1.5], [2]]] * 2)
-    with pytest.raises(kg.RequestError, match="the same triples in the same order"):
+    with refused(
+        NotComparable,
+        reason="The runs do not rank the same triples in the same order, so their ranks have no "
+        "mean.",
+    ):
         stack_mean_ranks([one, other])

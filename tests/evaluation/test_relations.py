@@ -1,5 +1,6 @@
 import dataclasses
 import importlib.util
+import re
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.evaluation import ranking
-from tests.evaluation.test_ranking import graphs, score_of_every_triple
+from tests.evaluation.test_ranking import counter, graphs, score_of_every_triple
 from tests.families import BILINEAR
+from tests.raising import refused
 
 
 def brute_force(model: kg.Model, graph: kg.Graph) -> list[float]:
@@ -49,18 +51,21 @@ def test_ranks_equal_brute_force(name, dual, graph, seed):
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
-def test_every_form_of_counting_gives_the_same_ranks(small_graph, monkeypatch):
+def test_every_form_of_counting_gives_the_same_ranks(small_graph):
     model = kg.CP(small_graph.shape, dim=2)
-    plain = kg.evaluate_relations(model, small_graph)
-    monkeypatch.setattr(ranking, "MIN_COMPARISONS_FOR_NUMBA", 0)
-    assert kg.evaluate_relations(model, small_graph) == plain
+    plain, _ = ranking.rank_relations(model, small_graph, small_graph.test, count=counter("plain"))
+    by_numba, _ = ranking.rank_relations(
+        model, small_graph, small_graph.test, count=counter("numba")
+    )
+    np.testing.assert_array_equal(by_numba, plain)
 
 
-def test_blocks_do_not_change_ranks(small_graph, monkeypatch):
+def test_blocks_do_not_change_ranks(small_graph):
     model = kg.CP(small_graph.shape, dim=2)
-    whole = kg.evaluate_relations(model, small_graph)
-    monkeypatch.setattr(ranking, "RELATION_BLOCK", 3)
-    assert kg.evaluate_relations(model, small_graph) == whole
+    whole, num_candidates = ranking.rank_relations(model, small_graph, small_graph.test)
+    blocked = ranking.rank_relations(model, small_graph, small_graph.test, block_size=3)
+    np.testing.assert_array_equal(blocked[0], whole)
+    np.testing.assert_array_equal(blocked[1], num_candidates)
 
 
 def test_metrics_of_no_triples_are_nan(small_graph):
@@ -71,5 +76,6 @@ def test_metrics_of_no_triples_are_nan(small_graph):
 def test_nonfinite_scores_are_refused(small_graph):
     model = kg.CP(small_graph.shape, dim=2)
     model.relations.data[0] = torch.nan
-    with pytest.raises(kg.DivergedError, match=r"NaN or infinity for the query \(\d+, \?, \d+\)"):
+    with refused(ranking.ScoresNotFinite) as caught:
         kg.evaluate_relations(model, small_graph)
+    assert re.fullmatch(r"\(\d+, \?, \d+\)", caught.value.query)

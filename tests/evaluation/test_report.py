@@ -1,13 +1,17 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import dualkg as kg
 from dualkg.data.inspection import cardinalities
+from dualkg.errors import DamagedFile, InvalidValue
 from dualkg.evaluation.ranking import Ranks
 from dualkg.evaluation.report import build_report, load_ranks, save_ranks
 from tests.conftest import graph_of
+from tests.raising import refused
 
 
 def test_cardinalities_by_hand():
@@ -62,6 +66,25 @@ def test_saved_ranks_load_unchanged(graph, tmp_path):
         np.testing.assert_array_equal(getattr(ranks, name), getattr(again, name))
 
 
+def test_ranks_with_ids_that_are_no_ids_are_refused(graph, tmp_path):
+    path = tmp_path / "ranks.parquet"
+    save_ranks(ranks_of(graph), path)
+    assert len(load_ranks(path, graph.shape).triples) == 2
+    smaller = kg.GraphShape(graph.shape.num_entities - 1, graph.shape.num_relations)
+    with pytest.raises(DamagedFile) as beyond:
+        load_ranks(path, smaller)
+    assert beyond.value.path == path
+    assert beyond.value.reason == "it has ids that are not in the graph"
+
+    table = pq.read_table(path)
+    position = table.column_names.index("relation")
+    numbers = pa.array([0.5, float("nan")] * (len(table) // 2))
+    pq.write_table(table.set_column(position, "relation", numbers), path)
+    with pytest.raises(DamagedFile) as no_integers:
+        load_ranks(path, graph.shape)
+    assert "relation" in no_integers.value.reason
+
+
 def test_metrics_of_an_empty_split_are_null_in_json(graph):
     report = kg.evaluate(kg.DistMult(graph.shape, dim=2), graph, split="valid")
     report_json = json.loads(report.as_json())
@@ -70,5 +93,5 @@ def test_metrics_of_an_empty_split_are_null_in_json(graph):
 
 
 def test_an_unknown_split_is_refused(graph):
-    with pytest.raises(kg.RequestError, match="train, valid or test; 'testing' was given"):
+    with refused(InvalidValue, setting="split", expected="train, valid or test", found="testing"):
         kg.evaluate(kg.DistMult(graph.shape, dim=2), graph, split="testing")

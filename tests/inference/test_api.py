@@ -3,15 +3,21 @@ arguments.
 """
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 import dualkg as kg
-from dualkg.inference.calibration import calibration_for
+from dualkg.errors import DamagedFile, InvalidValue, PathExists
+from dualkg.inference.calibration import UnusableCalibration, calibration_for
 from dualkg.inference.completion import complete as complete_graph
+from dualkg.training.api import WrongArgument
+from dualkg.training.run import NotARun
+from dualkg.tuning.space import InvalidSpace
 from tests.conftest import graph_of
+from tests.raising import refused
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +44,9 @@ def test_calibrate_fits_saves_and_checks(run):
     again = kg.calibrate(run)
     assert again.calibration.as_dict() == checked.calibration.as_dict()
     (run.folder / "calibration.json").write_text("{")
-    with pytest.raises(kg.RequestError, match="is damaged"):
+    with refused(UnusableCalibration, run=run.folder) as caught:
         kg.calibrate(run)
+    assert isinstance(caught.value.cause, DamagedFile)
     assert kg.calibrate(run, overwrite=True).calibration.as_dict() == checked.calibration.as_dict()
     assert all(
         one.probability is not None
@@ -64,7 +71,7 @@ def test_complete_is_the_completion_of_the_model_with_its_calibration(run, tmp_p
     )
     assert kg.complete(run, top=30, types=True).table().equals(wanted)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new.parquet", "run"]
-    with pytest.raises(kg.RequestError, match="exists already"):
+    with refused(PathExists, path=tmp_path / "new.parquet"):
         kg.complete(run, out=tmp_path / "new.parquet")
 
 
@@ -83,29 +90,47 @@ def test_search_takes_a_mapping_and_has_a_folder_of_its_own(graph, tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("function", "given", "sentence"),
+    ("function", "given", "kind", "parameters"),
     [
         (
             kg.calibrate,
             3,
-            "run should be a run or the folder of one, such as 'runs/world'; an object of type "
-            "int was given",
+            WrongArgument,
+            {
+                "argument": "run",
+                "expected": "a run or the folder of one, such as 'runs/world'",
+                "found": "an object of type int",
+            },
         ),
         (
             kg.complete,
             None,
-            "run should be a run or the folder of one, such as 'runs/world'; an object of type "
-            "NoneType was given",
+            WrongArgument,
+            {"argument": "run", "found": "an object of type NoneType"},
         ),
-        (kg.calibrate, "nowhere", "nowhere does not exist"),
-        (kg.search, 3, "a .toml file, a mapping of its tables, or a SearchSpace; 3 was given"),
+        (kg.calibrate, "nowhere", NotARun, {"path": Path("nowhere"), "reason": "does not exist"}),
+        (
+            kg.search,
+            3,
+            InvalidValue,
+            {
+                "setting": "space",
+                "expected": "a .toml file, a mapping of its tables, or a SearchSpace",
+                "found": 3,
+            },
+        ),
         (
             kg.search,
             {"spaces": {}},
-            "The search space: spaces is not a table of a search space. Did you mean 'space'",
+            InvalidSpace,
+            {
+                "source": "The search space",
+                "key": "spaces",
+                "problem": "is not a table of a search space. Did you mean 'space'?",
+            },
         ),
     ],
 )
-def test_wrong_arguments_get_a_sentence(function, given, sentence):
-    with pytest.raises(kg.RequestError, match=sentence):
+def test_wrong_arguments_are_named(function, given, kind, parameters):
+    with refused(kind, **parameters):
         function(given)

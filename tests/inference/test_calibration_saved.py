@@ -16,6 +16,7 @@ from dualkg.inference.calibration import (
 )
 from dualkg.inference.errors import MissingTriples
 from tests.conftest import graph_of
+from tests.raising import refused
 
 
 @pytest.fixture
@@ -108,8 +109,10 @@ def test_content_that_is_no_calibration_is_refused(run, damage, reason):
     damage(content)
 
     path.write_text(json.dumps(content))
-    with pytest.raises(UnusableCalibration, match="its checksum is not that of its content"):
+    with refused(UnusableCalibration, run=run.folder) as unusable:
         load_calibration(run.folder, run.graph)
+    assert isinstance(unusable.value.cause, DamagedFile)
+    assert unusable.value.cause.reason.startswith("its checksum is not that of its content")
 
     del content["sha256"]
     write_json(path, content)

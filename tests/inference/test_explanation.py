@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import dualkg as kg
+from dualkg.data.errors import NotInVocabulary
 from dualkg.errors import InvalidValue
 from dualkg.inference.explanation import (
     Explanation,
@@ -16,9 +17,10 @@ from dualkg.inference.explanation import (
     score_drops,
     score_gradient,
 )
-from dualkg.inference.inductive import EmbeddingProblem, FrozenContext, minimize
+from dualkg.inference.inductive import EmbeddingProblem, FrozenContext, NoAdjoint, minimize
 from tests.conftest import graph_of
 from tests.pairwise import every_nth
+from tests.raising import refused as raises_error
 
 DURA = kg.DURA(0.05, plain=0.5, mapped=1.5)
 
@@ -189,16 +191,19 @@ def test_a_number_of_supporting_triples_below_one_is_refused(people):
 
 
 @pytest.mark.parametrize(
-    ("triple", "suggestion"),
-    [(("p0", "speaks", "Frensh"), "'French'"), (("p0", "speak", "French"), "'speaks'")],
+    ("triple", "kind", "name", "suggestion"),
+    [
+        (("p0", "speaks", "Frensh"), "entity", "Frensh", "French"),
+        (("p0", "speak", "French"), "relation", "speak", "speaks"),
+    ],
 )
-def test_unknown_names_are_refused(people, triple, suggestion):
-    with pytest.raises(kg.RequestError, match=suggestion):
+def test_unknown_names_are_refused(people, triple, kind, name, suggestion):
+    with raises_error(NotInVocabulary, kind=kind, name=name, suggestions=[suggestion]):
         explain_in(people, *triple)
 
 
 def test_models_that_are_not_bilinear_are_refused(small_graph):
-    with pytest.raises(kg.RequestError, match="RotatE"):
+    with raises_error(NoAdjoint, model="RotatE"):
         FrozenContext.of(kg.RotatE(small_graph.shape, dim=2), small_graph)
 
 

@@ -9,12 +9,13 @@ import torch
 from safetensors.numpy import load_file
 
 import dualkg as kg
-from dualkg.errors import InvalidValue
+from dualkg.errors import InvalidValue, PathExists
 from dualkg.inference.export import MEANINGS, describe_score, export
 from dualkg.models import MODELS
 from dualkg.models.score_text import BilinearText, Formula
 from dualkg.training.recipe import ModelConfig
 from tests.families import BILINEAR, DISTANCE
+from tests.raising import refused
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_an_unknown_format_is_refused(run, tmp_path):
 def test_a_folder_that_is_not_empty_is_refused(run, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    with pytest.raises(kg.RequestError, match="exists already"):
+    with refused(PathExists, path=tmp_path / "full"):
         export(run, tmp_path / "full")
 
 

@@ -3,6 +3,7 @@ check`.
 """
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -17,15 +18,18 @@ from safetensors.torch import load_file, save_file
 
 import dualkg as kg
 from dualkg.analysis.sparsity import sparsify
-from dualkg.errors import LockedError, Words
+from dualkg.errors import DamagedFile, LockedError, Words
 from dualkg.files import locked, write_json
+from dualkg.inference.api import RunReplaced
 from dualkg.inference.decisions import Decision, DecisionStore
 from dualkg.inference.export import export
 from dualkg.inference.extension import extend_run
 from dualkg.inference.index_build import save_index
 from dualkg.inference.integrity import check_run
+from dualkg.training.checkpoint import UnreadableWeights
 from dualkg.training.recipe import Recipe
-from dualkg.training.run import RunFolder
+from dualkg.training.run import DamagedRun, RunFolder
+from tests.raising import refused
 
 RECIPE = Recipe().with_changes({"model.dim": 4, "training.epochs": 2, "training.batch_size": 50})
 
@@ -122,8 +126,9 @@ def test_a_second_writer_is_refused_and_writes_nothing(folder, small_graph, writ
     out = folder.path.with_name("out")
     written = out.with_suffix(".tsv") if writer == "complete" else out
     with held(written):
-        with pytest.raises(LockedError, match="is being written by process"):
+        with refused(LockedError, path=written) as caught:
             WRITERS[writer](run, out, small_graph)
+        assert caught.value.holder.startswith(f"process {os.getpid()} on ")
         assert {path.name for path in out.parent.iterdir()} <= {"run", ".out.lock", ".out.tsv.lock"}
     assert [path.name for path in out.parent.iterdir()] == ["run"]
 
@@ -145,8 +150,11 @@ def test_a_calibration_is_not_saved_with_another_run(folder, small_graph):
     run = kg.load_run(folder.path)
     other_recipe = RECIPE.with_changes({"training.seed": 1})
     kg.train_recipe(other_recipe, graph=small_graph, out=folder.path, overwrite=True)
-    with pytest.raises(kg.RequestError, match="was replaced"):
+    with refused(RunReplaced, path=folder.path) as caught:
         kg.calibrate(run)
+    assert str(caught.value) == (
+        f"{folder.path} was replaced after it was loaded. Load the run again."
+    )
     assert not folder.calibration.exists()
     kg.complete(run, top=3)
     assert not folder.calibration.exists()
@@ -201,7 +209,8 @@ def test_no_flipped_bit_goes_unseen(folder, data):
     try:
         assert damaged_files(folder.path) == [file.relative_to(folder.path).as_posix()]
         if file in (folder.weights, folder.recipe) or file.parent == folder.graph:
-            with pytest.raises(kg.RequestError, match=f"{file.name} is damaged"):
+            name = file.relative_to(folder.path).as_posix()
+            with refused(DamagedRun, run=folder.path, file=name):
                 kg.load_run(folder.path)
     finally:
         file.write_bytes(before)
@@ -213,7 +222,9 @@ def test_weights_that_are_not_finite_are_refused(folder, value):
     tensors = load_file(folder.weights)
     tensors["model/entities"][3, 1] = value
     save_file(tensors, folder.weights)
-    with pytest.raises(kg.RequestError, match="model/entities has NaN or infinity"):
+    with refused(
+        UnreadableWeights, path=folder.weights, reason="model/entities has NaN or infinity"
+    ):
         kg.load_run(folder.path)
 
 
@@ -229,7 +240,11 @@ def test_a_damaged_checkpoint_is_not_resumed(folder):
     folder.report.unlink()
     folder.weights.rename(folder.checkpoint)
     flip(folder.checkpoint, -5)
-    with pytest.raises(kg.RequestError, match="its checksum is not that"):
+    with refused(
+        UnreadableWeights,
+        path=folder.checkpoint,
+        reason="its checksum is not that of its content",
+    ):
         kg.resume(folder.path)
 
 
@@ -243,7 +258,7 @@ def test_a_report_without_its_checksum_is_told_and_made_again(folder, run_cli, r
     for key in removed:
         del report[key]
     folder.report.write_text(json.dumps(report, indent=1))
-    with pytest.raises(kg.RequestError, match="it has no checksum"):
+    with refused(DamagedFile, path=folder.report, reason="it has no checksum (the entry 'sha256')"):
         kg.load_run(folder.path)
     assert advice_on(folder.path) == [evaluate_again(folder)]
     assert run_cli("check", folder.path).code == 1
@@ -255,7 +270,7 @@ def test_a_checkpoint_without_its_checksum_is_not_resumed(folder):
     folder.report.unlink()
     tensors = load_file(folder.weights)
     save_file(tensors, folder.checkpoint)
-    with pytest.raises(kg.RequestError, match="it has no checksum"):
+    with refused(UnreadableWeights, path=folder.checkpoint, reason="it has no checksum"):
         kg.resume(folder.path)
 
 
@@ -268,7 +283,7 @@ def test_damaged_results_are_computed_again(folder, run_cli):
 
     flip(folder.ranks("test"), 40)
     folder.history.unlink()
-    with pytest.raises(kg.RequestError, match="ranks-test.parquet is damaged"):
+    with refused(DamagedRun, run=folder.path, file="ranks-test.parquet"):
         kg.load_run(folder.path).report_on("test")
     assert advice_on(folder.path) == [evaluate_again(folder)]
     assert run_cli("check", folder.path).code == 1

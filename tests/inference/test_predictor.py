@@ -9,6 +9,7 @@ from dualkg.inference.prediction_sets import PredictionSets
 from dualkg.inference.predictor import InvalidBatchQuery, UnequalBatch
 from dualkg.inference.scoring import triple_log_probabilities
 from tests.conftest import graph_of
+from tests.raising import refused
 
 
 @pytest.fixture
@@ -179,7 +180,11 @@ def test_prediction_sets_by_name(small_graph):
     best = predictor.tails("e5", "r2", k=len(tails), known="omit")
     assert [(a.id, a.score) for a in tails] == [(a.id, pytest.approx(a.score)) for a in best]
     for head, tail in [("e5", "e6"), (None, None)]:
-        with pytest.raises(Unsupported, match="exactly one of head and tail"):
+        with refused(
+            Unsupported,
+            what="A prediction set",
+            reason="needs a relation and exactly one of head and tail",
+        ):
             predictor.prediction_set(head, "r2", tail)
 
 

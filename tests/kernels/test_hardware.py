@@ -8,6 +8,7 @@ import torch
 import dualkg as kg
 from dualkg.kernels import hardware
 from dualkg.training import engines
+from tests.raising import refused
 
 
 @pytest.fixture(autouse=True)
@@ -59,9 +60,11 @@ def test_bf16_on_a_gpu_is_refused_with_the_reason(monkeypatch, small_graph):
     )
     model = OnGPU(small_graph.shape, dim=2)
     assert engines.choose_engine(kg.Recipe(), model, kg.DURA(0.1)).step == "fused"
-    with pytest.raises(
-        kg.RequestError,
-        match=r"bf16 on a GPU needs Triton, which is not installed\. Use training.precision",
+    with refused(
+        engines.EngineUnavailable,
+        what="bf16",
+        reason="on a GPU needs Triton, which is not installed",
+        settings={"training.precision": "float32"},
     ):
         engines.choose_engine(
             kg.Recipe().with_changes({"training.precision": "bf16"}), model, kg.DURA(0.1)

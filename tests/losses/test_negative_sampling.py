@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
+from dualkg.errors import InvalidValue
 from dualkg.losses.negative_sampling import BoundSampledLoss, MarginRanking, NegativeSampling
 from tests.losses.test_queries import answers_of
+from tests.raising import refused
 
 LOG2 = math.log(2)
 LOG3 = math.log(3)
@@ -202,14 +204,17 @@ def test_an_easy_graph_is_learned(kind, sampler):
 
 @pytest.mark.parametrize("kind", [NegativeSampling, MarginRanking])
 def test_a_margin_below_0_is_refused(kind):
-    with pytest.raises(
-        kg.RequestError, match="loss.margin should be greater than or equal to 0; -1.0 was given"
+    with refused(
+        InvalidValue, setting="loss.margin", expected="greater than or equal to 0", found=-1.0
     ):
         kind(margin=-1.0)
 
 
 def test_a_temperature_below_0_is_refused():
-    with pytest.raises(
-        kg.RequestError, match="temperature should be greater than or equal to 0; -0.5 was given"
+    with refused(
+        InvalidValue,
+        setting="loss.adversarial_temperature",
+        expected="greater than or equal to 0",
+        found=-0.5,
     ):
         NegativeSampling(adversarial_temperature=-0.5)

@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
+from dualkg.errors import InvalidValue
 from dualkg.losses.negative_sampling import BoundSampledLoss, CorruptedSide, Draws
 from dualkg.losses.queries import TrainingAnswers
 from tests.losses.test_queries import CPU, answers_of
+from tests.raising import refused
 
 
 def factors_of(batch, *, num_entities: int = 7, num_relations: int = 3, reciprocal: bool = False):
@@ -199,9 +201,8 @@ def test_the_own_answer_is_not_allowed_even_if_it_is_not_known():
 
 
 def test_less_than_one_negative_is_refused():
-    with pytest.raises(
-        kg.RequestError,
-        match="loss.num_negatives should be greater than or equal to 1; 0 was given",
+    with refused(
+        InvalidValue, setting="loss.num_negatives", expected="greater than or equal to 1", found=0
     ):
         kg.NegativeSampling(num_negatives=0)
 

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import dualkg as kg
+from dualkg.errors import InvalidValue
+from tests.raising import refused
 
 # h, the numbers of the relation, t; then s = ⟨hR, t⟩, −‖hR − t‖² and −‖tRᵀ − h‖²
 BY_HAND = {
@@ -76,5 +78,5 @@ def test_a_dual_shares_its_primal_s_parameters():
 
 
 def test_a_dual_has_side_tail_or_head():
-    with pytest.raises(kg.RequestError, match="'tail' or 'head'; 'left' was given"):
+    with refused(InvalidValue, setting="side", expected="'tail' or 'head'", found="left"):
         kg.Dual(model_by_hand("CP"), "left")

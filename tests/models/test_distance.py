@@ -13,10 +13,12 @@ import dualkg as kg
 from dualkg.errors import InvalidValue, Unsupported
 from dualkg.models import distance
 from dualkg.models import distance as se
+from dualkg.models.base import TablesTooLarge
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training.engines import EngineUnavailable, choose_engine
 from tests.families import DISTANCE
 from tests.models.test_contract import all_triples, build
+from tests.raising import refused as raises_error
 
 SHAPE = kg.GraphShape(7, 3)
 ONE = kg.GraphShape(2, 1)
@@ -281,7 +283,12 @@ def test_full_turns_do_not_change_entity_vectors_of_hake():
 @pytest.mark.parametrize("name", ["HAKE", "MuRP"])
 def test_dropout_requires_euclidean_coordinates(name, small_graph):
     torch.set_default_dtype(torch.float32)
-    with pytest.raises(kg.RequestError, match=f"the numbers of {name} are not coordinates"):
+    with raises_error(
+        Unsupported,
+        what="Dropout",
+        reason=f"sets coordinates to zero, and the numbers of {name} are not coordinates of a "
+        "vector space",
+    ):
         kg.train(
             DISTANCE[name](small_graph.shape, dim=2),
             small_graph,
@@ -291,9 +298,7 @@ def test_dropout_requires_euclidean_coordinates(name, small_graph):
 
 
 def test_a_core_larger_than_memory_is_refused():
-    with pytest.raises(
-        kg.RequestError, match="TuckER with dim 200,000 needs .* GiB for its tables"
-    ):
+    with raises_error(TablesTooLarge, model="TuckER", dim=200_000):
         kg.TuckER(SHAPE, dim=200_000)
 
 
@@ -335,7 +340,7 @@ def test_regularizers_that_a_model_does_not_define_are_refused(name, regularizer
     f = model.factors(torch.tensor([0]), torch.tensor([1]), torch.tensor([2]))
     chosen = REGULARIZERS[regularizer](0.5)
     if regularizer in refused:
-        with pytest.raises(kg.RequestError, match=regularizer):
+        with raises_error(Unsupported, what=regularizer):
             chosen(f)
     else:
         assert torch.isfinite(chosen(f))

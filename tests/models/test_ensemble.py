@@ -5,8 +5,10 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.errors import InvalidValue
+from dualkg.errors import InvalidValue, Unsupported
 from dualkg.models import EnsembleModel
+from dualkg.models.base import WrongShape
+from tests.raising import refused as raises_error
 
 SHAPE = kg.GraphShape(7, 3)
 
@@ -164,16 +166,16 @@ def test_what_is_no_ensemble_or_has_no_embeddings(small_graph):
     with pytest.raises(InvalidValue) as refused:
         EnsembleModel([])
     assert refused.value.setting == "members"
-    with pytest.raises(
-        kg.RequestError, match="made for 7 entities and 3 relations; the graph has 30 and 4"
-    ):
+    with raises_error(WrongShape, model_shape=SHAPE, graph_shape=small_graph.shape):
         EnsembleModel([kg.CP(small_graph.shape, dim=2), kg.CP(SHAPE, dim=2)])
     members = [
         kg.CP(small_graph.shape, dim=2),
         kg.CP(small_graph.shape, dim=2),
         kg.HAKE(small_graph.shape, dim=2),
     ]
-    with pytest.raises(
-        kg.RequestError, match=r"An ensemble \(2 × CP \+ HAKE\) has no embeddings of its own"
+    with raises_error(
+        Unsupported,
+        what="An ensemble (2 × CP + HAKE)",
+        reason="has no embeddings of its own, which this needs",
     ):
         kg.train(EnsembleModel(members), small_graph, epochs=1)

@@ -7,6 +7,7 @@ from dualkg.errors import UnknownName, Unsupported
 from paper.records import Config, OlderRecipe
 from paper.registry import GRAPHS, MAIN, TABLES, recipe_of, rows_with_recipes
 from tests.paper.conftest import TINY
+from tests.raising import refused
 
 
 @pytest.fixture
@@ -69,7 +70,11 @@ def test_one_row_alone(recipes, config, tmp_path):
 
 def test_a_table_without_a_pair_of_recipes_is_refused(recipes, config, tmp_path):
     (recipes / "world" / "complex.toml").unlink()
-    with pytest.raises(Unsupported, match="on world no pair has both recipes"):
+    with refused(
+        Unsupported,
+        what="The table tiny",
+        reason="compares rows, and on world no pair has both recipes",
+    ):
         config().train_table(TINY, "world")
     assert not (tmp_path / "runs").exists()
 
@@ -78,9 +83,11 @@ def test_a_changed_recipe_is_not_mixed_with_runs_of_the_old_one(recipes, config,
     config().train_table(TINY, "world")
     path = recipes / "world" / "complex.toml"
     path.write_text(kg.load_recipe(path, changes={"training.epochs": 1}).as_toml())
-    with pytest.raises(OlderRecipe, match="Move it away, or use another runs") as error:
+    with refused(OlderRecipe, row="ComplEx") as error:
         config().train_table(TINY, "world")
-    assert error.value.row == "ComplEx"
+    assert str(error.value) == (
+        f"{error.value.folder} has an older recipe of ComplEx. Move it away, or use another runs."
+    )
     records = config(runs=tmp_path / "other runs").train_table(TINY, "world")
     assert records["world/complex"].runs[0]["epochs"] == 1
 
@@ -96,8 +103,10 @@ def test_weights_are_trained_once(recipes, config):
 
 
 def test_a_missing_recipe_is_reported(recipes):
-    with pytest.raises(
-        Unsupported, match=r"RESCAL has no recipe on world: world/rescal\.toml is missing"
+    with refused(
+        Unsupported,
+        what="RESCAL",
+        reason="has no recipe on world: world/rescal.toml is missing",
     ):
         recipe_of(TINY.rows[2], "world")
 

@@ -8,10 +8,14 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.errors import InvalidValue, Unsupported
+from dualkg.data.errors import NotInVocabulary
+from dualkg.errors import InvalidValue, MissingExtra, Unsupported
+from dualkg.models.base import WrongShape
 from paper.figures import (
     SHARED,
+    MissingLabels,
     NamedQuery,
+    NoAnswer,
     compute_plane,
     find_queries,
     group_answers,
@@ -22,6 +26,7 @@ from paper.figures import (
 )
 from paper.registry import published
 from tests.conftest import graph_of
+from tests.raising import check_error, refused
 
 LABELS = {"e0": "organ", "e1": "organ", "e2": "Germany", "e3": "funk", "e4": "funk"}
 
@@ -76,39 +81,62 @@ def test_heads_are_found_by_name_and_regardless_of_case(labelled):
 
 
 @pytest.mark.parametrize(
-    ("pair", "sentence"),
+    ("pair", "kind", "parameters"),
     [
         (
             ("Germani", "/music/role"),
-            r"No entity is named 'Germani' among the 9 known. Did you mean 'Germany'\?$",
+            NotInVocabulary,
+            {"kind": "entity", "name": "Germani", "number": 9, "suggestions": ["Germany"]},
         ),
-        (("Germany", "/music/rol"), r"No relation is named '/music/rol' among the 3 known."),
+        (
+            ("Germany", "/music/rol"),
+            NotInVocabulary,
+            {"kind": "relation", "name": "/music/rol", "number": 3},
+        ),
         (
             ("Germany", "/music/genre/artists"),
-            r"'Germany' has no answer to '/music/genre/artists' in made.",
+            NoAnswer,
+            {"head": "Germany", "relation": "/music/genre/artists", "num_entities": 1},
         ),
         (
             ("organ", "/a/b./c/is_in"),
-            r"None of the 2 entities called 'organ' has an answer to '/a/b./c/is_in' in made",
+            NoAnswer,
+            {"head": "organ", "relation": "/a/b./c/is_in", "graph": "made", "num_entities": 2},
         ),
         (
             ("funk", "/music/genre/artists"),
-            r"'funk' matches 2 entities of made with 1 answers each to '/music/genre/artists': "
-            "'e3', 'e4'. Use one",
+            Unsupported,
+            {
+                "what": "'funk'",
+                "reason": "matches 2 entities of made with 1 answers each to "
+                "'/music/genre/artists': 'e3', 'e4'",
+                "advice": "Use one of these names.",
+            },
         ),
     ],
 )
-def test_unknown_and_ambiguous_queries_are_refused(labelled, pair, sentence):
-    with pytest.raises(kg.RequestError, match=sentence):
+def test_unknown_and_ambiguous_queries_are_refused(labelled, pair, kind, parameters):
+    with refused(kind, **parameters):
         find_queries(labelled, [pair])
 
 
+def test_words_of_queries_without_an_answer():
+    assert (
+        str(NoAnswer("Germany", "is_in", "made")) == "'Germany' has no answer to 'is_in' in made."
+    )
+    assert str(NoAnswer("organ", "is_in", "made", num_entities=2)) == (
+        "None of the 2 entities called 'organ' has an answer to 'is_in' in made."
+    )
+
+
 def test_a_graph_without_labels_gets_a_hint(small_graph):
-    with pytest.raises(
-        kg.RequestError,
-        match=r"No entity is named 'Germany' .* read without labels; load_graph\(…, labels",
-    ):
+    with refused(MissingLabels, graph="made") as caught:
         find_queries(small_graph, [("Germany", "r0")])
+    check_error(caught.value.problem, NotInVocabulary, kind="entity", name="Germany")
+    assert str(caught.value) == (
+        "No entity is named 'Germany' among the 30 known. made was read without labels; "
+        "load_graph(…, labels=…) reads a file of them."
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,9 +192,9 @@ def test_shared_entities_are_left_out_of_the_silhouette():
 
 @pytest.mark.parametrize("groups", [[0, 0, 0], [0, 1, 2], [0, SHARED, SHARED]])
 def test_a_silhouette_needs_groups(groups):
-    with pytest.raises(InvalidValue, match="at least two groups") as error:
+    with refused(InvalidValue, setting="groups") as caught:
         silhouette(np.eye(3), np.array(groups))
-    assert error.value.setting == "groups"
+    assert caught.value.expected == "at least two groups, and fewer groups than vectors"
 
 
 def test_a_projection_has_all_answers_and_its_numbers(labelled):
@@ -190,9 +218,7 @@ def test_a_projection_has_all_answers_and_its_numbers(labelled):
 
 def test_without_scikit_learn_the_error_has_the_install_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
-    with pytest.raises(
-        kg.RequestError, match=r"silhouette needs scikit-learn. .*pip install 'dualkg\[analysis"
-    ):
+    with refused(MissingExtra, package="scikit-learn", extra="analysis", purpose="A silhouette"):
         silhouette(np.eye(4), np.array([0, 0, 1, 1]))
 
 
@@ -246,16 +272,17 @@ def test_distances_in_the_plane_by_hand(two_kinds):
 
 
 def test_models_and_graphs_without_a_figure_are_refused(two_kinds, small_graph):
-    with pytest.raises(
-        Unsupported, match="needs a CP or DistMult model with dim 2; this is CP with dim 3"
-    ):
+    needed = "needs a CP or DistMult model with dim 2"
+    with refused(Unsupported, what="Figure 1", reason=f"{needed}; this is CP with dim 3"):
         compute_plane(kg.CP(two_kinds.shape, dim=3), two_kinds, pick_query(two_kinds))
-    with pytest.raises(Unsupported, match="this is RESCAL with dim 2"):
+    with refused(Unsupported, what="Figure 1", reason=f"{needed}; this is RESCAL with dim 2"):
         compute_plane(kg.RESCAL(two_kinds.shape, dim=2), two_kinds, pick_query(two_kinds))
-    with pytest.raises(kg.RequestError, match="The model was made for 30 entities"):
+    with refused(WrongShape, model_shape=small_graph.shape, graph_shape=two_kinds.shape):
         compute_plane(kg.CP(small_graph.shape, dim=2), two_kinds, pick_query(two_kinds))
-    with pytest.raises(Unsupported, match="5 to 20 tails, and made has none in train"):
+    with refused(
+        Unsupported, reason="needs a query with 5 to 20 tails, and made has none in train"
+    ):
         pick_query(graph_of([(0, 0, 1), (0, 0, 2)]))
     still = kg.DistMult(two_kinds.shape, dim=2, init_scale=0.0)
-    with pytest.raises(Unsupported, match="all entities are at one point"):
+    with refused(Unsupported, reason="needs distances, and all entities are at one point"):
         compute_plane(still, two_kinds, pick_query(two_kinds))

@@ -12,6 +12,7 @@ from dualkg.analysis.records import UnrelatedRuns
 from dualkg.analysis.sparsity import sparsify
 from dualkg.errors import DamagedFile, Unsupported
 from dualkg.files import lock_holder
+from dualkg.training.run import NotARun
 from dualkg.workflows import train_seeds
 from paper.records import (
     RECORDS,
@@ -26,6 +27,7 @@ from paper.records import (
 from paper.registry import FOLDER, MAIN, Row, published_metrics, recipe_of
 from paper.studies import STUDIES
 from paper.tables import BEGIN, END, results_page, write_pages
+from tests.raising import refused
 
 
 @pytest.fixture
@@ -68,7 +70,11 @@ def test_a_record_has_the_rank_of_every_query(runs, tmp_path):
 
 def test_a_sparsified_run_is_not_recorded(runs, tmp_path):
     sparse = sparsify(runs / "seed-0", share=0.5, out=tmp_path / "sparse")
-    with pytest.raises(Unsupported, match="was sparsified after training"):
+    with refused(
+        Unsupported,
+        what=str(sparse.folder),
+        reason="was sparsified after training; only runs as they were trained are recorded",
+    ):
         record_runs([sparse.folder], tmp_path / "records" / "x")
     assert not (tmp_path / "records").exists()
 
@@ -77,18 +83,46 @@ def test_a_run_from_a_tree_with_uncommitted_changes_is_not_recorded(tmp_path, mo
     monkeypatch.setenv("DUALKG_COMMIT", "0123456789ab-dirty")
     recipe = kg.Recipe().with_changes({"training.epochs": 1, "model.dim": 2})
     kg.train_recipe(recipe, out=tmp_path / "run")
-    with pytest.raises(UncommittedChanges, match="Commit the changes, train again") as error:
+    with refused(UncommittedChanges, commit="0123456789ab-dirty", run=tmp_path / "run"):
         record_runs([tmp_path / "run"], tmp_path / "records" / "x")
-    assert (error.value.commit, error.value.run) == ("0123456789ab-dirty", tmp_path / "run")
     assert not (tmp_path / "records").exists()
 
 
 def test_runs_of_different_recipes_are_not_one_record(runs, tmp_path):
     other = kg.Recipe().with_changes({"training.epochs": 2, "model.dim": 2})
     kg.train_recipe(other, out=tmp_path / "other")
-    with pytest.raises(UnrelatedRuns, match="have different recipes"):
+    paths = [runs / "seed-0", runs / "seed-1", tmp_path / "other"]
+    with refused(UnrelatedRuns, paths=paths, difference="have different recipes"):
         record_runs([runs, tmp_path / "other"], tmp_path / "records" / "x")
     assert not (tmp_path / "records").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            UncommittedChanges("0123-dirty", Path("runs/a")),
+            "runs/a was trained from a source tree with uncommitted changes (0123-dirty), so "
+            "nobody could train it again. Commit the changes, train again, and record that run.",
+        ),
+        (
+            UncommittedChanges("0123-dirty"),
+            "The source tree has uncommitted changes (0123-dirty), so its numbers could not be "
+            "reproduced. Commit or stash them first.",
+        ),
+        (
+            UnrelatedRuns([Path("runs/a"), Path("runs/b")], "have different recipes"),
+            "The runs runs/a, runs/b have different recipes; runs that differ only in the seed "
+            "were expected.",
+        ),
+        (
+            RepeatedSeeds([0, 1, 0]),
+            "A record has each seed once; the seeds of the runs are 0, 1, 0.",
+        ),
+    ],
+)
+def test_words_of_messages(error, sentence):
+    assert str(error) == sentence
 
 
 @pytest.mark.parametrize(
@@ -104,20 +138,27 @@ def test_runs_of_different_recipes_are_not_one_record(runs, tmp_path):
 def test_another_file_of_that_name_is_refused(tmp_path, text):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "record.json").write_text(text)
-    with pytest.raises(Unsupported, match="is not a record in the current format"):
+    with refused(
+        Unsupported,
+        what=str(tmp_path / "x" / "record.json"),
+        reason="is not a record in the current format",
+    ):
         load_records(tmp_path)
 
 
 def test_damaged_ranks_are_reported(runs, tmp_path):
     record = record_runs([runs], tmp_path / "records" / "x")
     (record.folder / "ranks.parquet").write_bytes(b"no parquet")
-    with pytest.raises(DamagedFile, match="record the runs again") as error:
+    with refused(
+        DamagedFile,
+        path=record.folder / "ranks.parquet",
+        advice="Move it away and record the runs again.",
+    ):
         _ = load_record(record.folder).ranks
-    assert error.value.path == record.folder / "ranks.parquet"
 
 
 def test_a_seed_is_recorded_once(runs, tmp_path):
-    with pytest.raises(RepeatedSeeds, match="each seed once; the seeds of the runs are 0, 1, 0"):
+    with refused(RepeatedSeeds, seeds=[0, 1, 0]):
         record_runs([runs, runs / "seed-0"], tmp_path / "records" / "x")
 
 
@@ -160,15 +201,20 @@ def test_the_table_of_the_readme_is_made_while_it_is_locked(runs, tmp_path, monk
 def test_runs_on_different_data_are_not_one_record(runs, tmp_path, data):
     path = runs / "seed-1" / "environment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"data": data}))
-    with pytest.raises(UnrelatedRuns, match="trained on different data"):
+    paths = [runs / "seed-0", runs / "seed-1"]
+    with refused(UnrelatedRuns, paths=paths, difference="were trained on different data"):
         record_runs([runs], tmp_path / "records" / "x")
 
 
 def test_a_record_needs_a_finished_run(tmp_path):
-    with pytest.raises(kg.RequestError, match="is not a run"):
+    with refused(NotARun, path=tmp_path):
         record_runs([tmp_path], tmp_path / "records")
     (tmp_path / "recipe.toml").write_text("")
-    with pytest.raises(Unsupported, match="needs at least one finished run"):
+    with refused(
+        Unsupported,
+        what="A record",
+        reason="needs at least one finished run, and there is none",
+    ):
         record_runs([tmp_path], tmp_path / "records")
 
 

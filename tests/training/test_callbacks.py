@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.errors import InvalidValue, UnknownName
+from dualkg.errors import InvalidValue, MissingExtra, UnknownName
 from dualkg.training import callbacks as module
-from dualkg.training.callbacks import TRACKERS, Tracker, find_callbacks
+from dualkg.training.callbacks import TRACKERS, MissingFolder, Tracker, find_callbacks
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
 from dualkg.training.trainer import InterruptedRunError
+from tests.raising import refused
 
 QUICK = {"model.dim": 4, "training.epochs": 4, "training.batch_size": 100, "validation.every": 2}
 
@@ -147,9 +148,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(
         raise ImportError(name)
 
     monkeypatch.setattr(module, "import_module", missing)
-    with pytest.raises(
-        kg.RequestError, match=r"needs wandb. Install it: pip install 'dualkg\[tracking\]'"
-    ):
+    with refused(MissingExtra, package="wandb", extra="tracking", purpose="Tracking with WandB"):
         train(small_graph, "wandb", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -219,10 +218,14 @@ def test_tensorboard_reads_what_was_written_also_after_resuming(small_graph, tmp
         run.recipe, graph=small_graph, out=folder, overwrite=True
     )  # a run with tracking is a run
     assert not (folder / "tensorboard").exists()
-    with pytest.raises(
-        kg.RequestError, match=r"TensorBoard needs a folder: TensorBoard\(folder='logs'\), or a run"
-    ):
+    with refused(MissingFolder, tracker="TensorBoard"):
         train(small_graph, kg.TensorBoard())
+
+
+def test_words_of_a_missing_folder():
+    assert str(MissingFolder("TensorBoard")) == (
+        "TensorBoard needs a folder: TensorBoard(folder='logs'), or a run folder, out='runs/mine'."
+    )
 
 
 @pytest.mark.slow

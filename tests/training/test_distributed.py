@@ -295,7 +295,8 @@ def _whole_gradients(
     grouped: bool = False,
 ) -> dict[str, torch.Tensor]:
     bound = loss.bind(model, graph, batch_size=len(batch), seed=0, grouped_by_query=grouped)
-    objective = ReferenceStep(model, bound, regularizer, None).objective(batch)  # type: ignore[arg-type]
+    step = ReferenceStep(model, bound, regularizer, None)  # type: ignore[arg-type]
+    objective = step.objective(batch)
     objective.backward()
     found = {
         key: table.grad

@@ -14,6 +14,7 @@ from dualkg.training.optimizers import Optimizer, build_optimizer
 from dualkg.training.steps import ReferenceStep
 from tests.families import BILINEAR
 from tests.models import odd_models as odd
+from tests.raising import refused as raises_error
 from tests.training.test_fused import batches
 
 
@@ -46,8 +47,10 @@ def test_products_are_bfloat16_on_processors_that_support_them(small_graph, monk
     if supported:
         assert chosen(model, precision="bf16").tables.copies
     else:
-        with pytest.raises(
-            kg.RequestError, match="bf16 is not supported by this processor, and would be slow"
+        with raises_error(
+            engines.EngineUnavailable,
+            what="bf16",
+            reason="is not supported by this processor, and would be slow",
         ):
             chosen(model, precision="bf16")
     assert not chosen(model, optimizer="Adam").tables.copies
@@ -95,15 +98,36 @@ def test_engines_that_do_not_apply_are_refused(small_graph):
     model = kg.RESCAL(small_graph.shape, dim=2)
     not_reciprocal = kg.RESCAL(small_graph.shape, dim=2, reciprocal=False)
     for dual in (kg.Dual(model, "head"), kg.Dual(not_reciprocal)):
-        with pytest.raises(engines.EngineUnavailable, match="this Dual is none") as refused:
+        with pytest.raises(engines.EngineUnavailable) as refused:
             chosen(dual, engine="fast")
+        assert refused.value.reason.endswith("; this Dual is none")
         assert refused.value.settings["training.engine"] == "reference"
-    with pytest.raises(engines.EngineUnavailable, match="for models that score by products"):
+    with raises_error(
+        engines.EngineUnavailable, what="bf16", reason="is for models that score by products"
+    ):
         chosen(kg.Dual(model), precision="bf16")
-    with pytest.raises(engines.EngineUnavailable, match="trains in float32; bf16 was requested"):
+    with raises_error(
+        engines.EngineUnavailable,
+        what="The reference engine",
+        reason="trains in float32; bf16 was requested",
+        settings={"training.engine": "fast"},
+    ):
         chosen(model, engine="reference", precision="bf16")
-    with pytest.raises(engines.EngineUnavailable, match="optimizer.name is Adam"):
+    with raises_error(
+        engines.EngineUnavailable,
+        what="bf16",
+        reason="is for training with Adagrad; optimizer.name is Adam",
+    ):
         chosen(model, optimizer="Adam", precision="bf16")
+
+
+def test_words_of_an_unavailable_engine():
+    settings = {"training.engine": "reference", "training.precision": "float32"}
+    error = engines.EngineUnavailable("The fast engine", "is for OneVsAll", settings)
+    assert str(error) == (
+        "The fast engine is for OneVsAll. Use training.engine = reference and "
+        "training.precision = float32."
+    )
 
 
 @pytest.mark.parametrize(

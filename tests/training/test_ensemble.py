@@ -2,15 +2,18 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import dualkg as kg
+from dualkg.errors import DamagedFile, InvalidValue, PathExists, Unsupported
 from dualkg.inference.calibration import calibration_for
 from dualkg.models import EnsembleModel
-from dualkg.training.ensemble import fit_weights
+from dualkg.training.ensemble import ChangedMember, InvalidMembers, fit_weights
+from dualkg.training.run import RunNotFinished
 from dualkg.workflows import train_seeds
 from tests.conftest import graph_of
 
@@ -134,8 +137,11 @@ def test_weights_are_equal_or_given_or_fitted_later(graph, folder):
     unvalidated = graph_of(graph.train, test=graph.test, num_entities=35)
     blind = kg.Ensemble([kg.TrainedRun(run.model, unvalidated, run.recipe) for run in runs])
     assert blind.model.weights == (1.0, 1.0)
-    with pytest.raises(kg.RequestError, match="no validation triples to fit weights on"):
+    with pytest.raises(Unsupported) as refused:
         blind.fit_weights()
+    assert str(refused.value) == (
+        "made has no validation triples to fit weights on. Give weights instead."
+    )
 
 
 def test_fits_on_a_sample_where_scores_do_not_fit_in_memory(graph, folder, monkeypatch):
@@ -163,10 +169,12 @@ def test_an_ensemble_is_a_run(graph, folder):
     by_model = ensemble.model.predict_tails(torch.tensor([1]), torch.tensor([1]))[0]
     assert [one.id for one in predictions] == by_model.argsort(descending=True).tolist()
     assert calibration_for(ensemble).calibration.slopes.shape == (3,)
-    with pytest.raises(kg.RequestError, match="has no embeddings of its own"):
+    with pytest.raises(Unsupported) as refused:
         predictor.add("new", triples=[("new", "r0", "e31")])
-    with pytest.raises(kg.RequestError, match="has no embeddings of its own"):
+    assert refused.value.what == "An ensemble (ComplEx + TransE)"
+    with pytest.raises(Unsupported) as refused:
         predictor.explain("e1", "r1", "e32")
+    assert refused.value.what == "An ensemble (ComplEx + TransE)"
 
 
 def test_cached_probabilities_agree(graph, folder):
@@ -236,18 +244,32 @@ def test_a_folder_of_several_seeds_is_an_ensemble(saved):
 
 def test_a_member_that_is_missing_or_changed_or_unfinished(saved):
     shutil.move(saved / "transe", saved / "away")
-    with pytest.raises(
-        kg.RequestError, match=r"needs the run .*transe, which is not there\. Move it back"
-    ):
+    with pytest.raises(ChangedMember) as refused:
         kg.load_run(saved / "both")
+    assert (refused.value.ensemble, refused.value.member) == (saved / "both", saved / "transe")
+    assert refused.value.missing
     shutil.copytree(saved / "complex", saved / "transe")
-    with pytest.raises(
-        kg.RequestError, match=r"The weights of .*transe are not those that the ensemble"
-    ):
+    with pytest.raises(ChangedMember) as refused:
         kg.load_run(saved / "both")
+    assert (refused.value.ensemble, refused.value.member) == (saved / "both", saved / "transe")
+    assert not refused.value.missing
     (saved / "seeds" / "seed-1" / "report.json").unlink()
-    with pytest.raises(kg.RequestError, match="seed-1 is not finished"):
+    with pytest.raises(RunNotFinished) as unfinished:
         kg.load_run(saved / "seeds")
+    assert unfinished.value.path == saved / "seeds" / "seed-1"
+
+
+def test_words_of_a_changed_member():
+    missing = ChangedMember(Path("runs/both"), Path("runs/a"), missing=True)
+    assert str(missing) == (
+        "The ensemble runs/both needs the run runs/a, which is not there. Move it back. "
+        "Make the ensemble again from its runs, and save it."
+    )
+    changed = ChangedMember(Path("runs/both"), Path("runs/a"), missing=False)
+    assert str(changed) == (
+        "The weights of runs/a are not those that the ensemble runs/both was made of. "
+        "Make the ensemble again from its runs, and save it."
+    )
 
 
 @pytest.mark.parametrize(
@@ -255,35 +277,52 @@ def test_a_member_that_is_missing_or_changed_or_unfinished(saved):
 )
 def test_a_damaged_file(saved, text):
     (saved / "both" / "ensemble.json").write_text(text)
-    with pytest.raises(kg.RequestError, match=r"ensemble\.json is damaged: "):
+    with pytest.raises(DamagedFile) as damaged:
         kg.load_run(saved / "both")
+    assert damaged.value.path == saved / "both" / "ensemble.json"
+    assert damaged.value.reason
 
 
 def test_wrong_requests(graph, folder, tmp_path):
     run = kg.load_run(folder / "complex")
     other = graph_of(graph.train, graph.test, graph.valid, num_entities=35)
-    with pytest.raises(kg.RequestError, match="ComplEx on different triples or splits of made"):
+    with pytest.raises(InvalidMembers) as refused:
         kg.Ensemble([run, kg.TrainedRun(run.model, other, run.recipe)])
+    assert refused.value.reason == (
+        "The runs of an ensemble are trained on one graph; these were trained complex and ComplEx "
+        "on different triples or splits of made."
+    )
     world = kg.load_graph("world")
-    with pytest.raises(kg.RequestError, match="trained complex on made and CP on world"):
+    with pytest.raises(InvalidMembers) as refused:
         kg.Ensemble([run, kg.TrainedRun(kg.CP(world.shape, dim=2), world, run.recipe)])
-    with pytest.raises(kg.RequestError, match="takes a list of runs"):
+    assert refused.value.reason.endswith("these were trained complex on made and CP on world.")
+    with pytest.raises(InvalidMembers) as refused:
         kg.Ensemble(folder / "complex")
-    with pytest.raises(kg.RequestError, match="at least one run"):
+    assert refused.value.reason.startswith("kg.Ensemble takes a list of runs.")
+    with pytest.raises(InvalidMembers) as refused:
         kg.Ensemble([])
-    with pytest.raises(kg.RequestError, match="made of runs or of their folders; got ComplEx"):
+    assert refused.value.reason == "An ensemble has at least one run; none was given."
+    with pytest.raises(InvalidMembers) as refused:
         kg.Ensemble([run.model])
-    with pytest.raises(
-        kg.RequestError, match="\"equal\", or None to fit them on validation; 'best' was given"
-    ):
+    assert refused.value.reason == (
+        "An ensemble is made of runs or of their folders; got ComplEx. kg.train returns a run."
+    )
+    with pytest.raises(InvalidValue) as invalid:
         kg.Ensemble([run], weights="best")
+    assert (invalid.value.setting, invalid.value.found) == ("weights", "best")
+    assert invalid.value.expected == 'numbers, "equal", or None to fit them on validation'
     unsaved = kg.TrainedRun(run.model, graph, run.recipe)
-    with pytest.raises(kg.RequestError, match="The run ComplEx of the ensemble has no folder"):
+    with pytest.raises(InvalidMembers) as refused:
         kg.Ensemble([run, unsaved], weights="equal").save(tmp_path / "made")
-    with pytest.raises(kg.RequestError, match="is a finished run"):
+    assert refused.value.reason.startswith("The run ComplEx of the ensemble has no folder.")
+    with pytest.raises(PathExists) as exists:
         kg.Ensemble([run]).save(folder / "transe")
-    with pytest.raises(kg.RequestError, match="is one of the runs of the ensemble"):
+    assert exists.value.path == folder / "transe"
+    assert exists.value.what == "a finished run"
+    with pytest.raises(PathExists) as exists:
         kg.Ensemble([run]).save(folder / "complex", overwrite=True)
+    assert exists.value.path == folder / "complex"
+    assert not exists.value.overwritable
     assert not (tmp_path / "made").exists()
 
 

@@ -17,6 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
+from dualkg.errors import Unsupported
+from dualkg.training.checkpoint import WrongTables
+from tests.raising import refused
+
+IMPORTABLE = (
+    "These can be imported: ComplEx, CP, DistMult, QuatE, RESCAL, RotatE, SE, SimplE, TransE, "
+    "TuckER."
+)
 
 
 @pytest.mark.parametrize("name", ["CP", "DistMult", "ComplEx", "RESCAL"])
@@ -62,34 +70,60 @@ def test_complex_arrays_with_names_and_without_a_graph(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("more", "sentence"),
+    ("more", "what", "reason"),
     [
         (
             {"relations": np.zeros((3, 4))},
-            "relation table should have 4 rows, or 8 with reciprocals; it has 3",
+            "The relation table",
+            "should have 4 rows, or 8 with reciprocals; it has 3",
         ),
-        ({"entities": np.zeros((29, 4))}, "The set of arrays does not fit the model"),
-        ({"entity_names": ["e0"] * 30}, "29 of the 30 names of rows are repeated"),
+        ({"entity_names": ["e0"] * 30}, "29 of the 30 names of rows", "are repeated"),
         (
             {"entity_names": [f"x{i}" for i in range(30)]},
-            "no row for 30 names of the graph, such as 'e0'",
+            "The arrays",
+            "have no row for 30 names of the graph, such as 'e0'",
         ),
-        ({"entity_names": [f"e{i}" for i in range(29)]}, "29 names for 30 rows"),
+        ({"entity_names": [f"e{i}" for i in range(29)]}, "There", "are 29 names for 30 rows"),
         (
             {"entities": np.zeros((30, 4)) + 1j},
-            "entities are complex numbers; DistMult has real ones",
+            "entities",
+            "are complex numbers; DistMult has real ones",
         ),
-        ({"relations": np.zeros(4)}, "relations should be a table with a row for each name"),
+        (
+            {"relations": np.zeros(4)},
+            "relations",
+            "should be a table with a row for each name; its shape is (4,)",
+        ),
     ],
 )
-def test_arrays_of_wrong_shapes_or_names_are_refused(small_graph, more, sentence):
+def test_arrays_of_wrong_shapes_or_names_are_refused(small_graph, more, what, reason):
     given = {"entities": np.zeros((30, 4)), "relations": np.zeros((4, 4)), **more}
-    with pytest.raises(kg.RequestError, match=sentence):
+    with refused(Unsupported, what=what, reason=reason):
         kg.from_arrays("DistMult", graph=small_graph, **given)
 
 
+def test_arrays_with_too_few_entities_are_refused(small_graph):
+    relations = (4, 4)
+    with refused(
+        WrongTables,
+        path="The set of arrays",
+        expected={"entities": (30, 4), "relations": relations},
+        found={"entities": (29, 4), "relations": relations},
+    ):
+        kg.from_arrays(
+            "DistMult",
+            graph=small_graph,
+            entities=np.zeros((29, 4)),
+            relations=np.zeros(relations),
+        )
+
+
 def test_arrays_need_names():
-    with pytest.raises(kg.RequestError, match="needs a graph, or entity_names and relation_names"):
+    with refused(
+        Unsupported,
+        what="from_arrays",
+        reason="needs a graph, or entity_names and relation_names, to name the rows",
+    ):
         kg.from_arrays("DistMult", entities=np.zeros((2, 2)), relations=np.zeros((1, 2)))
 
 
@@ -105,9 +139,11 @@ def test_exported_parameters_and_options_can_be_imported(small_graph):
 
 def test_relations_of_rotate_have_modulus_one():
     names = {"entity_names": ["a", "b"], "relation_names": ["r"]}
-    with pytest.raises(
-        kg.RequestError,
-        match="complex numbers of modulus 1, or angles in radians; there is a modulus",
+    with refused(
+        Unsupported,
+        what="The relations of RotatE",
+        reason="are complex numbers of modulus 1, or angles in radians; there is a modulus that "
+        "differs from 1 by 1",
     ):
         kg.from_arrays(
             "RotatE", entities=np.ones((2, 2)) + 0j, relations=np.full((1, 2), 2j), **names
@@ -356,35 +392,60 @@ def test_pykeen_names_and_splits(tmp_path, small_graph):
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "what", "reason", "advice"),
     [
         (
             {"name": "MuRE"},
-            "scores by MuRE. These can be imported: ComplEx, CP, DistMult, QuatE, RESCAL, "
-            "RotatE, SE",
+            "SimpleNamespace of PyKEEN",
+            "scores by MuRE",
+            IMPORTABLE,
         ),
         (
             {"name": "TransE", "p": 3, "power_norm": False},
-            "distance is the 3-norm; distances of norm 1, norm 2",
+            "Its distance",
+            "is the 3-norm; distances of norm 1, norm 2 and its square are known",
+            "",
         ),
-        ({"name": "Clamped", "clamp_score": (-1, 1)}, "scores are clamped, which makes ties"),
-        ({"inverse": True}, "model has 3 relation rows and the factory needs 6"),
+        (
+            {"name": "Clamped", "clamp_score": (-1, 1)},
+            "Its scores",
+            "are clamped, which makes ties; a model without clamp_score can be imported",
+            "",
+        ),
+        (
+            {"inverse": True},
+            "The model",
+            "has 3 relation rows and the factory needs 6",
+            "Give the factory that the model was trained with.",
+        ),
         (
             {"entities": np.zeros((7, DIM))},
-            "model has 7 entities and the factory 4. Give the factory that",
+            "The model",
+            "has 7 entities and the factory 4",
+            "Give the factory that the model was trained with.",
         ),
         (
             {"factory": SimpleNamespace()},
-            "A triples factory or a dataset of PyKEEN was expected; it is SimpleNamespace",
+            "A triples factory or a dataset of PyKEEN",
+            "was expected; it is SimpleNamespace",
+            "",
         ),
         (
             {"valid": factory("valid", names={**NAMES, "entity": list("abcd")})},
-            "valid factory has other ids",
+            "The valid factory",
+            "has other ids than that of training: its entity_to_id differs",
+            "Create it with entity_to_id=training.entity_to_id and "
+            "relation_to_id=training.relation_to_id.",
         ),
-        ({"model": kg.ComplEx((3, 2), dim=2)}, "A model of PyKEEN was expected; it is ComplEx"),
+        (
+            {"model": kg.ComplEx((3, 2), dim=2)},
+            "A model of PyKEEN",
+            "was expected; it is ComplEx",
+            IMPORTABLE,
+        ),
     ],
 )
-def test_pykeen_models_that_are_refused(change, sentence):
+def test_pykeen_models_that_are_refused(change, what, reason, advice):
     given = {
         "name": "DistMult",
         "entities": np.zeros((NUM_ENTITIES, DIM)),
@@ -398,7 +459,7 @@ def test_pykeen_models_that_are_refused(change, sentence):
     model = model or pykeen_model(
         entities=[entities], relations=[np.zeros((NUM_RELATIONS, DIM))], **given
     )
-    with pytest.raises(kg.RequestError, match=sentence):
+    with refused(Unsupported, what=what, reason=reason, advice=advice):
         kg.from_pykeen(model, given_factory, valid=valid)
 
 
@@ -601,41 +662,53 @@ def test_libkge_dataset_gives_names_and_triples(tmp_path):
     path = save_checkpoint(
         tmp_path / "checkpoint_best.pt", "distmult", state, {}, inverse=False, packaged=False
     )
-    with pytest.raises(
-        kg.RequestError,
-        match=r"has no names of entities and relations. Name the folder .* kge package",
+    with refused(
+        Unsupported,
+        what=str(path),
+        reason="has no names of entities and relations",
+        advice="Name the folder of its dataset in LibKGE with data=, or package the model: "
+        f"kge package {path}",
     ):
         kg.from_libkge(path)
     run = kg.from_libkge(path, data=save_dataset(tmp_path / "toy"))
     assert {name: run.graph.split(name).tolist() for name in TRIPLES} == TRIPLES
     assert (run.graph.name, run.report.mrr > 0) == ("toy", True)
     (tmp_path / "toy" / "test.del").unlink()
-    with pytest.raises(
-        kg.RequestError, match=r"test.del cannot be read. A dataset of LibKGE has entity_ids.del"
+    with refused(
+        Unsupported,
+        what=str(tmp_path / "toy" / "test.del"),
+        reason="cannot be read",
+        advice="A dataset of LibKGE has entity_ids.del, relation_ids.del, train.del, valid.del and "
+        "test.del.",
     ):
         kg.from_libkge(path, data=tmp_path / "toy")
 
 
 def test_libkge_files_that_are_refused(tmp_path):
     path = tmp_path / "a.pt"
-    with pytest.raises(kg.RequestError, match=r"a.pt cannot be read: No such file"):
+    with refused(Unsupported, what=str(path), reason="cannot be read: No such file or directory"):
         kg.from_libkge(path)
     path.write_text("text")
-    with pytest.raises(kg.RequestError, match=r"a.pt cannot be read as a checkpoint of LibKGE"):
+    with refused(Unsupported, what=str(path), reason="cannot be read as a checkpoint of LibKGE"):
         kg.from_libkge(path)
     torch.save({"model": torch.zeros(2)}, path)
-    with pytest.raises(
-        kg.RequestError, match=r"a.pt is not a checkpoint of LibKGE: 'config' was not found"
+    with refused(
+        Unsupported,
+        what=str(path),
+        reason="is not a checkpoint of LibKGE: 'config' was not found in it",
     ):
         kg.from_libkge(path)
     torch.save({"config": Path("x")}, path)  # an object of a class that is not read
-    with pytest.raises(
-        kg.RequestError, match=r"a.pt cannot be read as a checkpoint of LibKGE: .*pathlib"
-    ):
+    with refused(Unsupported, what=str(path)) as unread:
         kg.from_libkge(path)
+    assert unread.value.reason.startswith("cannot be read as a checkpoint of LibKGE: ")
+    assert "pathlib" in unread.value.reason
     save_checkpoint(path, "conve", {}, {}, inverse=True)
-    with pytest.raises(
-        kg.RequestError,
-        match="a model of the type conve. These can be imported: complex, cp, distmult",
+    with refused(
+        Unsupported,
+        what="It",
+        reason="is a model of the type conve",
+        advice="These can be imported: complex, cp, distmult, relational_tucker3, rescal, rotate, "
+        "simple, transe.",
     ):
         kg.from_libkge(path)

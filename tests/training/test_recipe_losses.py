@@ -10,11 +10,22 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.data.filters import with_reciprocals
+from dualkg.errors import InvalidValue, UnknownName, Unsupported
 from dualkg.losses.negative_sampling import BoundSampledLoss
 from dualkg.losses.softmax import BoundKvsAll, BoundOneVsAll
-from dualkg.training.engines import choose_engine
-from dualkg.training.recipe import Recipe, load_recipe, recipe_from
+from dualkg.settings import InvalidSettings, UnknownSetting
+from dualkg.training.engines import EngineUnavailable, choose_engine
+from dualkg.training.recipe import (
+    ForeignSetting,
+    InvalidRecipe,
+    NotImportable,
+    Recipe,
+    RenamedKey,
+    load_recipe,
+    recipe_from,
+)
 from dualkg.training.trainer import InterruptedRunError, Trainer
+from tests.raising import check_error, refused
 
 SAMPLED = {"loss.name": "NegativeSampling"}
 
@@ -64,10 +75,15 @@ def test_a_loss_is_written_with_its_name_and_all_settings():
 def test_shared_settings_remain_when_the_loss_name_changes():
     changed = recipe_of(dropout=0.2).with_changes({"loss.name": "KvsAll"})
     assert changed.loss == kg.KvsAll(dropout=0.2)
-    with pytest.raises(
-        kg.RequestError, match="of OneVsAll and SampledSoftmax; loss.name is 'KvsAll'"
-    ):
+    with refused(InvalidRecipe, source="") as caught:
         recipe_of(relation_weight=0.2).with_changes({"loss.name": "KvsAll"})
+    check_error(
+        caught.value.problem,
+        ForeignSetting,
+        setting="loss.relation_weight",
+        owners=["OneVsAll", "SampledSoftmax"],
+        name="KvsAll",
+    )
 
 
 def test_recipes_of_records_are_read():
@@ -107,81 +123,168 @@ def test_a_loss_reads_back_as_it_was_written(loss):
 SAMPLED_LOSSES = "NegativeSampling and MarginRanking"
 
 
+NEGATIVES = ["NegativeSampling"]
+SAMPLED_ONLY = ["NegativeSampling", "MarginRanking"]
+SMOOTHED = ["OneVsAll", "KvsAll"]
+WEIGHTED = ["OneVsAll", "SampledSoftmax"]
+
+
 @pytest.mark.parametrize(
-    ("table", "sentence"),
+    ("table", "setting", "owners", "name"),
     [
-        (
-            "adversarial_temperature = 0.5",
-            "adversarial_temperature is a setting of NegativeSampling; loss.name is 'OneVsAll'; "
-            "leave it out",
-        ),
-        ("margin = 9", f"margin is a setting of {SAMPLED_LOSSES}; loss.name is 'OneVsAll'"),
-        ("filtered = true", f"filtered is a setting of {SAMPLED_LOSSES}"),
+        ("adversarial_temperature = 0.5", "adversarial_temperature", NEGATIVES, "OneVsAll"),
+        ("margin = 9", "margin", SAMPLED_ONLY, "OneVsAll"),
+        ("filtered = true", "filtered", SAMPLED_ONLY, "OneVsAll"),
         (
             'name = "MarginRanking"\nadversarial_temperature = 0.5',
-            "adversarial_temperature is a setting of NegativeSampling; loss.name is "
-            "'MarginRanking'",
+            "adversarial_temperature",
+            NEGATIVES,
+            "MarginRanking",
         ),
         (
             'name = "NegativeSampling"\nfrequency_weight = 0.9',
-            "frequency_weight is a setting of OneVsAll and SampledSoftmax; loss.name is "
-            "'NegativeSampling'",
+            "frequency_weight",
+            WEIGHTED,
+            "NegativeSampling",
         ),
         (
             'name = "MarginRanking"\nlabel_smoothing = 0.1',
-            "label_smoothing is a setting of OneVsAll and KvsAll",
+            "label_smoothing",
+            SMOOTHED,
+            "MarginRanking",
         ),
-        ('name = "MarginRanking"\ndropout = 0.1', "dropout is a setting of OneVsAll and KvsAll"),
+        ('name = "MarginRanking"\ndropout = 0.1', "dropout", SMOOTHED, "MarginRanking"),
+        ("count_exponent = 0.5", "count_exponent", ["KvsAll"], "OneVsAll"),
+        ('name = "KvsAll"\nfrequency_weight = 0.5', "frequency_weight", WEIGHTED, "KvsAll"),
+        ('name = "KvsAll"\nmargin = 2', "margin", SAMPLED_ONLY, "KvsAll"),
+    ],
+)
+def test_settings_of_other_losses_are_refused(table, setting, owners, name):
+    with refused(InvalidRecipe, source="recipe.toml") as caught:
+        recipe_from(tomllib.loads(f"[loss]\n{table}"), source="recipe.toml")
+    check_error(
+        caught.value.problem, ForeignSetting, setting=f"loss.{setting}", owners=owners, name=name
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
         (
             'name = "MarginRanking"\nsampler = "in-batch"\nnum_negatives = 9',
             "loss.num_negatives has no effect with loss.sampler = 'in-batch'; leave it out",
         ),
         (
             'name = "MarginRanking"\ncorruption = "bernoulli"',
+            "with reciprocal relations only tails are corrupted, so loss.corruption = 'bernoulli' "
             "is for model.reciprocal = false; it is true",
-        ),
-        ('name = "sampled"', "No loss is named 'sampled'. Did you mean 'SampledSoftmax'"),
-        (
-            'name = "MarginRanking"\nnum_negatives = 0',
-            "num_negatives should be greater than or equal to 1; 0 was given",
-        ),
-        (
-            'name = "MarginRanking"\n[training]\nbatch_size = 1',
-            "training.batch_size should be at least 2; it is 1",
         ),
         (
             'name = "MarginRanking"\ncorruption = "both"',
-            "loss.corruption = 'both' is for model.reciprocal = false; it is true",
+            "with reciprocal relations only tails are corrupted, so loss.corruption = 'both' is "
+            "for model.reciprocal = false; it is true",
         ),
-        ("count_exponent = 0.5", "count_exponent is a setting of KvsAll; loss.name is 'OneVsAll'"),
-        ('name = "KvsAll"\nfrequency_weight = 0.5', "frequency_weight is a setting of OneVsAll"),
-        ('name = "KvsAll"\nmargin = 2', f"margin is a setting of {SAMPLED_LOSSES}"),
-        ('name = "KvsAll"\n[model]\nreciprocal = false', "model.reciprocal should be true"),
-        ('name = "KvsAll"\n[training]\norder = "queries"', "leave training.order out"),
+        (
+            'name = "MarginRanking"\n[training]\nbatch_size = 1',
+            "negatives are drawn by what a batch holds, and a triple alone would draw the same in "
+            "every epoch, so training.batch_size should be at least 2; it is 1",
+        ),
+        (
+            'name = "KvsAll"\n[model]\nreciprocal = false',
+            "KvsAll is a loss of tail queries, so model.reciprocal should be true; it is false",
+        ),
+        (
+            'name = "KvsAll"\n[training]\norder = "queries"',
+            "KvsAll groups the answers of a query anyway; leave training.order out",
+        ),
         (
             'name = "KvsAll"\n[regularizer]\nname = "DURA"\nweight = 0.1',
+            "a regularizer is a mean over triples, and KvsAll trains on queries, so "
             "regularizer.name should be 'none'; it is 'DURA'",
         ),
-        ("label_smoothing = 1.0", "loss.label_smoothing should be less than 1; 1.0 was given"),
-        ("power = 1", "loss.power is not a setting of OneVsAll. There are: frequency_weight"),
-        ("dropout = 'half'", "loss.dropout should be a valid number.*; 'half' was given"),
-        # keys and values of earlier versions
-        (
-            'kind = "margin"',
-            "loss.kind is now loss.name, which is one of NegativeSampling, MarginRanking, ",
-        ),
-        ("known = true", "loss.known is now loss.filtered, with the opposite meaning"),
-        ('sides = "both"', "loss.sides is now loss.corruption"),
-        ('negatives = "shared"', "loss.negatives is now loss.sampler"),
-        ("temperature = 1", "loss.temperature is now loss.adversarial_temperature"),
-        ("count_power = 1", "loss.count_power is now loss.count_exponent"),
-        ('[training]\norder = "questions"', "training.order should be 'triples' or 'queries'"),
-        ('[training]\nengine = "fused"', "training.engine should be 'auto', 'reference' or 'fast'"),
     ],
 )
-def test_unusable_settings_are_refused(table, sentence):
-    with pytest.raises(kg.RequestError, match=sentence):
+def test_settings_that_do_not_combine_are_refused(table, reason):
+    with refused(InvalidRecipe, source="recipe.toml") as caught:
         recipe_from(tomllib.loads(f"[loss]\n{table}"), source="recipe.toml")
+    check_error(caught.value.problem, InvalidSettings, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("table", "setting", "expected", "found"),
+    [
+        (
+            'name = "MarginRanking"\nnum_negatives = 0',
+            "loss.num_negatives",
+            "greater than or equal to 1",
+            0,
+        ),
+        ("label_smoothing = 1.0", "loss.label_smoothing", "less than 1", 1.0),
+        (
+            "dropout = 'half'",
+            "loss.dropout",
+            "a valid number, unable to parse string as a number",
+            "half",
+        ),
+        # values of earlier versions
+        (
+            '[training]\norder = "questions"',
+            "training.order",
+            "'triples' or 'queries'",
+            "questions",
+        ),
+        (
+            '[training]\nengine = "fused"',
+            "training.engine",
+            "'auto', 'reference' or 'fast'",
+            "fused",
+        ),
+    ],
+)
+def test_invalid_values_of_losses_are_refused(table, setting, expected, found):
+    with refused(InvalidRecipe, source="recipe.toml") as caught:
+        recipe_from(tomllib.loads(f"[loss]\n{table}"), source="recipe.toml")
+    check_error(caught.value.problem, InvalidValue, setting=setting, expected=expected, found=found)
+
+
+@pytest.mark.parametrize(
+    ("table", "old", "new"),
+    [
+        ("known = true", "known", "filtered, with the opposite meaning"),
+        ('sides = "both"', "sides", "corruption"),
+        ('negatives = "shared"', "negatives", "sampler"),
+        ("temperature = 1", "temperature", "adversarial_temperature"),
+        ("count_power = 1", "count_power", "count_exponent"),
+        ('kind = "margin"', "kind", "name, which is one of NegativeSampling, MarginRanking, "),
+    ],
+)
+def test_keys_of_earlier_versions_are_refused(table, old, new):
+    with refused(InvalidRecipe, source="recipe.toml") as caught:
+        recipe_from(tomllib.loads(f"[loss]\n{table}"), source="recipe.toml")
+    check_error(caught.value.problem, RenamedKey, old=f"loss.{old}")
+    assert caught.value.problem.new.startswith(f"loss.{new}")
+
+
+def test_unknown_losses_and_settings_are_refused():
+    with refused(InvalidRecipe, source="recipe.toml") as caught:
+        recipe_from({"loss": {"name": "sampled"}}, source="recipe.toml")
+    check_error(caught.value.problem, UnknownName, kind="loss", name="sampled")
+    assert caught.value.problem.suggestions[0] == "SampledSoftmax"
+    with refused(InvalidRecipe, source="recipe.toml") as caught:
+        recipe_from({"loss": {"power": 1}}, source="recipe.toml")
+    check_error(caught.value.problem, UnknownSetting, setting="loss.power", owner="OneVsAll")
+    assert caught.value.problem.suggestions == []
+    assert caught.value.problem.known[0] == "frequency_weight"
+
+
+def test_words_of_messages():
+    assert str(ForeignSetting("loss.margin", SAMPLED_ONLY, name="OneVsAll")) == (
+        "loss: margin is a setting of NegativeSampling and MarginRanking; loss.name is "
+        "'OneVsAll'; leave it out."
+    )
+    assert str(RenamedKey("loss.sides", "loss.corruption")) == (
+        "loss.sides is now loss.corruption."
+    )
 
 
 # -- from recipes to objects -------------------------------------------------
@@ -255,7 +358,7 @@ def test_k_vs_all_gets_its_settings_and_every_query_is_an_example(small_graph):
 
 
 def test_dropout_of_heads_that_are_not_vectors_is_refused(small_graph):
-    with pytest.raises(kg.RequestError, match="Set loss.head_dropout to 0"):
+    with refused(Unsupported, what="Dropout", advice="Set loss.head_dropout to 0."):
         kg.OneVsAll(head_dropout=0.1).bind(
             kg.HAKE(small_graph.shape, dim=2), small_graph, batch_size=9, seed=0
         )
@@ -313,7 +416,7 @@ def test_a_loss_that_cannot_be_imported_is_not_saved(small_graph, tmp_path):
     class LocalLoss(SquaredLoss):
         pass
 
-    with pytest.raises(kg.RequestError, match="LocalLoss cannot be imported by its name"):
+    with refused(NotImportable, name=LocalLoss.__qualname__):
         kg.train(
             kg.ComplEx(small_graph.shape, dim=2),
             small_graph,
@@ -342,10 +445,10 @@ def test_these_losses_are_trained_by_the_reference_engine(small_graph, changes):
     engine = choose_engine(recipe, model, regularizer)
     assert engine.step == "autograd"
     for requested in ({"training.engine": "fast"}, {"training.precision": "bf16"}):
-        with pytest.raises(
-            kg.RequestError, match=r"fast engine is for OneVsAll.* Use training.engine = reference"
-        ):
+        with refused(EngineUnavailable, what="The fast engine") as caught:
             choose_engine(recipe.with_changes(requested), model, regularizer)
+        assert caught.value.reason.startswith("is for OneVsAll, each triple against one whole")
+        assert caught.value.settings["training.engine"] == "reference"
 
 
 # -- training ----------------------------------------------------------------

@@ -7,11 +7,17 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.errors import InvalidValue, PathExists, Unsupported
+from dualkg.errors import DamagedFile, InvalidValue, PathExists, Unsupported
 from dualkg.evaluation.report import load_ranks
 from dualkg.files import locked, write_json
-from dualkg.training.checkpoint import load_tensors, save_tensors
-from dualkg.training.recipe import Recipe, load_recipe
+from dualkg.models.base import TablesTooLarge, WrongShape
+from dualkg.training.checkpoint import (
+    UnreadableWeights,
+    WrongTables,
+    load_tensors,
+    save_tensors,
+)
+from dualkg.training.recipe import InvalidRecipe, NotImportable, Recipe, load_recipe
 from dualkg.training.run import (
     DamagedRun,
     DecisionsExist,
@@ -21,11 +27,15 @@ from dualkg.training.run import (
     RunFolder,
     RunNotFinished,
 )
-from dualkg.training.trainer import InterruptedRunError
+from dualkg.training.trainer import InterruptedRunError, OptimizerChanged
 from dualkg.workflows import train_seeds
 from dualkg.workflows.train import OtherData
 from tests.models import odd_models as odd
 from tests.training.test_trainer import stop_after
+
+
+class Killed(Exception):
+    """A process that ends in the middle of its work."""
 
 
 class Shifted(kg.BilinearModel):
@@ -60,16 +70,20 @@ def run(small_graph, tmp_path) -> kg.Run:
 
 
 def test_a_run_in_place_of_its_model_or_folder_gets_the_right_call(run, small_graph):
-    with pytest.raises(
-        kg.RequestError,
-        match=r"kg.evaluate\(run.model, run.graph\); TrainedRun and Graph were given",
-    ):
+    with pytest.raises(Unsupported) as refused:
         kg.evaluate(run, small_graph)
-    with pytest.raises(InvalidValue, match="Use the run as it is") as invalid:
+    assert refused.value.what == "evaluate"
+    assert refused.value.reason == (
+        "takes a model and its graph, as in kg.evaluate(run.model, run.graph); "
+        "TrainedRun and Graph were given"
+    )
+    with pytest.raises(InvalidValue) as invalid:
         kg.load_run(run)
     assert invalid.value.found is run
-    mrr = f"{run.report.mrr:.4f}"
-    assert repr(run) == f"TrainedRun(ComplEx on made, test MRR {mrr}, '{run.folder}')"
+    assert invalid.value.advice == "Use the run as it is."
+    assert (
+        repr(run) == f"TrainedRun(ComplEx on made, test MRR {run.report.mrr:.4f}, '{run.folder}')"
+    )
     assert len(repr(run.report)) < 400
 
 
@@ -109,16 +123,19 @@ def test_a_folder_with_files_is_not_overwritten(run, small_graph, tmp_path):
     def train_into(folder, **more):
         return kg.train_recipe(Recipe(), graph=small_graph, out=folder, **more)
 
-    with pytest.raises(PathExists, match="is a finished run. Use overwrite=True") as exists:
+    with pytest.raises(PathExists) as exists:
         train_into(run.folder)
     assert exists.value.path == run.folder
+    assert exists.value.what == "a finished run"
+    assert exists.value.overwritable
     RunFolder(run.folder).report.unlink()
-    with pytest.raises(RunNotFinished, match="or replace it with overwrite=True") as unfinished:
+    with pytest.raises(RunNotFinished) as unfinished:
         train_into(run.folder)
     assert unfinished.value.path == run.folder
+    assert unfinished.value.wanted == "write"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
-    with pytest.raises(ForeignFiles, match="exists and is not a run: it has letter.txt") as foreign:
+    with pytest.raises(ForeignFiles) as foreign:
         train_into(tmp_path / "other", overwrite=True)
     assert foreign.value.names == ["letter.txt", "no recipe.toml"]
     assert (tmp_path / "other" / "letter.txt").read_text() == "dear"
@@ -135,23 +152,109 @@ def test_decisions_are_not_overwritten(run, small_graph):
     folder = RunFolder(run.folder)
     folder.decisions.touch()
     _ = folder.saved_environment  # which is cached beside the paths of the folder
-    with pytest.raises(DecisionsExist, match="which would be lost") as refused:
+    with pytest.raises(DecisionsExist) as refused:
         folder.check_free(overwrite=True)
+    assert refused.value.path == run.folder
     assert refused.value.file == "decisions.jsonl"
 
 
 def test_folders_that_are_not_runs_are_refused(tmp_path, run):
-    with pytest.raises(NotARun, match="runn does not exist. Runs nearby: ") as refused:
+    with pytest.raises(NotARun) as refused:
         kg.load_run(tmp_path / "runn")
+    assert refused.value.path == tmp_path / "runn"
+    assert refused.value.reason == "does not exist"
     assert refused.value.nearby == [str(run.folder)]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(NotARun, match="is not a run"):
+    with pytest.raises(NotARun) as refused:
         kg.load_run(tmp_path / "empty")
-    with pytest.raises(NotARun, match="is a file; the folder of a run was expected"):
+    assert refused.value.reason == "is not a run (there is no recipe.toml)"
+    with pytest.raises(NotARun) as refused:
         kg.load_run(run.folder / "recipe.toml")
-    with pytest.raises(RunFinished, match="To train longer, start a new run") as finished:
+    assert refused.value.reason == "is a file; the folder of a run was expected"
+    with pytest.raises(RunFinished) as finished:
         kg.resume(run.folder)
     assert finished.value.path == run.folder
+
+
+RUN = Path("runs/a")
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            NotARun(RUN, "does not exist", nearby=["runs/b", "runs/c"]),
+            "runs/a does not exist. Runs nearby: runs/b, runs/c.",
+        ),
+        (
+            NotARun(RUN, "does not exist"),
+            "runs/a does not exist. Make one with: kg.train_recipe('RECIPE')",
+        ),
+        (
+            ForeignFiles(RUN, ["letter.txt", "no recipe.toml"]),
+            "runs/a exists and is not a run: it has letter.txt, no recipe.toml. Name another "
+            "folder with out.",
+        ),
+        (
+            DecisionsExist(RUN, "decisions.jsonl"),
+            "runs/a has decisions on new facts (decisions.jsonl), which would be lost. Move that "
+            "file elsewhere first, or name another folder with out.",
+        ),
+        (
+            RunNotFinished(RUN, resumable=True, wanted="write"),
+            "The run runs/a is not finished. Resume it with: kg.resume('runs/a'), or replace it "
+            "with overwrite=True.",
+        ),
+        (
+            RunNotFinished(RUN, resumable=False, wanted="resume"),
+            "The run runs/a cannot be resumed. It has no checkpoint; train it again: "
+            "kg.train_recipe('runs/a/recipe.toml', overwrite=True, out='runs/a')",
+        ),
+        (
+            RunFinished(RUN),
+            "The run runs/a is finished. To train longer, start a new run with more epochs.",
+        ),
+        (
+            DamagedRun(RUN, "report.json", "it is empty"),
+            "runs/a/report.json is damaged: it is empty. To see what can be saved: "
+            "kg.inference.integrity.check_run('runs/a')",
+        ),
+        (
+            UnreadableWeights("a.safetensors", "header too small"),
+            "a.safetensors cannot be read as a file of weights: header too small.",
+        ),
+        (
+            WrongTables("a.safetensors", expected={"entities": (2, 3)}, found={}),
+            "a.safetensors does not fit the model: tables {'entities': (2, 3)} were expected, "
+            "{} were found.",
+        ),
+        (
+            OptimizerChanged(RUN, saved="Adagrad", expected="Adam"),
+            "runs/a was written with Adagrad; the recipe says Adam. The optimizer cannot change "
+            "during a run: start a new run.",
+        ),
+        (
+            OtherData(RUN, "mine"),
+            "runs/a was trained on other data than mine is now. Use overwrite=True, or name "
+            "another folder with out.",
+        ),
+        (
+            WrongShape(kg.GraphShape(30, 5), kg.GraphShape(30, 4)),
+            "The model was made for 30 entities and 5 relations; the graph has 30 and 4.",
+        ),
+        (
+            NotImportable("Local"),
+            "Local cannot be imported by its name, so a run with it cannot be saved: define it at "
+            "the top level of a module and import it from there.",
+        ),
+        (
+            InvalidRecipe("train", InvalidValue("training.epochs", expected="1", found=0)),
+            "train: training.epochs should be 1; 0 was given.",
+        ),
+    ],
+)
+def test_words_of_messages(error, sentence):
+    assert str(error) == sentence
 
 
 def test_a_run_opens_a_predictor_only_with_the_package_of_predictors(run, monkeypatch):
@@ -170,13 +273,16 @@ def forget_checksums(run: kg.Run) -> None:
 @pytest.mark.parametrize("content", [b"", b"not weights at all, really"])
 def test_damaged_weights_are_refused(run, content):
     RunFolder(run.folder).weights.write_bytes(content)
-    with pytest.raises(DamagedRun, match="To see what can be saved: ") as damaged:
+    with pytest.raises(DamagedRun) as damaged:
         kg.load_run(run.folder)
+    assert damaged.value.run == run.folder
     assert damaged.value.file == "weights.safetensors"
     assert damaged.value.reason.startswith(f"it has {len(content)} bytes in place of")
     forget_checksums(run)
-    with pytest.raises(kg.RequestError, match="cannot be read as a file of weights"):
+    with pytest.raises(UnreadableWeights) as unreadable:
         kg.load_run(run.folder)
+    assert unreadable.value.path == RunFolder(run.folder).weights
+    assert "header too" in unreadable.value.reason
 
 
 def test_weights_of_another_model_are_refused(run):
@@ -186,8 +292,11 @@ def test_weights_of_another_model_are_refused(run):
         kg.load_run(run.folder)
     assert damaged.value.file == "recipe.toml"
     forget_checksums(run)
-    with pytest.raises(kg.RequestError, match="does not fit the model"):
+    with pytest.raises(WrongTables) as refused:
         kg.load_run(run.folder)
+    assert refused.value.path == folder.weights
+    assert refused.value.expected == {"entities": (30, 10), "relations": (8, 10)}
+    assert refused.value.found == {"entities": (30, 8), "relations": (8, 8)}
 
 
 def test_a_model_of_your_own_trains_saves_and_loads(small_graph, tmp_path):
@@ -252,12 +361,16 @@ def test_what_safetensors_leaves_when_it_is_killed_is_removed(tmp_path, monkeypa
         assert not left.exists()
 
 
-@pytest.mark.parametrize("choices", [{"epochs": 0}, {"batch_size": 0}, {"seed": -1}])
-def test_invalid_arguments_of_train_are_refused(small_graph, choices):
-    with pytest.raises(
-        kg.RequestError, match=f"train: training.{next(iter(choices))} should be greater than"
-    ):
-        kg.train(kg.CP(small_graph.shape, dim=2), small_graph, **choices)
+@pytest.mark.parametrize(("argument", "value"), [("epochs", 0), ("batch_size", 0), ("seed", -1)])
+def test_invalid_arguments_of_train_are_refused(small_graph, argument, value):
+    with pytest.raises(InvalidRecipe) as refused:
+        kg.train(kg.CP(small_graph.shape, dim=2), small_graph, **{argument: value})
+    assert refused.value.source == "train"
+    problem = refused.value.problem
+    assert isinstance(problem, InvalidValue)
+    assert problem.setting == f"training.{argument}"
+    assert problem.expected == f"greater than or equal to {value + 1}"
+    assert problem.found == value
 
 
 def test_a_loaded_run_still_has_its_reports(run):
@@ -270,7 +383,7 @@ def test_a_model_of_another_seed_resumes_from_its_own_weights(small_graph, tmp_p
     """Training may be killed before the first step; the weights it was given must not be lost."""
 
     def kill(event):
-        raise RuntimeError("killed")
+        raise Killed
 
     def start(seed, out=None, on_progress=None):
         model = kg.CP(small_graph.shape, dim=4, seed=seed)
@@ -278,7 +391,7 @@ def test_a_model_of_another_seed_resumes_from_its_own_weights(small_graph, tmp_p
             model, small_graph, epochs=1, batch_size=50, out=out, on_progress=on_progress
         )
 
-    with pytest.raises(RuntimeError, match="killed"):
+    with pytest.raises(Killed):
         start(7, tmp_path / "run", kill)
     resumed = kg.resume(tmp_path / "run")
     assert torch.equal(resumed.model.entities, start(7).model.entities)
@@ -289,10 +402,10 @@ def test_a_recipe_starts_without_weights_on_disk_and_resumes_from_its_seed(small
 
     def kill(event):
         assert folder.checkpoint.stat().st_size < 1000
-        raise RuntimeError("killed")
+        raise Killed
 
     folder = RunFolder(tmp_path / "run")
-    with pytest.raises(RuntimeError, match="killed"):
+    with pytest.raises(Killed):
         kg.train_recipe(recipe, graph=small_graph, out=folder.path, on_progress=kill)
     resumed = kg.resume(folder.path)
     assert torch.equal(
@@ -311,11 +424,11 @@ def test_a_run_interrupted_in_the_evaluation_resumes_without_a_step(
     )
 
     def kill(model, graph):
-        raise RuntimeError("killed")
+        raise Killed
 
     with monkeypatch.context() as patched:
         patched.setattr("dualkg.training.api.evaluate_held_out", kill)
-        with pytest.raises(RuntimeError, match="killed"):
+        with pytest.raises(Killed):
             kg.train_recipe(recipe, graph=small_graph, out=tmp_path / "run")
     events = []
     resumed = kg.resume(tmp_path / "run", on_progress=events.append)
@@ -339,8 +452,10 @@ def test_a_checkpoint_without_weights_is_refused(small_graph, tmp_path):
     checkpoint = RunFolder(tmp_path / "run").checkpoint
     _, about = load_tensors(checkpoint)
     save_tensors({}, checkpoint, about=about)
-    with pytest.raises(kg.RequestError, match="does not fit the model"):
+    with pytest.raises(WrongTables) as refused:
         kg.resume(tmp_path / "run")
+    assert refused.value.path == checkpoint
+    assert refused.value.found == {}
 
 
 def test_a_failed_overwrite_keeps_the_old_run(run, small_graph):
@@ -376,36 +491,45 @@ def test_incomplete_results_are_not_a_finished_run(run):
         kg.load_run(run.folder)
     assert unfinished.value.resumable
     RunFolder(run.folder).weights.unlink()
-    with pytest.raises(RunNotFinished, match="It has no checkpoint; train it again") as unfinished:
+    with pytest.raises(RunNotFinished) as unfinished:
         kg.load_run(run.folder)
     assert not unfinished.value.resumable
-    with pytest.raises(RunNotFinished, match="cannot be resumed"):
+    assert unfinished.value.wanted == "use"
+    with pytest.raises(RunNotFinished) as unfinished:
         kg.resume(run.folder)
+    assert not unfinished.value.resumable
+    assert unfinished.value.wanted == "resume"
 
 
 def test_a_damaged_file_is_named(run):
     (run.folder / "history.json").write_text("{")
-    with pytest.raises(kg.RequestError, match="history.json is damaged"):
+    with pytest.raises(DamagedFile) as damaged:
         kg.load_run(run.folder)
+    assert damaged.value.path == run.folder / "history.json"
     (run.folder / "environment.json").write_text("")
-    with pytest.raises(kg.RequestError, match="environment.json is damaged"):
+    with pytest.raises(DamagedFile) as damaged:
         _ = RunFolder(run.folder).saved_environment
+    assert damaged.value.path == run.folder / "environment.json"
 
 
 def test_a_recipe_cannot_change_during_a_run(small_graph, tmp_path):
     def kill(event):
-        raise RuntimeError("killed")
+        raise Killed
 
     folder = RunFolder(tmp_path / "run")
-    with pytest.raises(RuntimeError):
+    with pytest.raises(Killed):
         kg.train(kg.CP(small_graph.shape, dim=4), small_graph, out=folder.path, on_progress=kill)
     text = folder.recipe.read_text()
     folder.recipe.write_text(text.replace("Adagrad", "Adam"))
-    with pytest.raises(kg.RequestError, match="was written with Adagrad; the recipe says Adam"):
+    with pytest.raises(OptimizerChanged) as changed:
         kg.resume(folder.path)
+    assert changed.value.saved == "Adagrad"
+    assert changed.value.expected == "Adam"
     folder.recipe.write_text(text.replace("dim = 4", "dim = 5"))
-    with pytest.raises(kg.RequestError, match="does not fit the model"):
+    with pytest.raises(WrongTables) as refused:
         kg.resume(folder.path)
+    assert refused.value.expected["entities"] == (30, 5)
+    assert refused.value.found["entities"] == (30, 4)
 
 
 def test_seeds_trained_on_other_data_are_refused(tmp_path):
@@ -415,8 +539,10 @@ def test_seeds_trained_on_other_data_are_refused(tmp_path):
     path.write_text("".join(rows))
     train_seeds(recipe, 1, out=tmp_path / "runs")
     path.write_text("".join(rows[:-1]))
-    with pytest.raises(OtherData, match="was trained on other data than mine is now"):
+    with pytest.raises(OtherData) as refused:
         train_seeds(recipe, 1, out=tmp_path / "runs")
+    assert refused.value.path == tmp_path / "runs" / "seed-0"
+    assert refused.value.graph == "mine"
 
 
 def test_the_saved_recipe_has_the_options_of_reading_the_graph(tmp_path):
@@ -434,10 +560,10 @@ def test_the_saved_recipe_has_the_options_of_reading_the_graph(tmp_path):
 def test_a_model_for_another_graph_is_refused_everywhere(small_graph):
     model = kg.CP(kg.GraphShape(30, 5), dim=2)
     for use in (kg.evaluate, kg.train, kg.Predictor):
-        with pytest.raises(
-            kg.RequestError, match="made for 30 entities and 5 relations; the graph has 30 and 4"
-        ):
+        with pytest.raises(WrongShape) as refused:
             use(model, small_graph)
+        assert refused.value.model_shape == kg.GraphShape(30, 5)
+        assert refused.value.graph_shape == small_graph.shape
 
 
 def test_a_class_that_cannot_be_imported_is_not_saved(small_graph, tmp_path):
@@ -447,8 +573,9 @@ def test_a_class_that_cannot_be_imported_is_not_saved(small_graph, tmp_path):
 
     model = kg.CP(small_graph.shape, dim=2)
     kg.train(model, small_graph, regularizer=Local(0.1), epochs=1)  # in memory it is as good as any
-    with pytest.raises(kg.RequestError, match="Local cannot be imported by its name"):
+    with pytest.raises(NotImportable) as refused:
         kg.train(model, small_graph, regularizer=Local(0.1), epochs=1, out=tmp_path / "run")
+    assert refused.value.name == Local.__qualname__
     assert not (tmp_path / "run").exists()
 
 
@@ -467,7 +594,15 @@ def test_settings_of_your_own_regularizer_are_saved(small_graph, tmp_path):
 
 
 def test_a_dim_too_large_for_memory_is_refused(small_graph):
-    with pytest.raises(
-        kg.RequestError, match=r"needs [\d,.]+ GiB for its tables; this machine has"
-    ):
+    with pytest.raises(TablesTooLarge) as refused:
         kg.ComplEx(small_graph.shape, dim=10**12)
+    assert (refused.value.model, refused.value.dim) == ("ComplEx", 10**12)
+    assert refused.value.num_bytes == (30 + 8) * 2 * 10**12 * 4
+    assert refused.value.num_bytes > refused.value.available
+
+
+def test_words_of_tables_too_large():
+    error = TablesTooLarge("CP", 1000, num_bytes=3 << 30, available=1 << 30, device=None)
+    assert str(error).startswith(
+        "CP with dim 1,000 needs 3.0 GiB for its tables; this machine has 1.0. Choose a smaller dim"
+    )

@@ -5,6 +5,7 @@ weights.
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,20 +14,25 @@ import torch
 import dualkg as kg
 from dualkg.data import spill
 from dualkg.data.graph import SPLITS, load_saved_graph, save_graph
+from dualkg.errors import InvalidValue, Unsupported
 from dualkg.losses.queries import TrainingAnswers
+from dualkg.settings import InvalidSettings
 from dualkg.training import trainer
 from dualkg.training.optimizers import Optimizer
-from dualkg.training.recipe import Recipe, Training, Validation
+from dualkg.training.recipe import InvalidRecipe, Recipe, Training, Validation
 from dualkg.training.run import RunFolder
 from dualkg.training.trainer import (
     STEPS_OF_WARM_UP,
-    InterruptedRunError,
+    EmptySplit,
     ProgressEvent,
     Trainer,
+    TrainingDiverged,
+    TrainingInterrupted,
     WarmUp,
     flush_denormals,
 )
 from tests.families import BILINEAR
+from tests.raising import check_error, refused
 
 
 def weights(run: kg.Run) -> dict[str, torch.Tensor]:
@@ -157,12 +163,16 @@ def test_the_mean_is_validated(small_graph):
 
 
 def test_average_from_and_keep_best_exclude_each_other():
-    with pytest.raises(
-        kg.RequestError, match=r"optimizer\.average_from, or the best by validation\.keep; not both"
-    ):
+    with refused(InvalidRecipe, source="") as caught:
         Recipe().with_changes(
             {"optimizer.average_from": 0.5, "validation.every": 1, "validation.keep": "best"}
         )
+    check_error(
+        caught.value.problem,
+        InvalidSettings,
+        reason="the run keeps the mean of weights by optimizer.average_from, or the best by "
+        "validation.keep; not both",
+    )
 
 
 def stop_after(steps: int):
@@ -203,9 +213,7 @@ def test_an_interrupted_run_resumes_to_the_same_weights(
     }
     whole = kg.train(kg.ComplEx(small_graph.shape, dim=8), small_graph, **choices)
     folder = tmp_path / "run"
-    with pytest.raises(
-        InterruptedRunError, match=rf"all work saved. Resume with: kg.resume\('{folder}'\)"
-    ):
+    with refused(TrainingInterrupted, epochs=3, checkpoint=RunFolder(folder).checkpoint):
         kg.train(
             kg.ComplEx(small_graph.shape, dim=8),
             small_graph,
@@ -229,11 +237,10 @@ def test_divergence_is_reported_with_advice_and_leaves_the_last_checkpoint(small
         training=Training(epochs=50, batch_size=32, checkpoint_seconds=0),
         optimizer=Optimizer(name="SGD", learning_rate=1e6),
     ).with_changes({"model.dim": 8})
-    with pytest.raises(
-        kg.DivergedError,
-        match=r"diverged in epoch \d+, step \d+: .*optimizer.learning_rate = 100000",
-    ):
+    with refused(TrainingDiverged, learning_rate=1e6) as caught:
         kg.train_recipe(recipe, graph=small_graph, out=folder)
+    assert caught.value.epoch >= 1
+    assert caught.value.step >= 1
     checkpoint = RunFolder(folder).checkpoint
     if checkpoint.exists():
         from dualkg.training.checkpoint import load_tensors
@@ -242,19 +249,48 @@ def test_divergence_is_reported_with_advice_and_leaves_the_last_checkpoint(small
         assert all(torch.isfinite(value).all() for value in groups["model"].values())
 
 
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (TrainingInterrupted(1, 3, None), "Stopped in epoch 1 of 3."),
+        (
+            TrainingInterrupted(1, 3, Path("runs/a/checkpoint.safetensors")),
+            "Stopped in epoch 1 of 3, all work saved. Resume with: kg.resume('runs/a')",
+        ),
+        (
+            TrainingDiverged("the loss is nan", epoch=1, step=5, learning_rate=1e6),
+            "Training diverged in epoch 1, step 5: the loss is nan. Lower the learning rate (now "
+            "1e+06), for instance to optimizer.learning_rate = 100000, or use a smaller "
+            "init_scale.",
+        ),
+        (EmptySplit("made", "train"), "made has no training triples."),
+        (
+            EmptySplit("made", "valid"),
+            "made has no valid triples, so validation.every should be 0.",
+        ),
+    ],
+)
+def test_words_of_messages(error, sentence):
+    assert str(error) == sentence
+
+
 def test_a_graph_without_training_triples_is_refused(small_graph):
     import dataclasses
 
     empty = dataclasses.replace(small_graph, train=small_graph.train[:0])
-    with pytest.raises(kg.RequestError, match="made has no training triples"):
+    with refused(EmptySplit, graph="made", split="train"):
         kg.train(kg.CP(empty.shape, dim=2), empty)
 
 
 def test_an_unknown_device_is_refused(small_graph):
-    with pytest.raises(kg.RequestError, match="device should be cpu, cuda or cuda:1; 'gpu9'"):
+    with refused(InvalidValue, setting="device", expected="cpu, cuda or cuda:1", found="gpu9"):
         kg.train(kg.CP(small_graph.shape, dim=2), small_graph, device="gpu9")
     if not torch.cuda.is_available():
-        with pytest.raises(kg.RequestError, match="finds no such GPU here"):
+        with refused(
+            Unsupported,
+            what="The device cuda",
+            reason="was requested, but PyTorch finds no such GPU here",
+        ):
             kg.train(kg.CP(small_graph.shape, dim=2), small_graph, device="cuda")
 
 

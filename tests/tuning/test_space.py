@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.models import MODELS
+from dualkg.training.recipe import UnreadableRecipe
 from dualkg.tuning.space import InvalidSpace, Range, load_space, space_from
+from tests.raising import refused as raises_error
 
 SHIPPED = sorted((Path(__file__).parents[2] / "paper" / "spaces").glob("*.toml"))
 
@@ -150,7 +152,11 @@ def test_a_mistake_is_reported_with_its_source_and_what_to_do():
         "mine.toml: model.dim is a range, and a grid needs a list of values. List them, or search "
         'with method = "tpe" or "random".'
     )
-    with pytest.raises(InvalidSpace, match="Did you mean 'space'"):
+    with raises_error(
+        InvalidSpace,
+        key="spaec",
+        problem="is not a table of a search space. Did you mean 'space'?",
+    ):
         space('[spaec]\n"model.dim" = [1]')
 
 
@@ -177,11 +183,16 @@ def test_mistakes_of_its_recipe_and_its_settings_are_refused(text, sentence):
 
 
 def test_files_that_are_not_search_spaces(tmp_path):
-    with pytest.raises(kg.RequestError, match="cannot be read"):
+    with raises_error(
+        UnreadableRecipe,
+        path=tmp_path / "nowhere.toml",
+        reason="cannot be read: No such file or directory",
+    ):
         load_space(tmp_path / "nowhere.toml")
     (tmp_path / "bad.toml").write_text("= 3")
-    with pytest.raises(kg.RequestError, match="is not TOML"):
+    with raises_error(UnreadableRecipe, path=tmp_path / "bad.toml") as caught:
         load_space(tmp_path / "bad.toml")
+    assert caught.value.reason.startswith("is not TOML: ")
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

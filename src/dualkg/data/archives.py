@@ -24,7 +24,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dualkg.data.errors import ExpandsTooMuch, FileMissing, UnusableData
+from dualkg.data.errors import DamagedData, ExpandsTooMuch, FileMissing, UnusableData
 from dualkg.errors import DataError, InvalidValue, close_matches
 
 BUFFER_SIZE = 1 << 20
@@ -161,8 +161,7 @@ def unreadable(error: Exception, path: Path, name: str) -> DataError:
         return UnusableData(name, f"cannot be read: {error.strerror}")
 
     detail = str(error).rstrip(".") or type(error).__name__
-    problem = f"is damaged, cut short, or not the kind of file its name says ({detail})"
-    return UnusableData(name, problem, advice="Fetch it or make it again.")
+    return DamagedData(name, detail)
 
 
 def _similar_files(path: Path) -> list[str]:

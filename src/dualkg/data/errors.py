@@ -46,6 +46,21 @@ class UnusableData(DataError):
         return f"{subject} {self.problem}. {advice}".rstrip()
 
 
+class DamagedData(DataError):
+    """A file of triples is damaged, incomplete or of another format; `reason` is its reader's."""
+
+    def __init__(self, source: object, reason: str) -> None:
+        super().__init__()
+        self.source = str(source)
+        self.reason = reason
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"{self.source} is damaged, cut short, or not the kind of file its name says "
+            f"({self.reason}). Fetch it or make it again."
+        )
+
+
 class NoTriples(DataError):
     """A file or an object in memory is empty; `remarks` say what was skipped."""
 

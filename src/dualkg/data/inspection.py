@@ -107,6 +107,9 @@ class Inspection:
     relations: Vocabulary
     triples: Mapping[str, Triples] = field(repr=False)
     notes: tuple[Sentence, ...] = ()
+    # Two relations are redundant if they have this share and this number of pairs in common.
+    min_overlap: float = field(default=MIN_OVERLAP, repr=False)
+    min_common: int = field(default=MIN_COMMON, repr=False)
 
     @cached_property
     def counts(self) -> dict[str, dict[str, int]]:
@@ -371,7 +374,7 @@ class Inspection:
             high = np.maximum(first, second)
             smaller = np.minimum(sizes[low], sizes[high])
             larger = np.maximum(sizes[low], sizes[high])
-            is_similar = smaller >= MIN_OVERLAP * larger
+            is_similar = smaller >= self.min_overlap * larger
             codes.append(((opposite * size + low) * size + high)[is_similar])
         distinct, common = np.unique(np.concatenate(codes), return_counts=True)
         rest, second = np.divmod(distinct, size)
@@ -393,7 +396,7 @@ class Inspection:
 
         _, firsts, seconds, commons = self._overlaps
         larger = np.maximum(self._sizes[firsts], self._sizes[seconds])
-        is_redundant = commons >= np.maximum(MIN_COMMON, MIN_OVERLAP * larger)
+        is_redundant = commons >= np.maximum(self.min_common, self.min_overlap * larger)
         redundant = []
         for opposite, first, second, common in self._overlaps[:, is_redundant].T.tolist():
             kind = _redundancy(first, second, opposite)

@@ -177,13 +177,13 @@ def spilled(parts: Iterable[Array], dtype: npt.DTypeLike) -> Array:
 # -- names -------------------------------------------------------------------
 
 
-def hash_names(names: pa.Array) -> Hashes:
-    """A polynomial hash of each name."""
+def hash_names(names: pa.Array, *, at_once: int | None = None) -> Hashes:
+    """A polynomial hash of each name; `at_once` are hashed together, or as many as are fast."""
     ends, letters = text_of(names)
     lengths = np.diff(ends)
     powers = np.cumprod(np.full(lengths.max(initial=0), MULTIPLIER, np.uint64))
     hashes = np.empty(len(names), np.uint64)
-    for part in slices(len(names), HASHED_NAMES):
+    for part in slices(len(names), at_once or HASHED_NAMES):
         limits = ends[part.start : part.stop + 1]
         first = limits[0]
         last = limits[-1]

@@ -219,8 +219,9 @@ def _table_of_arrays(columns: Mapping[str, Any], source: str) -> pa.Table:
     Lists of equal lengths may be arrays `(num_triples, n)`.
     """
     arrays = {}
-    for name in {*PARTS, *LISTS, *LISTS.values()} & columns.keys():
-        arrays[name] = _arrow_array(columns[name], name, source)
+    for name in (*PARTS, *LISTS, *LISTS.values()):
+        if name in columns:
+            arrays[name] = _arrow_array(columns[name], name, source)
     if len({len(array) for array in arrays.values()}) > 1:
         lengths = ", ".join(f"{name} {len(array):,}" for name, array in sorted(arrays.items()))
         reason = f"should have as many rows in each column; it has {lengths}"

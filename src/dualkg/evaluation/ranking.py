@@ -28,6 +28,7 @@ from dualkg.tables.lookup import Side
 
 Counts = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
+Counter = Callable[[Tensor, Tensor, RankTargets], Tensor]  # such as `count_with_torch`
 
 BLOCK_ELEMENTS = 16_000_000  # scores in memory at a time: 64 MB in float32
 RELATION_BLOCK = 1024  # queries per block of relation prediction
@@ -77,12 +78,17 @@ def rank(
     type_constrained: bool = False,
     candidates: CandidateLists | None = None,
     progress: Progress | None = None,
+    block_elements: int = BLOCK_ELEMENTS,
+    count: Counter | None = None,
 ) -> Ranks:
     """Rank every triple of a split in both directions, filtered by all three splits.
 
     Candidates are all entities; with `type_constrained` those that train has on the same side of
     the relation; or those of a list for each query. The answer is always one. A GPU is synchronized
     at the end, not after each block.
+
+    At most `block_elements` scores are in memory at a time. Candidates are counted by `count`, or
+    by the fastest form that is installed.
     """
     model.check_shape(graph.shape)
     triples = graph.split(split)
@@ -102,16 +108,22 @@ def rank(
                 "are given in lists or by type constraints, not both",
                 advice="Leave out one.",
             )
-        return _rank_lists(model, triples, known, candidates, progress)
+        return _rank_lists(
+            model, triples, known, candidates, progress, block_elements=block_elements
+        )
     types = TypeConstraint.of(graph, device) if type_constrained else None
     num_entities = graph.shape.num_entities
-    count = choose_counter(device.type, 2 * len(triples) * num_entities)
+    count = count or choose_counter(device.type, 2 * len(triples) * num_entities)
     answers = known.on(device).answers
     counts = torch.empty(2 * len(triples), 2, dtype=torch.int32, device=device)
     num_candidates = torch.empty(len(counts), dtype=torch.int32, device=device)
     with full_precision(), eval_mode(model):
         for block in _blocks(
-            triples, known, device, num_columns=tables.columns_at_once, progress=progress
+            triples,
+            known,
+            device,
+            num_queries=max(1, block_elements // tables.columns_at_once),
+            progress=progress,
         ):
             if types is None:
                 counts[block.positions] = tables.count_better(
@@ -152,11 +164,17 @@ def _as_counts(values: Tensor) -> Counts:
 
 @torch.no_grad()
 def rank_relations(
-    model: Model, graph: Graph, triples: Triples
+    model: Model,
+    graph: Graph,
+    triples: Triples,
+    *,
+    block_size: int = RELATION_BLOCK,
+    count: Counter | None = None,
 ) -> tuple[npt.NDArray[np.float64], Counts]:
     """Filtered realistic ranks of the relations of triples, `(num_triples,)`.
 
-    The second array has the number of candidates of each.
+    The second array has the number of candidates of each. `block_size` queries are scored at a
+    time, and `count` is that of `rank`.
     """
     model.check_shape(graph.shape)
     num_relations = graph.shape.num_relations
@@ -171,11 +189,11 @@ def rank_relations(
     known_relations = torch.from_numpy(known[order, 1]).to(device)
     starts = torch.from_numpy(first).to(device)
     ends = torch.from_numpy(last).to(device)
-    count = choose_counter(device.type, len(triples) * num_relations)
+    count = count or choose_counter(device.type, len(triples) * num_relations)
     counts = torch.empty(len(triples), 2, dtype=torch.int32, device=device)
     with full_precision(), eval_mode(model):
-        for start in range(0, len(triples), RELATION_BLOCK):
-            block = slice(start, start + RELATION_BLOCK)
+        for start in range(0, len(triples), block_size):
+            block = slice(start, start + block_size)
             scores = model.score_relations(heads[block], tails[block])[:, :num_relations]
             targets = RankTargets(
                 torch.arange(len(scores), device=device),
@@ -214,6 +232,8 @@ def _rank_lists(
     known: KnownAnswers,
     lists: CandidateLists,
     progress: Progress | None,
+    *,
+    block_elements: int,
 ) -> Ranks:
     """Rank each answer among the candidates of its own list that are no other known answers."""
     if lists.num_queries != 2 * len(triples):
@@ -230,7 +250,7 @@ def _rank_lists(
         for backward, side in enumerate(SIDES):
             offset = backward * len(triples)
             for start, stop, ids in lists.blocks(
-                offset, offset + len(triples), BLOCK_ELEMENTS // width
+                offset, offset + len(triples), block_elements // width
             ):
                 entity = given[start:stop]
                 relation = relations[start:stop]
@@ -289,10 +309,10 @@ def _blocks(
     known: KnownAnswers,
     device: torch.device,
     *,
-    num_columns: int,
+    num_queries: int,
     progress: Progress | None,
 ) -> Iterator[_Block]:
-    """The queries of both directions in blocks whose rows have `num_columns` scores."""
+    """The queries of both directions in blocks of at most `num_queries`."""
     num_entities, num_relations = known.shape
     given, relations, answers = _both_directions(triples, known, device)
     # Sorted by relation, so that work per relation is done in few blocks.
@@ -306,8 +326,7 @@ def _blocks(
     first, last = (ends[rows] for ends in known.on(device).ranges(known.keys(entity, relation)))
     targets = RankTargets(rows, answers[order], first, last)
     num_forward = int((relation < num_relations).sum())
-    size = max(1, BLOCK_ELEMENTS // num_columns)
-    size = min(size, CPU_BLOCK) if device.type == "cpu" else size
+    size = min(num_queries, CPU_BLOCK) if device.type == "cpu" else num_queries
     size -= size % 128 if size > 128 else 0
     starts = [*range(0, num_forward, size), *range(num_forward, len(distinct), size), len(distinct)]
     offsets = torch.cat([repeats.new_zeros(1), repeats.cumsum(0)])[starts].tolist()
@@ -350,14 +369,14 @@ def eval_mode(model: Model) -> Iterator[None]:
 
 
 def choose_counter(
-    kind: str, num_comparisons: int
-) -> Callable[[Tensor, Tensor, RankTargets], Tensor]:
+    kind: str, num_comparisons: int, *, min_for_numba: int = MIN_COMPARISONS_FOR_NUMBA
+) -> Counter:
     """The Triton or numba form of `count_with_torch`, if available and worthwhile."""
     if kind == "cuda" and gpu_kernels_unavailable() is None:
         from dualkg.kernels.gpu.scores import count_better_and_tied
 
         return count_better_and_tied
-    if kind == "cpu" and num_comparisons >= MIN_COMPARISONS_FOR_NUMBA:
+    if kind == "cpu" and num_comparisons >= min_for_numba:
         from dualkg.kernels import cpu  # imports numba
 
         return cpu.count_better_and_tied if cpu.HAS_NUMBA else count_with_torch

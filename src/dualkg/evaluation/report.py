@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from dualkg.data.archives import read_parquet
 from dualkg.data.filters import KnownAnswers
-from dualkg.data.graph import Graph, Split
+from dualkg.data.graph import Graph, GraphShape, Split, Triples
 from dualkg.data.inspection import CARDINALITIES, cardinalities
 from dualkg.errors import DamagedFile, Unsupported
 from dualkg.evaluation.candidates import CandidateLists, GivenCandidates
@@ -206,17 +206,33 @@ def save_ranks(ranks: Ranks, path: Path) -> None:
         pq.write_table(pa.table(columns), file, compression="zstd")
 
 
-def load_ranks(path: Path) -> Ranks:
-    """Read what `save_ranks` wrote; a damaged file is refused."""
+def load_ranks(path: Path, shape: GraphShape | None = None) -> Ranks:
+    """Read what `save_ranks` wrote; a damaged file is refused.
+
+    With the `shape` of its graph, ids beyond it are refused, too.
+    """
     try:
-        return _ranks_of_table(read_parquet(path))
+        ranks = _ranks_of_table(read_parquet(path))
+        if shape is not None:
+            _check_ids(ranks.triples, shape)
+        return ranks
     except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
         reason = f"it has no column {error}" if isinstance(error, KeyError) else str(error)
         advice = "Evaluate the run again, or remove the file."
         raise DamagedFile(path, reason, advice=advice) from None
 
 
+def _check_ids(triples: Triples, shape: GraphShape) -> None:
+    """Refuse ids that no entity or relation of a graph has."""
+    limits = (shape.num_entities, shape.num_relations, shape.num_entities)
+    if (triples < 0).any() or (triples >= limits).any():
+        raise ValueError("it has ids that are not in the graph")
+
+
 def _ranks_of_table(table: pa.Table) -> Ranks:
+    for name in table.column_names:
+        if name != "direction" and not pa.types.is_integer(table[name].type):
+            raise ValueError(f"the column {name} has {table[name].type} in place of integers")
     num_triples = table.num_rows // 2
     parts = [table[part].to_numpy()[:num_triples] for part in PARTS]
     counts = {}

@@ -21,6 +21,17 @@ Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
+
+class ProbabilitiesNotFinite(DivergedError):
+    """A model scores NaN or infinity for some query, so that it has no probabilities."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The model scores NaN or infinity for some query, so it has no probabilities. Its "
+            "training has diverged: lower the learning rate or raise the regularizer's weight."
+        )
+
+
 # Scores that are held in memory at once, by the type of the device.
 BLOCK_SCORES = {"cpu": 2**23, "cuda": 2**28}
 # Normalizers in a cache. So many take about 150 MB.
@@ -82,10 +93,7 @@ def score_blocks(
 def check_finite(scores: Tensor) -> None:
     """Refuse the scores, or log-probabilities, of a model that has diverged."""
     if not bool(scores.isfinite().all()):
-        raise DivergedError(
-            "The model scores NaN or infinity for some query, so it has no probabilities. Its "
-            "training has diverged: lower the learning rate or raise the regularizer's weight."
-        )
+        raise ProbabilitiesNotFinite
 
 
 def triple_log_probabilities(

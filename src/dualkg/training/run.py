@@ -22,7 +22,7 @@ import torch
 
 from dualkg import files
 from dualkg.data.archives import cache_folder
-from dualkg.data.graph import SPLITS, Graph, Split, load_saved_graph, save_graph
+from dualkg.data.graph import SPLITS, Graph, GraphShape, Split, load_saved_graph, save_graph
 from dualkg.errors import (
     PYTHON,
     DamagedFile,
@@ -273,7 +273,8 @@ class Run(ABC):
         folder = RunFolder(self.folder)
         if not folder.ranks(split).exists():
             return None
-        return build_report(folder.load_ranks(split), self.graph, split=split)
+        ranks = folder.load_ranks(split, self.graph.shape)
+        return build_report(ranks, self.graph, split=split)
 
     @property
     def is_current(self) -> bool:
@@ -646,11 +647,11 @@ class RunFolder:
         )
         return tables
 
-    def load_ranks(self, split: str) -> Ranks:
-        """The saved ranks of a split; damaged ones are refused."""
+    def load_ranks(self, split: str, shape: GraphShape | None = None) -> Ranks:
+        """The saved ranks of a split; damaged ones, or those of another graph, are refused."""
         if self.report.exists():
             self.check_files([self.ranks(split).name])
-        return load_ranks(self.ranks(split))
+        return load_ranks(self.ranks(split), shape)
 
     def load_graph(self) -> Graph:
         try:

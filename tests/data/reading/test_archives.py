@@ -17,14 +17,14 @@ import dualkg as kg
 from dualkg.data import archives
 from dualkg.data.archives import find_sources
 from dualkg.data.encoding import read_triples
-from dualkg.data.errors import ExpandsTooMuch, FileMissing, UnusableData
+from dualkg.data.errors import DamagedData, ExpandsTooMuch, FileMissing, UnusableData
 from dualkg.data.readers import one_source
 from dualkg.errors import DataError, InvalidValue
+from tests.raising import refused
 
 Write = Callable[[str, bytes], Path]
 # Names without a pattern, so that the compressed bytes are spread over the whole file.
 TSV = b"".join(b"%x\tr\t%x\n" % (i * 2654435761 % 2**32, i * 40503 % 65521) for i in range(5000))
-DAMAGED = r"is damaged, cut short, or not the kind of file its name says \(.+\)\. Fetch it or make"
 PACKED = [
     "train.tsv.gz",
     "train.tsv.xz",
@@ -110,16 +110,17 @@ def packed(kit, name: str) -> bytes:
 def test_a_truncated_file_is_reported_as_damaged(kit, write: Write, name: str, kept: float) -> None:
     whole = packed(kit, name)
     path = write(name, whole[: int(len(whole) * kept)])
-    with pytest.raises(DataError, match=DAMAGED) as caught:
+    with pytest.raises(DamagedData) as caught:
         kit.read(path)
-    assert str(caught.value).startswith(str(path))
+    assert caught.value.source.startswith(str(path))
+    assert caught.value.reason
 
 
 @pytest.mark.parametrize("name", [name for name in PACKED if name != "train.tar"])
 def test_a_missing_last_byte_is_detected(kit, write: Write, name: str) -> None:
     whole = packed(kit, name)
     assert len(kit.named(kit.read(write(name, whole)))) == 5000
-    with pytest.raises(DataError, match=DAMAGED):
+    with pytest.raises(DamagedData):
         kit.read(write(name, whole[:-1]))
 
 
@@ -129,27 +130,35 @@ def test_changed_bytes_are_detected(kit, write: Write, name: str) -> None:
     whole = bytearray(packed(kit, name))
     middle = len(whole) // 2
     whole[middle : middle + 8] = bytes(byte ^ 0xFF for byte in whole[middle : middle + 8])
-    with pytest.raises(DataError, match=DAMAGED):
+    with pytest.raises(DamagedData):
         kit.read(write(name, bytes(whole)))
 
 
 @pytest.mark.parametrize("name", [*PACKED, "train.parquet"])
 def test_a_file_of_another_format_than_its_suffix_is_an_error(kit, write: Write, name: str) -> None:
-    with pytest.raises(DataError, match=DAMAGED):
+    with pytest.raises(DamagedData):
         kit.read(write(name, TSV))
 
 
 def test_a_broken_header_inside_a_tar_is_not_its_end(kit, write: Write) -> None:
     whole = bytearray(kit.tarred({"one.tsv": b"a\tr\tb\n", "two.tsv": b"c\tr\td\n"}))
     whole[1024:1100] = b"?" * 76
-    with pytest.raises(DataError, match="a broken header inside the archive"):
-        find_sources(write("mine.tar", bytes(whole)))
+    path = write("mine.tar", bytes(whole))
+    with refused(DamagedData, source=str(path), reason="a broken header inside the archive"):
+        find_sources(path)
+
+
+def test_words_of_damaged_data() -> None:
+    assert str(DamagedData("mine.tsv.gz", "truncated header")) == (
+        "mine.tsv.gz is damaged, cut short, or not the kind of file its name says "
+        "(truncated header). Fetch it or make it again."
+    )
 
 
 def test_a_truncated_parquet_file(kit, write: Write) -> None:
     sink = io.BytesIO()
     pq.write_table(pa.table({"h": ["a"], "r": ["r"], "t": ["b"]}), sink)
-    with pytest.raises(DataError, match=DAMAGED):
+    with pytest.raises(DamagedData):
         kit.read(write("mine.parquet", sink.getvalue()[:-20]))
 
 
@@ -160,7 +169,12 @@ def test_an_encrypted_archive_is_an_error(kit, write: Write) -> None:
     whole[6] |= 1
     whole[directory + 8] |= 1
     path = write("mine.zip", bytes(whole))
-    with pytest.raises(DataError, match=r"mine.zip:mine.tsv is encrypted.* Extract it first\."):
+    with refused(
+        UnusableData,
+        source=f"{path}:mine.tsv",
+        problem="is encrypted, and only plain archives are read",
+        advice="Extract it first.",
+    ):
         kit.read(path)
 
 
@@ -254,7 +268,7 @@ def test_members_of_a_tar(kit, write: Write, monkeypatch, compression: str, in_m
         f"{path}:{name}": hashlib.sha256(content).hexdigest() for name, content in contents.items()
     }
     cut = path.read_bytes()[: -len(path.read_bytes()) // 2]
-    with pytest.raises(DataError, match=DAMAGED):
+    with pytest.raises(DamagedData):
         [source.checksum() for source in find_sources(write(f"cut.tar{compression}", cut))]
 
 
@@ -283,7 +297,7 @@ def test_a_tar_with_a_bad_sparse_map_is_an_error(write: Write) -> None:
         }
         member.size = 512
         archive.addfile(member, io.BytesIO(b"one\n" + bytes(508)))
-    with pytest.raises(DataError, match=DAMAGED):
+    with pytest.raises(DamagedData):
         find_sources(write("mine.tar", sink.getvalue()))
 
 
@@ -295,5 +309,5 @@ def test_a_damaged_compressed_parquet_file_is_an_error(kit, write: Write, suffix
     whole = kit.compressed(sink.getvalue(), suffix)
     assert len(kit.named(kit.read(write(f"mine.parquet{suffix}", whole)))) == 2000
     for content in (whole[: len(whole) // 2], whole[:40] + whole[60:]):
-        with pytest.raises(DataError, match=DAMAGED):
+        with pytest.raises(DamagedData):
             kit.read(write(f"mine.parquet{suffix}", content))

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.errors import Unsupported
+from dualkg.errors import InvalidValue, Unsupported
 from dualkg.inference.index import ExactIndex, measure_storage_formats, quantized, query_vectors
 from tests.conftest import graph_of
+from tests.raising import refused
 
 
 @pytest.fixture
@@ -54,9 +55,9 @@ def test_the_quantized_model_scores_as_the_index(model, storage):
 
 def test_refusals(model):
     empty = graph_of([(0, 0, 1)], num_entities=30, num_relations=4)
-    with pytest.raises(Unsupported, match="made has no test triples to rank"):
+    with refused(Unsupported, what="made", reason="has no test triples to rank"):
         measure_storage_formats(model, empty)
-    with pytest.raises(kg.RequestError, match="70"):
+    with refused(InvalidValue, setting="share", found=70, advice="70 % is written 0.7."):
         measure_storage_formats(
             model,
             graph_of([(0, 0, 1)], [], [(0, 0, 2)], num_entities=30, num_relations=4),
