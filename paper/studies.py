@@ -32,6 +32,7 @@ from dualkg.training.recipe import RegularizerConfig
 from dualkg.training.run import describe_device
 from dualkg.training.trainer import Trainer
 from dualkg.tuning.automatic import AutomaticTuner, starting_recipe
+from dualkg.tuning.plan import SearchPlan
 from paper import figures, registry
 from paper.figures import (
     Projection,
@@ -148,7 +149,7 @@ def best_recipe(graph: str, dim: int) -> kg.Recipe | None:
     return None
 
 
-def measure_defaults(config: Config, graph: kg.Graph) -> Results:
+def measure_defaults(config: Config, graph: kg.Graph, *, plan: SearchPlan | None = None) -> Results:
     """Test MRR of `dualkg train GRAPH`, of `--no-tune`, and of the best recipe of that model."""
     if not len(graph.test):
         raise Unsupported(graph.name, "has no test triples")
@@ -158,7 +159,7 @@ def measure_defaults(config: Config, graph: kg.Graph) -> Results:
         changes = {"model.name": "ComplEx", "training.seed": seed}
         start = starting_recipe(data_of(graph), graph, device, changes)
         began = time.perf_counter()
-        tuner = AutomaticTuner(start, graph, device=device, fixed=tuple(changes))
+        tuner = AutomaticTuner(start, graph, device=device, fixed=tuple(changes), plan=plan)
         chosen = tuner.run()
         tuning_seconds = time.perf_counter() - began
         config.log(f"{graph.name}, seed {seed}: {tuner.summary()}")

@@ -69,8 +69,8 @@ class TrainingDisplay:
 
     def _show_tuning(self, event: AutomaticProgress) -> None:
         update = self._bar(f"Tuning {self.title}")
-        budget = None if event.budget_seconds is None else round(event.budget_seconds)
-        update(round(event.spent_seconds), budget, f"s  {event.text}")
+        percent = min(99, round(100 * event.spent / event.budget))
+        update(percent, 100, f"%  {event.text}")
 
     def _show_training(self, event: ProgressEvent) -> None:
         update = self._bar(self.title)

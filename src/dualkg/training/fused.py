@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dualkg.kernels.cpu import sampled_softmax_gradient_
+from dualkg.kernels.cpu import HAS_NUMBA, sampled_softmax_gradient_
+from dualkg.kernels.cpu_diagonal import DiagonalTables, Squares, map_triples, triple_gradients
 from dualkg.kernels.scores import Targets
 from dualkg.losses.negative_sampling import Draws
 from dualkg.losses.queries import QueryGroups
@@ -16,7 +17,13 @@ from dualkg.losses.softmax import BoundOneVsAll, BoundSampledSoftmax, target_wei
 from dualkg.models.base import Factors, Model, overridden
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum, Regularizer, is_power_sum
-from dualkg.tables.gradients import GradientTables, LossAndGradient, RowGradients, Workspace
+from dualkg.tables.gradients import (
+    GradientTables,
+    LossAndGradient,
+    RowGradients,
+    Workspace,
+    softmax_gradient_,
+)
 from dualkg.tables.local import cross_entropy
 from dualkg.tables.lookup import Side
 from dualkg.training.updates import AnyOptimizer, OnePassAdagrad, step_rows, sum_rows
@@ -106,15 +113,30 @@ class FusedStep(ABC):
         model = self.model
         # Classes of one's own may do anything with the ids of relations, or with whole tables.
         is_known = has_builtin_maps(model) and is_power_sum(self.regularizer)
+        is_linear = isinstance(model, DiagonalModel) and model.linear_in_relations
+        self.compiled = is_known and is_linear and self._has_kernels()
         # Relation prediction changes all rows of a relation table.
         is_known = is_known and not self.relation_weight
-        is_linear = isinstance(model, DiagonalModel) and model.linear_in_relations
         self.without_autograd = is_known and is_linear
         # Rows without a gradient do not change, so that skipping them is exact; Adam's moments
         # decay.
         exact = (OnePassAdagrad, torch.optim.Adagrad, torch.optim.SGD)
         has_large_relations = model.relations.shape[1] > model.entities.shape[1]
         self.by_row = is_known and has_large_relations and isinstance(self.optimizer, exact)
+
+    def _has_kernels(self) -> bool:
+        """Whether compiled kernels know the products of a diagonal model and its regularizer."""
+        model = self.model
+        assert isinstance(model, DiagonalModel)
+        regularizer = self.regularizer
+        is_local = model.device.type == "cpu" and model.tables.has_all_entities
+        is_float32 = all(table.dtype == torch.float32 for table in model.parameters())
+        is_product = model.numbers_per_coordinate <= 2 and model.multiplicative_modulus
+        if not (HAS_NUMBA and is_local and is_float32 and is_product and model.reciprocal):
+            return False
+        assert isinstance(regularizer, PowerSum)
+        self._term_weights = regularizer.term_weights
+        return regularizer.power == 2 and set(self._term_weights) <= set(Squares._fields)
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""
@@ -147,7 +169,11 @@ class FusedStep(ABC):
         """Find the gradient of every table and return the objective."""
         for parameter in self.model.parameters():
             parameter.grad = None
-        return self._without_autograd(batch) if self.without_autograd else self._by_autograd(batch)
+        if self.compiled:
+            return self._by_kernels(batch)
+        if self.without_autograd:
+            return self._without_autograd(batch)
+        return self._by_autograd(batch)
 
     def _by_autograd(self, batch: Tensor) -> Tensor:
         """For any maps and any regularizer."""
@@ -178,6 +204,44 @@ class FusedStep(ABC):
         if self.regularizer.weight:
             terms.append(self.regularizer(f))
         return terms
+
+    @torch.no_grad()
+    def _by_kernels(self, batch: Tensor) -> Tensor:
+        """For diagonal models of real or complex numbers on a CPU, by compiled kernels."""
+        model = self.model
+        weights = dict.fromkeys(Squares._fields, 0.0)
+        if self.regularizer.weight:
+            for name, weight in self._term_weights.items():
+                weights[name] = weight * self.regularizer.weight / len(batch)
+        squares = Squares(**weights)
+        tables = DiagonalTables(
+            model.entities.detach(),
+            model.relations.detach(),
+            (model.tails if model.two_entity_tables else model.entities).detach(),
+            is_complex=model.numbers_per_coordinate == 2,
+        )
+        predicts_relations = bool(self.relation_weight)
+        mapped = map_triples(tables, batch, squares, predict_relations=predicts_relations)
+        f = Factors(model, *batch.unbind(-1))
+        f.mapped_head = mapped.mapped_heads
+        f.tail = mapped.tails
+        objective, [to_mapped_heads] = self._score(f)
+        objective = objective + mapped.penalties.sum()
+
+        to_queries = None
+        if mapped.relation_queries is not None:
+            queries = mapped.relation_queries
+            scores = queries @ tables.relations.T
+            share = torch.full((len(batch),), self.relation_weight / len(batch))
+            targets = Targets.one_each(f.relations, share)
+            objective = objective + softmax_gradient_(scores, targets).sum()
+            to_queries = scores @ tables.relations
+        gradients = triple_gradients(tables, batch, squares, to_mapped_heads, to_queries)
+        model.relations.grad = gradients.relations
+        if mapped.relation_queries is not None:
+            model.relations.grad.addmm_(scores.T, queries)
+        self._add_rows(f, gradients.heads, gradients.tails)
+        return objective
 
     @torch.no_grad()
     def _without_autograd(self, batch: Tensor) -> Tensor:

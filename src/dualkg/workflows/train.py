@@ -41,6 +41,7 @@ from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import RunFolder, TrainedRun
 from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer
 from dualkg.tuning.automatic import AutomaticTuner, parse_budget, starting_recipe
+from dualkg.tuning.plan import SearchPlan
 from dualkg.workflows.events import (
     Event,
     EventCallback,
@@ -60,7 +61,7 @@ from dualkg.workflows.processes import (
 from dualkg.workflows.sources import TrainingSource, read_graph, read_source, report_graph
 
 Device = str | torch.device | None
-Tune = bool | float | str | None
+Tune = bool | float | str | SearchPlan | None
 ReadSource = Callable[[OnEvent], TrainingSource]
 
 
@@ -483,7 +484,9 @@ def _tuner_of(
     source: TrainingSource, tune: Tune, device: torch.device, on_event: OnEvent
 ) -> AutomaticTuner | None:
     """The search of a source, or None if it is trained as it is."""
-    seconds = None if tune is None or isinstance(tune, bool) else parse_budget(str(tune))
+    plan = tune if isinstance(tune, SearchPlan) else None
+    has_time = not (tune is None or isinstance(tune, (bool, SearchPlan)))
+    seconds = parse_budget(str(tune)) if has_time else None
     is_tuned = not source.is_recipe if tune is None else tune is not False
     if not is_tuned:
         return None
@@ -494,7 +497,12 @@ def _tuner_of(
     if not source.is_recipe:
         start = starting_recipe(source.recipe.data, source.graph, device, source.changes)
     return AutomaticTuner(
-        start, source.graph, device=device, fixed=tuple(source.changes), seconds=seconds
+        start,
+        source.graph,
+        device=device,
+        fixed=tuple(source.changes),
+        seconds=seconds,
+        plan=plan,
     )
 
 
