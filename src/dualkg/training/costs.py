@@ -40,7 +40,7 @@ class WorkEstimate:
 
     @classmethod
     def of(cls, graph: Graph, device: torch.device) -> WorkEstimate:
-        return cls(graph, device.type, _num_query_groups(graph))
+        return cls(graph, device.type, count_query_groups(graph))
 
     def epoch(self, recipe: Recipe) -> float:
         """The work of one epoch."""
@@ -99,7 +99,7 @@ class WorkEstimate:
         return work + self.ranking(recipe, len(graph.valid) + len(graph.test))
 
 
-def _num_query_groups(graph: Graph) -> int:
+def count_query_groups(graph: Graph) -> int:
     """Groups of at most `MAX_GROUP` answers of one query, in both directions."""
     num_groups = 0
     train = np.asarray(graph.train, dtype=np.int64)

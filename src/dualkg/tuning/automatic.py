@@ -34,11 +34,13 @@ from dualkg.errors import (
 from dualkg.extras import check_trusted
 from dualkg.files import read_json, write_text
 from dualkg.logs import ProgressLog
+from dualkg.losses.softmax import SampledSoftmax
 from dualkg.training.costs import WorkEstimate
 from dualkg.training.recipe import Recipe, named_classes, recipe_from
 from dualkg.training.trainer import InterruptedRunError, OnProgress, ProgressEvent
 from dualkg.tuning.plan import LONG, SHORT, SearchPlan
 from dualkg.tuning.starts import (
+    Dimensions,
     Params,
     Value,
     dimensions_of,
@@ -72,6 +74,8 @@ SEED = "training.seed"
 LOSS = "loss.name"
 LEARNING_RATE = "optimizer.learning_rate"
 WEIGHT = "regularizer.weight"
+BATCH_SIZE = "training.batch_size"
+NEGATIVES = "loss.num_negatives"
 RELATION_WEIGHT = "loss.relation_weight"
 MARGIN = "loss.margin"
 # What short trials misjudge, so that it is tuned in long ones too.
@@ -190,7 +194,7 @@ class AutomaticTuner:
         self.time_is_up = False
         self.tuned: list[str] = []  # the hyperparameters that were varied
         self.other = other_start(self.start, self.graph, self.device, self.fixed)
-        self.dimensions = dimensions_of(self.start, self.fixed)
+        self.dimensions = self._dimensions(self.start)
         self.trials: list[AutomaticTrial] = []
         self.log = ProgressLog(f"Tuning {self.start.model.name} on {self.graph.name}")
         if self.run_trial is None:
@@ -301,7 +305,7 @@ class AutomaticTuner:
         trial = self._try(other, rung=SHORT)
         if not trial.is_better_than(best):
             return best
-        self.dimensions = dimensions_of(self.other, self.fixed)
+        self.dimensions = self._dimensions(self.other)
         return trial
 
     def _climb(
@@ -357,17 +361,29 @@ class AutomaticTuner:
             best, WEIGHT, values_around(weight, factor, below=1, above=1), rung=SHORT
         )
 
+    def _dimensions(self, recipe: Recipe) -> Dimensions:
+        """What is tuned in the search from a recipe."""
+        assert self.plan is not None
+        factor = self.plan.weight_factor
+        dimensions = dimensions_of(recipe, self.fixed, weight_factor=factor)
+        if not self.plan.tunes_batches:
+            dimensions.pop(BATCH_SIZE, None)
+        return dimensions
+
     def _promoted(self) -> list[Params]:
         """The short trials that are trained longer.
 
         These are the best with each loss and each relation weight, which pays late, and then
         others by rank.
         """
-        ranked = [trial.params for trial in self._ranked(rung=SHORT)]
+        assert self.plan is not None
+        trials = self._ranked(rung=SHORT)
+        ranked = [trial.params for trial in trials]
         best_of_kind: dict[object, Params] = {}
-        for params in ranked:
-            kind = params.get(LOSS), params.get(RELATION_WEIGHT, 0.0)
-            best_of_kind.setdefault(kind, params)
+        for trial in trials:
+            kind = trial.params.get(LOSS), trial.params.get(RELATION_WEIGHT, 0.0)
+            if (trial.mrr or 0.0) >= self.plan.promoted_share * (trials[0].mrr or 0.0):
+                best_of_kind.setdefault(kind, trial.params)
         promoted = list(best_of_kind.values())
         promoted += [params for params in ranked if params not in promoted]
 
@@ -384,7 +400,7 @@ class AutomaticTuner:
         """Climb in long trials along what short trials misjudge."""
         best = self._ranked(rung=LONG)[0]
         start = self._start(best.params)
-        dimensions = dimensions_of(start, self.fixed)
+        dimensions = self._dimensions(start)
         epochs = start.training.epochs
         if self.is_small and EPOCHS not in self.fixed:
             dimensions[EPOCHS] = (5 * epochs // 2, epochs, epochs // 2)
@@ -446,7 +462,7 @@ class AutomaticTuner:
         assert self.plan is not None
         assert self.work is not None
         try:
-            recipe = self._recipe(_without_seed(params))
+            recipe = self._trial_recipe(_without_seed(params))
         except RequestError:
             return 0.0  # it fails at once
         text = recipe.as_toml()
@@ -481,7 +497,7 @@ class AutomaticTuner:
         assert self.run_trial is not None
         epochs = self._epochs(rung, params)
         try:
-            recipe = self._recipe(params)
+            recipe = self._trial_recipe(params)
         except RequestError as problem:
             failed = TrialOutcome(None, None, 0.0, 0.0, str(problem))
             return AutomaticTrial(params, rung, epochs, **vars(failed))
@@ -551,6 +567,16 @@ class AutomaticTuner:
                 scale = init_scale_of_margin(float(params[MARGIN]), dim)
                 params = {**params, "model.init_scale": scale}
         return start.with_changes(params)
+
+    def _trial_recipe(self, params: Params) -> Recipe:
+        """The recipe of a trial, which may sample fewer negatives than the final training."""
+        assert self.plan is not None
+        recipe = self._recipe(params)
+        most = self.plan.max_negatives
+        is_sampled = isinstance(recipe.loss, SampledSoftmax)
+        if most is None or not is_sampled or recipe.value_of(NEGATIVES) <= most:
+            return recipe
+        return recipe.with_changes({NEGATIVES: most})
 
     def _start(self, params: Params) -> Recipe:
         """The recipe that these hyperparameters change."""

@@ -11,6 +11,7 @@ from dualkg.data.graph import Graph
 from dualkg.models import MODELS
 from dualkg.training import api
 from dualkg.training.classes import known_name
+from dualkg.training.costs import count_query_groups
 from dualkg.training.recipe import Data, Recipe
 
 Value = bool | int | float | str
@@ -26,7 +27,10 @@ DIMS_BY_ENTITIES = {50_000: 2000, 250_000: 1000, 10**6: 400}
 MIN_GPU_DIM = 200
 # On a CPU: sampled softmax from this number of entities, with so many negatives.
 MIN_SAMPLED_ENTITIES = 5_000
-NUM_SAMPLED = 1_000
+NUM_SAMPLED = 2_000
+# On a CPU: triples are grouped by query if there are at most so many queries for a triple. Groups
+# save most of the work then; otherwise they save little, and sampled softmax is less exact.
+MAX_GROUPED_SHARE = 0.4
 MATRIX_MODELS = ("RESCAL", "TuckER", "SE")  # a relation has dim² parameters
 MAX_MATRIX_DIM = 256
 MAX_DIM_OF_STARTS = 500  # of the models in `STARTS`
@@ -113,9 +117,11 @@ def _softmax_of_cpu(graph: Graph, changes: Mapping[str, Any]) -> dict[str, Any]:
         start["optimizer.learning_rate"] = 0.2
     if any(key.startswith("loss.") for key in changes):
         return start
-    if changes.get("model.reciprocal", True):
+    is_sampled = len(graph.entities) >= MIN_SAMPLED_ENTITIES
+    share = count_query_groups(graph) / max(1, 2 * len(graph.train))
+    if changes.get("model.reciprocal", True) and (share <= MAX_GROUPED_SHARE or not is_sampled):
         start["training.order"] = "queries"
-    if len(graph.entities) >= MIN_SAMPLED_ENTITIES:
+    if is_sampled:
         start["loss.name"] = "SampledSoftmax"
         start["loss.num_negatives"] = NUM_SAMPLED
     return start
@@ -139,15 +145,17 @@ def other_start(
     return starting_recipe(start.data, graph, device, given, starts={})
 
 
-def dimensions_of(recipe: Recipe, fixed: Collection[str] = ()) -> Dimensions:
+def dimensions_of(
+    recipe: Recipe, fixed: Collection[str] = (), *, weight_factor: float = 10**0.5
+) -> Dimensions:
     """What matters for the model and the loss of a recipe, most important first.
 
-    Keys in `fixed` are left out.
+    Keys in `fixed` are left out. `weight_factor` is that between neighbouring values of λ.
     """
     dimensions: Dimensions = {}
     weight = recipe.regularizer.weight
     if recipe.regularizer.name != "none" and weight:
-        dimensions["regularizer.weight"] = values_around(weight, 10**0.5, below=4, above=2)
+        dimensions["regularizer.weight"] = values_around(weight, weight_factor, below=4, above=2)
     for key, values in recipe.loss.tuned.items():
         dimensions[f"loss.{key}"] = values
     learning_rate = recipe.optimizer.learning_rate
