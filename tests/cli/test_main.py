@@ -103,6 +103,7 @@ def test_version(dualkg):
     assert dualkg("--version").out.strip() == kg.__version__
 
 
+@pytest.mark.slow
 def test_the_garbage_collector_rarely_runs():
     """What a command imports stays as long as the process; collecting it takes most of a second."""
     code = (

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.errors import InvalidValue, Unsupported
+from dualkg.errors import InvalidValue
 from dualkg.models import EnsembleModel
 from dualkg.models.base import WrongShape
+from dualkg.models.ensemble import NoEmbeddings
 from tests.raising import refused as raises_error
 
 SHAPE = kg.GraphShape(7, 3)
@@ -174,7 +175,7 @@ def test_what_is_no_ensemble_or_has_no_embeddings(small_graph):
         kg.HAKE(small_graph.shape, dim=2),
     ]
     with raises_error(
-        Unsupported,
+        NoEmbeddings,
         what="An ensemble (2 × CP + HAKE)",
         reason="has no embeddings of its own, which this needs",
     ):

@@ -125,6 +125,7 @@ def test_explanations(config, monkeypatch):
     assert files(config, "explanations") == FILES
 
 
+@pytest.mark.slow
 def test_sparsity(config, monkeypatch):
     shares = (0.0, 0.5, 0.9)
     monkeypatch.setattr(studies, "SHARES", shares)

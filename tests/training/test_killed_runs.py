@@ -53,7 +53,7 @@ os.fsync, os.replace, os.rename = map(counted, (os.fsync, os.replace, os.rename)
 @pytest.mark.parametrize(
     ("seed", "num_kills"),
     [
-        (0, 1),
+        pytest.param(0, 1, marks=pytest.mark.slow),
         pytest.param(0, 4, marks=pytest.mark.slow),
         pytest.param(1, 4, marks=pytest.mark.slow),
     ],

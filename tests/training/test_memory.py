@@ -258,7 +258,7 @@ def test_a_batch_takes_no_more_than_was_predicted(engine, changes):
 @pytest.mark.parametrize(
     ("negatives", "num", "more"),
     [
-        ("uniform", 64, []),
+        pytest.param("uniform", 64, [], marks=pytest.mark.slow),
         pytest.param("shared", 1000, [], marks=pytest.mark.slow),
         pytest.param("shared", 1000, ["model.name=SE"], marks=pytest.mark.slow),
         pytest.param("shared", 1000, ["model.name=HAKE"], marks=pytest.mark.slow),

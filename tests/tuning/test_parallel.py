@@ -107,7 +107,9 @@ def wait_until_paused(folder: Path, *processes: Started) -> None:
     until(all_paused)
 
 
-@pytest.mark.parametrize("url", ["sqlite:///study.db", "journal:study.log"])
+@pytest.mark.parametrize(
+    "url", [pytest.param("sqlite:///study.db", marks=pytest.mark.slow), "journal:study.log"]
+)
 def test_two_killed_processes_lose_and_repeat_nothing(folder: Path, url: str):
     paused = {"storage": url, "grace": PATIENT, "pause": True}
     with start(folder, **paused) as first, start(folder, **paused) as second:
