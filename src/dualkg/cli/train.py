@@ -88,6 +88,9 @@ def train(
     ] = False,
     track: cli.Track = None,
     device: cli.Device = None,
+    yes: Annotated[
+        bool, Option("--yes", "-y", help="Do not ask before more than 30 minutes of work.")
+    ] = False,
 ) -> cli.Output | None:
     """Train a model, evaluate it, and save it as a run.
 
@@ -109,7 +112,7 @@ def train(
         "overwrite": overwrite,
         "callbacks": track,
     }
-    with TrainingDisplay() as display:
+    with TrainingDisplay(confirms=not yes) as display:
         if seeds > 1:
             results = kg.workflows.train_source_seeds(source, seeds, on_event=display, **arguments)
             return _print_seeds(results)

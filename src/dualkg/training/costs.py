@@ -110,9 +110,10 @@ def count_query_groups(graph: Graph) -> int:
     return num_groups
 
 
-def measure_speed(recipe: Recipe, graph: Graph, device: torch.device, work: WorkEstimate) -> float:
-    """Work a second that this machine does now, by some steps of a training that is discarded."""
-    trainer = Trainer.of_recipe(recipe, graph, device=device)
+def measure_speed(trainer: Trainer, work: WorkEstimate) -> float:
+    """Work a second that this machine does now, by some steps of a trainer, which is used up."""
+    recipe = trainer.recipe
+    device = trainer.model.device
     batches = trainer.batches(0)
     learning_rate = recipe.optimizer.learning_rate
 

@@ -147,6 +147,7 @@ class AutomaticProgress:
     best: float | None
     spent: float  # work of the trials that have ended
     budget: float  # work of the whole search, at most
+    seconds_left: float | None = None  # if the search uses all of its budget
     training: ProgressEvent | None = None
 
     @property
@@ -190,6 +191,7 @@ class AutomaticTuner:
         if self.plan is None:
             self.plan = SearchPlan.of(self.start, self.graph, self.work, seconds=self.seconds)
         self._work_of_epoch: dict[str, float] = {}
+        self.started = self.clock()
         self.deadline = math.inf
         self.time_is_up = False
         self.tuned: list[str] = []  # the hyperparameters that were varied
@@ -250,6 +252,7 @@ class AutomaticTuner:
 
     def run(self) -> Recipe:
         """Search, and return the recipe of the final training."""
+        self.started = self.clock()
         if self.seconds is not None:
             spent_before = sum(trial.seconds for trial in self.saved)
             self.deadline = self.clock() + self.seconds - spent_before
@@ -436,6 +439,18 @@ class AutomaticTuner:
 
     # -- the budget ---
 
+    def most_trials(self) -> int:
+        """About the most trials that the budget allows."""
+        assert self.plan is not None
+        if self.plan.max_trials is not None:
+            return self.plan.max_trials[LONG]
+        of_short = self._work_of({}, SHORT)
+        of_long = self._work_of({}, LONG)
+        budget = self.plan.budget
+        num_short = max(1, int(SHARE_OF_FIRST_RUNG * budget / max(of_short, 1e-9)))
+        num_long = int((budget - num_short * of_short) / max(of_long, 1e-9))
+        return num_short + max(0, num_long)
+
     @property
     def spent(self) -> float:
         """The work of the trials so far."""
@@ -532,13 +547,18 @@ class AutomaticTuner:
         assert self.plan is not None
         budget = self.plan.budget
 
+        work = self._work_of(params, rung)
+
         def report(event: ProgressEvent) -> None:
+            done = (event.epoch - 1) * event.steps + event.step
+            part = work * done / (event.epochs * event.steps)
             progress = AutomaticProgress(
                 text,
                 len(self.trials),
                 best_mrr,
-                self.spent,
+                self.spent + part,
                 budget,
+                self._seconds_left(part),
                 event,
             )
             if self.clock() > self.deadline:
@@ -553,6 +573,16 @@ class AutomaticTuner:
             self.log(line)
 
         return report
+
+    def _seconds_left(self, part: float) -> float | None:
+        """Time of the rest of the budget, at the speed so far; `part` is of the present trial."""
+        assert self.plan is not None
+        elapsed = self.clock() - self.started
+        done = part + sum(trial.work for trial in self.trials if trial not in self.saved)
+        if not done or not elapsed:
+            return None
+        left = (self.plan.budget - self.spent - part) * elapsed / done
+        return max(0.0, min(left, self.deadline - self.clock()))
 
     def _recipe(self, params: Params) -> Recipe:
         """The recipe with these hyperparameters.

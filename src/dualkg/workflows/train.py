@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ from dualkg.workflows.events import (
     TuningStarted,
     log_event,
 )
+from dualkg.workflows.expectation import expect_training, expect_tuning
 from dualkg.workflows.processes import (
     is_first_process,
     num_processes,
@@ -231,11 +233,13 @@ def train_recipe(
         if graph is None:
             graph = load_recipe_graph(recipe)
             report_graph(graph, report)
-        report(TrainingPlanned(recipe, graph))
+        chosen_device = choose_device(device)
+        expect = partial(expect_training, recipe, graph, chosen_device)
+        report(TrainingPlanned(recipe, graph, expect))
         return start_training(
             recipe,
             graph,
-            device=choose_device(device),
+            device=chosen_device,
             folder=folder,
             overwrite=overwrite,
             on_progress=report,
@@ -545,7 +549,7 @@ def _tune_for_seeds(
 
 def _search(tuner: AutomaticTuner, on_event: OnEvent) -> Recipe:
     tuner.on_progress = on_event
-    on_event(TuningStarted(tuner.start, tuner.graph))
+    on_event(TuningStarted(tuner.start, tuner.graph, partial(expect_tuning, tuner)))
     recipe = tuner.run()
     on_event(Tuned(recipe, tuner.summary()))
     return recipe
