@@ -100,7 +100,12 @@ class WorkEstimate:
 
 
 def count_query_groups(graph: Graph) -> int:
-    """Groups of at most `MAX_GROUP` answers of one query, in both directions."""
+    """Groups of at most `MAX_GROUP` answers of one query, in both directions.
+
+    For a graph on disk, which is not grouped, every answer counts as a group.
+    """
+    if graph.is_mapped:
+        return 2 * len(graph.train)
     num_groups = 0
     train = np.asarray(graph.train, dtype=np.int64)
     for given in (0, 2):

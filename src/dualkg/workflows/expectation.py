@@ -16,6 +16,7 @@ from dualkg.tuning.automatic import AutomaticTuner
 
 # The part of its budget that a search usually spends.
 SPENT_SHARE = 0.9
+MAX_MEASURED_BYTES = 2**31
 NAMES = {
     "regularizer.weight": "λ",
     "loss.relation_weight": "relation weight",
@@ -32,7 +33,7 @@ class Expectation:
     tuning: float
     training: float
     ranking: float
-    memory: float
+    memory: float | None
     tuned: Sequence[str] = ()
     num_trials: int = 0
 
@@ -51,24 +52,35 @@ class Expectation:
             )
         parts.append(
             f"training about {describe_seconds(self.training)}, ranking about "
-            f"{describe_seconds(self.ranking)}; it needs about {gib(self.memory)} of memory."
+            f"{describe_seconds(self.ranking)}"
         )
+        if self.memory is None:
+            parts.append(" on a machine with two CPU cores or one H200; this one was not measured.")
+        else:
+            parts.append(f"; it needs about {gib(self.memory)} of memory.")
         text = "".join(parts)
         return text[0].upper() + text[1:]
 
 
 def expect_training(recipe: Recipe, graph: Graph, device: torch.device) -> Expectation:
-    """What a training will take, by some of its steps."""
-    trainer = Trainer.of_recipe(recipe, graph, device=device)
+    """What a training will take, by some of its steps.
+
+    Tables that take long to initialize are not made only to measure this.
+    """
     work = WorkEstimate.of(graph, device)
-    speed = measure_speed(trainer, work)
+    memory = None
+    speed = 1.0
+    if 4 * graph.shape.num_entities * recipe.model.dim <= MAX_MEASURED_BYTES:
+        trainer = Trainer.of_recipe(recipe, graph, device=device)
+        memory = memory_of(trainer)
+        speed = measure_speed(trainer, work)
     num_held_out = len(graph.valid) + len(graph.test)
     ranking = work.ranking(recipe, num_held_out)
     return Expectation(
         tuning=0.0,
         training=(work.training(recipe) - ranking) / speed,
         ranking=ranking / speed,
-        memory=memory_of(trainer),
+        memory=memory,
     )
 
 
