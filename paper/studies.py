@@ -34,6 +34,7 @@ from dualkg.training.run import describe_device
 from dualkg.training.trainer import Trainer
 from dualkg.tuning.automatic import AutomaticTuner, starting_recipe
 from dualkg.tuning.plan import SearchPlan
+from dualkg.tuning.starts import fast_softmax
 from paper import figures, registry
 from paper.figures import (
     Projection,
@@ -166,7 +167,8 @@ def measure_defaults(config: Config, graph: kg.Graph, *, plan: SearchPlan | None
         chosen = tuner.run()
         tuning_seconds = time.perf_counter() - began
         config.log(f"{graph.name}, seed {seed}: {tuner.summary()}")
-        recipes = {"tuned": chosen, "fixed": default_recipe(data_of(graph), graph, changes)}
+        fixed = {**fast_softmax(graph, device, changes), **changes}
+        recipes = {"tuned": chosen, "fixed": default_recipe(data_of(graph), graph, fixed)}
         recipe_of_graph = best_recipe(graph.name, start.model.dim)
         if recipe_of_graph and work.training(recipe_of_graph) <= MAX_RECIPE_WORK:
             recipes["recipe"] = recipe_of_graph.with_changes({"training.seed": seed})

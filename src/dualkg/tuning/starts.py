@@ -89,8 +89,10 @@ def starting_recipe(
     start |= _default_size(graph, device, model, has_own_loss=has_own_loss)
     if not is_small(graph) and "optimizer.name" not in changes:
         start["optimizer.learning_rate"] = 0.1
-    if device.type == "cpu" and not is_small(graph) and not has_own_loss:
-        start |= _softmax_of_cpu(graph, changes)
+    if not has_own_loss:
+        start |= fast_softmax(graph, device, changes)
+        if device.type == "cpu" and not is_small(graph) and "optimizer.name" not in changes:
+            start["optimizer.learning_rate"] = 0.2  # there are few epochs
     for key, value in settings_of_model.items():
         # A loss or a regularizer that the user names comes without our settings.
         table = key.partition(".")[0]
@@ -107,15 +109,14 @@ def starting_recipe(
     return api.default_recipe(data, graph, start)
 
 
-def _softmax_of_cpu(graph: Graph, changes: Mapping[str, Any]) -> dict[str, Any]:
+def fast_softmax(graph: Graph, device: torch.device, changes: Mapping[str, Any]) -> dict[str, Any]:
     """How the softmax is computed fastest on a CPU: once a query, and over a sample of entities.
 
-    Few epochs need a larger learning rate. Choices of the user's own are left as they are.
+    A loss that the user chose is left as it is, and so is that of a small graph.
     """
     start: dict[str, Any] = {}
-    if "optimizer.name" not in changes:
-        start["optimizer.learning_rate"] = 0.2
-    if any(key.startswith("loss.") for key in changes):
+    has_own_loss = any(key.startswith("loss.") for key in changes)
+    if device.type != "cpu" or is_small(graph) or has_own_loss or "training.order" in changes:
         return start
     is_sampled = len(graph.entities) >= MIN_SAMPLED_ENTITIES
     share = count_query_groups(graph) / max(1, 2 * len(graph.train))

@@ -43,6 +43,7 @@ from dualkg.training.run import RunFolder, TrainedRun
 from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer
 from dualkg.tuning.automatic import AutomaticTuner, parse_budget, starting_recipe
 from dualkg.tuning.plan import SearchPlan
+from dualkg.tuning.starts import fast_softmax
 from dualkg.workflows.events import (
     Event,
     EventCallback,
@@ -194,7 +195,7 @@ def _read_and_train(
     tuner = _tuner_of(source, tune, choose_device(device), on_event)
     if tuner is None:
         return train_recipe(
-            source.recipe,
+            _untuned_recipe(source, choose_device(device)),
             graph=source.graph,
             device=device,
             out=out,
@@ -396,7 +397,7 @@ def train_source_seeds(
     chosen = choose_device(device)
     tuner = _tuner_of(read, tune, chosen, report)
     with locked(folder):
-        recipe = read.recipe
+        recipe = _untuned_recipe(read, chosen)
         if tuner is not None:
             recipe = _tune_for_seeds(tuner, folder, overwrite=overwrite, on_event=report)
         reports = train_seeds(
@@ -508,6 +509,13 @@ def _tuner_of(
         seconds=seconds,
         plan=plan,
     )
+
+
+def _untuned_recipe(source: TrainingSource, device: torch.device) -> Recipe:
+    """The recipe of a training without tuning; that of a graph is the fastest on the device."""
+    if source.is_recipe:
+        return source.recipe
+    return source.recipe.with_changes(fast_softmax(source.graph, device, source.changes))
 
 
 def _tune_in_folder(
