@@ -22,17 +22,22 @@ if TYPE_CHECKING:
 MAX_UNASKED_SECONDS = 30 * 60
 
 
+def ask_to_start() -> None:
+    """Ask a person at a terminal whether to start; a program is not asked."""
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        typer.confirm("Start?", default=True, abort=True, err=True)
+
+
 class TrainingDisplay:
     """A subscriber of the events of a training, which prints them on stderr.
 
-    The bar of automatic tuning is of its budget, that of a training counts its steps. With
-    `confirms`, a person at a terminal is asked before what will take longer than
-    `MAX_UNASKED_SECONDS`.
+    The bar of automatic tuning is of its budget, that of a training counts its steps. Before
+    what will take longer than `MAX_UNASKED_SECONDS`, `ask` is called, which may stop the command.
     """
 
-    def __init__(self, title: str = "", *, confirms: bool = False) -> None:
+    def __init__(self, title: str = "", *, ask: Callable[[], object] | None = None) -> None:
         self.title = title
-        self.confirms = confirms
+        self.ask = ask
         self._is_tuned = False
         self._bars = ExitStack()
         self._update: Callable[..., None] | None = None
@@ -84,9 +89,8 @@ class TrainingDisplay:
     def _announce(self, expectation: Expectation) -> None:
         """Say how long it will take, and ask a person before long work."""
         note(expectation.text)
-        is_long = expectation.seconds > MAX_UNASKED_SECONDS
-        if self.confirms and is_long and sys.stdin.isatty() and sys.stderr.isatty():
-            typer.confirm("Start?", default=True, abort=True, err=True)
+        if self.ask is not None and expectation.seconds > MAX_UNASKED_SECONDS:
+            self.ask()
 
     def _show_tuning(self, event: AutomaticProgress) -> None:
         update = self._bar(f"Tuning {self.title}")
