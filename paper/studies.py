@@ -28,10 +28,13 @@ from dualkg.extras import optional_import
 from dualkg.inference import calibration, completion, extension, index, inductive, reliability
 from dualkg.inference.explanation import Influence, influence
 from dualkg.training.api import choose_device, data_of, default_recipe, spread
+from dualkg.training.costs import WorkEstimate
 from dualkg.training.recipe import RegularizerConfig
 from dualkg.training.run import describe_device
 from dualkg.training.trainer import Trainer
 from dualkg.tuning.automatic import AutomaticTuner, starting_recipe
+from dualkg.tuning.plan import SearchPlan
+from dualkg.tuning.starts import fast_softmax
 from paper import figures, registry
 from paper.figures import (
     Projection,
@@ -136,6 +139,7 @@ DEFAULT_GRAPHS = (
     "FB15k-237",
     "YAGO3-10-quarter",
 )
+MAX_RECIPE_WORK = 3600.0  # of the best recipe of a graph; on a CPU it may take days
 WAYS = {"tuned": "default", "fixed": "--no-tune", "recipe": "best recipe"}
 
 
@@ -148,23 +152,25 @@ def best_recipe(graph: str, dim: int) -> kg.Recipe | None:
     return None
 
 
-def measure_defaults(config: Config, graph: kg.Graph) -> Results:
+def measure_defaults(config: Config, graph: kg.Graph, *, plan: SearchPlan | None = None) -> Results:
     """Test MRR of `dualkg train GRAPH`, of `--no-tune`, and of the best recipe of that model."""
     if not len(graph.test):
         raise Unsupported(graph.name, "has no test triples")
     device = choose_device(config.device)
+    work = WorkEstimate.of(graph, device)
     results: list[dict[str, Any]] = []
     for seed in range(config.seeds):
         changes = {"model.name": "ComplEx", "training.seed": seed}
         start = starting_recipe(data_of(graph), graph, device, changes)
         began = time.perf_counter()
-        tuner = AutomaticTuner(start, graph, device=device, fixed=tuple(changes))
+        tuner = AutomaticTuner(start, graph, device=device, fixed=tuple(changes), plan=plan)
         chosen = tuner.run()
         tuning_seconds = time.perf_counter() - began
         config.log(f"{graph.name}, seed {seed}: {tuner.summary()}")
-        recipes = {"tuned": chosen, "fixed": default_recipe(data_of(graph), graph, changes)}
+        fixed = {**fast_softmax(graph, device, changes), **changes}
+        recipes = {"tuned": chosen, "fixed": default_recipe(data_of(graph), graph, fixed)}
         recipe_of_graph = best_recipe(graph.name, start.model.dim)
-        if recipe_of_graph:
+        if recipe_of_graph and work.training(recipe_of_graph) <= MAX_RECIPE_WORK:
             recipes["recipe"] = recipe_of_graph.with_changes({"training.seed": seed})
 
         result: dict[str, Any] = {"seed": seed}
@@ -179,7 +185,12 @@ def measure_defaults(config: Config, graph: kg.Graph) -> Results:
             "chosen": tuner.summary(),
         }
         results.append(result)
-    return {"dim": start.model.dim, "epochs": start.training.epochs, "seeds": results}
+    return {
+        "dim": start.model.dim,
+        "epochs": start.training.epochs,
+        "device": describe_device(device),
+        "seeds": results,
+    }
 
 
 def run_facts(run: kg.Run) -> dict[str, float]:
@@ -215,7 +226,8 @@ def defaults_fields(results: Results) -> dict[str, str]:
     notes = [f"Seed {seed['seed']}: {seed['tuned']['chosen']}" for seed in results["seeds"]]
     if results.get("shared_device"):
         notes.append("Times are upper bounds, because other work ran on the same device.")
-    return {"notes": "\n\n".join(notes)}
+    device = " on a CPU" if results.get("device") == "cpu" else ""
+    return {"notes": "\n\n".join(notes), "device": device}
 
 
 # -- duality -----------------------------------------------------------------
@@ -853,6 +865,7 @@ _STUDIES = (
         graphs=DEFAULT_GRAPHS,
         several_seeds=True,
         fields=defaults_fields,
+        by_device=True,
     ),
     Study(
         "sampled",

@@ -287,6 +287,7 @@ class Study:
     draw: Callable[[Results, str], Drawing] | None = None
     graphs: tuple[str, ...] = GRAPHS[:2]
     several_seeds: bool = False
+    by_device: bool = False  # whether results on a CPU are saved beside those on a GPU
     further: Mapping[str, MakeRows] = field(default_factory=dict)
     fields: Callable[[Results], dict[str, Any]] = lambda results: {}
 
@@ -311,7 +312,9 @@ class Study:
                 ),
                 "results": results,
             }
-            self.save(self.path(config.records, graph.name), saved, drawing)
+            on_cpu = self.by_device and choose_device(config.device).type == "cpu"
+            path = self.path(config.records, graph.name, suffix="-cpu" if on_cpu else "")
+            self.save(path, saved, drawing)
             tables += self.tables(results, graph.name)
         return tables
 
@@ -333,12 +336,15 @@ class Study:
             tables.append(table)
         return tables
 
-    def path(self, records: Path, graph: str) -> Path:
-        return records / "figures" / f"{self.name}-{graph.lower()}.json"
+    def path(self, records: Path, graph: str, *, suffix: str = "") -> Path:
+        return records / "figures" / f"{self.name}-{graph.lower()}{suffix}.json"
 
     def saved(self, records: Path) -> list[Path]:
         """The files of saved results, by graph."""
-        paths = [self.path(records, graph) for graph in dict.fromkeys((*GRAPHS, *self.graphs))]
+        paths = []
+        for graph in dict.fromkeys((*GRAPHS, *self.graphs)):
+            for suffix in ("", "-cpu") if self.by_device else ("",):
+                paths.append(self.path(records, graph, suffix=suffix))
         return [path for path in paths if path.exists()]
 
     def save(self, path: Path, saved: Mapping[str, Any], drawing: Drawing | None = None) -> None:

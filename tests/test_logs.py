@@ -14,7 +14,7 @@ from dualkg import logs
 from dualkg.inference.calibration import calibrate
 from dualkg.inference.completion import complete
 from dualkg.inference.index_build import build_index
-from dualkg.tuning.automatic import AutomaticTuner
+from dualkg.tuning.plan import SearchPlan
 
 
 class Clock:
@@ -124,13 +124,13 @@ def test_searches_log_trials_and_the_best_so_far(small_graph, clock, lines, tmp_
     assert "best valid MRR 0." in found[-1]
 
 
-def test_automatic_tuning_logs_the_trial_and_one_best_mrr(small_graph, clock, lines, monkeypatch):
-    monkeypatch.setattr(AutomaticTuner, "_has_time", lambda self, *_, rung: len(self.trials) < 2)
-
+def test_automatic_tuning_logs_the_trial_and_one_best_mrr(small_graph, clock, lines):
     def slow(event: object) -> None:
         clock.now += 5
 
-    kg.fit(small_graph, changes={"model.dim": 2, "training.epochs": 9}, on_event=slow)
+    plan = SearchPlan(rungs=(1 / 3, 1.0), max_trials=(2, 2))
+    changes = {"model.dim": 2, "training.epochs": 9}
+    kg.fit(small_graph, tune=plan, changes=changes, on_event=slow)
     found = [line for line in lines() if line.startswith("Tuning ComplEx on made: trial ")]
     assert found[0].startswith(
         "Tuning ComplEx on made: trial 1: the starting values  epoch 1/3  loss "

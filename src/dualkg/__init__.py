@@ -10,11 +10,20 @@ The package has factorization models, their distance-based duals, and the regula
     kg.Predictor(run.model, graph).tails("France", "capital")
 """
 
+import os
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
+
+# Threads wait for each other many times in a step of training. By OpenMP's default an idle thread
+# keeps its core busy, which other processes need: on a very busy machine training takes twice as
+# long (benchmarks/contention.py). OpenMP reads this when torch is imported.
+SPIN_COUNT = "10000"
+if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 if TYPE_CHECKING:
     import dualkg.analysis

@@ -123,10 +123,16 @@ def test_the_garbage_collector_rarely_runs():
     ("given", "found"),
     [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
 )
-def test_idle_threads_of_openmp_sleep_soon_unless_the_environment_says_otherwise(given, found):
+@pytest.mark.parametrize(
+    "program",
+    ["sys.argv[1:] = ['--version']; from dualkg.cli import main; main()", "import dualkg"],
+)
+def test_idle_threads_of_openmp_sleep_soon_unless_the_environment_says_otherwise(
+    given, found, program
+):
     code = (
         "import atexit, os, sys; atexit.register(lambda: print(os.environ.get('GOMP_SPINCOUNT')))\n"
-        "sys.argv[1:] = ['--version']; from dualkg.cli import main; main()"
+        f"{program}"
     )
     plain = {
         name: value

@@ -2,23 +2,21 @@
 
 import pytest
 
-from dualkg.tuning.automatic import AutomaticTuner
+from dualkg.tuning.plan import SearchPlan
 from paper.records import Config
 from paper.studies import STUDIES, best_recipe, measure_defaults
 from tests.tuning.test_automatic import graph  # noqa: F401 - a fixture
 
 
-def test_tuned_and_fixed_defaults_are_measured_with_every_seed(graph, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(
-        AutomaticTuner, "_has_time", lambda self, epochs=0, *, rung: len(self.trials) < 2 + rung
-    )
+def test_tuned_and_fixed_defaults_are_measured_with_every_seed(graph):  # noqa: F811
     lines = []
-    results = measure_defaults(Config(seeds=2, device="cpu", log=lines.append), graph)
+    config = Config(seeds=2, device="cpu", log=lines.append)
+    results = measure_defaults(config, graph, plan=SearchPlan(max_trials=(2, 4)))
     assert [seed["seed"] for seed in results["seeds"]] == [0, 1]
     assert [set(seed) for seed in results["seeds"]] == [
         {"seed", "tuned", "fixed"}
     ] * 2  # there is no recipe
-    assert results["seeds"][0]["tuned"]["trials"] == 3
+    assert results["seeds"][0]["tuned"]["trials"] == 4
     assert len(lines) == 2
     [table] = STUDIES["defaults"].tables(results, graph.name)
     assert [row[0] for row in table.rows] == ["default", "--no-tune"]

@@ -37,7 +37,7 @@ from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training import distributed, run
 from dualkg.training.batches import one_of_each_query
 from dualkg.training.distributed import build_trainer, expectation, group_shard, num_processes
-from dualkg.training.fused import FusedStep
+from dualkg.training.fused import OneVsAllFusedStep
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
 from dualkg.training.steps import ReferenceStep
@@ -229,7 +229,9 @@ def compare_fused_gradients(group: Processes, num_entities: int, all_of_them: bo
             shard = group_shard(group, graph)
             part = PartialModel(build(tables=ShardedTables(shard)))
             bound = loss.bind(part, graph, batch_size=len(batch), seed=0, grouped_by_query=grouped)
-            step = FusedStep(part, bound, regularizer, OnePassAdagrad(part.parameters(), 0.1))
+            step = OneVsAllFusedStep(
+                part, bound, regularizer, OnePassAdagrad(part.parameters(), 0.1)
+            )
             objective = step.gradients(batch)
             found = {key: table.grad for key, table in part.embedding.named_parameters()}
             found |= {
@@ -423,7 +425,9 @@ def adagrad(model: Model) -> OnePassAdagrad:
     return OnePassAdagrad(model.parameters(), 0.02, eps=1e-6)
 
 
-def take_steps(step: ReferenceStep | FusedStep, batch: torch.Tensor) -> dict[str, torch.Tensor]:
+def take_steps(
+    step: ReferenceStep | OneVsAllFusedStep, batch: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """Weights after 64 steps with parts of a batch."""
     torch.manual_seed(0)  # of dropout
     for number in range(64):
@@ -463,7 +467,7 @@ def compare_steps(group: Processes, path: Path) -> None:
             if is_fused:
                 if part.score_form is None:
                     continue
-                step = FusedStep(part, bound, regularizer, optimizer)
+                step = OneVsAllFusedStep(part, bound, regularizer, optimizer)
             found = take_steps(step, batch_of(graph, reciprocal, loss))
             rows = {
                 key: table[shard.ids] if key in TABLE_NAMES else table
@@ -506,7 +510,7 @@ def count_numbers(group: Processes) -> None:
         batch = batch_of(graph, reciprocal, kg.OneVsAll())
         part = PartialModel(_model(graph, "ComplEx", reciprocal, "none", tables=tables))
         loss = kg.OneVsAll().bind(part, graph, batch_size=len(batch), seed=0)
-        step = FusedStep(part, loss, kg.DURA(0.1), OnePassAdagrad(part.parameters(), 0.1))
+        step = OneVsAllFusedStep(part, loss, kg.DURA(0.1), OnePassAdagrad(part.parameters(), 0.1))
         sent = 0
         step(batch, 0.1)
         size = len(batch)

@@ -9,7 +9,7 @@ import dualkg as kg
 from dualkg.losses.softmax import BoundOneVsAll
 from dualkg.regularizers import PowerSum
 from dualkg.training import engines, steps
-from dualkg.training.fused import FusedStep
+from dualkg.training.fused import OneVsAllFusedStep
 from dualkg.training.optimizers import Optimizer, build_optimizer
 from dualkg.training.steps import ReferenceStep
 from tests.families import BILINEAR
@@ -32,9 +32,9 @@ def chosen(model: kg.Model, *, optimizer: str = "Adagrad", **training: str) -> s
 
 def test_the_engine_is_selected_automatically_or_by_the_recipe(small_graph):
     model = kg.RESCAL(small_graph.shape, dim=2)
-    assert type(chosen(model)) is FusedStep
+    assert type(chosen(model)) is OneVsAllFusedStep
     assert type(chosen(model, engine="reference")) is ReferenceStep
-    assert type(chosen(kg.Dual(model))) is FusedStep
+    assert type(chosen(kg.Dual(model))) is OneVsAllFusedStep
     assert type(chosen(kg.Dual(model, "head"))) is ReferenceStep
 
 
@@ -193,9 +193,11 @@ def test_kernels_train_your_own_classes_unless_they_override_what_kernels_replac
     small_graph, monkeypatch, kind, regularizer, known
 ):
     steps = []
-    for step in (ReferenceStep, FusedStep):
+    for step in (ReferenceStep, OneVsAllFusedStep):
         model = kind(small_graph.shape, dim=3, init_scale=0.5).double()
-        optimizer = build_optimizer(Optimizer(), model.parameters(), one_pass=step is FusedStep)
+        optimizer = build_optimizer(
+            Optimizer(), model.parameters(), one_pass=step is OneVsAllFusedStep
+        )
         steps.append(step(model, BoundOneVsAll(), regularizer, optimizer))
         for batch in batches(small_graph, True, 5):
             steps[-1](batch, 0.1)

@@ -15,7 +15,7 @@ from dualkg.losses.softmax import BoundOneVsAll, Dropouts, frequency_weights
 from dualkg.models import MODELS
 from dualkg.regularizers import REGULARIZERS, PlainAndMapped
 from dualkg.tables.gradients import LocalGradientTables
-from dualkg.training.fused import FusedStep
+from dualkg.training.fused import OneVsAllFusedStep
 from dualkg.training.optimizers import Optimizer, build_optimizer
 from dualkg.training.steps import ReferenceStep
 from tests.conftest import graph_of
@@ -97,7 +97,7 @@ def grouped_by_query(graph: kg.Graph, n: int) -> list[torch.Tensor]:
     return found
 
 
-def gradient_of(step: FusedStep, name: str) -> torch.Tensor:
+def gradient_of(step: OneVsAllFusedStep, name: str) -> torch.Tensor:
     """The gradient that a fused step found for a table."""
     sides = {"entities": "head", "tails": "tail"}
     return (
@@ -109,7 +109,7 @@ def gradient_of(step: FusedStep, name: str) -> torch.Tensor:
 def test_ten_steps_end_at_the_same_weights(small_graph, name, regularizer, loss, reciprocal):
     plain, fused = (
         build(kind, name, regularizer, loss, reciprocal, small_graph)
-        for kind in (ReferenceStep, FusedStep)
+        for kind in (ReferenceStep, OneVsAllFusedStep)
     )
     for batch in batches(small_graph, reciprocal, 10):
         torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-12)
@@ -120,7 +120,8 @@ def test_ten_steps_end_at_the_same_weights(small_graph, name, regularizer, loss,
 @pytest.mark.parametrize(("name", "loss"), every_nth(2, BILINEAR, BY_QUERY))
 def test_grouping_by_query_does_not_change_the_weights(small_graph, name, loss):
     plain, fused = (
-        build(kind, name, "DURA", loss, True, small_graph) for kind in (ReferenceStep, FusedStep)
+        build(kind, name, "DURA", loss, True, small_graph)
+        for kind in (ReferenceStep, OneVsAllFusedStep)
     )
     for batch in grouped_by_query(small_graph, 10):
         torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-12)
@@ -140,7 +141,7 @@ def test_each_query_is_scored_once(small_graph, monkeypatch):
     monkeypatch.setattr(LocalGradientTables, "cross_entropy", counted)
     batch = torch.tensor([[0, 1, 2], [0, 1, 3], [0, 2, 3], [4, 2, 3], [4, 2, 5], [0, 1, 4]])
     for loss in ("plain by query", "plain"):
-        build(FusedStep, "ComplEx", "DURA", loss, True, small_graph)(batch, 0.1)
+        build(OneVsAllFusedStep, "ComplEx", "DURA", loss, True, small_graph)(batch, 0.1)
     assert rows == [4, 6]
 
 
@@ -176,7 +177,7 @@ def test_squared_distances_end_at_the_same_weights(
     small_graph, name, regularizer, loss, reciprocal
 ):
     case = name, regularizer, loss, reciprocal, small_graph
-    plain, fused = (build_squared(kind, *case) for kind in (ReferenceStep, FusedStep))
+    plain, fused = (build_squared(kind, *case) for kind in (ReferenceStep, OneVsAllFusedStep))
     for batch in batches(small_graph, reciprocal, 10):
         torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-11)
     for one, other in zip(plain.model.parameters(), fused.scored.parameters(), strict=True):
@@ -196,7 +197,7 @@ def test_blocks_of_a_batch_do_not_change_the_weights(small_graph, monkeypatch, n
 def test_every_optimizer_takes_the_reference_steps(small_graph, name, optimizer):
     plain, fused = (
         build(kind, name, "DURA", "plain", True, small_graph, optimizer=optimizer)
-        for kind in (ReferenceStep, FusedStep)
+        for kind in (ReferenceStep, OneVsAllFusedStep)
     )
     for batch in batches(small_graph, True, 10):
         plain(batch, 0.1)
@@ -209,7 +210,7 @@ def test_every_optimizer_takes_the_reference_steps(small_graph, name, optimizer)
 def test_float32_gradients_equal_the_reference(small_graph, name, regularizer, loss, reciprocal):
     plain, fused = (
         build(kind, name, regularizer, loss, reciprocal, small_graph, dtype=torch.float32)
-        for kind in (ReferenceStep, FusedStep)
+        for kind in (ReferenceStep, OneVsAllFusedStep)
     )
     (batch,) = batches(small_graph, reciprocal, 4)[3:]
     plain.objective(batch).backward()
@@ -266,7 +267,7 @@ def test_bfloat16_gradients_are_close_and_copies_are_updated(
 ):
     plain, bf16 = (
         build(kind, name, regularizer, "both", reciprocal, small_graph, dtype=torch.float32)
-        for kind in (ReferenceStep, partial(FusedStep, bf16=True))
+        for kind in (ReferenceStep, partial(OneVsAllFusedStep, bf16=True))
     )
     for batch in batches(small_graph, reciprocal, 4):
         plain.optimizer.zero_grad()
@@ -289,7 +290,7 @@ def test_a_frozen_table_does_not_change(small_graph, table):
 
 def test_only_the_relations_of_the_batch_change():
     graph = graph_of([(0, 0, 1), (1, 1, 2), (2, 2, 0)])
-    step = build(FusedStep, "RESCAL", "DURA", "plain", True, graph)
+    step = build(OneVsAllFusedStep, "RESCAL", "DURA", "plain", True, graph)
     before = step.model.relations.detach().clone()
     step(torch.tensor([[0, 1, 2], [1, 4, 0]]), 0.1)
     changed = (step.model.relations != before).any(dim=1)

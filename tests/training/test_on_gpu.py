@@ -10,7 +10,7 @@ import dualkg as kg
 from dualkg.losses.softmax import BoundOneVsAll
 from dualkg.models import MODELS
 from dualkg.regularizers import REGULARIZERS
-from dualkg.training.fused import FusedStep
+from dualkg.training.fused import OneVsAllFusedStep
 from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import InterruptedRunError, Trainer
 from tests.evaluation.test_ranking import FORMS, whole_numbers
@@ -67,7 +67,7 @@ def test_fused_gradients_equal_the_reference(small_graph, name, regularizer, los
             dtype=torch.float32,
             device="cuda",
         )
-        for kind in (ReferenceStep, FusedStep)
+        for kind in (ReferenceStep, OneVsAllFusedStep)
     )
     for batch in batches(small_graph, reciprocal, 4):
         plain.optimizer.zero_grad()
@@ -81,7 +81,7 @@ def test_fused_gradients_equal_the_reference(small_graph, name, regularizer, los
 def test_fused_steps_equal_the_reference_in_double_precision(small_graph, name):
     plain, fused = (
         build(kind, name, "DURA", "both", True, small_graph, device="cuda")
-        for kind in (ReferenceStep, FusedStep)
+        for kind in (ReferenceStep, OneVsAllFusedStep)
     )
     for batch in batches(small_graph, True, 20):
         plain(batch.cuda(), 0.1)

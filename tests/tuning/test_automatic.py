@@ -18,6 +18,7 @@ from dualkg.tuning.automatic import (
     NothingTrains,
     parse_budget,
 )
+from dualkg.tuning.plan import RUNGS, SMALL_RUNGS, SearchPlan
 from dualkg.tuning.starts import dimensions_of, other_start, starting_recipe
 from dualkg.tuning.trials import TrialOutcome
 
@@ -48,14 +49,32 @@ def recipe_of(graph, **changes):
     return default_recipe(Data(graph="families"), graph, {**small, **changes})
 
 
-def tuner_of(recipe, graph, surface, *, seconds_per_epoch=1.0, small=False, other=None, **options):
+@dataclasses.dataclass
+class Work:
+    """The work of an epoch is given, and ranking costs nothing."""
+
+    of_epoch: float = 1.0
+    device: str = "cuda"
+
+    def epoch(self, recipe):
+        return self.of_epoch
+
+    def ranking(self, recipe, num_triples):
+        return 0.0
+
+
+def tuner_of(recipe, graph, surface, *, epoch_work=1.0, small=False, other=None, **options):
     """A tuner whose trials are looked up on a surface instead of trained."""
 
     def run_trial(plan):
         mrr = surface(plan.params, plan.rung)
-        return TrialOutcome(mrr, mrr, plan.epochs * seconds_per_epoch, seconds_per_epoch)
+        return TrialOutcome(mrr, mrr, plan.epochs * epoch_work, epoch_work)
 
-    tuner = AutomaticTuner(recipe, graph, device=CPU, run_trial=run_trial, **options)
+    work = Work(epoch_work)
+    plan = SearchPlan.of(recipe, graph, work, seconds=options.get("seconds"))
+    plan = dataclasses.replace(plan, rungs=SMALL_RUNGS if small else RUNGS["cuda"])
+    options.setdefault("plan", plan)
+    tuner = AutomaticTuner(recipe, graph, device=CPU, run_trial=run_trial, work=work, **options)
     tuner.is_small = small
     tuner.other = other
     return tuner
@@ -106,7 +125,7 @@ def test_the_epochs_of_a_small_graph_are_tuned(graph, best, fixed, found):
         return 0.5 - 0.01 * abs(math.log10(params.get("training.epochs", 20) / best))
 
     recipe = recipe_of(graph, **{"training.epochs": 20})
-    tuner = tuner_of(recipe, graph, surface, small=True, seconds_per_epoch=0.1, fixed=fixed)
+    tuner = tuner_of(recipe, graph, surface, small=True, epoch_work=0.1, fixed=fixed)
     assert tuner.run().training.epochs == found
     assert {trial.epochs for trial in tuner.trials if trial.rung == 0} == {7}
 
@@ -123,9 +142,7 @@ def test_the_best_trials_are_compared_by_the_mean_of_three_seeds(graph):
 
     fixed = [key for key in dimensions_of(recipe_of(graph)) if key != "regularizer.weight"]
     fixed.append("training.epochs")
-    tuner = tuner_of(
-        recipe_of(graph), graph, surface, small=True, seconds_per_epoch=0.01, fixed=fixed
-    )
+    tuner = tuner_of(recipe_of(graph), graph, surface, small=True, epoch_work=0.01, fixed=fixed)
     chosen = tuner.run()
     assert (chosen.regularizer.weight, chosen.training.seed) == (0.05, 0)
     assert tuner.chosen.mrr == 0.5
@@ -135,8 +152,8 @@ def test_the_best_trials_are_compared_by_the_mean_of_three_seeds(graph):
 def test_the_search_takes_at_most_three_times_the_final_training(graph):
     tuner = tuner_of(recipe_of(graph, **{"training.epochs": 90}), graph, bowl)
     tuner.run()
-    assert tuner.budget_seconds == 3 * 90
-    assert 0.5 * 3 * 90 < tuner.spent_seconds <= 3 * 90
+    assert tuner.plan.budget == 3 * 90
+    assert 0.5 * 3 * 90 < tuner.spent <= 3 * 90
     assert tuner.trials[-1].rung == 1
 
 
@@ -144,7 +161,90 @@ def test_the_search_takes_at_most_three_times_the_final_training(graph):
 def test_a_given_budget_is_kept(graph, seconds):
     tuner = tuner_of(recipe_of(graph, **{"training.epochs": 90}), graph, bowl, seconds=seconds)
     tuner.run()
-    assert tuner.spent_seconds <= max(seconds, 10)  # the first trial, of 10 seconds, is always made
+    assert tuner.spent <= max(seconds, 10)  # the first trial, of 10 seconds, is always made
+
+
+@pytest.mark.parametrize("slowness", [0.0, 1.0, 1000.0])
+def test_the_choice_does_not_depend_on_the_clock(graph, slowness):
+    """A busy machine takes longer for the same trials, and chooses the same."""
+    recipe = recipe_of(graph, **{"training.epochs": 90})
+    quiet = tuner_of(recipe, graph, bowl)
+    chosen = quiet.run()
+
+    def slow_trial(plan):
+        mrr = bowl(plan.params, plan.rung)
+        return TrialOutcome(mrr, mrr, slowness * plan.epochs, slowness)
+
+    busy = tuner_of(recipe, graph, bowl)
+    busy.run_trial = slow_trial
+    assert busy.run() == chosen
+    assert [trial.params for trial in busy.trials] == [trial.params for trial in quiet.trials]
+
+
+class Clock:
+    """A clock that a trial advances."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def timed_tuner(graph, seconds, seconds_of_trial):
+    clock = Clock()
+    tuner = tuner_of(recipe_of(graph), graph, bowl, seconds=seconds, clock=clock, epoch_work=0.01)
+    run_trial = tuner.run_trial
+
+    def timed_trial(plan):
+        clock.now += seconds_of_trial
+        return run_trial(plan)
+
+    tuner.run_trial = timed_trial
+    return tuner
+
+
+def test_when_the_time_is_up_the_search_ends_and_says_what_was_not_tried(graph):
+    tuner = timed_tuner(graph, seconds=10, seconds_of_trial=4)
+    tuner.run()
+    assert len(tuner.trials) == 3
+    assert tuner.time_is_up
+    assert tuner.tuned == ["regularizer.weight"]
+    assert "The 10 s for tuning are up." in tuner.summary()
+    assert "Not tried: other values of relation_weight" in tuner.summary()
+
+
+def test_one_trial_is_not_called_a_choice(graph):
+    tuner = timed_tuner(graph, seconds=10, seconds_of_trial=40)
+    assert tuner.run().regularizer.weight == 0.05
+    assert len(tuner.trials) == 1
+    assert tuner.summary().startswith("Nothing was compared: one trial, with the starting values")
+
+
+def test_time_that_ends_in_the_first_trial_leaves_the_starting_values(graph):
+    def on_progress(event):
+        clock.now += 5
+
+    clock = Clock()
+    recipe = recipe_of(graph)
+    tuner = AutomaticTuner(recipe, graph, device=CPU, seconds=1, clock=clock)
+    tuner.on_progress = on_progress
+    chosen = tuner.run()
+    assert chosen.regularizer == recipe.regularizer
+    assert not tuner.trials
+    assert "The first trial did not end" in tuner.summary()
+
+
+def test_a_single_long_trial_is_not_made(graph):
+    """It would be compared with nothing."""
+    recipe = recipe_of(graph, **{"training.epochs": 90})
+    plan = SearchPlan(max_trials=(4, 5))
+    tuner = tuner_of(recipe, graph, bowl, plan=plan)
+    tuner.run()
+    assert [trial.rung for trial in tuner.trials] == [0, 0, 0, 0]
+    two = tuner_of(recipe, graph, bowl, plan=SearchPlan(max_trials=(4, 6)))
+    two.run()
+    assert [trial.rung for trial in two.trials] == [0, 0, 0, 0, 1, 1]
 
 
 def test_a_failed_trial_is_recorded_and_passed_over(graph):
@@ -184,7 +284,7 @@ def test_every_model_has_a_starting_recipe_that_trains(graph, model):
     recipe = starting_recipe(
         Data(), graph, CPU, {"model.name": model, "model.dim": 4, "training.epochs": 9}
     )
-    tuner = AutomaticTuner(recipe, graph, device=CPU, seconds=1e-9)
+    tuner = AutomaticTuner(recipe, graph, device=CPU, plan=SearchPlan(max_trials=(1, 1)))
     tuner.run()
     assert tuner.trials[0].error == ""
 
@@ -241,7 +341,7 @@ def test_distance_models_on_small_graphs_may_also_be_trained_1_vs_all(graph):
             return 0.4
         return 0.3 if rung == 0 else 0.5 + 0.1 * (params.get("regularizer.weight") == 0.016)
 
-    options = {"small": True, "seconds_per_epoch": 0.1, "fixed": fixed, "other": other}
+    options = {"small": True, "epoch_work": 0.1, "fixed": fixed, "other": other}
     chosen = tuner_of(start, graph, surface, **options).run()
     assert (type(chosen.loss), chosen.regularizer.weight) == (kg.OneVsAll, 0.016)
     tuner = tuner_of(
@@ -269,19 +369,6 @@ def test_far_worse_trials_stop_half_way(graph):
     assert not tuner._train({"loss.name": "OneVsAll"}, 0).error
 
 
-@pytest.fixture
-def limit_trials(monkeypatch):
-    """Count the budget of both rungs in trials instead of seconds, as a clock differs each time."""
-
-    def limit(num_short, num_all):
-        def has_time(tuner, epochs=0, *, rung):
-            return len(tuner.trials) < (num_all if rung else num_short)
-
-        monkeypatch.setattr(AutomaticTuner, "_has_time", has_time)
-
-    return limit
-
-
 def stop_after(num_trials):
     """A progress callback that stops a search in the trial after so many."""
 
@@ -302,12 +389,12 @@ def test_a_damaged_search_is_refused(graph, tmp_path):
     )
 
 
-def test_the_test_split_does_not_matter(graph, limit_trials):
-    limit_trials(6, 8)
+def test_the_test_split_does_not_matter(graph):
+    plan = SearchPlan(max_trials=(6, 8))
     other_test = dataclasses.replace(graph, test=graph.test[::-1][:3])
     results = []
     for tuned in (graph, other_test):
-        tuner = AutomaticTuner(recipe_of(tuned), tuned, device=CPU, seconds=3)
+        tuner = AutomaticTuner(recipe_of(tuned), tuned, device=CPU, plan=plan)
         tuner.run()
         results.append([(trial.params, trial.mrr) for trial in tuner.trials])
     assert results[0] == results[1]

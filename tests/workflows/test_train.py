@@ -20,6 +20,7 @@ from dualkg.training.recipe import InvalidRecipe
 from dualkg.training.run import RunFolder, RunNotFinished
 from dualkg.training.trainer import InterruptedRunError, ProgressEvent
 from dualkg.tuning.automatic import AutomaticProgress, AutomaticTuner, TuningInterrupted
+from dualkg.tuning.plan import SearchPlan
 from dualkg.workflows import run_name, train_source, train_source_seeds
 from dualkg.workflows.events import (
     DefaultsDiffer,
@@ -38,6 +39,7 @@ from dualkg.workflows.train import SeveralSeeds
 from tests.raising import check_error, refused
 
 QUICK = {"model.dim": 4, "training.epochs": 2}
+TWO_TRIALS = SearchPlan(max_trials=(2, 2))
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +68,8 @@ def test_a_recipe_that_cannot_be_trained_is_refused_and_nothing_is_written(graph
 
 
 def test_fit_saves_its_trials_and_resumes_bit_for_bit(graph, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        AutomaticTuner,
-        "_has_time",
-        lambda self, epochs=0, *, rung: len(self.trials) < (4 if rung == 0 else 6),
-    )
     options = {
+        "tune": SearchPlan(max_trials=(4, 6)),
         "changes": {"model.dim": 8, "training.epochs": 9, "training.batch_size": 20},
         "device": "cpu",
     }
@@ -101,7 +99,6 @@ def test_fit_saves_its_trials_and_resumes_bit_for_bit(graph, tmp_path, monkeypat
 def test_a_tracker_survives_an_interrupt_while_tuning(graph, tmp_path, monkeypatch):
     """The final training is tracked, once, also if `resume` makes it; trials are not."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    monkeypatch.setattr(AutomaticTuner, "_has_time", lambda self, *_, rung: len(self.trials) < 3)
     train = AutomaticTuner._train
 
     def stops_after_two(self, params, rung):
@@ -114,6 +111,7 @@ def test_a_tracker_survives_an_interrupt_while_tuning(graph, tmp_path, monkeypat
         kg.fit(
             graph,
             out=tmp_path / "run",
+            tune=SearchPlan(max_trials=(3, 3)),
             changes={"model.dim": 4, "training.epochs": 4},
             callbacks=["tensorboard"],
         )
@@ -199,7 +197,7 @@ def test_a_tracker_that_has_no_folder_is_refused_before_tuning(graph):
 
 
 @pytest.mark.parametrize(
-    ("tune", "seconds"), [(12, 12), ("12", 12), ("12s", 12), ("1m", 60), (True, None)]
+    ("tune", "seconds"), [(12, 12), ("12", 12), ("12s", 12), ("1m", 60), (True, 120)]
 )
 def test_a_budget_may_be_a_number_of_seconds(graph, tune, seconds):
     class Stop(Exception):
@@ -207,7 +205,7 @@ def test_a_budget_may_be_a_number_of_seconds(graph, tune, seconds):
 
     def stop(event: object) -> None:
         if isinstance(event, AutomaticProgress):
-            budgets.append(event.budget_seconds)
+            budgets.append(event.budget)
             raise Stop
 
     budgets = []
@@ -232,10 +230,10 @@ def write_triples(path: Path) -> Path:
     return path
 
 
-def test_events_of_a_tuned_training(graph, tmp_path, monkeypatch):
-    monkeypatch.setattr(AutomaticTuner, "_has_time", lambda self, *_, rung: len(self.trials) < 2)
+def test_events_of_a_tuned_training(graph, tmp_path):
     events = []
-    run = kg.fit(graph, changes=QUICK, out=tmp_path / "run", on_event=events.append)
+    options = {"changes": QUICK, "tune": TWO_TRIALS}
+    run = kg.fit(graph, out=tmp_path / "run", on_event=events.append, **options)
     assert distinct(events) == [
         GraphRead,
         GraphChecked,
@@ -319,11 +317,10 @@ def test_names_of_runs(tmp_path):
     assert run_name("data/mine.tsv") == "mine"
 
 
-def test_several_seeds_are_tuned_once_and_resume(graph, tmp_path, monkeypatch):
-    monkeypatch.setattr(AutomaticTuner, "_has_time", lambda self, *_, rung: len(self.trials) < 2)
+def test_several_seeds_are_tuned_once_and_resume(graph, tmp_path):
     options = {"out": tmp_path / "seeds", "changes": QUICK}
     events = []
-    results = train_source_seeds(graph, 2, on_event=events.append, **options)
+    results = train_source_seeds(graph, 2, tune=TWO_TRIALS, on_event=events.append, **options)
     assert list(results.reports) == [0, 1]
     assert distinct(events).count(Tuned) == 1
     summary = json.loads((tmp_path / "seeds" / "summary.json").read_text())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import gc
 import io
-import os
 import re
 import sys
 import time
@@ -34,10 +33,6 @@ from dualkg.logs import log_to_stderr
 HELP = "Knowledge-graph completion: train a model on triples, evaluate it, predict missing triples."
 WIDE_TERMINAL = 105  # columns
 GC_THRESHOLD = 1_000_000  # allocations before the garbage collector runs
-# How often an idle OpenMP thread looks for work before it sleeps. By default it keeps its core from
-# other threads and processes for longer; on a very busy machine training takes twice as long
-# (benchmarks/contention.py).
-SPIN_COUNT = "10000"
 DEMO_QUERIES = (
     ("Khartoum", "located_in", None),
     ("Luxembourg", "borders", None),
@@ -86,8 +81,6 @@ def _prepare_process() -> None:
         # of a second.
         gc.set_threshold(GC_THRESHOLD)
         atexit.register(gc.freeze)
-        if "OMP_WAIT_POLICY" not in os.environ:
-            os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     # The name of a file need not be valid text.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

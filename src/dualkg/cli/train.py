@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 import dualkg as kg
 from dualkg.cli import common as cli
-from dualkg.cli.training_display import TrainingDisplay
+from dualkg.cli.training_display import TrainingDisplay, ask_to_start
 from dualkg.cli.words import COMMAND, DATA_SETTINGS, SETTINGS
 from dualkg.errors import DualkgError
 
@@ -88,6 +88,9 @@ def train(
     ] = False,
     track: cli.Track = None,
     device: cli.Device = None,
+    yes: Annotated[
+        bool, Option("--yes", "-y", help="Do not ask before more than 30 minutes of work.")
+    ] = False,
 ) -> cli.Output | None:
     """Train a model, evaluate it, and save it as a run.
 
@@ -109,7 +112,7 @@ def train(
         "overwrite": overwrite,
         "callbacks": track,
     }
-    with TrainingDisplay() as display:
+    with TrainingDisplay(ask=None if yes else ask_to_start) as display:
         if seeds > 1:
             results = kg.workflows.train_source_seeds(source, seeds, on_event=display, **arguments)
             return _print_seeds(results)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
+
+import typer
 
 import dualkg as kg
 from dualkg.cli.common import note, progress_bar
@@ -14,16 +17,28 @@ if TYPE_CHECKING:
     from dualkg.training.trainer import ProgressEvent
     from dualkg.tuning.automatic import AutomaticProgress
     from dualkg.workflows.events import Event
+    from dualkg.workflows.expectation import Expectation
+
+MAX_UNASKED_SECONDS = 30 * 60
+
+
+def ask_to_start() -> None:
+    """Ask a person at a terminal whether to start; a program is not asked."""
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        typer.confirm("Start?", default=True, abort=True, err=True)
 
 
 class TrainingDisplay:
     """A subscriber of the events of a training, which prints them on stderr.
 
-    The bar of automatic tuning counts the seconds of its budget, that of a training its steps.
+    The bar of automatic tuning is of its budget, that of a training counts its steps. Before
+    what will take longer than `MAX_UNASKED_SECONDS`, `ask` is called, which may stop the command.
     """
 
-    def __init__(self, title: str = "") -> None:
+    def __init__(self, title: str = "", *, ask: Callable[[], object] | None = None) -> None:
         self.title = title
+        self.ask = ask
+        self._is_tuned = False
         self._bars = ExitStack()
         self._update: Callable[..., None] | None = None
 
@@ -50,15 +65,19 @@ class TrainingDisplay:
                     note(f"{in_words(sentence)} See: {inspect}", style="yellow")
             case events.DefaultsDiffer() | events.TuningSkipped():
                 note(event.text)
-            case events.TuningStarted(recipe, graph):
+            case events.TuningStarted(recipe, graph, _):
                 self.title = _title(recipe, graph)
+                self._is_tuned = True
                 note(describe_tuning(recipe, graph))
+                self._announce(event.expect())
             case events.Tuned(_, summary):
                 self._end_bar()
                 note(summary)
-            case events.TrainingPlanned(recipe, graph):
+            case events.TrainingPlanned(recipe, graph, expect):
                 self.title = _title(recipe, graph)
                 note(describe_training(recipe, graph))
+                if expect is not None and not self._is_tuned:
+                    self._announce(expect())
             case events.TrainingStarted(engine, _, expectation):
                 if engine:
                     note(f"Engine: {engine}.")
@@ -67,10 +86,21 @@ class TrainingDisplay:
             case events.Evaluated():
                 self._end_bar()
 
+    def _announce(self, expectation: Expectation) -> None:
+        """Say how long it will take, and ask a person before long work."""
+        note(expectation.text)
+        if self.ask is not None and expectation.seconds > MAX_UNASKED_SECONDS:
+            self.ask()
+
     def _show_tuning(self, event: AutomaticProgress) -> None:
         update = self._bar(f"Tuning {self.title}")
-        budget = None if event.budget_seconds is None else round(event.budget_seconds)
-        update(round(event.spent_seconds), budget, f"s  {event.text}")
+        percent = min(99, round(100 * event.spent / event.budget))
+        from dualkg.workflows.expectation import describe_seconds
+
+        left = ""
+        if event.seconds_left is not None:
+            left = f"  at most {describe_seconds(event.seconds_left)} left"
+        update(percent, 100, f"%  {event.text}{left}")
 
     def _show_training(self, event: ProgressEvent) -> None:
         update = self._bar(self.title)

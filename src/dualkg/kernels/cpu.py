@@ -345,6 +345,151 @@ def _sum_of_exponentials(values, top):
     return total
 
 
+# -- sampled softmax -----------------------------------------------------------
+
+LEFT_OUT = np.float32(-np.inf)  # the score of a negative that does not count
+
+
+def sampled_softmax_gradient_(
+    scores: Tensor, positives: Tensor, hits: Tensor, targets: Targets
+) -> tuple[Tensor, Tensor]:
+    """Overwrite the scores of negatives by the gradient of the sampled softmax.
+
+    Scores are `(queries, negatives)`. The targets of a query are its positive triples, whose scores
+    are `positives`. Each is compared with all negatives but the one that is its own answer, in the
+    column `hits`, or −1. Returns the loss of each query, and the gradient of `positives`.
+    """
+    losses = torch.empty(len(scores), dtype=scores.dtype)
+    gradients = torch.empty_like(positives)
+    if not HAS_NUMBA or scores.dtype != torch.float32:
+        _sampled_softmax_in_torch(scores, positives, hits, targets, losses, gradients)
+        return losses, gradients
+
+    in_parallel(
+        _sampled_rows,
+        len(scores),
+        scores.numpy(),
+        positives.contiguous().numpy(),
+        hits.contiguous().numpy(),
+        targets.weights.float().contiguous().numpy(),
+        targets.starts.contiguous().numpy(),
+        losses.numpy(),
+        gradients.numpy(),
+    )
+    return losses, gradients
+
+
+def _sampled_softmax_in_torch(
+    scores: Tensor,
+    positives: Tensor,
+    hits: Tensor,
+    targets: Targets,
+    losses: Tensor,
+    gradients: Tensor,
+) -> None:
+    """`sampled_softmax_gradient_` in PyTorch, with a row of scores for each target."""
+    queries = targets.queries
+    weights = targets.weights.to(scores.dtype)
+    of_targets = torch.cat([positives[:, None], scores[queries]], dim=1)
+    is_hit = hits >= 0
+    of_targets[is_hit, 1 + hits[is_hit]] = -torch.inf
+
+    normalizers = of_targets.logsumexp(1)
+    losses.zero_().index_add_(0, queries, weights * (normalizers - positives))
+    probabilities = (of_targets - normalizers[:, None]).exp_().mul_(weights[:, None])
+    gradients.copy_(probabilities[:, 0] - weights)
+    scores.zero_().index_add_(0, queries, probabilities[:, 1:])
+
+
+@compiled()
+def _sampled_rows(first, last, scores, positives, hits, weights, starts, losses, gradients):
+    """The queries from `first` to `last` − 1."""
+    for row in range(first, last):
+        values = scores[row]
+        own = slice(starts[row], starts[row + 1])
+        top = np.int32(_largest(values.view(np.int32), ALL_BUT_SIGN)).view(np.float32)
+        has_hits = False
+        for target in range(own.start, own.stop):
+            has_hits = has_hits or hits[target] >= 0
+            # A NaN becomes the top, since no comparison with it is true.
+            if not positives[target] <= top:
+                top = positives[target]
+        arrays = (values, positives[own], weights[own], gradients[own])
+        losses[row] = (
+            _sampled_row_with_hits(*arrays, hits[own], top)
+            if has_hits
+            else _sampled_row(*arrays, top)
+        )
+
+
+@compiled()
+def _sampled_row(values, positives, weights, gradients, top):
+    """A query none of whose answers is a negative; returns its loss."""
+    total = 0.0
+    for column in range(0, len(values), SUM_CHUNK):
+        total += _exponentials(values[column : column + SUM_CHUNK], top)
+
+    loss = 0.0
+    slope = 0.0
+    for i in range(len(positives)):
+        distance = np.float64(positives[i]) - top
+        exponential = np.exp(distance)
+        normalizer = total + exponential
+        share = weights[i] / normalizer
+        slope += share
+        loss += weights[i] * (np.log(normalizer) - distance)
+        gradients[i] = share * exponential - weights[i]
+
+    factor = np.float32(slope)
+    for column in range(len(values)):
+        values[column] *= factor
+    return loss
+
+
+@compiled()
+def _sampled_row_with_hits(values, positives, weights, gradients, hits, top):
+    """A query of whose answers some are negatives; returns its loss.
+
+    These hits are summed apart, because each target leaves out its own: a difference of sums would
+    lose all digits where that one is the largest.
+    """
+    num = len(positives)
+    hit_exponentials = np.zeros(num)
+    for i in range(num):
+        # An answer that occurs twice is a hit once.
+        if hits[i] >= 0 and values[hits[i]] != LEFT_OUT:
+            hit_exponentials[i] = np.exp(np.float64(values[hits[i]]) - top)
+            values[hits[i]] = LEFT_OUT
+    total = 0.0
+    for column in range(0, len(values), SUM_CHUNK):
+        total += _exponentials(values[column : column + SUM_CHUNK], top)
+
+    loss = 0.0
+    shares = np.zeros(num)
+    for i in range(num):
+        distance = np.float64(positives[i]) - top
+        exponential = np.exp(distance)
+        normalizer = total + exponential
+        for other in range(num):
+            if hits[other] != hits[i]:
+                normalizer += hit_exponentials[other]
+        shares[i] = weights[i] / normalizer
+        loss += weights[i] * (np.log(normalizer) - distance)
+        gradients[i] = shares[i] * exponential - weights[i]
+
+    factor = np.float32(shares.sum())
+    for column in range(len(values)):
+        values[column] *= factor
+    for hit in range(num):
+        if hit_exponentials[hit] > 0.0:
+            slope = 0.0
+            for i in range(num):
+                if hits[i] != hits[hit]:
+                    slope += shares[i]
+            values[hits[hit]] = hit_exponentials[hit] * slope
+    return loss
+
+
 # -- Adagrad -----------------------------------------------------------------
 
 # Numbers per block of the plain form: enough for all threads, and few compared to the table.
@@ -419,6 +564,45 @@ def _adagrad(first, last, table, sums, gradient, copy, rate, eps):
         values[i] = value
         if copy is not None:
             copies[i] = narrowed(value)
+
+
+def adagrad_rows_(
+    table: Tensor,
+    sums: Tensor,
+    rows: Tensor,
+    gradient: Tensor,
+    learning_rate: float,
+    *,
+    eps: float,
+) -> None:
+    """Step some distinct rows of a table by their gradient, `(num_rows, width)`.
+
+    All tensors are contiguous float32; `sums` has the shape of the table.
+    """
+    in_parallel(
+        _adagrad_rows,
+        len(rows),
+        table.numpy(),
+        sums.numpy(),
+        rows.contiguous().numpy(),
+        gradient.numpy(),
+        np.float32(learning_rate),
+        np.float32(eps),
+    )
+
+
+@compiled("contract")
+def _adagrad_rows(first, last, table, sums, rows, gradient, rate, eps):
+    """Step the rows from `first` to `last` − 1 of `rows`."""
+    for position in range(first, last):
+        values = table[rows[position]]
+        square_sums = sums[rows[position]]
+        gradients = gradient[position]
+        for i in range(len(values)):
+            slope = gradients[i]
+            square_sum = square_sums[i] + slope * slope
+            square_sums[i] = square_sum
+            values[i] -= rate * slope / (np.sqrt(square_sum) + eps)
 
 
 # -- counts of better and tied candidates ------------------------------------

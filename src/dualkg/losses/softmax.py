@@ -139,7 +139,9 @@ class SampledSoftmax(Loss):
     frequency_weight: float = Field(0.0, ge=0, le=1)
     relation_weight: float = Field(0.0, ge=0)
 
-    def bind(self, model: Model, graph: Graph, *, seed: int, **_: Any) -> BoundSampledSoftmax:
+    def bind(
+        self, model: Model, graph: Graph, *, seed: int, grouped_by_query: bool = False, **_: Any
+    ) -> BoundSampledSoftmax:
         num_entities = graph.shape.num_entities
         by_frequency = None
         if self.distribution == "log-uniform":
@@ -151,6 +153,7 @@ class SampledSoftmax(Loss):
             by_frequency,
             entity_weights(self.frequency_weight, model, graph),
             seed,
+            grouped_by_query=grouped_by_query and model.device.type == "cpu",
         )
 
     def check_training(self, *, reciprocal: bool, batch_size: int) -> None:
@@ -328,7 +331,8 @@ class BoundSampledSoftmax:
     by_frequency: Tensor | None = None
     entity_weights: Tensor | None = None
     seed: int = 0
-    grouped_by_query: ClassVar[bool] = False
+    # Whether neighbours in a batch may answer one query, which is then scored once on a CPU.
+    grouped_by_query: bool = False
 
     @property
     def relation_weight(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -159,6 +159,38 @@ class GradientTables(ABC):
             total.add_(product)
         else:
             total.copy_(product)
+
+
+class RowGradients:
+    """The entity tables of a model by side, and gradients of the rows that a batch reads.
+
+    They are for losses over sampled entities, where most rows have none.
+    """
+
+    def __init__(self, parameters: Mapping[Side, nn.Parameter]) -> None:
+        self.parameters = dict(parameters)
+        self._ids: dict[Side, list[Tensor]] = {side: [] for side in parameters}
+        self._rows: dict[Side, list[Tensor]] = {side: [] for side in parameters}
+
+    def rows(self, side: Side, ids: Tensor) -> Tensor:
+        """The rows of entities, without a gradient."""
+        return self.parameters[self._own_side(side)].detach()[ids]
+
+    def add_rows(self, side: Side, ids: Tensor, rows: Tensor) -> None:
+        """Add rows to the gradient of a side's table."""
+        self._ids[self._own_side(side)].append(ids)
+        self._rows[self._own_side(side)].append(rows)
+
+    def take(self) -> Iterator[tuple[nn.Parameter, Tensor, Tensor]]:
+        """Each table with ids and rows of its gradient, which are discarded; ids may repeat."""
+        for side, table in self.parameters.items():
+            if self._ids[side]:
+                yield table, torch.cat(self._ids[side]), torch.cat(self._rows[side])
+            self._ids[side].clear()
+            self._rows[side].clear()
+
+    def _own_side(self, side: Side) -> Side:
+        return side if side in self.parameters else "head"
 
 
 class LocalGradientTables(GradientTables):

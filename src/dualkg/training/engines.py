@@ -23,7 +23,7 @@ from dualkg.regularizers import Regularizer, is_power_sum
 from dualkg.training.fused import has_builtin_maps
 from dualkg.training.recipe import Recipe
 
-StepName = Literal["autograd", "captured", "sparse", "fused", "kernels"]
+StepName = Literal["autograd", "captured", "sparse", "fused", "sampled", "kernels"]
 Precision = Literal["float32", "tf32", "bf16"]
 
 MAX_MATRICES = 65_535  # the most programs that a GPU starts along the axis of relations
@@ -35,6 +35,7 @@ STEP_WORDS: dict[StepName, str] = {
     "captured": "reference step in a CUDA graph",
     "sparse": "reference step with sparse gradients",
     "fused": "fast step",
+    "sampled": "fast step",
     "kernels": "fast step",
 }
 PRECISION_WORDS: dict[Precision, str] = {
@@ -54,7 +55,7 @@ class Engine:
 
     @property
     def fast(self) -> bool:
-        return self.step in ("fused", "kernels")
+        return self.step in ("fused", "sampled", "kernels")
 
     def __str__(self) -> str:
         """Such as `fast step, bfloat16 products, one NVIDIA H200`."""
@@ -151,6 +152,20 @@ def samples_in_kernels(job: Job) -> bool:
     return loss.shared and job.model.tables.has_all_entities
 
 
+def samples_rows(job: Job) -> bool:
+    """Whether the fused step on a CPU can train sampled softmax: a batch shares its negatives.
+
+    Rows that a batch does not read are not updated, which is exact for Adagrad and SGD.
+    """
+    loss = job.loss
+    if job.on_gpu or not has_one_product(job) or not job.model.tables.has_all_entities:
+        return False
+    if not isinstance(loss, SampledSoftmax) or type(loss).bind is not SampledSoftmax.bind:
+        return False
+    is_exact = job.optimizer in ("Adagrad", "SGD") and not job.regularizer.reads_whole_tables
+    return loss.shared and is_exact
+
+
 FAST = (
     Requirement(
         has_one_product,
@@ -160,7 +175,7 @@ FAST = (
         ),
     ),
     Requirement(
-        lambda job: not job.loss.fast_step_obstacle,
+        lambda job: not job.loss.fast_step_obstacle or samples_rows(job),
         lambda job: (
             "is for OneVsAll, each triple against one whole answer; "
             f"{job.loss.fast_step_obstacle} was set"
@@ -177,6 +192,10 @@ FAST = (
 
 # What bfloat16 products require beside the fast step.
 BF16 = (
+    Requirement(
+        lambda job: not samples_rows(job),
+        lambda job: "on a CPU is for OneVsAll",
+    ),
     Requirement(
         lambda job: job.model.score_form == "products",
         lambda job: "is for models that score by products",
@@ -287,7 +306,7 @@ def _exact_step(job: Job, recipe: Recipe, not_fast: str | None) -> StepName:
     if recipe.training.engine == "reference":
         return "autograd"
     if not not_fast:
-        return "fused"
+        return "sampled" if samples_rows(job) else "fused"
     if can_capture(job):
         return "captured"
     return "sparse" if reads_few_rows(job, recipe.training.batch_size) else "autograd"

@@ -1,22 +1,32 @@
-"""The fused step: the gradient of 1-vs-all without autograd, in less time and memory."""
+"""The fused step: the gradient of a softmax without autograd, in less time and memory."""
 
+from abc import ABC, abstractmethod
 from functools import cache
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dualkg.kernels.cpu import HAS_NUMBA, sampled_softmax_gradient_
+from dualkg.kernels.cpu_diagonal import DiagonalTables, Squares, map_triples, triple_gradients
 from dualkg.kernels.scores import Targets
+from dualkg.losses.negative_sampling import Draws
 from dualkg.losses.queries import QueryGroups
-from dualkg.losses.softmax import BoundOneVsAll, target_weights
+from dualkg.losses.softmax import BoundOneVsAll, BoundSampledSoftmax, target_weights
 from dualkg.models.base import Factors, Model, overridden
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum, Regularizer, is_power_sum
-from dualkg.tables.gradients import LossAndGradient
+from dualkg.tables.gradients import (
+    GradientTables,
+    LossAndGradient,
+    RowGradients,
+    Workspace,
+    softmax_gradient_,
+)
 from dualkg.tables.local import cross_entropy
 from dualkg.tables.lookup import Side
-from dualkg.training.updates import AnyOptimizer, OnePassAdagrad, step_rows
+from dualkg.training.updates import AnyOptimizer, OnePassAdagrad, step_rows, sum_rows
 
 # What a subclass may override and still be trained by kernels in place of its maps.
 UNUSED_BY_KERNELS = {
@@ -59,41 +69,54 @@ class _Call(nn.Module):
         return function(*arguments)
 
 
-class FusedStep:
+class FusedStep(ABC):
     """The step of `ReferenceStep` in less time and memory."""
+
+    tables: GradientTables | RowGradients
 
     def __init__(
         self,
         model: Model,
-        loss: BoundOneVsAll,
         regularizer: Regularizer,
         optimizer: AnyOptimizer,
         *,
-        bf16: bool = False,
+        relation_weight: float,
     ) -> None:
         self.scored = model
         self.model = model.embedding
-        self.loss = loss
         self.regularizer = regularizer
         self.optimizer = optimizer
-        parameters: dict[Side, nn.Parameter] = {"head": self.model.entities}
+        self.relation_weight = relation_weight
+        self.squared = model.score_form == "squared distances"
+        self.parameters: dict[Side, nn.Parameter] = {"head": self.model.entities}
         if self.model.two_entity_tables:
-            parameters["tail"] = self.model.tails
-        is_squared = model.score_form == "squared distances"
-        self.tables = model.tables.gradient_tables(parameters, squared=is_squared, bf16=bf16)
-        if isinstance(optimizer, OnePassAdagrad):
-            copies = self.tables.copies
-            optimizer.copies = {parameters[side]: copy for side, copy in copies.items()}
+            self.parameters["tail"] = self.model.tails
         self._choose_form()
+
+    @abstractmethod
+    def _score(self, f: Factors) -> tuple[Tensor, list[Tensor]]:
+        """The cross entropy, and the gradients of the mapped vectors.
+
+        The gradients of the tables are stored in `tables`.
+        """
+
+    @abstractmethod
+    def _update(self) -> None:
+        """Step all tables by their gradients."""
+
+    @abstractmethod
+    def _prepare(self, batch: Tensor) -> None:
+        """Draw what is random in the step of a batch, before its relations are renumbered."""
 
     def _choose_form(self) -> None:
         """Decide whether autograd is needed, and whether relations are updated by rows."""
         model = self.model
         # Classes of one's own may do anything with the ids of relations, or with whole tables.
         is_known = has_builtin_maps(model) and is_power_sum(self.regularizer)
-        # Relation prediction changes all rows of a relation table.
-        is_known = is_known and not self.loss.relation_weight
         is_linear = isinstance(model, DiagonalModel) and model.linear_in_relations
+        self.compiled = is_known and is_linear and self._has_kernels()
+        # Relation prediction changes all rows of a relation table.
+        is_known = is_known and not self.relation_weight
         self.without_autograd = is_known and is_linear
         # Rows without a gradient do not change, so that skipping them is exact; Adam's moments
         # decay.
@@ -101,10 +124,25 @@ class FusedStep:
         has_large_relations = model.relations.shape[1] > model.entities.shape[1]
         self.by_row = is_known and has_large_relations and isinstance(self.optimizer, exact)
 
+    def _has_kernels(self) -> bool:
+        """Whether compiled kernels know the products of a diagonal model and its regularizer."""
+        model = self.model
+        assert isinstance(model, DiagonalModel)
+        regularizer = self.regularizer
+        is_local = model.device.type == "cpu" and model.tables.has_all_entities
+        is_float32 = all(table.dtype == torch.float32 for table in model.parameters())
+        is_product = model.numbers_per_coordinate <= 2 and model.multiplicative_modulus
+        if not (HAS_NUMBA and is_local and is_float32 and is_product and model.reciprocal):
+            return False
+        assert isinstance(regularizer, PowerSum)
+        self._term_weights = regularizer.term_weights
+        return regularizer.power == 2 and set(self._term_weights) <= set(Squares._fields)
+
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        self._prepare(batch)
         if self.by_row:
             return self._step_by_row(batch)
         objective = self.gradients(batch)
@@ -127,15 +165,15 @@ class FusedStep:
             step_rows(self.optimizer, table, distinct, present.grad)
         return objective
 
-    def _update(self) -> None:
-        self.tables.set_gradients()
-        self.optimizer.step()
-
     def gradients(self, batch: Tensor) -> Tensor:
         """Find the gradient of every table and return the objective."""
         for parameter in self.model.parameters():
             parameter.grad = None
-        return self._without_autograd(batch) if self.without_autograd else self._by_autograd(batch)
+        if self.compiled:
+            return self._by_kernels(batch)
+        if self.without_autograd:
+            return self._without_autograd(batch)
+        return self._by_autograd(batch)
 
     def _by_autograd(self, batch: Tensor) -> Tensor:
         """For any maps and any regularizer."""
@@ -153,18 +191,57 @@ class FusedStep:
             upstream = [*upstream, torch.ones_like(total)]
         torch.autograd.backward(outputs, upstream)
         self._add_rows(f, f.head.grad, f.tail.grad)
-        self.tables.add_from_autograd()
+        if isinstance(self.tables, GradientTables):
+            self.tables.add_from_autograd()
         return objective
 
     def _terms_of_autograd(self, f: Factors) -> list[Tensor]:
         """The terms of the objective beside the cross entropy of entities."""
         terms = []
-        if self.loss.relation_weight:
+        if self.relation_weight:
             loss = cross_entropy(self.scored.relation_scores(f), f.relations)
-            terms.append(self.loss.relation_weight * loss)
+            terms.append(self.relation_weight * loss)
         if self.regularizer.weight:
             terms.append(self.regularizer(f))
         return terms
+
+    @torch.no_grad()
+    def _by_kernels(self, batch: Tensor) -> Tensor:
+        """For diagonal models of real or complex numbers on a CPU, by compiled kernels."""
+        model = self.model
+        weights = dict.fromkeys(Squares._fields, 0.0)
+        if self.regularizer.weight:
+            for name, weight in self._term_weights.items():
+                weights[name] = weight * self.regularizer.weight / len(batch)
+        squares = Squares(**weights)
+        tables = DiagonalTables(
+            model.entities.detach(),
+            model.relations.detach(),
+            (model.tails if model.two_entity_tables else model.entities).detach(),
+            is_complex=model.numbers_per_coordinate == 2,
+        )
+        predicts_relations = bool(self.relation_weight)
+        mapped = map_triples(tables, batch, squares, predict_relations=predicts_relations)
+        f = Factors(model, *batch.unbind(-1))
+        f.mapped_head = mapped.mapped_heads
+        f.tail = mapped.tails
+        objective, [to_mapped_heads] = self._score(f)
+        objective = objective + mapped.penalties.sum()
+
+        to_queries = None
+        if mapped.relation_queries is not None:
+            queries = mapped.relation_queries
+            scores = queries @ tables.relations.T
+            share = torch.full((len(batch),), self.relation_weight / len(batch))
+            targets = Targets.one_each(f.relations, share)
+            objective = objective + softmax_gradient_(scores, targets).sum()
+            to_queries = scores @ tables.relations
+        gradients = triple_gradients(tables, batch, squares, to_mapped_heads, to_queries)
+        model.relations.grad = gradients.relations
+        if mapped.relation_queries is not None:
+            model.relations.grad.addmm_(scores.T, queries)
+        self._add_rows(f, gradients.heads, gradients.tails)
+        return objective
 
     @torch.no_grad()
     def _without_autograd(self, batch: Tensor) -> Tensor:
@@ -200,11 +277,43 @@ class FusedStep:
         model.relations.grad = zeros.index_add_(0, f.relations, to_relation)
         return objective
 
-    def _score(self, f: Factors) -> tuple[Tensor, list[Tensor]]:
-        """The cross entropy, and the gradients of the mapped vectors.
+    def _add_rows(self, f: Factors, to_head: Tensor | None, to_tail: Tensor | None) -> None:
+        if to_head is not None:
+            self.tables.add_rows("head", f.heads, to_head)
+        if to_tail is not None:
+            self.tables.add_rows("tail", f.tails, to_tail)
 
-        The gradients of the tables are stored in `tables`.
-        """
+
+@final
+class OneVsAllFusedStep(FusedStep):
+    """The fused step of `OneVsAll`; with `bf16`, products are of bfloat16 copies of the tables."""
+
+    tables: GradientTables
+
+    def __init__(
+        self,
+        model: Model,
+        loss: BoundOneVsAll,
+        regularizer: Regularizer,
+        optimizer: AnyOptimizer,
+        *,
+        bf16: bool = False,
+    ) -> None:
+        super().__init__(model, regularizer, optimizer, relation_weight=loss.relation_weight)
+        self.loss = loss
+        self.tables = model.tables.gradient_tables(self.parameters, squared=self.squared, bf16=bf16)
+        if isinstance(optimizer, OnePassAdagrad):
+            copies = self.tables.copies
+            optimizer.copies = {self.parameters[side]: copy for side, copy in copies.items()}
+
+    def _prepare(self, batch: Tensor) -> None:
+        """Nothing: dropout follows from the position of a triple."""
+
+    def _update(self) -> None:
+        self.tables.set_gradients()
+        self.optimizer.step()
+
+    def _score(self, f: Factors) -> tuple[Tensor, list[Tensor]]:
         tails = self._cross_entropy(f, "tail", accumulate=False)
         if self.model.reciprocal:
             if not self.tables.shared:
@@ -241,11 +350,112 @@ class FusedStep:
         of_triples.index_copy_(0, groups.first, result.mapped * mask)
         return result._replace(mapped=of_triples)
 
-    def _add_rows(self, f: Factors, to_head: Tensor | None, to_tail: Tensor | None) -> None:
-        if to_head is not None:
-            self.tables.add_rows("head", f.heads, to_head)
-        if to_tail is not None:
-            self.tables.add_rows("tail", f.tails, to_tail)
+
+@final
+class SampledFusedStep(FusedStep):
+    """The fused step of `SampledSoftmax` with shared negatives.
+
+    Only the rows that a batch reads have a gradient, and only these are updated. A query of several
+    triples is scored once.
+    """
+
+    tables: RowGradients
+
+    def __init__(
+        self,
+        model: Model,
+        loss: BoundSampledSoftmax,
+        regularizer: Regularizer,
+        optimizer: AnyOptimizer,
+    ) -> None:
+        super().__init__(model, regularizer, optimizer, relation_weight=loss.relation_weight)
+        self.loss = loss
+        self.tables = RowGradients(self.parameters)
+        # The position of each entity among the negatives, or −1.
+        self.positions = torch.full((loss.num_entities,), -1)
+        self._scores = Workspace()
+
+    def _update(self) -> None:
+        self.optimizer.step()
+        for table, ids, rows in self.tables.take():
+            step_rows(self.optimizer, table, *sum_rows(ids, rows))
+
+    def _prepare(self, batch: Tensor) -> None:
+        self.draws = Draws.of(Factors(self.model, *batch.unbind(-1)), seed=self.loss.seed)
+
+    def _score(self, f: Factors) -> tuple[Tensor, list[Tensor]]:
+        tails = self._cross_entropy(f, "tail", self.draws)
+        if self.model.reciprocal:
+            return tails.loss, [tails.mapped]
+        heads = self._cross_entropy(f, "head", self.draws.others())
+        return tails.loss + heads.loss, [tails.mapped, heads.mapped]
+
+    def _cross_entropy(self, f: Factors, side: Side, draws: Draws) -> LossAndGradient:
+        """The sampled cross entropy of predicting one side."""
+        loss = self.loss
+        negatives, offsets = self._sample(draws)
+        candidates = self.tables.rows(side, negatives)
+        answers = f.answers(side)
+        vectors = (f.tail if side == "tail" else f.head).detach()
+        mapped = f.query(side).detach()
+        if self.squared:
+            mapped = 2 * mapped
+        scale = 1.0 if self.model.reciprocal else 0.5
+        weights = target_weights(loss.entity_weights, answers, scale=scale, dtype=mapped.dtype)
+        if loss.grouped_by_query and side == "tail":
+            groups = QueryGroups.of(f.heads, f.relations)
+            targets = Targets(answers, weights, groups.starts)
+            queries = mapped[groups.first]
+        else:
+            groups = None
+            targets = Targets.one_each(answers, weights)
+            queries = mapped
+
+        scores = self._scores.of(len(queries), len(candidates), queries)
+        offsets = offsets.to(scores.dtype)
+        positives = (mapped * vectors).sum(-1)
+        if self.squared:
+            offsets = offsets - candidates.square().sum(-1)
+            positives = positives - vectors.square().sum(-1)
+        torch.addmm(offsets, queries, candidates.T, out=scores)
+        hits = self._hits(negatives, answers)
+        losses, to_positives = sampled_softmax_gradient_(scores, positives, hits, targets)
+
+        to_positives = to_positives[:, None]
+        to_answers = to_positives * mapped
+        to_candidates = scores.T @ queries
+        upstream = to_positives * vectors
+        to_queries = scores @ candidates
+        if groups is None:
+            upstream += to_queries
+        else:
+            upstream.index_add_(0, groups.first, to_queries)
+        if self.squared:
+            # The gradients of −‖t‖².
+            to_answers -= 2 * to_positives * vectors
+            to_candidates -= 2 * scores.sum(0)[:, None] * candidates
+            upstream *= 2
+        self.tables.add_rows(side, answers, to_answers)
+        self.tables.add_rows(side, negatives, to_candidates)
+        return LossAndGradient(losses.sum(), upstream)
+
+    def _sample(self, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Distinct negatives, and what is added to the score of each.
+
+        This is −log of the expected count, and log k for a negative that was drawn k times.
+        """
+        drawn, log_counts = self.loss.sample(draws)
+        negatives, positions, times = torch.unique(drawn, return_inverse=True, return_counts=True)
+        of_distinct = log_counts.new_empty(len(negatives))
+        of_distinct[positions] = log_counts
+        return negatives, times.double().log() - of_distinct
+
+    def _hits(self, negatives: Tensor, answers: Tensor) -> Tensor:
+        """The position of each answer among the negatives, or −1."""
+        self.positions[negatives] = torch.arange(len(negatives))
+        hits = self.positions[answers]
+        self.positions[negatives] = -1
+        return hits
 
 
 def _sum(left: Tensor | None, right: Tensor | None) -> Tensor | None:

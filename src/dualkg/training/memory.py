@@ -169,7 +169,7 @@ class _Prediction:
             self.tables[name] = table.numel() * self.size
         # The rows that a batch reads, where only these have gradients.
         self.rows: int | None = None
-        if engine.step in ("sparse", "kernels"):
+        if engine.step in ("sparse", "sampled", "kernels"):
             self.rows = recipe.loss.rows_per_batch(model, self.batch_size)
         # Kernels copy the rows of a sample half as often as autograd.
         self.lean = 2 if self.rows is not None and engine.fast else 1

@@ -13,7 +13,7 @@ from dualkg.losses.softmax import BoundSampledSoftmax
 from dualkg.models.base import Factors, Model
 from dualkg.regularizers import Regularizer
 from dualkg.training.engines import Engine
-from dualkg.training.fused import FusedStep, stream
+from dualkg.training.fused import OneVsAllFusedStep, SampledFusedStep, stream
 from dualkg.training.updates import AnyOptimizer
 
 Step = Callable[[Tensor, float], Tensor]
@@ -214,7 +214,9 @@ def build_step(
         return CudaGraphStep(ReferenceStep(model, loss, regularizer, optimizer))
     if engine.step == "fused":
         is_bf16 = engine.precision == "bf16"
-        return FusedStep(model, loss, regularizer, optimizer, bf16=is_bf16)  # type: ignore[arg-type]
+        return OneVsAllFusedStep(model, loss, regularizer, optimizer, bf16=is_bf16)  # type: ignore[arg-type]
+    if engine.step == "sampled":
+        return SampledFusedStep(model, loss, regularizer, optimizer)  # type: ignore[arg-type]
 
     from dualkg.training.gpu_step import OneVsAllBf16Step, SampledBf16Step  # It imports Triton.
 

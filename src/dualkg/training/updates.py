@@ -98,6 +98,13 @@ def step_rows(optimizer: AnyOptimizer, table: nn.Parameter, rows: Tensor, gradie
     group = optimizer.param_groups[0]
     if not isinstance(optimizer, torch.optim.SGD):
         sums = optimizer.state[table]["sum"]
+        if table.is_cpu and table.dtype == torch.float32 and sums.shape == table.shape:
+            from dualkg.kernels import cpu
+
+            if cpu.HAS_NUMBA:
+                rate = float(group["lr"])
+                cpu.adagrad_rows_(table.detach(), sums, rows, gradient, rate, eps=group["eps"])
+                return
         new_sums = add_squares_(sums[rows], gradient)
         sums[rows] = new_sums
         gradient = gradient / new_sums.sqrt_().add_(group["eps"])

@@ -10,8 +10,10 @@ split. The test split is not used, not even as a filter.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Collection, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,9 +34,13 @@ from dualkg.errors import (
 from dualkg.extras import check_trusted
 from dualkg.files import read_json, write_text
 from dualkg.logs import ProgressLog
+from dualkg.losses.softmax import SampledSoftmax
+from dualkg.training.costs import WorkEstimate
 from dualkg.training.recipe import Recipe, named_classes, recipe_from
 from dualkg.training.trainer import InterruptedRunError, OnProgress, ProgressEvent
+from dualkg.tuning.plan import LONG, SHORT, SearchPlan
 from dualkg.tuning.starts import (
+    Dimensions,
     Params,
     Value,
     dimensions_of,
@@ -48,6 +54,7 @@ from dualkg.tuning.starts import (
 )
 from dualkg.tuning.trials import (
     EPOCHS,
+    STOPPED_HALF_WAY,
     RunTrial,
     TrialOutcome,
     TrialPlan,
@@ -55,13 +62,7 @@ from dualkg.tuning.trials import (
     trial_graph,
 )
 
-SHORT = 0  # the rung of the short trials
-LONG = 1  # the rung of the long ones
-RUNGS = (1 / 9, 1 / 3)  # length of the trials of each rung, as a fraction of the final epochs
-SMALL_RUNGS = (1 / 3, 1.0)  # the same for small graphs, whose final training takes seconds
 SHARE_OF_FIRST_RUNG = 0.55  # of the budget
-BUDGET = 3.0  # times the final training
-MIN_BUDGET_SECONDS = 120.0  # small graphs are trained in a few seconds
 MAX_PROMOTED = 4
 MIN_PROMOTED_OF_SMALL = 3
 NUM_REPEATED = 3  # how many of the best are trained with other seeds
@@ -73,6 +74,8 @@ SEED = "training.seed"
 LOSS = "loss.name"
 LEARNING_RATE = "optimizer.learning_rate"
 WEIGHT = "regularizer.weight"
+BATCH_SIZE = "training.batch_size"
+NEGATIVES = "loss.num_negatives"
 RELATION_WEIGHT = "loss.relation_weight"
 MARGIN = "loss.margin"
 # What short trials misjudge, so that it is tuned in long ones too.
@@ -129,6 +132,7 @@ class AutomaticTrial:
     seconds: float
     seconds_per_epoch: float
     error: str = ""
+    work: float = 0.0
 
     def is_better_than(self, best: AutomaticTrial) -> bool:
         return self.mrr is not None and (best.mrr is None or self.mrr > best.mrr)
@@ -141,8 +145,9 @@ class AutomaticProgress:
     trial: str
     num_trials: int
     best: float | None
-    spent_seconds: float
-    budget_seconds: float | None
+    spent: float  # work of the trials that have ended
+    budget: float  # work of the whole search, at most
+    seconds_left: float | None = None  # if the search uses all of its budget
     training: ProgressEvent | None = None
 
     @property
@@ -159,6 +164,9 @@ class AutomaticTuner:
     loss (`other`) if that is better in a short trial. The best with each loss are compared in long
     trials. The `saved` trials of an interrupted search are not repeated; `run_folder` is the run
     that resumes them. `run_trial` trains; by default by PyTorch.
+
+    How much is tried follows from the `plan`, which is counted in work. With `seconds`, the search
+    also ends when this time is up, even within a trial; `clock` tells the time.
     """
 
     start: Recipe
@@ -172,15 +180,31 @@ class AutomaticTuner:
     run_folder: Path | None = None
     on_progress: OnTuning | None = None
     run_trial: RunTrial | None = None
+    plan: SearchPlan | None = None
+    work: WorkEstimate | None = None
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.is_small = is_small(self.graph)
+        if self.work is None:
+            self.work = WorkEstimate.of(self.graph, self.device)
+        if self.plan is None:
+            self.plan = SearchPlan.of(self.start, self.graph, self.work, seconds=self.seconds)
+        self._work_of_epoch: dict[str, float] = {}
+        self.started = self.clock()
+        self.deadline = math.inf
+        self.time_is_up = False
+        self.tuned: list[str] = []  # the hyperparameters that were varied
         self.other = other_start(self.start, self.graph, self.device, self.fixed)
-        self.dimensions = dimensions_of(self.start, self.fixed)
+        self.dimensions = self._dimensions(self.start)
         self.trials: list[AutomaticTrial] = []
         self.log = ProgressLog(f"Tuning {self.start.model.name} on {self.graph.name}")
         if self.run_trial is None:
-            graph = trial_graph(self.graph, seed=self.start.training.seed)
+            graph = trial_graph(
+                self.graph,
+                seed=self.start.training.seed,
+                num_validation_triples=self.plan.num_validation_triples,
+            )
             self.run_trial = TrialTrainer(graph, self.device)
 
     # -- saving ---
@@ -198,6 +222,7 @@ class AutomaticTuner:
                 device=device,
                 fixed=tuple(saved["fixed"]),
                 seconds=saved["seconds"],
+                plan=SearchPlan.of_saved(saved.get("plan")),
                 saved=trials,
                 path=path,
             )
@@ -217,6 +242,7 @@ class AutomaticTuner:
             "start": self.start.model_dump(exclude_none=True),
             "fixed": self.fixed,
             "seconds": self.seconds,
+            "plan": asdict(self.plan) if self.plan else None,
             "trials": [asdict(trial) for trial in self.trials],
             "summary": summary,
         }
@@ -226,8 +252,14 @@ class AutomaticTuner:
 
     def run(self) -> Recipe:
         """Search, and return the recipe of the final training."""
+        self.started = self.clock()
+        if self.seconds is not None:
+            spent_before = sum(trial.seconds for trial in self.saved)
+            self.deadline = self.clock() + self.seconds - spent_before
         try:
             self._search()
+        except _TimeIsUp:
+            self.time_is_up = True
         except InterruptedRunError:
             is_saved = bool(self.path and self.trials)
             raise TuningInterrupted(
@@ -239,9 +271,15 @@ class AutomaticTuner:
 
     def _search(self) -> None:
         self._run_short_trials()
+        promoted: list[Params] = []
         for params in self._promoted():
-            if self._has_time(rung=LONG):
-                self._try(params, rung=LONG)
+            if self._has_budget([*promoted, params], rung=LONG):
+                promoted.append(params)
+        # A single long trial would be compared with nothing.
+        if len(promoted) < 2:
+            return
+        for params in promoted:
+            self._try(params, rung=LONG)
         if self._ranked(rung=LONG):
             self._polish()
             self._repeat()
@@ -250,7 +288,7 @@ class AutomaticTuner:
         """Change one hyperparameter after the other, as long as this helps and there is time."""
         best = self._best_start()
         factor = 1.78
-        while best.mrr is not None and self._has_time(rung=SHORT):
+        while best.mrr is not None and self._has_budget([best.params], rung=SHORT):
             before = best
             for key, values in self.dimensions.items():
                 best = self._climb(best, key, values, rung=SHORT)
@@ -262,12 +300,15 @@ class AutomaticTuner:
     def _best_start(self) -> AutomaticTrial:
         """The better of the one or two recipes at which the search may begin."""
         best = self._try({}, rung=SHORT)
-        if self.other is None or not self._has_time(rung=SHORT):
+        if self.other is None:
             return best
-        trial = self._try({LOSS: type(self.other.loss).__name__}, rung=SHORT)
+        other: Params = {LOSS: type(self.other.loss).__name__}
+        if not self._has_budget([other], rung=SHORT):
+            return best
+        trial = self._try(other, rung=SHORT)
         if not trial.is_better_than(best):
             return best
-        self.dimensions = dimensions_of(self.other, self.fixed)
+        self.dimensions = self._dimensions(self.other)
         return trial
 
     def _climb(
@@ -291,9 +332,11 @@ class AutomaticTuner:
         """Try values in their order until one is not better than the one before."""
         for value in values:
             params = {**best.params, key: value}
-            if not self._has_time(self._epochs(rung, params), rung=rung):
+            if not self._has_budget([params], rung=rung):
                 break
             trial = self._try(params, rung=rung)
+            if key not in self.tuned:
+                self.tuned.append(key)
             if not trial.is_better_than(best):
                 break
             best = trial
@@ -311,9 +354,9 @@ class AutomaticTuner:
             stronger = float(f"{10**0.5 * self._recipe(best.params).value_of(WEIGHT):.2g}")
             for relation_weight in (0.5, 4.0):
                 is_new = relation_weight != best.params.get(RELATION_WEIGHT, 0.0)
-                if is_new and self._has_time(rung=SHORT):
-                    changes = {RELATION_WEIGHT: relation_weight, WEIGHT: stronger}
-                    trial = self._try({**best.params, **changes}, rung=SHORT)
+                params = {**best.params, RELATION_WEIGHT: relation_weight, WEIGHT: stronger}
+                if is_new and self._has_budget([params], rung=SHORT):
+                    trial = self._try(params, rung=SHORT)
                     if trial.is_better_than(best):
                         best = trial
         weight = self._recipe(best.params).value_of(WEIGHT)
@@ -321,17 +364,29 @@ class AutomaticTuner:
             best, WEIGHT, values_around(weight, factor, below=1, above=1), rung=SHORT
         )
 
+    def _dimensions(self, recipe: Recipe) -> Dimensions:
+        """What is tuned in the search from a recipe."""
+        assert self.plan is not None
+        factor = self.plan.weight_factor
+        dimensions = dimensions_of(recipe, self.fixed, weight_factor=factor)
+        if not self.plan.tunes_batches:
+            dimensions.pop(BATCH_SIZE, None)
+        return dimensions
+
     def _promoted(self) -> list[Params]:
         """The short trials that are trained longer.
 
         These are the best with each loss and each relation weight, which pays late, and then
         others by rank.
         """
-        ranked = [trial.params for trial in self._ranked(rung=SHORT)]
+        assert self.plan is not None
+        trials = self._ranked(rung=SHORT)
+        ranked = [trial.params for trial in trials]
         best_of_kind: dict[object, Params] = {}
-        for params in ranked:
-            kind = params.get(LOSS), params.get(RELATION_WEIGHT, 0.0)
-            best_of_kind.setdefault(kind, params)
+        for trial in trials:
+            kind = trial.params.get(LOSS), trial.params.get(RELATION_WEIGHT, 0.0)
+            if (trial.mrr or 0.0) >= self.plan.promoted_share * (trials[0].mrr or 0.0):
+                best_of_kind.setdefault(kind, trial.params)
         promoted = list(best_of_kind.values())
         promoted += [params for params in ranked if params not in promoted]
 
@@ -348,7 +403,7 @@ class AutomaticTuner:
         """Climb in long trials along what short trials misjudge."""
         best = self._ranked(rung=LONG)[0]
         start = self._start(best.params)
-        dimensions = dimensions_of(start, self.fixed)
+        dimensions = self._dimensions(start)
         epochs = start.training.epochs
         if self.is_small and EPOCHS not in self.fixed:
             dimensions[EPOCHS] = (5 * epochs // 2, epochs, epochs // 2)
@@ -359,10 +414,9 @@ class AutomaticTuner:
     def _repeat(self) -> None:
         """Train the best with other seeds; the mean counts, as MRRs of one seed vary by chance."""
         best = [trial.params for trial in self._ranked(rung=LONG)[:NUM_REPEATED]]
-        epochs = sum(self._epochs(LONG, params) for params in best)
         first_seed = self.start.training.seed
         for seed in range(first_seed + 1, first_seed + NUM_SEEDS):
-            if self._has_time(epochs, rung=LONG):
+            if self._has_budget(best, rung=LONG):
                 for params in best:
                     self._try({**params, SEED: seed}, rung=LONG)
 
@@ -385,36 +439,59 @@ class AutomaticTuner:
 
     # -- the budget ---
 
+    def most_trials(self) -> int:
+        """About the most trials that the budget allows."""
+        assert self.plan is not None
+        if self.plan.max_trials is not None:
+            return self.plan.max_trials[LONG]
+        of_short = self._work_of({}, SHORT)
+        of_long = self._work_of({}, LONG)
+        budget = self.plan.budget
+        num_short = max(1, int(SHARE_OF_FIRST_RUNG * budget / max(of_short, 1e-9)))
+        num_long = int((budget - num_short * of_short) / max(of_long, 1e-9))
+        return num_short + max(0, num_long)
+
     @property
-    def budget_seconds(self) -> float | None:
-        """Seconds of the whole search, known after the first trial."""
-        if self.seconds is not None:
-            return self.seconds
-        if not self.trials:
-            return None
-        final = self.trials[0].seconds_per_epoch * self.start.training.epochs
-        return max(BUDGET * final, MIN_BUDGET_SECONDS)
+    def spent(self) -> float:
+        """The work of the trials so far."""
+        return sum(trial.work for trial in self.trials)
 
     @property
     def spent_seconds(self) -> float:
         return sum(trial.seconds for trial in self.trials)
 
-    def _has_time(self, epochs: int = 0, *, rung: int) -> bool:
-        """Whether `epochs`, by default those of one trial, end within the budget of the rung."""
-        budget = self.budget_seconds
-        assert budget is not None  # known since the first trial
-        spent = self.spent_seconds
-        seconds_per_epoch = self.trials[0].seconds_per_epoch
-        long_trial_fits = spent + seconds_per_epoch * self._epochs(LONG, {}) <= budget
+    def _has_budget(self, trials: Sequence[Params], *, rung: int) -> bool:
+        """Whether some more trials are within the budget of their rung."""
+        assert self.plan is not None
+        if self.plan.max_trials is not None:
+            return len(self.trials) + len(trials) <= self.plan.max_trials[rung]
+        spent = self.spent
+        budget = self.plan.budget
+        long_trial_fits = spent + self._work_of({}, LONG) <= budget
         share = SHARE_OF_FIRST_RUNG if rung == SHORT and long_trial_fits else 1.0
-        epochs = epochs or self._epochs(rung, {})
-        return spent + seconds_per_epoch * epochs <= share * budget
+        needed = sum(self._work_of(params, rung) for params in trials)
+        return spent + needed <= share * budget
+
+    def _work_of(self, params: Params, rung: int) -> float:
+        """The work of a trial: its epochs, and two rankings of validation triples."""
+        assert self.plan is not None
+        assert self.work is not None
+        try:
+            recipe = self._trial_recipe(_without_seed(params))
+        except RequestError:
+            return 0.0  # it fails at once
+        text = recipe.as_toml()
+        if text not in self._work_of_epoch:
+            self._work_of_epoch[text] = self.work.epoch(recipe)
+        num_triples = min(len(self.graph.valid), self.plan.num_validation_triples)
+        epochs = self._epochs(rung, params) * self._work_of_epoch[text]
+        return epochs + 2 * self.work.ranking(recipe, num_triples)
 
     def _epochs(self, rung: int, params: Params) -> int:
         """The length of a trial."""
         final = int(params.get(EPOCHS, self._start(params).training.epochs))
-        fractions = SMALL_RUNGS if self.is_small else RUNGS
-        return max(1, round(final * fractions[rung]))
+        assert self.plan is not None
+        return max(1, round(final * self.plan.rungs[rung]))
 
     # -- trials ---
 
@@ -424,6 +501,9 @@ class AutomaticTuner:
         if made is not None:
             return made
         trial = _trial_with(self.saved, params, rung) or self._train(params, rung)
+        if not trial.work:
+            share = 0.5 if trial.error == STOPPED_HALF_WAY else 1.0
+            trial = replace(trial, work=share * self._work_of(params, rung))
         self.trials.append(trial)
         self.save()
         return trial
@@ -432,7 +512,7 @@ class AutomaticTuner:
         assert self.run_trial is not None
         epochs = self._epochs(rung, params)
         try:
-            recipe = self._recipe(params)
+            recipe = self._trial_recipe(params)
         except RequestError as problem:
             failed = TrialOutcome(None, None, 0.0, 0.0, str(problem))
             return AutomaticTrial(params, rung, epochs, **vars(failed))
@@ -444,6 +524,8 @@ class AutomaticTuner:
             hopeless=self._hopeless_mrr(params, rung),
             on_progress=self._reporter(params, rung),
         )
+        if self.clock() > self.deadline:
+            raise _TimeIsUp
         outcome = self.run_trial(plan)
         return AutomaticTrial(params, rung, epochs, **vars(outcome))
 
@@ -462,16 +544,25 @@ class AutomaticTuner:
         ranked = self._ranked(rung=rung)
         best_mrr = ranked[0].mrr if ranked else None
         text = describe_params(params)
+        assert self.plan is not None
+        budget = self.plan.budget
+
+        work = self._work_of(params, rung)
 
         def report(event: ProgressEvent) -> None:
+            done = (event.epoch - 1) * event.steps + event.step
+            part = work * done / (event.epochs * event.steps)
             progress = AutomaticProgress(
                 text,
                 len(self.trials),
                 best_mrr,
-                self.spent_seconds,
-                self.budget_seconds,
+                self.spent + part,
+                budget,
+                self._seconds_left(part),
                 event,
             )
+            if self.clock() > self.deadline:
+                raise _TimeIsUp
             if self.on_progress:
                 self.on_progress(progress)
 
@@ -482,6 +573,16 @@ class AutomaticTuner:
             self.log(line)
 
         return report
+
+    def _seconds_left(self, part: float) -> float | None:
+        """Time of the rest of the budget, at the speed so far; `part` is of the present trial."""
+        assert self.plan is not None
+        elapsed = self.clock() - self.started
+        done = part + sum(trial.work for trial in self.trials if trial not in self.saved)
+        if not done or not elapsed:
+            return None
+        left = (self.plan.budget - self.spent - part) * elapsed / done
+        return max(0.0, min(left, self.deadline - self.clock()))
 
     def _recipe(self, params: Params) -> Recipe:
         """The recipe with these hyperparameters.
@@ -496,6 +597,16 @@ class AutomaticTuner:
                 scale = init_scale_of_margin(float(params[MARGIN]), dim)
                 params = {**params, "model.init_scale": scale}
         return start.with_changes(params)
+
+    def _trial_recipe(self, params: Params) -> Recipe:
+        """The recipe of a trial, which may sample fewer negatives than the final training."""
+        assert self.plan is not None
+        recipe = self._recipe(params)
+        most = self.plan.max_negatives
+        is_sampled = isinstance(recipe.loss, SampledSoftmax)
+        if most is None or not is_sampled or recipe.value_of(NEGATIVES) <= most:
+            return recipe
+        return recipe.with_changes({NEGATIVES: most})
 
     def _start(self, params: Params) -> Recipe:
         """The recipe that these hyperparameters change."""
@@ -513,10 +624,11 @@ class AutomaticTuner:
 
     def chosen_recipe(self) -> Recipe:
         """The recipe of the final training."""
-        if self.chosen is None:
+        chosen = self.chosen
+        if chosen is None and not self.time_is_up:
             errors = [trial.error for trial in self.trials if trial.error]
             raise NothingTrains(self.graph.name, errors[0] if errors else "no trial was made")
-        recipe = self._recipe(_without_seed(self.chosen.params))
+        recipe = self._recipe(_without_seed(chosen.params) if chosen else {})
         every = recipe.validation.every or max(1, recipe.training.epochs // NUM_VALIDATIONS)
         changes: dict[str, Any] = {"validation.every": every}
         averages_weights = recipe.optimizer.average_from < 1
@@ -525,9 +637,10 @@ class AutomaticTuner:
         return recipe.with_changes(changes)
 
     def summary(self) -> str:
-        """What was chosen and why, in a line."""
+        """What was chosen and why, and what was not tried."""
         chosen = self.chosen
-        assert chosen is not None
+        if chosen is None:
+            return f"The first trial did not end: {self._not_tried()} The starting values are used."
         params = _without_seed(chosen.params)
         rung = [
             trial for trial in self.trials if trial.rung == chosen.rung and trial.mrr is not None
@@ -538,12 +651,31 @@ class AutomaticTuner:
         start = ""
         if mrrs_of_start and mrrs_of_start[0] and chosen.params:
             start = f" ({mrrs_of_start[0]:.4f} with the starting values)"
-        count = f"{len(self.trials)} trials" if len(self.trials) > 1 else "1 trial"
-        return (
-            f"Chose {describe_params(params)}: validation MRR {chosen.mrr:.4f} after "
-            f"{chosen.epochs} epochs{mean}{start}, filtered by train and valid, the best of "
-            f"{count} in {self.spent_seconds:.0f} s."
+        result = (
+            f"validation MRR {chosen.mrr:.4f} after {chosen.epochs} epochs{mean}{start}, filtered "
+            f"by train and valid"
         )
+        spent = f"in {self.spent_seconds:.0f} s."
+        if len(self.trials) == 1:
+            sentence = f"Nothing was compared: one trial, with the starting values, has {result}, "
+        else:
+            sentence = f"Chose {describe_params(params)}: {result}, the best of "
+            sentence += f"{len(self.trials)} trials "
+        return f"{sentence}{spent} {self._not_tried()}".rstrip()
+
+    def _not_tried(self) -> str:
+        """What the end of the time left out, as a sentence, or nothing."""
+        if not self.time_is_up:
+            return ""
+        assert self.seconds is not None
+        remaining = [key for key in self.dimensions if key not in self.tuned]
+        names = [key.rpartition(".")[2] for key in remaining]
+        left_out = f" Not tried: other values of {', '.join(names)}." if names else ""
+        return f"The {self.seconds:.0f} s for tuning are up.{left_out}"
+
+
+class _TimeIsUp(Exception):
+    """The time that the user gave a search is up."""
 
 
 def _trial_with(

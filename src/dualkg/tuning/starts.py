@@ -11,6 +11,7 @@ from dualkg.data.graph import Graph
 from dualkg.models import MODELS
 from dualkg.training import api
 from dualkg.training.classes import known_name
+from dualkg.training.costs import count_query_groups
 from dualkg.training.recipe import Data, Recipe
 
 Value = bool | int | float | str
@@ -24,6 +25,12 @@ CHEAP_PRODUCTS = {"cpu": 5e7, "cuda": 2e10}
 # On a GPU: the dimension of graphs with up to this number of entities.
 DIMS_BY_ENTITIES = {50_000: 2000, 250_000: 1000, 10**6: 400}
 MIN_GPU_DIM = 200
+# On a CPU: sampled softmax from this number of entities, with so many negatives.
+MIN_SAMPLED_ENTITIES = 5_000
+NUM_SAMPLED = 2_000
+# On a CPU: triples are grouped by query if there are at most so many queries for a triple. Groups
+# save most of the work then; otherwise they save little, and sampled softmax is less exact.
+MAX_GROUPED_SHARE = 0.4
 MATRIX_MODELS = ("RESCAL", "TuckER", "SE")  # a relation has dim² parameters
 MAX_MATRIX_DIM = 256
 MAX_DIM_OF_STARTS = 500  # of the models in `STARTS`
@@ -78,9 +85,14 @@ def starting_recipe(
     model = str(known_name(changes.get("model.name", "ComplEx"), MODELS))
     settings_of_model = starts.get(model, {})
     start: dict[str, Any] = {"optimizer.decay_from": 0.5}
-    start |= _default_size(graph, device, model, has_own_loss="loss.name" in settings_of_model)
+    has_own_loss = "loss.name" in settings_of_model
+    start |= _default_size(graph, device, model, has_own_loss=has_own_loss)
     if not is_small(graph) and "optimizer.name" not in changes:
         start["optimizer.learning_rate"] = 0.1
+    if not has_own_loss:
+        start |= fast_softmax(graph, device, changes)
+        if device.type == "cpu" and not is_small(graph) and "optimizer.name" not in changes:
+            start["optimizer.learning_rate"] = 0.2  # there are few epochs
     for key, value in settings_of_model.items():
         # A loss or a regularizer that the user names comes without our settings.
         table = key.partition(".")[0]
@@ -95,6 +107,25 @@ def starting_recipe(
         init_scale = init_scale_of_margin(start["loss.margin"], start["model.dim"])
         start.setdefault("model.init_scale", init_scale)
     return api.default_recipe(data, graph, start)
+
+
+def fast_softmax(graph: Graph, device: torch.device, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """How the softmax is computed fastest on a CPU: once a query, and over a sample of entities.
+
+    A loss that the user chose is left as it is, and so is that of a small graph.
+    """
+    start: dict[str, Any] = {}
+    has_own_loss = any(key.startswith("loss.") for key in changes)
+    if device.type != "cpu" or is_small(graph) or has_own_loss or "training.order" in changes:
+        return start
+    is_sampled = len(graph.entities) >= MIN_SAMPLED_ENTITIES
+    share = count_query_groups(graph) / max(1, 2 * len(graph.train))
+    if changes.get("model.reciprocal", True) and (share <= MAX_GROUPED_SHARE or not is_sampled):
+        start["training.order"] = "queries"
+    if is_sampled:
+        start["loss.name"] = "SampledSoftmax"
+        start["loss.num_negatives"] = NUM_SAMPLED
+    return start
 
 
 def other_start(
@@ -115,15 +146,17 @@ def other_start(
     return starting_recipe(start.data, graph, device, given, starts={})
 
 
-def dimensions_of(recipe: Recipe, fixed: Collection[str] = ()) -> Dimensions:
+def dimensions_of(
+    recipe: Recipe, fixed: Collection[str] = (), *, weight_factor: float = 10**0.5
+) -> Dimensions:
     """What matters for the model and the loss of a recipe, most important first.
 
-    Keys in `fixed` are left out.
+    Keys in `fixed` are left out. `weight_factor` is that between neighbouring values of λ.
     """
     dimensions: Dimensions = {}
     weight = recipe.regularizer.weight
     if recipe.regularizer.name != "none" and weight:
-        dimensions["regularizer.weight"] = values_around(weight, 10**0.5, below=4, above=2)
+        dimensions["regularizer.weight"] = values_around(weight, weight_factor, below=4, above=2)
     for key, values in recipe.loss.tuned.items():
         dimensions[f"loss.{key}"] = values
     learning_rate = recipe.optimizer.learning_rate
@@ -154,7 +187,7 @@ def _default_size(
     num_entities = len(graph.entities)
     is_cheap = num_entities * len(graph.train) <= CHEAP_PRODUCTS[device.type]
     if device.type == "cpu":
-        dim = 200 if is_cheap else 100
+        dim = 200
         epochs = 50 if is_cheap else 20
     elif is_small(graph):
         dim = 500

@@ -18,7 +18,7 @@ from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer
 from dualkg.tuning.starts import Params
 
 EPOCHS = "training.epochs"
-MAX_VALIDATION_TRIPLES = 10_000
+STOPPED_HALF_WAY = "stopped half-way"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TrialTrainer:
             mrr = history[-1].get("valid_mrr")
         except _HopelessTrialError:
             mrr = history[-1]["valid_mrr"]
-            error = "stopped half-way"
+            error = STOPPED_HALF_WAY
         except (RequestError, DivergedError) as problem:
             if not plan.params and isinstance(problem, RequestError):
                 raise  # the request itself is wrong, not what the search tried
@@ -115,11 +115,11 @@ def _stopping_half_way(plan: TrialPlan, history: list[dict[str, Any]]) -> OnProg
     return on_progress
 
 
-def trial_graph(graph: Graph, *, seed: int) -> Graph:
+def trial_graph(graph: Graph, *, seed: int, num_validation_triples: int) -> Graph:
     """A graph without test triples, and with no more validation triples than trials rank."""
     valid = graph.valid
-    if len(valid) > MAX_VALIDATION_TRIPLES:
+    if len(valid) > num_validation_triples:
         random = np.random.default_rng(seed)
-        sample = random.choice(len(valid), MAX_VALIDATION_TRIPLES, replace=False)
+        sample = random.choice(len(valid), num_validation_triples, replace=False)
         valid = valid[np.sort(sample)]
     return replace(graph, valid=valid, test=graph.test[:0])

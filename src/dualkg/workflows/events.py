@@ -19,6 +19,7 @@ from dualkg.training.recipe import Recipe
 from dualkg.training.run import TrainedRun
 from dualkg.training.trainer import ProgressEvent
 from dualkg.tuning.automatic import AutomaticProgress
+from dualkg.workflows.expectation import Expectation
 
 __all__ = [
     "AutomaticProgress",
@@ -93,10 +94,14 @@ class TuningSkipped:
 
 @dataclass(frozen=True)
 class TuningStarted:
-    """The search for hyperparameters begins at a recipe. `AutomaticProgress` follows."""
+    """The search for hyperparameters begins at a recipe. `AutomaticProgress` follows.
+
+    `expect` measures how long it will take.
+    """
 
     start: Recipe
     graph: Graph
+    expect: Callable[[], Expectation]
 
 
 @dataclass(frozen=True)
@@ -109,10 +114,14 @@ class Tuned:
 
 @dataclass(frozen=True)
 class TrainingPlanned:
-    """A recipe is about to be trained on a graph."""
+    """A recipe is about to be trained on a graph; `expect` measures how long it will take.
+
+    Several processes report this when they have been started.
+    """
 
     recipe: Recipe
     graph: Graph
+    expect: Callable[[], Expectation] | None = None
 
 
 @dataclass(frozen=True)

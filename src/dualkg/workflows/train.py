@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import RunFolder, TrainedRun
 from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer
 from dualkg.tuning.automatic import AutomaticTuner, parse_budget, starting_recipe
+from dualkg.tuning.plan import SearchPlan
+from dualkg.tuning.starts import fast_softmax
 from dualkg.workflows.events import (
     Event,
     EventCallback,
@@ -51,6 +54,7 @@ from dualkg.workflows.events import (
     TuningStarted,
     log_event,
 )
+from dualkg.workflows.expectation import expect_training, expect_tuning
 from dualkg.workflows.processes import (
     is_first_process,
     num_processes,
@@ -60,7 +64,7 @@ from dualkg.workflows.processes import (
 from dualkg.workflows.sources import TrainingSource, read_graph, read_source, report_graph
 
 Device = str | torch.device | None
-Tune = bool | float | str | None
+Tune = bool | float | str | SearchPlan | None
 ReadSource = Callable[[OnEvent], TrainingSource]
 
 
@@ -192,7 +196,7 @@ def _read_and_train(
     tuner = _tuner_of(source, tune, choose_device(device), on_event)
     if tuner is None:
         return train_recipe(
-            source.recipe,
+            _untuned_recipe(source, choose_device(device)),
             graph=source.graph,
             device=device,
             out=out,
@@ -231,11 +235,13 @@ def train_recipe(
         if graph is None:
             graph = load_recipe_graph(recipe)
             report_graph(graph, report)
-        report(TrainingPlanned(recipe, graph))
+        chosen_device = choose_device(device)
+        expect = partial(expect_training, recipe, graph, chosen_device)
+        report(TrainingPlanned(recipe, graph, expect))
         return start_training(
             recipe,
             graph,
-            device=choose_device(device),
+            device=chosen_device,
             folder=folder,
             overwrite=overwrite,
             on_progress=report,
@@ -392,7 +398,7 @@ def train_source_seeds(
     chosen = choose_device(device)
     tuner = _tuner_of(read, tune, chosen, report)
     with locked(folder):
-        recipe = read.recipe
+        recipe = _untuned_recipe(read, chosen)
         if tuner is not None:
             recipe = _tune_for_seeds(tuner, folder, overwrite=overwrite, on_event=report)
         reports = train_seeds(
@@ -484,7 +490,9 @@ def _tuner_of(
     source: TrainingSource, tune: Tune, device: torch.device, on_event: OnEvent
 ) -> AutomaticTuner | None:
     """The search of a source, or None if it is trained as it is."""
-    seconds = None if tune is None or isinstance(tune, bool) else parse_budget(str(tune))
+    plan = tune if isinstance(tune, SearchPlan) else None
+    has_time = not (tune is None or isinstance(tune, (bool, SearchPlan)))
+    seconds = parse_budget(str(tune)) if has_time else None
     is_tuned = not source.is_recipe if tune is None else tune is not False
     if not is_tuned:
         return None
@@ -495,8 +503,20 @@ def _tuner_of(
     if not source.is_recipe:
         start = starting_recipe(source.recipe.data, source.graph, device, source.changes)
     return AutomaticTuner(
-        start, source.graph, device=device, fixed=tuple(source.changes), seconds=seconds
+        start,
+        source.graph,
+        device=device,
+        fixed=tuple(source.changes),
+        seconds=seconds,
+        plan=plan,
     )
+
+
+def _untuned_recipe(source: TrainingSource, device: torch.device) -> Recipe:
+    """The recipe of a training without tuning; that of a graph is the fastest on the device."""
+    if source.is_recipe:
+        return source.recipe
+    return source.recipe.with_changes(fast_softmax(source.graph, device, source.changes))
 
 
 def _tune_in_folder(
@@ -538,7 +558,7 @@ def _tune_for_seeds(
 
 def _search(tuner: AutomaticTuner, on_event: OnEvent) -> Recipe:
     tuner.on_progress = on_event
-    on_event(TuningStarted(tuner.start, tuner.graph))
+    on_event(TuningStarted(tuner.start, tuner.graph, partial(expect_tuning, tuner)))
     recipe = tuner.run()
     on_event(Tuned(recipe, tuner.summary()))
     return recipe

@@ -1,0 +1,144 @@
+"""What a training costs in work: seconds on a nominal machine, the same wherever they are counted.
+
+Budgets that choose something are counted in work, so that a busy machine chooses what a quiet one
+does. `measure_speed` says how much work this machine does in a second, for those who wait.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dualkg.data.graph import Graph, GraphShape
+from dualkg.training.batches import MAX_GROUP
+from dualkg.training.memory import SCORE_PASSES, SMALL_OPERATIONS, UPDATE_PASSES, Rates
+from dualkg.training.recipe import Recipe
+from dualkg.training.trainer import Trainer
+
+# Two CPU cores with AVX-512, and one H200: what training reaches there, not what a product does.
+NOMINAL = {
+    "cpu": Rates(operations=1.0e11, bytes=8e9, calls=5e4),
+    "cuda": Rates(operations=4.0e14, bytes=3e12, calls=1e6),
+}
+VECTOR_PASSES = 20  # passes over the vectors of a batch: maps, penalties and their gradients
+RANKING_PASSES = 3  # passes over the scores of a query that is ranked
+SECONDS_TO_MEASURE = 1.0
+MAX_MEASURED_STEPS = 20
+WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True)
+class WorkEstimate:
+    """The work of a graph's trainings on one kind of device."""
+
+    graph: Graph
+    device: str
+    num_queries: int  # with at most `MAX_GROUP` answers each, in both directions
+
+    @classmethod
+    def of(cls, graph: Graph, device: torch.device) -> WorkEstimate:
+        return cls(graph, device.type, count_query_groups(graph))
+
+    def epoch(self, recipe: Recipe) -> float:
+        """The work of one epoch."""
+        loss = recipe.loss
+        shape = self.graph.shape
+        rates = NOMINAL[self.device]
+        model = recipe.model.build(GraphShape(2, 1), seed=0).embedding
+        width = model.entities.shape[1]
+        sides = 1 if model.reciprocal else 2
+        num_examples = len(self.graph.train) * (3 - sides)
+        if loss.examples == "queries":
+            num_examples = self.num_queries
+        batch_size = min(recipe.training.batch_size, max(num_examples, 1))
+        num_steps = -(-num_examples // batch_size)
+
+        rows = shape.num_entities
+        candidates = shape.num_entities
+        rows_of_batch = loss.rows_per_batch(model, batch_size)
+        if rows_of_batch is not None:
+            rows = min(rows_of_batch, shape.num_entities)
+            candidates = int(getattr(loss, "num_negatives", batch_size))
+        num_scored = sides * num_examples
+        if recipe.training.order == "queries":
+            num_scored = min(num_scored, self.num_queries)
+
+        operations = 6.0 * num_scored * candidates * width
+        num_relation_ids = shape.num_relations * (3 - sides)
+        if getattr(loss, "relation_weight", 0):
+            operations += 6.0 * num_examples * num_relation_ids * width
+        relation_width = model.relations.shape[1]
+        if relation_width > width:
+            operations += 6.0 * num_examples * relation_width
+        num_bytes = 4.0 * (
+            SCORE_PASSES * num_scored * candidates
+            + VECTOR_PASSES * num_examples * width
+            + UPDATE_PASSES * num_steps * rows * width
+        )
+        seconds = operations / rates.operations + num_bytes / rates.bytes
+        return seconds + num_steps * SMALL_OPERATIONS / rates.calls
+
+    def ranking(self, recipe: Recipe, num_triples: int) -> float:
+        """The work of ranking triples in both directions."""
+        rates = NOMINAL[self.device]
+        model = recipe.model.build(GraphShape(2, 1), seed=0).embedding
+        num_scores = 2.0 * num_triples * self.graph.shape.num_entities
+        operations = 2 * num_scores * model.entities.shape[1]
+        return operations / rates.operations + RANKING_PASSES * 4 * num_scores / rates.bytes
+
+    def training(self, recipe: Recipe) -> float:
+        """The work of a training, with its validations and the ranking of held-out triples."""
+        graph = self.graph
+        work = recipe.training.epochs * self.epoch(recipe)
+        if recipe.validation.every:
+            num_validations = recipe.training.epochs // recipe.validation.every
+            work += num_validations * self.ranking(recipe, len(graph.valid))
+        return work + self.ranking(recipe, len(graph.valid) + len(graph.test))
+
+
+def count_query_groups(graph: Graph) -> int:
+    """Groups of at most `MAX_GROUP` answers of one query, in both directions.
+
+    For a graph on disk, which is not grouped, every answer counts as a group.
+    """
+    if graph.is_mapped:
+        return 2 * len(graph.train)
+    num_groups = 0
+    train = np.asarray(graph.train, dtype=np.int64)
+    for given in (0, 2):
+        keys = train[:, given] * graph.shape.num_relations + train[:, 1]
+        _, counts = np.unique(keys, return_counts=True)
+        num_groups += int((-(-counts // MAX_GROUP)).sum())
+    return num_groups
+
+
+def measure_speed(trainer: Trainer, work: WorkEstimate) -> float:
+    """Work a second that this machine does now, by some steps of a trainer, which is used up."""
+    recipe = trainer.recipe
+    device = trainer.model.device
+    batches = trainer.batches(0)
+    learning_rate = recipe.optimizer.learning_rate
+
+    def take(num_steps: int) -> int:
+        num_taken = 0
+        started = time.perf_counter()
+        for _, batch in zip(range(num_steps), batches, strict=False):
+            trainer.step(batch, learning_rate)
+            num_taken += 1
+            if time.perf_counter() - started > SECONDS_TO_MEASURE:
+                break
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return num_taken
+
+    take(WARM_UP_STEPS)
+    started = time.perf_counter()
+    num_steps = take(MAX_MEASURED_STEPS)
+    seconds = time.perf_counter() - started
+    if not num_steps:
+        return 1.0
+    work_of_step = work.epoch(recipe) / trainer.num_steps
+    return work_of_step * num_steps / max(seconds, 1e-6)

@@ -1,0 +1,81 @@
+"""The plan of a search: how much work it may do, and how long its trials are.
+
+It follows from the graph, the starting recipe and the kind of device. A clock has no part in it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from dualkg.data.graph import Graph
+from dualkg.training.costs import WorkEstimate
+from dualkg.training.recipe import Recipe
+from dualkg.tuning.starts import is_small
+
+SHORT = 0  # the rung of the short trials
+LONG = 1  # the rung of the long ones
+MIN_BUDGET = 120.0  # work of a search; small graphs are trained in a few seconds
+BUDGETS = {"cpu": 3.0, "cuda": 3.0}  # work of a search, as a multiple of the final training
+# Length of the trials of each rung, as a fraction of the final epochs.
+RUNGS = {"cpu": (1 / 4, 1 / 2), "cuda": (1 / 9, 1 / 3)}
+SMALL_RUNGS = (1 / 3, 1.0)  # of small graphs, whose final training takes seconds
+MAX_VALIDATION_TRIPLES = {"cpu": 2_500, "cuda": 10_000}  # that a trial ranks
+# The factor between neighbouring values of λ. The few trials on a CPU begin near the best value; a
+# small graph may need one that is much smaller.
+WEIGHT_FACTORS = {"cpu": 2.0, "cuda": 10**0.5}
+# The least MRR of a short trial that is trained longer because it is the best of its kind, as a
+# share of the best.
+PROMOTED_SHARES = {"cpu": 0.98, "cuda": 0.0}
+MAX_NEGATIVES = 1_000  # of sampled softmax in a trial on a CPU
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """The budget of a search in work, and what its trials are.
+
+    `rungs` are the lengths of short and long trials as fractions of the final training.
+    `max_trials` are the most trials that are made up to the end of each rung. `weight_factor` is
+    the factor between neighbouring values of λ. The best of each kind is trained longer if it has
+    `promoted_share` of the best MRR. With `tunes_batches`, the batch size is a hyperparameter.
+    Sampled softmax has at most `max_negatives` in a trial.
+    """
+
+    budget: float = math.inf
+    rungs: tuple[float, float] = RUNGS["cuda"]
+    num_validation_triples: int = MAX_VALIDATION_TRIPLES["cuda"]
+    max_trials: tuple[int, int] | None = None
+    weight_factor: float = WEIGHT_FACTORS["cuda"]
+    promoted_share: float = PROMOTED_SHARES["cuda"]
+    tunes_batches: bool = True
+    max_negatives: int | None = None
+
+    @classmethod
+    def of_saved(cls, saved: dict[str, Any] | None) -> SearchPlan | None:
+        """The plan of a saved search; earlier versions did not save one."""
+        if saved is None:
+            return None
+        pairs = {key: tuple(value) for key, value in saved.items() if isinstance(value, list)}
+        return cls(**{**saved, **pairs})
+
+    @classmethod
+    def of(
+        cls, start: Recipe, graph: Graph, work: WorkEstimate, *, seconds: float | None = None
+    ) -> SearchPlan:
+        """The plan of a search from `start`; `seconds` is the time that its user gives it."""
+        if seconds is None:
+            of_training = start.training.epochs * work.epoch(start)
+            budget = max(BUDGETS[work.device] * of_training, MIN_BUDGET)
+        else:
+            budget = seconds
+        device = "cuda" if is_small(graph) else work.device
+        return cls(
+            budget,
+            rungs=SMALL_RUNGS if is_small(graph) else RUNGS[device],
+            num_validation_triples=MAX_VALIDATION_TRIPLES[device],
+            weight_factor=WEIGHT_FACTORS[device],
+            promoted_share=PROMOTED_SHARES[device],
+            tunes_batches=device == "cuda",
+            max_negatives=MAX_NEGATIVES if device == "cpu" else None,
+        )

@@ -1,0 +1,120 @@
+"""What is about to be done, and how long it will take on this machine: told before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dualkg.data.graph import Graph
+from dualkg.training.costs import WorkEstimate, measure_speed
+from dualkg.training.memory import gib
+from dualkg.training.recipe import Recipe
+from dualkg.training.trainer import Trainer
+from dualkg.tuning.automatic import AutomaticTuner
+
+# The part of its budget that a search usually spends.
+SPENT_SHARE = 0.9
+MAX_MEASURED_BYTES = 2**31
+NAMES = {
+    "regularizer.weight": "λ",
+    "loss.relation_weight": "relation weight",
+    "loss.frequency_weight": "frequency weight",
+    "optimizer.learning_rate": "learning rate",
+    "training.batch_size": "batch size",
+}
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Seconds of tuning, training and ranking, and bytes of memory, on this machine."""
+
+    tuning: float
+    training: float
+    ranking: float
+    memory: float | None
+    tuned: Sequence[str] = ()
+    num_trials: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.tuning + self.training + self.ranking
+
+    @property
+    def text(self) -> str:
+        parts = []
+        if self.num_trials:
+            names = ", ".join(NAMES.get(key, key.rpartition(".")[2]) for key in self.tuned)
+            parts.append(
+                f"Tuning of {names} in up to {self.num_trials} trials takes about "
+                f"{describe_seconds(self.tuning)}, "
+            )
+        parts.append(
+            f"training about {describe_seconds(self.training)}, ranking about "
+            f"{describe_seconds(self.ranking)}"
+        )
+        if self.memory is None:
+            parts.append(" on a machine with two CPU cores or one H200; this one was not measured.")
+        else:
+            parts.append(f"; it needs about {gib(self.memory)} of memory.")
+        text = "".join(parts)
+        return text[0].upper() + text[1:]
+
+
+def expect_training(recipe: Recipe, graph: Graph, device: torch.device) -> Expectation:
+    """What a training will take, by some of its steps.
+
+    Tables that take long to initialize are not made only to measure this.
+    """
+    work = WorkEstimate.of(graph, device)
+    memory = None
+    speed = 1.0
+    if 4 * graph.shape.num_entities * recipe.model.dim <= MAX_MEASURED_BYTES:
+        trainer = Trainer.of_recipe(recipe, graph, device=device)
+        memory = memory_of(trainer)
+        speed = measure_speed(trainer, work)
+    num_held_out = len(graph.valid) + len(graph.test)
+    ranking = work.ranking(recipe, num_held_out)
+    return Expectation(
+        tuning=0.0,
+        training=(work.training(recipe) - ranking) / speed,
+        ranking=ranking / speed,
+        memory=memory,
+    )
+
+
+def expect_tuning(tuner: AutomaticTuner) -> Expectation:
+    """What a search and the training after it will take, by some steps of the first trial."""
+    assert tuner.plan is not None
+    assert tuner.work is not None
+    final = expect_training(tuner.start, tuner.graph, tuner.device)
+    speed = tuner.work.training(tuner.start) / max(final.training + final.ranking, 1e-9)
+    tuning = SPENT_SHARE * tuner.plan.budget / speed
+    if tuner.seconds is not None:
+        tuning = min(tuning, tuner.seconds)
+    return Expectation(
+        tuning=tuning,
+        training=final.training,
+        ranking=final.ranking,
+        memory=final.memory,
+        tuned=list(tuner.dimensions),
+        num_trials=tuner.most_trials(),
+    )
+
+
+def memory_of(trainer: Trainer) -> float:
+    """Bytes that a training needs."""
+    tables = sum(table.nbytes for table in trainer.model.parameters())
+    return tables + trainer.need.of(trainer.recipe.training.batch_size)
+
+
+def describe_seconds(seconds: float) -> str:
+    """`40 s`, `3 min`, `1.5 h`."""
+    if seconds < 1:
+        return "a second"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
