@@ -17,7 +17,7 @@ from dualkg.tuning.starts import is_small
 SHORT = 0  # the rung of the short trials
 LONG = 1  # the rung of the long ones
 MIN_BUDGET = 120.0  # work of a search; small graphs are trained in a few seconds
-BUDGETS = {"cpu": 3.0, "cuda": 3.0}  # work of a search, as a multiple of the final training
+BUDGETS = {"cpu": 2.0, "cuda": 3.0}  # work of a search, as a multiple of the final training
 # Length of the trials of each rung, as a fraction of the final epochs.
 RUNGS = {"cpu": (1 / 4, 1 / 2), "cuda": (1 / 9, 1 / 3)}
 SMALL_RUNGS = (1 / 3, 1.0)  # of small graphs, whose final training takes seconds
