@@ -6,7 +6,7 @@ import torch
 import dualkg as kg
 from dualkg.losses.softmax import BoundOneVsAll
 from dualkg.training.engines import Job, kernels_know_relations
-from dualkg.training.fused import FusedStep
+from dualkg.training.fused import OneVsAllFusedStep
 from dualkg.training.optimizers import Optimizer, build_optimizer
 from dualkg.training.steps import ReferenceStep
 
@@ -71,13 +71,15 @@ def test_a_relation_of_zeros_has_finite_scores(part):
 
 def step(kind: type, *, normalized: bool, relation_weight: float = 0.0):
     model = build(normalized=normalized)
-    optimizer = build_optimizer(Optimizer(), model.parameters(), one_pass=kind is FusedStep)
+    optimizer = build_optimizer(Optimizer(), model.parameters(), one_pass=kind is OneVsAllFusedStep)
     return kind(model, BoundOneVsAll(relation_weight=relation_weight), kg.DURA(0.1), optimizer)
 
 
 @pytest.mark.parametrize("normalized", [True, False])
 def test_fused_step_equals_reference_step_with_and_without_normalization(normalized):
-    plain, fused = (step(kind, normalized=normalized) for kind in (ReferenceStep, FusedStep))
+    plain, fused = (
+        step(kind, normalized=normalized) for kind in (ReferenceStep, OneVsAllFusedStep)
+    )
     assert fused.without_autograd != normalized
     job = Job(fused.model, kg.OneVsAll(relation_weight=1.0), kg.DURA(0.1), "Adagrad")
     assert kernels_know_relations(job) != normalized

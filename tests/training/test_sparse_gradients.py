@@ -9,6 +9,7 @@ import dualkg as kg
 from dualkg.errors import Unsupported
 from dualkg.models import MODELS
 from dualkg.training.engines import EngineUnavailable, choose_engine
+from dualkg.training.fused import SampledFusedStep
 from dualkg.training.optimizers import Optimizer, build_optimizer
 from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import InterruptedRunError, Trainer
@@ -166,7 +167,7 @@ def test_a_step_creates_no_tensor_with_a_row_for_each_entity(name, sums):
         {**changes, "model.name": name, "model.dim": 4, "optimizer.sums": sums}
     )
     trainer = Trainer.of_recipe(recipe, graph, device=torch.device("cpu"))
-    assert trainer.engine.step == "sparse"
+    assert trainer.engine.step == ("sparse" if name == "MuRP" else "sampled")
     optimizer = trainer.optimizer
     assert isinstance(optimizer, OnePassAdagrad)
     sizes = {
@@ -176,11 +177,13 @@ def test_a_step_creates_no_tensor_with_a_row_for_each_entity(name, sums):
         )
     }
     assert sizes == {trainer.model.embedding.entities.shape if sums == "elements" else (5000, 1)}
-    with LargestTensor(
-        *trainer.model.parameters(), *(state["sum"] for state in optimizer.state.values())
-    ) as largest:
+    known = [*trainer.model.parameters(), *(state["sum"] for state in optimizer.state.values())]
+    if isinstance(trainer.step, SampledFusedStep):
+        known.append(trainer.step.positions)
+    with LargestTensor(*known) as largest:
         trainer.step(next(trainer.batches(0)), 0.1)
-    assert 20 <= largest.rows <= 100
+    # The scores of ten triples and twenty negatives are one buffer.
+    assert 20 <= largest.rows <= 200
 
 
 def test_sparse_gradients_are_chosen_where_a_batch_reads_few_of_many_entities():
@@ -199,14 +202,17 @@ def test_sparse_gradients_are_chosen_where_a_batch_reads_few_of_many_entities():
         model = kg.ComplEx(kg.GraphShape(num_entities, 2), dim=2)
         return choose_engine(recipe, model, regularizer or kg.DURA(0.1)).step
 
-    assert step(80) == "sparse"  # four times the rows of five heads, five tails and ten negatives
-    assert step(79) == "autograd"
+    shared = {"loss__name": "NegativeSampling", "loss__sampler": "shared"}
+    # Four times the rows of ten heads, ten tails and ten negatives.
+    assert step(120, **shared) == "sparse"
+    assert step(119, **shared) == "autograd"
+    assert step(10) == "sampled"
+    assert step(1000) == "sampled"
     assert step(1000, loss__shared=False) == "sparse"
     assert step(400, loss__shared=False) == "autograd"
     assert step(1000, kg.UnweightedDURA(0.1)) == "autograd"
     assert step(1000, optimizer__name="Adam") == "autograd"
     assert step(1000, training__engine="reference") == "autograd"
-    assert step(1000, loss__name="NegativeSampling", loss__sampler="shared") == "sparse"
 
 
 def test_sums_of_rows_with_the_fast_engine(small_graph):
@@ -259,7 +265,7 @@ def test_an_interrupted_run_resumes_to_the_same_weights(tmp_path, sums):
         return Trainer.of_recipe(recipe, graph, device=torch.device("cpu"))
 
     whole = trainer()
-    assert whole.engine.step == "sparse"
+    assert whole.engine.step == "sampled"
     whole.run()
     stopped = trainer()
     stopped.checkpoint_path = tmp_path / "checkpoint.safetensors"

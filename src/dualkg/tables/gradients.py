@@ -161,7 +161,7 @@ class GradientTables(ABC):
             total.copy_(product)
 
 
-class RowGradients:
+class RowGradientTables:
     """The entity tables of a model by side, and gradients of the rows that a batch reads.
 
     They are for losses over sampled entities, where most rows have none.

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dualkg.kernels.cpu import HAS_NUMBA, sampled_softmax_gradient_
-from dualkg.kernels.cpu_diagonal import DiagonalTables, Squares, map_triples, triple_gradients
 from dualkg.kernels.scores import Targets
 from dualkg.losses.negative_sampling import Draws
 from dualkg.losses.queries import QueryGroups
@@ -20,7 +18,7 @@ from dualkg.regularizers import PowerSum, Regularizer, is_power_sum
 from dualkg.tables.gradients import (
     GradientTables,
     LossAndGradient,
-    RowGradients,
+    RowGradientTables,
     Workspace,
     softmax_gradient_,
 )
@@ -72,7 +70,7 @@ class _Call(nn.Module):
 class FusedStep(ABC):
     """The step of `ReferenceStep` in less time and memory."""
 
-    tables: GradientTables | RowGradients
+    tables: GradientTables | RowGradientTables
 
     def __init__(
         self,
@@ -132,11 +130,15 @@ class FusedStep(ABC):
         is_local = model.device.type == "cpu" and model.tables.has_all_entities
         is_float32 = all(table.dtype == torch.float32 for table in model.parameters())
         is_product = model.numbers_per_coordinate <= 2 and model.multiplicative_modulus
-        if not (HAS_NUMBA and is_local and is_float32 and is_product and model.reciprocal):
+        if not (is_local and is_float32 and is_product and model.reciprocal):
             return False
+        from dualkg.kernels.cpu import HAS_NUMBA  # It imports numba.
+        from dualkg.kernels.cpu_diagonal import Squares
+
         assert isinstance(regularizer, PowerSum)
         self._term_weights = regularizer.term_weights
-        return regularizer.power == 2 and set(self._term_weights) <= set(Squares._fields)
+        are_squares = regularizer.power == 2 and set(self._term_weights) <= set(Squares._fields)
+        return HAS_NUMBA and are_squares
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""
@@ -208,6 +210,13 @@ class FusedStep(ABC):
     @torch.no_grad()
     def _by_kernels(self, batch: Tensor) -> Tensor:
         """For diagonal models of real or complex numbers on a CPU, by compiled kernels."""
+        from dualkg.kernels.cpu_diagonal import (
+            DiagonalTables,
+            Squares,
+            map_triples,
+            triple_gradients,
+        )
+
         model = self.model
         weights = dict.fromkeys(Squares._fields, 0.0)
         if self.regularizer.weight:
@@ -359,7 +368,7 @@ class SampledFusedStep(FusedStep):
     triples is scored once.
     """
 
-    tables: RowGradients
+    tables: RowGradientTables
 
     def __init__(
         self,
@@ -370,7 +379,7 @@ class SampledFusedStep(FusedStep):
     ) -> None:
         super().__init__(model, regularizer, optimizer, relation_weight=loss.relation_weight)
         self.loss = loss
-        self.tables = RowGradients(self.parameters)
+        self.tables = RowGradientTables(self.parameters)
         # The position of each entity among the negatives, or −1.
         self.positions = torch.full((loss.num_entities,), -1)
         self._scores = Workspace()
@@ -392,6 +401,8 @@ class SampledFusedStep(FusedStep):
 
     def _cross_entropy(self, f: Factors, side: Side, draws: Draws) -> LossAndGradient:
         """The sampled cross entropy of predicting one side."""
+        from dualkg.kernels.cpu import sampled_softmax_gradient_  # It imports numba.
+
         loss = self.loss
         negatives, offsets = self._sample(draws)
         candidates = self.tables.rows(side, negatives)
