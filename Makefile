@@ -23,7 +23,9 @@ test: $(READY)
 types:
 	$(BIN)/mypy
 
+# One process compiles the numba kernels first, which all workers would compile otherwise.
 unit:
+	$(BIN)/python -m tests.compile_kernels
 	$(BIN)/pytest -n $$(($$(nproc || getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal --durations=15
 
 test-slow: $(READY)

@@ -11,6 +11,7 @@ from tests.paper.conftest import TINY
 from tests.processes import run_python
 
 
+@pytest.mark.slow
 def test_commands_start_without_optional_packages():
     missing = (
         "scipy",

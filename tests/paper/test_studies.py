@@ -89,6 +89,7 @@ def test_quantization(config):
     assert files(config, "quantization") == FILES
 
 
+@pytest.mark.slow
 def test_inductive(config, monkeypatch):
     study = studies.study_inductive
     monkeypatch.setattr(
@@ -197,6 +198,7 @@ def test_scores_of_the_same_embeddings(small_graph, distance, primal):
     assert metrics["as trained"] != metrics["inner product"]
 
 
+@pytest.mark.slow
 def test_duality(config):
     [table] = STUDIES["duality"].run(config)
     rows = {row[0]: row for row in table.rows}

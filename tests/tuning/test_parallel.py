@@ -218,6 +218,7 @@ def test_a_database_appears_when_it_is_complete(tmp_path: Path, monkeypatch) -> 
     assert not (tmp_path / "study.db").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_trial_is_repeated_before_others_and_samples_the_same(
     small_graph, tmp_path, monkeypatch
 ):
