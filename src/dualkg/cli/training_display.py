@@ -38,7 +38,7 @@ class TrainingDisplay:
     def __init__(self, title: str = "", *, ask: Callable[[], object] | None = None) -> None:
         self.title = title
         self.ask = ask
-        self._is_tuned = False
+        self._is_announced = False
         self._bars = ExitStack()
         self._update: Callable[..., None] | None = None
 
@@ -67,7 +67,6 @@ class TrainingDisplay:
                 note(event.text)
             case events.TuningStarted(recipe, graph, _):
                 self.title = _title(recipe, graph)
-                self._is_tuned = True
                 note(describe_tuning(recipe, graph))
                 self._announce(event.expect())
             case events.Tuned(_, summary):
@@ -76,7 +75,8 @@ class TrainingDisplay:
             case events.TrainingPlanned(recipe, graph, expect):
                 self.title = _title(recipe, graph)
                 note(describe_training(recipe, graph))
-                if expect is not None and not self._is_tuned:
+                # One announcement is for the search and for all seeds.
+                if expect is not None and not self._is_announced:
                     self._announce(expect())
             case events.TrainingStarted(engine, _, expectation):
                 if engine:
@@ -88,15 +88,16 @@ class TrainingDisplay:
 
     def _announce(self, expectation: Expectation) -> None:
         """Say how long it will take, and ask a person before long work."""
+        self._is_announced = True
         note(expectation.text)
         if self.ask is not None and expectation.seconds > MAX_UNASKED_SECONDS:
             self.ask()
 
     def _show_tuning(self, event: AutomaticProgress) -> None:
-        update = self._bar(f"Tuning {self.title}")
-        percent = min(99, round(100 * event.spent / event.budget))
         from dualkg.workflows.expectation import describe_seconds
 
+        update = self._bar(f"Tuning {self.title}")
+        percent = min(99, round(100 * event.spent / event.budget))
         left = ""
         if event.seconds_left is not None:
             left = f"  at most {describe_seconds(event.seconds_left)} left"

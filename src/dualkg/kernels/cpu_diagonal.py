@@ -229,7 +229,10 @@ def _complex_gradients(
     to_tails,
     to_relations,
 ):
-    """The gradient of ⟨h R, g⟩ is g Rᵀ in h, and h̄ g in r; that of ⟨q, r⟩ is t q̄ in h, h q in t."""
+    """The gradient of ⟨h R, g⟩ is g Rᵀ in h, and h̄ g in r.
+
+    That of ⟨q, r⟩ is t q̄ in h, and h q in t.
+    """
     of_head, of_tail, of_relation, of_mapped_head, of_mapped_tail = slopes
     predicts_relations = len(to_queries) > 0
     half = heads.shape[1] // 2

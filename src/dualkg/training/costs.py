@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -36,11 +37,15 @@ class WorkEstimate:
 
     graph: Graph
     device: str
-    num_queries: int  # with at most `MAX_GROUP` answers each, in both directions
 
     @classmethod
     def of(cls, graph: Graph, device: torch.device) -> WorkEstimate:
-        return cls(graph, device.type, count_query_groups(graph))
+        return cls(graph, device.type)
+
+    @cached_property
+    def num_queries(self) -> int:
+        """Queries with at most `MAX_GROUP` answers each, in both directions."""
+        return count_query_groups(self.graph)
 
     def epoch(self, recipe: Recipe) -> float:
         """The work of one epoch."""

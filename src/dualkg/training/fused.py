@@ -136,9 +136,8 @@ class FusedStep(ABC):
         from dualkg.kernels.cpu_diagonal import Squares
 
         assert isinstance(regularizer, PowerSum)
-        self._term_weights = regularizer.term_weights
-        are_squares = regularizer.power == 2 and set(self._term_weights) <= set(Squares._fields)
-        return HAS_NUMBA and are_squares
+        are_known = set(regularizer.term_weights) <= set(Squares._fields)
+        return HAS_NUMBA and regularizer.power == 2 and are_known
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""
@@ -218,10 +217,11 @@ class FusedStep(ABC):
         )
 
         model = self.model
-        weights = dict.fromkeys(Squares._fields, 0.0)
-        if self.regularizer.weight:
-            for name, weight in self._term_weights.items():
-                weights[name] = weight * self.regularizer.weight / len(batch)
+        regularizer = self.regularizer
+        assert isinstance(regularizer, PowerSum)
+        weights = {}
+        for name, weight in regularizer.term_weights.items():
+            weights[name] = weight * regularizer.weight / len(batch)
         squares = Squares(**weights)
         tables = DiagonalTables(
             model.entities.detach(),

@@ -145,7 +145,7 @@ class AutomaticProgress:
     trial: str
     num_trials: int
     best: float | None
-    spent: float  # work of the trials that have ended
+    spent: float  # work so far, with the part of the trial that runs
     budget: float  # work of the whole search, at most
     seconds_left: float | None = None  # if the search uses all of its budget
     training: ProgressEvent | None = None
@@ -579,7 +579,7 @@ class AutomaticTuner:
         assert self.plan is not None
         elapsed = self.clock() - self.started
         done = part + sum(trial.work for trial in self.trials if trial not in self.saved)
-        if not done or not elapsed:
+        if not done or not elapsed or math.isinf(self.plan.budget):
             return None
         left = (self.plan.budget - self.spent - part) * elapsed / done
         return max(0.0, min(left, self.deadline - self.clock()))

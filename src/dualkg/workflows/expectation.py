@@ -62,12 +62,14 @@ class Expectation:
         return text[0].upper() + text[1:]
 
 
-def expect_training(recipe: Recipe, graph: Graph, device: torch.device) -> Expectation:
+def expect_training(
+    recipe: Recipe, graph: Graph, device: torch.device, *, work: WorkEstimate | None = None
+) -> Expectation:
     """What a training will take, by some of its steps.
 
     Tables that take long to initialize are not made only to measure this.
     """
-    work = WorkEstimate.of(graph, device)
+    work = work or WorkEstimate.of(graph, device)
     memory = None
     speed = 1.0
     if 4 * graph.shape.num_entities * recipe.model.dim <= MAX_MEASURED_BYTES:
@@ -88,7 +90,7 @@ def expect_tuning(tuner: AutomaticTuner) -> Expectation:
     """What a search and the training after it will take, by some steps of the first trial."""
     assert tuner.plan is not None
     assert tuner.work is not None
-    final = expect_training(tuner.start, tuner.graph, tuner.device)
+    final = expect_training(tuner.start, tuner.graph, tuner.device, work=tuner.work)
     speed = tuner.work.training(tuner.start) / max(final.training + final.ranking, 1e-9)
     tuning = SPENT_SHARE * tuner.plan.budget / speed
     if tuner.seconds is not None:
