@@ -102,7 +102,7 @@ class PythonWords(Words):
         "train": "train_recipe",
         "tune": "search",
         "recipes": "list_recipes",
-        "datasets": "data.loading.catalogue",
+        "datasets": "data.catalogue.catalogue",
         "index": "inference.index_build.build_index",
         "check": "inference.integrity.check_run",
     }

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,18 +11,23 @@ from threading import Thread
 
 import pytest
 
-from dualkg.data import loading as module
+from dualkg.data import catalogue as module
+from dualkg.data import loading
 from dualkg.data.archives import cache_folder
+from dualkg.data.catalogue import Entry, catalogue, fetch, find_entry
+from dualkg.data.columns import check_columns
 from dualkg.data.errors import (
     DamagedData,
     DownloadDiscarded,
     DownloadFailed,
+    ExpandsTooMuch,
     OtherGraph,
     UnusableData,
 )
 from dualkg.data.graph import SPLITS
-from dualkg.data.loading import Entry, catalogue, fetch, find_entry, load_graph
+from dualkg.data.loading import load_graph, names_in_data_folder
 from dualkg.errors import DataError, Unsupported
+from tests.data.notes import texts
 from tests.data.reading.conftest import compressed, tarred, zipped
 from tests.raising import refused
 
@@ -38,7 +44,21 @@ NAMES = {
     "CoDEx-S",
     "CoDEx-M",
     "CoDEx-L",
+    "FB15k",
+    "WN18",
+    "DB100K",
+    "Aristo-v4",
+    "Wikidata5M",
+    "OpenBioLink",
+    "Hetionet",
+    "PrimeKG",
+    "DRKG",
+    "BioKG",
+    "CSKG",
+    "ConceptNet",
+    "OpenEA-D-W-15K",
 }
+DIGITS = {"md5": 32, "sha256": 64, "sha512": 128}
 FILES = {
     "train.txt": b"a\tr\tb\nb\tr\tc\nc\ts\ta\n",
     "valid.txt": b"a\tr\tc\n",
@@ -111,8 +131,7 @@ def listed(server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Call
         COUNTS,
         "none",
         SUMS,
-        {},
-        sha256(ARCHIVE),
+        checksum=f"sha256:{sha256(ARCHIVE)}",
     )
 
     def patched(**changes: object) -> Entry:
@@ -134,17 +153,49 @@ def test_the_catalogue_lists_the_usual_benchmarks() -> None:
 
 @pytest.mark.parametrize("entry", catalogue().values(), ids=lambda entry: entry.name)
 def test_every_entry_is_complete(entry: Entry) -> None:
-    assert re.match(r"https://\S+(\.tar\.gz|/\{split\}\.txt)$", entry.address)
+    assert re.match(r"https://[^\s?]+$", entry.address)
+    assert entry.file_name != entry.name
     assert entry.about
     assert entry.licence
-    assert list(entry.counts) == ["entities", "relations", *SPLITS]
+
+    # A graph without a published split has a number of triples, if one is known.
+    numbers_of_triples = [what for what in entry.counts if what not in ("entities", "relations")]
+    assert list(entry.counts)[:2] == ["entities", "relations"]
+    assert numbers_of_triples in (list(SPLITS), ["triples"], [])
+    assert entry.is_split == (numbers_of_triples == list(SPLITS))
     assert all(count > 0 for count in entry.counts.values())
+
     assert set(entry.sha256) | set(entry.md5) <= set(SPLITS)
-    assert all(re.fullmatch("[0-9a-f]{64}", sum) for sum in entry.sha256.values())
-    # A sum that is not known is owned up to.
-    archived = "{split}" not in entry.address
-    assert (set(entry.sha256) == set(SPLITS)) != bool(entry.note)
-    assert bool(entry.archive_sha256) == (archived and not entry.note)
+    checksums = [entry.checksum] if entry.checksum else []
+    checksums += [entry.known_hash(split) for split in (*entry.sha256, *entry.md5)]
+    for checksum in checksums:
+        kind, _, digits = checksum.partition(":")
+        assert re.fullmatch(f"[0-9a-f]{{{DIGITS[kind]}}}", digits)
+    # A checksum that is not known is owned up to.
+    assert entry.checked_by in DIGITS or "counts" in entry.note or "numbers" in entry.note
+    assert not (entry.checksum and "{split}" in entry.address)
+
+    assert set(entry.files) in (set(), set(SPLITS), {"triples"})
+    assert not entry.files or entry.is_split == ("train" in entry.files)
+    check_columns(entry.columns)
+
+
+def test_the_docs_list_every_entry_with_counts_and_licence() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text("utf-8")
+    rows = {}
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        rows[cells[0]] = cells[1:]
+    for entry in catalogue().values():
+        numbers = list(entry.counts.values())
+        triples = " / ".join(f"{number:,}" for number in numbers[2:]) or "not published"
+        assert rows[entry.name] == [
+            f"{numbers[0]:,}",
+            f"{numbers[1]:,}",
+            triples,
+            entry.checked_by,
+            entry.licence,
+        ]
 
 
 def test_two_entries_are_never_the_same() -> None:
@@ -185,7 +236,7 @@ def test_single_files_are_fetched_by_split(
     listed: Callable[..., Entry], server: Server, cache: Path
 ) -> None:
     server.served |= {f"/small/{name}": content for name, content in FILES.items()}
-    listed(address=f"{server.address}/small/{{split}}.txt", archive_sha256=None)
+    listed(address=f"{server.address}/small/{{split}}.txt", checksum="")
     assert load_graph("Small").catalogued
     assert server.requested == ["/small/train.txt", "/small/valid.txt", "/small/test.txt"]
     assert files_in(cache / "downloads" / "Small") == ["test.txt", "train.txt", "valid.txt"]
@@ -226,7 +277,7 @@ def test_a_damaged_download_is_downloaded_again(
 def test_a_download_that_is_not_an_archive_is_deleted(
     listed: Callable[..., Entry], server: Server, cache: Path, page: bytes
 ) -> None:
-    listed(archive_sha256=None)
+    listed(checksum="")
     server.served["/small.tar.gz"] = page
     with refused(DownloadDiscarded) as caught:
         load_graph("Small")
@@ -241,7 +292,7 @@ def test_a_download_of_another_graph_is_deleted(
     listed: Callable[..., Entry], server: Server, cache: Path
 ) -> None:
     server.served["/small.tar.gz"] = tarred(FILES | {"train.txt": b"a\tr\tb\n"}, ".gz")
-    listed(archive_sha256=None)
+    listed(checksum="")
     with pytest.raises(DownloadDiscarded) as caught:
         load_graph("Small")
     address = f"{server.address}/small.tar.gz"
@@ -261,7 +312,7 @@ def test_a_downloaded_page_in_place_of_a_split_is_deleted(
     server.served["/small/train.txt"] = b"<html>Please log in first</html>"
     listed(
         address=f"{server.address}/small/{{split}}.txt",
-        archive_sha256=None,
+        checksum="",
         sha256={split: SUMS[split] for split in ("valid", "test")},
     )
     with pytest.raises(DownloadDiscarded) as caught:
@@ -411,3 +462,306 @@ def test_one_file_is_not_a_graph_with_three_splits(
     with pytest.raises(OtherGraph) as caught:
         load_graph(tmp_path / name)
     assert caught.value.found == f"{tmp_path / name} is one file of triples"
+
+
+# Layouts of publishers.
+
+TRIPLES = [
+    (f"e{head}", f"r{(head + tail) % 2}", f"e{tail}") for head in range(9) for tail in range(head)
+]
+WHOLE = {"entities": 9, "relations": 2, "triples": 36}
+
+
+def lines(*order: int, extra: str = "", separator: str = "\t") -> bytes:
+    """The triples with their columns in an order; `extra` is in all other columns."""
+    rows = []
+    for triple in TRIPLES:
+        rows.append(separator.join(triple[place] if place >= 0 else extra for place in order))
+    return ("\n".join(rows) + "\n").encode()
+
+
+SPLIT_LINES = {split: lines(0, 1, 2).splitlines(True) for split in SPLITS}
+PARTS = {
+    "train": b"".join(SPLIT_LINES["train"][:28]),
+    "valid": b"".join(SPLIT_LINES["valid"][28:32]),
+    "test": b"".join(SPLIT_LINES["test"][32:]),
+}
+PART_COUNTS = {"entities": 9, "relations": 2, "train": 28, "valid": 4, "test": 4}
+
+
+def of_parts(pattern: str) -> dict[str, bytes]:
+    return {pattern.format(split=split): content for split, content in PARTS.items()}
+
+
+# The entry whose layout it is, the file that its publisher has, and the counts of the stand-in.
+LAYOUTS = {
+    "Hetionet": (compressed(b"source\tmetaedge\ttarget\n" + lines(0, 1, 2), ".gz"), WHOLE),
+    "PrimeKG": (
+        b"relation,display_relation,x_index,y_index\n"
+        + lines(1, -1, 0, 2, extra='"a, b"', separator=","),
+        WHOLE,
+    ),
+    "CSKG": (
+        compressed(
+            b"id\tnode1\trelation\tnode2\tnode1;label\n" + lines(-1, 0, 1, 2, -1, extra='say "x'),
+            ".gz",
+        ),
+        WHOLE,
+    ),
+    "ConceptNet": (
+        compressed(lines(-1, 1, 0, 2, -1, extra='{"weight": 1.0, "a": "b"}'), ".gz"),
+        WHOLE,
+    ),
+    "DRKG": (
+        tarred(
+            {
+                "./._drkg.tsv": b"hidden",
+                "./drkg.tsv": lines(0, 1, 2),
+                "./entity2src.tsv": b"e0\tsource\n",
+                "./embed/relations.tsv": b"r0\t0\n",
+            },
+            ".gz",
+        ),
+        WHOLE,
+    ),
+    "BioKG": (
+        zipped({"biokg.links.tsv": lines(0, 1, 2), "biokg.metadata.tsv": b"e0\ta\tb\n"}),
+        {"entities": 9, "relations": 2},
+    ),
+    "OpenEA-D-W-15K": (
+        zipped(
+            {
+                f"OpenEA_dataset_v2.0/{pair}/rel_triples_{side}": lines(0, 1, 2)
+                if number == 0
+                else b"a\tb\tc\n"
+                for number, (pair, side) in enumerate(
+                    [("D_W_15K_V1", 1), ("D_W_15K_V1", 2), ("D_W_15K_V2", 1), ("EN_DE_15K_V1", 1)]
+                )
+            }
+        ),
+        WHOLE,
+    ),
+    "Aristo-v4": (zipped(of_parts("{split}")), PART_COUNTS),
+    "Wikidata5M": (tarred(of_parts("wikidata5m_transductive_{split}.txt"), ".gz"), PART_COUNTS),
+    "OpenBioLink": (
+        zipped(of_parts("{split}.tsv") | {"entities.tsv": b"0\tGENE\n", "_dict_of_heads.pkl": b""}),
+        PART_COUNTS,
+    ),
+}
+
+
+@pytest.fixture
+def published(server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Entry]:
+    """An entry of the catalogue whose address is on the server, with a stand-in of its layout."""
+
+    def patched(name: str, **changes: object) -> Entry:
+        entry = catalogue.__wrapped__()[name]
+        content, counts = LAYOUTS[name]
+        path = f"/published/{Path(entry.address).name}"
+        server.served[path] = content
+        facts: dict[str, object] = {"address": server.address + path, "counts": counts}
+        if entry.checksum:
+            kind = entry.checked_by
+            facts["checksum"] = f"{kind}:{hashlib.new(kind, content).hexdigest()}"
+        changed = replace(entry, **(facts | changes))
+        monkeypatch.setattr(module, "catalogue", lambda: {name: changed})
+        monkeypatch.setattr(loading, "catalogue", lambda: {name: changed})
+        return changed
+
+    return patched
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_layout_of_a_publisher_is_read(
+    published: Callable[..., Entry], server: Server, cache: Path, name: str
+) -> None:
+    entry = published(name)
+    graph = load_graph(name.lower())
+    assert (graph.name, graph.source, graph.catalogued) == (name, name, True)
+    triples = {
+        (graph.entities[head], graph.relations[relation], graph.entities[tail])
+        for split in SPLITS
+        for head, relation, tail in graph.split(split).tolist()
+    }
+    assert triples == set(TRIPLES)
+    assert graph.counts.keys() >= PART_COUNTS.keys()
+    if entry.is_split:
+        assert graph.counts == PART_COUNTS
+    assert load_graph(name).fingerprint == graph.fingerprint
+    assert len(server.requested) == 1
+    assert entry.file_name in files_in(cache / "downloads")
+
+
+@pytest.mark.parametrize("name", ["FB15k", "WN18", "DB100K"])
+def test_split_files_of_a_publisher_are_read(
+    listed: Callable[..., Entry], server: Server, name: str
+) -> None:
+    facts = {
+        "FB15k": ("/FB15k/{split}.txt", True),
+        "WN18": ("/wn18/{split}.txt", True),
+        "DB100K": ("/DB100K/_{split}.txt", False),
+    }
+    pattern, has_md5 = facts[name]
+    server.served |= of_parts(pattern)
+    md5 = {split: hashlib.md5(content).hexdigest() for split, content in PARTS.items()}
+    entry = listed(
+        address=f"{server.address}{pattern}",
+        checksum="",
+        sha256={},
+        md5=md5 if has_md5 else {},
+        counts=PART_COUNTS,
+    )
+    assert entry.checked_by == ("md5" if has_md5 else "counts")
+    assert load_graph("Small").counts == PART_COUNTS
+
+    server.served[pattern.format(split="test")] = PARTS["test"].replace(b"r0", b"r1")
+    shutil.rmtree(cache_folder())
+    if has_md5:
+        with pytest.raises(DownloadFailed) as caught:
+            load_graph("Small")
+        assert "MD5 hash of downloaded file" in caught.value.problem
+
+
+def test_a_graph_without_published_split_is_split_as_requested(
+    published: Callable[..., Entry],
+) -> None:
+    published("Hetionet")
+    first = load_graph("Hetionet", split="50/25/25", seed=1)
+    assert first.counts != load_graph("Hetionet").counts
+    assert first.read_options == {"split": "50/25/25", "split_seed": 1}
+
+
+@pytest.mark.parametrize("name", ["DRKG", "OpenBioLink"])
+@pytest.mark.parametrize("what", ["entities", "relations"])
+def test_a_wrong_count_is_refused_where_no_checksum_is_published(
+    published: Callable[..., Entry], cache: Path, name: str, what: str
+) -> None:
+    counts = LAYOUTS[name][1]
+    entry = published(name, counts=counts | {what: 1234})
+    with pytest.raises(DownloadDiscarded) as caught:
+        load_graph(name)
+    assert isinstance(caught.value.cause, OtherGraph)
+    assert caught.value.cause.expected == f"1,234 {what}"
+    assert caught.value.cause.found == f"{entry.address} has {counts[what]:,}"
+    assert files_in(cache) == []
+
+
+def test_a_wrong_number_of_lines_is_refused(published: Callable[..., Entry]) -> None:
+    entry = published("ConceptNet", counts=WHOLE | {"triples": 37})
+    with pytest.raises(DownloadDiscarded) as caught:
+        load_graph("ConceptNet")
+    assert str(caught.value.cause) == (
+        f"ConceptNet should have 37 triples; {entry.address} has 36."
+    )
+
+
+def test_duplicates_are_counted_as_publishers_do(
+    published: Callable[..., Entry], server: Server
+) -> None:
+    entry = published("ConceptNet", counts=WHOLE | {"triples": 72})
+    content = compressed(2 * lines(-1, 1, 0, 2, -1, extra="{}"), ".gz")
+    server.served[entry.address.removeprefix(server.address)] = content
+    graph = load_graph("ConceptNet")
+    assert sum(len(graph.split(split)) for split in SPLITS) == 36
+
+
+def test_other_counts_of_published_bytes_are_a_note(published: Callable[..., Entry]) -> None:
+    published("Aristo-v4", counts=PART_COUNTS | {"entities": 10})
+    graph = load_graph("Aristo-v4")
+    assert graph.catalogued
+    assert texts(graph.notes) == [
+        "Aristo-v4 has 9 entities; its publisher counts 10. The checksum of the download is the "
+        "published one."
+    ]
+
+
+@pytest.mark.parametrize("name", ["Aristo-v4", "OpenEA-D-W-15K", "Hetionet"])
+def test_a_wrong_checksum_of_any_kind_is_refused(
+    published: Callable[..., Entry], cache: Path, name: str
+) -> None:
+    entry = published(name)
+    kind, _, digits = entry.checksum.partition(":")
+    published(name, checksum=f"{kind}:{'0' * len(digits)}")
+    with pytest.raises(DownloadFailed) as caught:
+        load_graph(name)
+    assert f"{kind.upper()} hash of downloaded file" in caught.value.problem
+    assert files_in(cache) == []
+
+
+def test_a_later_change_is_noticed_where_no_checksum_is_published(
+    published: Callable[..., Entry], server: Server, cache: Path
+) -> None:
+    entry = published("DRKG")
+    load_graph("DRKG")
+    assert files_in(cache / "downloads") == ["DRKG.tar.gz", "DRKG.tar.gz.sha256"]
+    (cache / "downloads" / "DRKG.tar.gz").unlink()
+    path = entry.address.removeprefix(server.address)
+    server.served[path] = tarred({"drkg.tsv": lines(2, 1, 0)}, ".gz")
+    with pytest.raises(DownloadFailed) as caught:
+        load_graph("DRKG")
+    first = cache / "downloads" / "DRKG.tar.gz.sha256"
+    assert caught.value.problem.startswith(
+        f"is not what {entry.address} held at the first download: SHA256 hash"
+    )
+    assert caught.value.advice == (
+        f"If the publisher changed it, delete {first} to accept the change."
+    )
+    first.unlink()
+    assert load_graph("DRKG").catalogued
+
+
+def test_an_archive_with_other_files_is_refused(
+    published: Callable[..., Entry], server: Server, cache: Path
+) -> None:
+    entry = published("DRKG")
+    server.served[entry.address.removeprefix(server.address)] = tarred({"other.tsv": b""}, ".gz")
+    with pytest.raises(DownloadDiscarded) as caught:
+        load_graph("DRKG")
+    assert isinstance(caught.value.cause, UnusableData)
+    assert caught.value.cause.problem == "should hold drkg.tsv; it holds other.tsv"
+    assert files_in(cache) == []
+
+
+def test_a_download_beyond_the_limit_of_size_is_kept(
+    published: Callable[..., Entry], cache: Path
+) -> None:
+    published("Hetionet")
+    with pytest.raises(ExpandsTooMuch) as caught:
+        load_graph("Hetionet", max_size=100)
+    assert "allow more with max_size='1G'" in str(caught.value)
+    assert files_in(cache / "downloads") == ["Hetionet.sif.gz"]
+
+
+@pytest.mark.parametrize("name", ["Hetionet", "PrimeKG", "ConceptNet", "DRKG", "Wikidata5M"])
+def test_a_published_file_in_the_data_folder_precedes_the_network(
+    published: Callable[..., Entry],
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    entry = published(name)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / entry.file_name).write_bytes(LAYOUTS[name][0])
+    monkeypatch.setenv("DUALKG_DATA", str(tmp_path / "data"))
+    assert load_graph(name).catalogued
+    assert server.requested == []
+    assert names_in_data_folder() == [name]
+
+
+def test_splits_in_place_of_one_file_are_refused(
+    published: Callable[..., Entry], tmp_path: Path
+) -> None:
+    published("DRKG")
+    (tmp_path / "DRKG.tar").write_bytes(tarred(of_parts("{split}.tsv")))
+    with pytest.raises(OtherGraph) as caught:
+        load_graph(tmp_path / "DRKG.tar")
+    assert caught.value.expected == "one file of triples"
+
+
+def test_columns_of_a_published_graph_cannot_be_chosen(published: Callable[..., Entry]) -> None:
+    published("ConceptNet")
+    assert load_graph("ConceptNet", columns=(3, 2, 4)).catalogued
+    with pytest.raises(Unsupported) as caught:
+        load_graph("ConceptNet", columns=(1, 2, 3))
+    assert caught.value.what == "ConceptNet"

@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from dualkg.data import loading
+from dualkg.data.catalogue import catalogue
 from dualkg.data.errors import OtherGraph
 from dualkg.data.graph import SPLITS, Graph
-from dualkg.data.loading import catalogue, load_graph, parse_split
+from dualkg.data.loading import load_graph, parse_split
 from dualkg.errors import InvalidValue, RequestError
 from tests.data.notes import texts
 from tests.data.reading.conftest import compressed, tarred, zipped

@@ -278,7 +278,7 @@ def test_an_unknown_graph_in_words() -> None:
     error = GraphNotFound("wordl", suggestions=["world"])
     assert str(error) == (
         "There is no graph, file or folder 'wordl'. Did you mean 'world'? "
-        "See: kg.data.loading.catalogue()"
+        "See: kg.data.catalogue.catalogue()"
     )
 
 

@@ -194,13 +194,8 @@ def _marked(prediction: kg.Prediction) -> Text:
 @cli.command(threads=False, trust_code=False)
 def datasets() -> cli.Output:
     """List the graphs that can be loaded by name."""
-    from dualkg.data.loading import (
-        BUNDLED,
-        catalogue,
-        data_folder,
-        load_graph,
-        names_in_data_folder,
-    )
+    from dualkg.data.catalogue import catalogue
+    from dualkg.data.loading import BUNDLED, data_folder, load_graph, names_in_data_folder
 
     local = {name.casefold(): name for name in names_in_data_folder()}
     folder = str(data_folder())
@@ -223,7 +218,10 @@ def datasets() -> cli.Output:
                 "from": folder if is_local else "network",
                 "about": entry.about,
                 "address": entry.address,
+                "checked_by": entry.checked_by,
+                "checksum": entry.checksum,
                 "sha256": entry.sha256,
+                "md5": entry.md5,
                 "note": entry.note,
             }
         )
@@ -231,8 +229,8 @@ def datasets() -> cli.Output:
         rows.append({"name": name, "from": folder, "about": "not in the catalogue", "licence": ""})
     yield cli.Result(rows)
 
-    counts = ("entities", "relations", "train", "valid", "test")
-    columns = ["name", *counts, "from"]
+    counts = ("entities", "relations", "train", "valid", "test", "triples")
+    columns = ["name", *counts, "checked by", "from"]
     # The descriptions need a wide terminal.
     is_wide = cli.stdout.width >= WIDE_TERMINAL
     if is_wide:
@@ -240,12 +238,16 @@ def datasets() -> cli.Output:
     table = []
     for row in rows:
         source = "DUALKG_DATA" if row["from"] == folder else row["from"]
-        cells = [row["name"], *(row.get(key, "") for key in counts), source]
+        numbers = [row.get(key, "") for key in counts]
+        cells = [row["name"], *numbers, row.get("checked_by", ""), source]
         if is_wide:
             cells.append(Text(row["about"], style="dim"))
         table.append(cells)
     cli.print_table(columns, table)
-    cli.stdout.print("\n[dim]Licences, URLs and checksums: dualkg datasets --json[/dim]")
+    cli.stdout.print(
+        "\n[dim]Graphs with a number of triples have no published split: dualkg splits them.\n"
+        "Licences, URLs and checksums: dualkg datasets --json[/dim]"
+    )
 
 
 @cli.command(threads=False, trust_code=False)

@@ -261,13 +261,13 @@ def find_sources(path: str | Path, *, max_size: int | str | None = None) -> list
     if path.name.lower().endswith((".zip", *TARS)):
         return _members(path, limit)
 
-    file_name, compression = _uncompressed(path.name)
+    file_name, compression = uncompressed(path.name)
     source = Source(str(path), file_name, compression, path, partial(path.open, "rb"), limit)
     source.open().close()
     return [source]
 
 
-def _uncompressed(file_name: str) -> tuple[str, str]:
+def uncompressed(file_name: str) -> tuple[str, str]:
     """The name of a file without the suffix of its compression, and that suffix."""
     suffix = PurePosixPath(file_name).suffix
     if suffix.lower() not in COMPRESSIONS:
@@ -293,7 +293,7 @@ def _members(path: Path, limit: int) -> list[Source]:
         # The path of a member is only printed: the archive may hold any name.
         printable = "".join(letter if letter.isprintable() else "?" for letter in name)
         inner = PurePosixPath(printable.replace("\\", "/")).name
-        file_name, compression = _uncompressed(inner)
+        file_name, compression = uncompressed(inner)
         source_name = f"{path}:{printable}"
         sources.append(Source(source_name, file_name, compression, path, opener, limit, True))
     return sources

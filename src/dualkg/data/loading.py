@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from dualkg.data.archives import COMPRESSIONS, TARS, Source, cache_folder, find_sources
+from dualkg.data.catalogue import (
+    Entry,
+    catalogue,
+    check_entry,
+    discard_on_error,
+    fetch,
+    find_entry,
+    identify,
+    published_files,
+)
 from dualkg.data.columns import Columns, check_columns
 from dualkg.data.conversion import advice_for, is_datasets, is_table
 from dualkg.data.encoding import COMPANIONS, ReadTriples, read_triples
-from dualkg.data.errors import (
-    DownloadDiscarded,
-    DownloadFailed,
-    GraphNotFound,
-    OtherGraph,
-    UnusableData,
-    WrongObject,
-)
+from dualkg.data.errors import GraphNotFound, UnusableData, WrongObject
 from dualkg.data.graph import FORMAT, SPLITS, Graph, load_saved_graph, save_graph
 from dualkg.data.inspection import many_relations
 from dualkg.data.readers import find_reader, holds_triples, one_source, only_triples
 from dualkg.data.splits import Splitting, graph_fields, parse_split
 from dualkg.data.text import read_labels
-from dualkg.errors import DataError, Sentence, Unsupported, close_matches
+from dualkg.errors import Sentence, Unsupported, close_matches
 
 BUNDLED = "world"
 ARCHIVE_SUFFIXES = (*TARS, ".zip")
@@ -49,10 +50,6 @@ OPENKE_FILES = {
     **{f"{name}.txt": name for name in COMPANIONS},
 }
 REQUIRED_SPLITS = ("train", "valid")  # a folder may have no test file
-OFFLINE = (
-    "To work offline, put its archive into a folder and name that folder in the variable "
-    "DUALKG_DATA."
-)
 
 
 def load_graph(
@@ -170,9 +167,10 @@ def _read(request: _Request) -> Graph:
     """Read a graph from its files, and check or look up its catalogue entry."""
     location, columns, delimiter, splitting = request
     labels = read_labels(location.labels) if location.labels else {}
-    with _discard_on_error(location.entry, location.where):
+    with discard_on_error(location.entry, location.where):
         entry = location.entry
-        as_published = columns is None or list(columns) == [1, 2, 3]
+        published_columns = (entry and entry.columns) or (1, 2, 3)
+        as_published = columns is None or tuple(columns) == tuple(published_columns)
         if entry and not as_published:
             raise Unsupported(
                 entry.name,
@@ -181,6 +179,9 @@ def _read(request: _Request) -> Graph:
                 "name.",
             )
 
+        if entry:
+            columns = entry.columns or columns
+            delimiter = delimiter or entry.delimiter
         read = read_triples(
             location.files,
             columns=columns,
@@ -199,9 +200,13 @@ def _read(request: _Request) -> Graph:
         )
         graph = Graph(**fields)
         if entry:
-            _check_entry(entry, graph, location.files, location.where)
+            num_read = {split: len(triples) for split, triples in read.triples.items()}
+            counts = graph.counts | num_read
+            remarks = check_entry(entry, counts, location.files, location.where)
+            notes = replace(graph.notes, remarks=(*graph.notes.remarks, *remarks))
+            graph = replace(graph, notes=notes)
         elif as_published:
-            entry = _identify(graph, location.files)
+            entry = identify(graph.counts, location.files)
         if entry:
             graph = replace(graph, name=entry.name, catalogued=True)
         return graph.with_fingerprint()
@@ -258,16 +263,16 @@ def locate(graph: str | Path, *, max_size: int | str | None = None) -> Location:
         return Location(BUNDLED, BUNDLED, BUNDLED, *files)
 
     if is_name and (entry := find_entry(text)):
-        archive = _in_data_folder(entry.name)
+        archive = _in_data_folder(entry.name, entry.download_suffix)
         if archive:
-            files = _files_at(archive, max_size)
+            files = _files_at(archive, max_size, entry)
         else:
-            files = _by_split(fetch(entry), entry.address)
+            files = _downloaded_files(entry, max_size)
         return Location(entry.name, entry.name, str(archive or entry.address), *files, entry)
 
     if _exists(path):
-        files = _files_at(path, max_size)
         name = stem(path)
+        files = _files_at(path, max_size, find_entry(name))
         # OpenKE's files of a graph of the catalogue have other bytes than the published ones.
         is_openke = any(
             source.file_name.lower() in OPENKE_FILES for source in files.triples.values()
@@ -278,6 +283,22 @@ def locate(graph: str | Path, *, max_size: int | str | None = None) -> Location:
         return Location(text, text, str(archive), *_files_at(archive, max_size))
 
     raise GraphNotFound(text, suggestions=_similar_graphs(text, path))
+
+
+def _downloaded_files(entry: Entry, max_size: int | str | None) -> Files:
+    """The files of an entry at its address, from the network or from an earlier download."""
+    sources = fetch(entry, max_size=max_size)
+    with discard_on_error(entry, entry.address):
+        if entry.files:
+            files = published_files(entry, sources)
+            if not files:
+                listed = ", ".join(entry.files.values())
+                found = ", ".join(source.file_name for source in sources[:5]) or "nothing"
+                raise UnusableData(entry.address, f"should hold {listed}; it holds {found}")
+            return Files(files, None)
+        if entry.is_split:
+            return _by_split(sources, entry.address)
+        return Files({"triples": only_triples(sources, entry.address)}, None)
 
 
 def _similar_graphs(name: str, path: Path) -> list[str]:
@@ -325,7 +346,13 @@ def names_in_data_folder() -> list[str]:
     folder = data_folder()
     if folder is None:
         return []
-    return sorted({stem(path) for path in folder.iterdir() if _looks_like_graph(path)})
+    published = {entry.file_name.casefold(): name for name, entry in catalogue().items()}
+    names = set()
+    for path in folder.iterdir():
+        name = published.get(path.name.casefold())
+        if name or _looks_like_graph(path):
+            names.add(name or stem(path))
+    return sorted(names)
 
 
 def _looks_like_graph(path: Path) -> bool:
@@ -334,25 +361,33 @@ def _looks_like_graph(path: Path) -> bool:
     return path.name.lower().endswith(ARCHIVE_SUFFIXES)
 
 
-def _in_data_folder(name: str) -> Path | None:
-    """The archive or folder of a graph in DUALKG_DATA, by its name without regard to case."""
+def _in_data_folder(name: str, suffix: str = "") -> Path | None:
+    """The archive or folder of a graph in DUALKG_DATA, by its name without regard to case.
+
+    `suffix` is that of a file which is no archive.
+    """
     folder = data_folder()
     if folder is None:
         return None
     paths = {path.name.casefold(): path for path in sorted(folder.iterdir())}
-    for suffix in (*ARCHIVE_SUFFIXES, ""):
-        path = paths.get(f"{name}{suffix}".casefold())
+    for ending in (suffix, *ARCHIVE_SUFFIXES, ""):
+        path = paths.get(f"{name}{ending}".casefold())
         if path:
             return path
     return None
 
 
-def _files_at(path: Path, max_size: int | str | None = None) -> Files:
-    """The files of triples and the file of labels in a folder or an archive, or a single file."""
+def _files_at(path: Path, max_size: int | str | None = None, entry: Entry | None = None) -> Files:
+    """The files of triples and the file of labels in a folder or an archive, or a single file.
+
+    An archive as the publisher of `entry` made it may have files of other names.
+    """
     if path.is_dir():
         return _files_in_folder(path, max_size)
 
     sources = find_sources(path, max_size=max_size)
+    if entry and (files := published_files(entry, sources)):
+        return Files(files, None)
     if len(sources) > 1:
         if _is_openke(source.file_name for source in sources):
             return _openke_files(sources, path)
@@ -440,135 +475,3 @@ def _split_of(file_name: str) -> str | None:
 
 def _is_labels(file_name: str) -> bool:
     return file_name.lower().startswith("labels.")
-
-
-# -- the catalogue of public graphs ------------------------------------------
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A public graph.
-
-    Checksums are of the split files, so that a repacked archive is recognized.
-    """
-
-    name: str
-    about: str
-    address: str
-    counts: dict[str, int]
-    licence: str
-    sha256: dict[str, str] = field(default_factory=dict)
-    md5: dict[str, str] = field(default_factory=dict)
-    archive_sha256: str | None = None
-    note: str = ""
-
-
-@cache
-def catalogue() -> dict[str, Entry]:
-    """All entries by name."""
-    text = (resources.files("dualkg.data") / "catalogue.json").read_text(encoding="utf-8")
-    return {name: Entry(name=name, **facts) for name, facts in json.loads(text).items()}
-
-
-def find_entry(name: str) -> Entry | None:
-    """The entry of that name, case aside."""
-    folded = name.casefold()
-    return next((entry for entry in catalogue().values() if entry.name.casefold() == folded), None)
-
-
-def _identify(graph: Graph, sources: Mapping[str, Source]) -> Entry | None:
-    """The entry with the counts and checksums of this graph, if any."""
-    same_counts = [entry for entry in catalogue().values() if entry.counts == graph.counts]
-    if not same_counts or not sources.keys() >= set(SPLITS):
-        return None
-    checksums = {split: sources[split].checksum() for split in SPLITS}
-    return next((entry for entry in same_counts if entry.sha256 == checksums), None)
-
-
-def _check_entry(entry: Entry, graph: Graph, sources: Mapping[str, Source], where: str) -> None:
-    """Refuse a graph with the name of an entry and other counts or checksums."""
-    # What the catalogue's own address holds cannot be given another name.
-    rename = "" if where == entry.address else where
-
-    def other(expected: str, found: str) -> OtherGraph:
-        return OtherGraph(entry.name, expected=expected, found=found, rename=rename)
-
-    if not sources.keys() >= set(SPLITS):
-        found = "is one file of triples" if "triples" in sources else "has no test file"
-        raise other("train, valid and test", f"{where} {found}")
-
-    for what, expected in entry.counts.items():
-        number = graph.counts[what]
-        if number != expected:
-            noun = f"{what} triples" if what in SPLITS else what
-            raise other(f"{expected:,} {noun}", f"{where} has {number:,}")
-
-    for kind, checksums in (("sha256", entry.sha256), ("md5", entry.md5)):
-        for split, expected_checksum in checksums.items():
-            checksum = sources[split].checksum(kind)
-            if checksum != expected_checksum:
-                raise other(
-                    f"a {split} file whose {kind} begins with {expected_checksum[:12]}",
-                    f"that of {sources[split].name} begins with {checksum[:12]}",
-                )
-
-
-def fetch(entry: Entry) -> list[Source]:
-    """Download the files of an entry once, and check their sha256 if it is known."""
-    if "{split}" in entry.address:
-        paths = []
-        for split in SPLITS:
-            address = entry.address.format(split=split)
-            target = _downloads() / entry.name / f"{split}.txt"
-            paths.append(_download(entry, address, target, entry.sha256.get(split)))
-    else:
-        target = _downloads() / f"{entry.name}.tar.gz"
-        paths = [_download(entry, entry.address, target, entry.archive_sha256)]
-
-    with _discard_on_error(entry, entry.address):
-        return [source for path in paths for source in find_sources(path)]
-
-
-@contextmanager
-def _discard_on_error(entry: Entry | None, where: str) -> Iterator[None]:
-    """Delete the downloads of an entry that turn out to be another graph.
-
-    The next call then downloads again. Files of the user stay.
-    """
-    try:
-        yield
-    except DataError as error:
-        if not entry or where != entry.address:
-            raise
-        shutil.rmtree(_downloads() / entry.name, ignore_errors=True)
-        (_downloads() / f"{entry.name}.tar.gz").unlink(missing_ok=True)
-        raise DownloadDiscarded(error, entry.address) from None
-
-
-def _downloads() -> Path:
-    return cache_folder() / "downloads"
-
-
-def _download(entry: Entry, address: str, target: Path, sha256: str | None) -> Path:
-    import pooch
-
-    pooch.get_logger().setLevel(logging.WARNING)
-    known_hash = sha256 and f"sha256:{sha256}"
-    try:
-        path = pooch.retrieve(address, known_hash=known_hash, fname=target.name, path=target.parent)
-        return Path(path)
-    except ValueError as error:  # a checksum that differs
-        reason = str(error).partition(". ")[0]
-        problem = f"is not what {address} holds: {reason}. The download was deleted"
-        failure = DownloadFailed(entry.name, problem, advice=OFFLINE)
-    except OSError as error:
-        # Errors of requests, which pooch downloads by, are OSErrors without a number.
-        if error.errno is None:
-            problem = f"could not be downloaded from {address} ({type(error).__name__})"
-            failure = DownloadFailed(entry.name, problem, advice=OFFLINE)
-        else:
-            problem = f"could not be saved in {target.parent} ({error.strerror or error})"
-            advice = "Set the variable DUALKG_CACHE to a folder that can be written."
-            failure = DownloadFailed(entry.name, problem, advice=advice)
-    # Here the error of requests is no longer handled, so the failure does not keep its connection.
-    raise failure
