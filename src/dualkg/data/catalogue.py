@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path, PurePosixPath
+from typing import NotRequired, TypedDict
 
-from dualkg.data.archives import Source, cache_folder, find_sources, uncompressed
+from dualkg.data.archives import TARS, Source, cache_folder, find_sources, uncompressed
 from dualkg.data.columns import Columns
 from dualkg.data.errors import (
     DownloadDiscarded,
@@ -21,13 +22,20 @@ from dualkg.data.errors import (
     ExpandsTooMuch,
     OtherGraph,
 )
+from dualkg.data.readers import one_source
 from dualkg.data.triples import SPLITS
 from dualkg.errors import DataError, Sentence
 
-OFFLINE = (
-    "To work offline, put its archive into a folder and name that folder in the variable "
-    "DUALKG_DATA."
-)
+ARCHIVE_SUFFIXES = (*TARS, ".zip")
+
+
+class LabelFile(TypedDict):
+    """A file of labels: its address, the names of two columns, and its checksum, if known."""
+
+    address: str
+    suffix: str
+    columns: list[str]
+    checksum: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class Entry:
     is of the download itself, such as "md5:4e0e…". `counts` has `triples` in place of the splits if
     the publisher has no split: the number of lines, before duplicates are removed. `files` are the
     names inside an archive, if they do not tell the splits. `suffix` is that of a download whose
-    address has none.
+    address has none. `labels` is a file with the labels of entities.
     """
 
     name: str
@@ -53,6 +61,7 @@ class Entry:
     columns: Columns | None = None
     delimiter: str | None = None
     suffix: str = ""
+    labels: LabelFile | None = None
     note: str = ""
 
     @property
@@ -72,6 +81,16 @@ class Entry:
             return self.suffix
         file_name, compression = uncompressed(PurePosixPath(self.address).name)
         return f"{PurePosixPath(file_name).suffix}{compression}"
+
+    @property
+    def offline_advice(self) -> str:
+        """How to use the graph without a network."""
+        is_archive = "{split}" in self.address or self.file_name.endswith(ARCHIVE_SUFFIXES)
+        what = "its archive" if is_archive else f"it as {self.file_name}"
+        return (
+            f"To work offline, put {what} into a folder and name that folder in the variable "
+            "DUALKG_DATA."
+        )
 
     @property
     def checked_by(self) -> str:
@@ -205,6 +224,16 @@ def fetch(entry: Entry, *, max_size: int | str | None = None) -> list[Source]:
         return [source for path in paths for source in find_sources(path, max_size=max_size)]
 
 
+def fetch_labels(entry: Entry, *, max_size: int | str | None = None) -> Source | None:
+    """Download the labels of an entry once, if it has some."""
+    if entry.labels is None:
+        return None
+    target = _downloads() / entry.name / f"labels{entry.labels['suffix']}"
+    checksum = entry.labels.get("checksum", "")
+    path = _download(entry, entry.labels["address"], target, checksum)
+    return one_source(path, max_size=max_size)
+
+
 @contextmanager
 def discard_on_error(entry: Entry | None, where: str) -> Iterator[None]:
     """Delete the downloads of an entry that turn out to be another graph.
@@ -251,7 +280,7 @@ def _download(entry: Entry, address: str, target: Path, published: str) -> Path:
         return Path(path)
     except ValueError as error:  # a checksum that differs
         reason = str(error).partition(". ")[0]
-        advice = OFFLINE
+        advice = entry.offline_advice
         verb = "holds"
         if is_repeated:
             verb = "held at the first download"
@@ -262,7 +291,7 @@ def _download(entry: Entry, address: str, target: Path, published: str) -> Path:
         # Errors of requests, which pooch downloads by, are OSErrors without a number.
         if error.errno is None:
             problem = f"could not be downloaded from {address} ({type(error).__name__})"
-            failure = DownloadFailed(entry.name, problem, advice=OFFLINE)
+            failure = DownloadFailed(entry.name, problem, advice=entry.offline_advice)
         else:
             problem = f"could not be saved in {target.parent} ({error.strerror or error})"
             advice = "Set the variable DUALKG_CACHE to a folder that can be written."

@@ -13,13 +13,15 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from dualkg.data.archives import COMPRESSIONS, TARS, Source, cache_folder, find_sources
+from dualkg.data.archives import COMPRESSIONS, Source, cache_folder, find_sources
 from dualkg.data.catalogue import (
+    ARCHIVE_SUFFIXES,
     Entry,
     catalogue,
     check_entry,
     discard_on_error,
     fetch,
+    fetch_labels,
     find_entry,
     identify,
     published_files,
@@ -36,7 +38,6 @@ from dualkg.data.text import read_labels
 from dualkg.errors import Sentence, Unsupported, close_matches
 
 BUNDLED = "world"
-ARCHIVE_SUFFIXES = (*TARS, ".zip")
 READING = 4  # increased when the same bytes are read in another way
 SPLIT_WORDS = {
     "train": "train",
@@ -80,7 +81,8 @@ def load_graph(
     splitting = Splitting(parse_split(split, seed), seed)
     location = locate(os.fspath(graph), max_size=max_size)
     if labels is not None:
-        location = replace(location, labels=_one_file_of_labels(labels, max_size))
+        own_labels = _one_file_of_labels(labels, max_size)
+        location = replace(location, labels=own_labels, label_columns=None)
 
     request = _Request(location, columns, delimiter, splitting)
     if location.source == BUNDLED:
@@ -166,8 +168,12 @@ def _read_or_load(request: _Request, cached: Path) -> Graph:
 def _read(request: _Request) -> Graph:
     """Read a graph from its files, and check or look up its catalogue entry."""
     location, columns, delimiter, splitting = request
-    labels = read_labels(location.labels) if location.labels else {}
+    labels = {}
+    if location.labels and not location.label_columns:
+        labels = read_labels(location.labels)
     with discard_on_error(location.entry, location.where):
+        if location.labels and location.label_columns:
+            labels = read_labels(location.labels, location.label_columns)
         entry = location.entry
         published_columns = (entry and entry.columns) or (1, 2, 3)
         as_published = columns is None or tuple(columns) == tuple(published_columns)
@@ -244,6 +250,7 @@ class Location:
     files: dict[str, Source]
     labels: Source | None
     entry: Entry | None = None  # the catalogue's graph of that name
+    label_columns: Columns | None = None  # of labels that were downloaded
 
     @property
     def single(self) -> Source | None:
@@ -266,9 +273,10 @@ def locate(graph: str | Path, *, max_size: int | str | None = None) -> Location:
         archive = _in_data_folder(entry.name, entry.download_suffix)
         if archive:
             files = _files_at(archive, max_size, entry)
-        else:
-            files = _downloaded_files(entry, max_size)
-        return Location(entry.name, entry.name, str(archive or entry.address), *files, entry)
+            return Location(entry.name, entry.name, str(archive), *files, entry)
+        files = _downloaded_files(entry, max_size)
+        label_columns = entry.labels and entry.labels["columns"]
+        return Location(entry.name, entry.name, entry.address, *files, entry, label_columns)
 
     if _exists(path):
         name = stem(path)
@@ -288,6 +296,7 @@ def locate(graph: str | Path, *, max_size: int | str | None = None) -> Location:
 def _downloaded_files(entry: Entry, max_size: int | str | None) -> Files:
     """The files of an entry at its address, from the network or from an earlier download."""
     sources = fetch(entry, max_size=max_size)
+    labels = fetch_labels(entry, max_size=max_size)
     with discard_on_error(entry, entry.address):
         if entry.files:
             files = published_files(entry, sources)
@@ -295,10 +304,12 @@ def _downloaded_files(entry: Entry, max_size: int | str | None) -> Files:
                 listed = ", ".join(entry.files.values())
                 found = ", ".join(source.file_name for source in sources[:5]) or "nothing"
                 raise UnusableData(entry.address, f"should hold {listed}; it holds {found}")
-            return Files(files, None)
-        if entry.is_split:
-            return _by_split(sources, entry.address)
-        return Files({"triples": only_triples(sources, entry.address)}, None)
+        elif entry.is_split:
+            files, own_labels = _by_split(sources, entry.address)
+            labels = labels or own_labels
+        else:
+            files = {"triples": only_triples(sources, entry.address)}
+        return Files(files, labels)
 
 
 def _similar_graphs(name: str, path: Path) -> list[str]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from dualkg.data.archives import Source
-from dualkg.data.columns import ROLES, Indices
+from dualkg.data.columns import ROLES, Columns, Indices, find_columns
 from dualkg.data.errors import UnusableData
 from dualkg.data.readers import Reader, ReadOptions, is_empty
 from dualkg.errors import DataError, InvalidValue, Sentence
@@ -57,14 +57,23 @@ def parse_delimiter(delimiter: str) -> str:
     return character
 
 
-def read_labels(source: Source) -> dict[str, str]:
-    """Labels by name, from a file of two columns; the first label of a name counts."""
+def read_labels(source: Source, columns: Columns | None = None) -> dict[str, str]:
+    """Labels by name, from a file of two columns; the first label of a name counts.
+
+    `columns` are the names of both in the header of a file with more columns.
+    """
     separator, first = first_row(source)
     if first is None:
         return {}
 
     labels: dict[str, str] = {}
     layout = Layout(separator, 2, (0, 1), ("name", "label"), num_skipped=0)
+    if columns is not None:
+        layout = layout._replace(
+            num_columns=len(first.cells),
+            indices=find_columns(columns, first.cells, source.name),
+            num_skipped=first.num_lines,
+        )
     for block in read_blocks(source, layout):
         names, texts = (column.to_pylist() for column in block.columns)
         for name, label in zip(names, texts, strict=True):
