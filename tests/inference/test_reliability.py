@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.inference.calibration import Calibration, calibrate
 from dualkg.inference.errors import MissingTriples
-from dualkg.inference.reliability import LIKELY, Reliability, evaluate_calibration
+from dualkg.inference.reliability import (
+    LIKELY,
+    TABLE_EDGES,
+    Reliability,
+    effective_size,
+    evaluate_calibration,
+    reliability_table,
+    share_interval,
+)
 from tests.conftest import graph_of
 
 
@@ -70,6 +78,69 @@ def test_noise_is_the_ece_of_correct_probabilities():
     assert np.mean(errors) == pytest.approx(reliability.noise, rel=0.15)
 
 
+# -- the table of fixed ranges -----------------------------------------------
+
+
+def test_the_table_by_hand():
+    """Bins 0.1 to 0.2 and 0.9 to 1; a probability of 0.1 is in the bin above it."""
+    probabilities = np.array([0.1, 0.15, 0.95, 1.0])
+    true = np.array([False, True, True, True])
+    first, last = reliability_table(probabilities, true, np.array([3.0, 1.0, 1.0, 1.0]))
+    assert (first.lower, first.upper) == (0.1, 0.2)
+    assert (first.num_candidates, first.num_true) == (4.0, 1)
+    assert first.predicted == pytest.approx((3 * 0.1 + 0.15) / 4)
+    assert first.observed == 0.25
+    assert (last.lower, last.upper) == (0.9, 1.0)
+    assert (last.num_candidates, last.observed) == (2.0, 1.0)
+
+
+def test_an_effective_size_by_hand():
+    """Both directions of a triple count as one, and a weight of 3 makes a share less certain."""
+    true = np.arange(8) < 2
+    assert effective_size(true, np.ones(8)) == 4
+    # Two of eight are true, and each false candidate represents three.
+    weights = np.array([1.0, 1.0, 3.0, 3.0])
+    assert effective_size(np.arange(4) < 2, weights) == pytest.approx(8 / (2 * (0.75 + 0.25 * 3)))
+
+
+def test_an_interval_by_hand():
+    """Wilson's interval of no success in n trials is from 0 to z² / (n + z²)."""
+    squared = 1.959964**2
+    assert share_interval(0.0, 10) == pytest.approx((0, squared / (10 + squared)))
+    assert share_interval(1.0, 10) == pytest.approx((10 / (10 + squared), 1))
+    low, high = share_interval(0.5, 1e6)
+    assert (low, high) == pytest.approx((0.5 - 0.00098, 0.5 + 0.00098), abs=1e-6)
+
+
+def test_about_95_of_100_intervals_contain_the_probability():
+    """Labels drawn by the probability, each twice; false candidates are sampled by a third."""
+    num_covered = 0
+    for seed in range(400):
+        random = np.random.default_rng(seed)
+        true = random.random(300) < 0.3
+        drawn = true | (random.random(300) < 1 / 3)
+        weights = np.where(true, 1.0, 3.0)[drawn]
+        labels = np.tile(true[drawn], 2)
+        [bin] = reliability_table(np.full(len(labels), 0.35), labels, np.tile(weights, 2))
+        low, high = bin.interval
+        num_covered += low <= 0.3 <= high
+    assert 0.92 <= num_covered / 400 <= 0.98
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=50))
+def test_every_candidate_is_in_one_bin(rows):
+    probabilities = np.array([probability for probability, _ in rows])
+    true = np.array([is_true for _, is_true in rows])
+    table = reliability_table(probabilities, true, np.ones(len(rows)))
+    assert sum(bin.num_candidates for bin in table) == len(rows)
+    assert sum(bin.num_true for bin in table) == true.sum()
+    for bin in table:
+        assert bin.num_candidates > 0
+        assert bin.lower in TABLE_EDGES
+        assert bin.lower - 1e-12 <= bin.predicted <= bin.upper + 1e-12
+        assert 0 <= bin.interval[0] <= bin.observed <= bin.interval[1] <= 1
+
+
 def test_no_candidates():
     reliability = Reliability.of(np.zeros(0), np.zeros(0, dtype=bool), np.zeros(0))
     assert math.isnan(reliability.ece)
@@ -90,8 +161,12 @@ def test_the_report(small_graph):
     assert set(content["by_relation"]) == {"r0", "r1", "r2", "r3"}
 
     by_relation = sum(counts.expected for counts in report.by_relation.values())
-    by_bin = sum(bin.predicted * bin.num_candidates for bin in report.overall.bins)
-    assert by_relation == pytest.approx(by_bin)
+    for bins in (report.overall.bins, report.table):
+        by_bin = sum(bin.predicted * bin.num_candidates for bin in bins)
+        assert by_relation == pytest.approx(by_bin)
+    assert len(content["table"]) == len(report.table)
+    assert content["table"][0]["interval"] == list(report.table[0].interval)
+    assert content["log_loss"] > 0
 
 
 def test_expected_counts_on_valid_are_the_actual_ones(small_graph):

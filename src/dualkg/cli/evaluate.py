@@ -250,7 +250,7 @@ def _draw_reliability(report: kg.inference.reliability.CalibrationReport, path: 
 
 
 def _print_calibration(report: kg.inference.reliability.CalibrationReport) -> None:
-    """Errors of all candidates and of likely ones; then the bins of the likely ones."""
+    """Errors of all candidates and of likely ones; then the reliability table."""
     rows: list[Any] = []
     for name, part in (("all candidates", report.overall), ("with p ≥ .01", report.likely)):
         errors: list[Any] = [None, None, None]
@@ -260,16 +260,34 @@ def _print_calibration(report: kg.inference.reliability.CalibrationReport) -> No
     title = f"{report.graph} {report.split}"
     cli.print_table([title, "ECE", "by chance", "Brier", "candidates", "true"], rows)
     cli.stdout.print()
+
     rows = []
-    for group in report.likely.bins:
-        noise = f"± {group.noise:.4f}"
-        counts = [round(group.num_candidates), group.num_true]
-        rows.append([group.predicted, group.observed, noise, *counts])
-    cli.print_table(["predicted", "observed", "by chance", "candidates", "true"], rows, left=0)
+    for group in report.table:
+        least, most = group.interval
+        rows.append(
+            [
+                f"{group.lower:.2f} to {group.upper:.2f}",
+                round(group.num_candidates),
+                group.num_true,
+                _small(group.predicted),
+                _small(group.observed),
+                f"{_small_text(least)} to {_small_text(most)}",
+            ]
+        )
+    interval = f"{kg.inference.reliability.CONFIDENCE:.0%} interval"
+    columns = ["probability", "candidates", "true", "predicted", "observed", interval]
+    cli.print_table(columns, rows)
+
+    cli.stdout.print(f"[dim]Log loss {report.log_loss:.4f}.[/dim]")
 
 
 def _small(value: float) -> float | str:
-    return f"{value:.2e}" if value < 1e-3 else value
+    return f"{value:.2e}" if 0 < value < 1e-3 else value
+
+
+def _small_text(value: float) -> str:
+    small = _small(value)
+    return small if isinstance(small, str) else f"{small:.4f}"
 
 
 def _print_coverage(sets: kg.inference.reliability.CoverageReport) -> None:

@@ -5,6 +5,7 @@ on.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import NormalDist
 from typing import Any, Self
 
 import numpy as np
@@ -22,6 +23,9 @@ from dualkg.models.base import Model
 NUM_BINS = 10
 # Nearly all candidates are less probable than this, and dominate a mean over all.
 LIKELY = 0.01
+# The bins of the reliability table, and the confidence of its intervals.
+TABLE_EDGES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,9 @@ def evaluate_coverage(
 class ReliabilityBin:
     """Candidates of similar probability: the mean prediction and the observed share of true ones.
 
-    `noise` is the mean difference between the two if every probability were right.
+    `noise` is the mean difference between the two if every probability were right. The
+    probabilities are in `[lower, upper]`, and `interval` is a confidence interval of the observed
+    share.
     """
 
     predicted: float
@@ -135,9 +141,21 @@ class ReliabilityBin:
     num_candidates: float
     num_true: int
     noise: float
+    lower: float
+    upper: float
+    interval: tuple[float, float]
 
     @classmethod
-    def of(cls, probabilities: Floats, true: Flags, weights: Floats) -> Self:
+    def of(
+        cls,
+        probabilities: Floats,
+        true: Flags,
+        weights: Floats,
+        *,
+        lower: float | None = None,
+        upper: float | None = None,
+    ) -> Self:
+        """Summarize candidates; without bounds, they are the extreme probabilities."""
         num_candidates = float(weights.sum())
         predicted = float((weights * probabilities).sum()) / num_candidates
         observed = float((weights * true).sum()) / num_candidates
@@ -146,7 +164,69 @@ class ReliabilityBin:
         # candidates. The mean of |x| for a normal x is √(2 / π) standard deviations.
         variance = 2 * float((weights * probabilities * (1 - probabilities)).sum())
         noise = math.sqrt(2 / math.pi * variance) / num_candidates
-        return cls(predicted, observed, num_candidates, int(true.sum()), noise)
+        return cls(
+            predicted=predicted,
+            observed=observed,
+            num_candidates=num_candidates,
+            num_true=int(true.sum()),
+            noise=noise,
+            lower=float(probabilities.min()) if lower is None else lower,
+            upper=float(probabilities.max()) if upper is None else upper,
+            interval=share_interval(observed, effective_size(true, weights)),
+        )
+
+
+def effective_size(true: Flags, weights: Floats) -> float:
+    """The number of independent candidates of weight 1 whose share of true ones is as certain.
+
+    The share o of true candidates among N has the variance 2 o (1 − o) (1 − o + o m) / N, where m
+    is the mean weight of false candidates, each counted by its weight. The factor 2 is for the two
+    directions of a triple, which are not independent.
+    """
+    num_candidates = float(weights.sum())
+    observed = float((weights * true).sum()) / num_candidates
+    false_weights = weights[~true]
+    mean_weight = 1.0
+    if len(false_weights):
+        mean_weight = float((false_weights**2).sum() / false_weights.sum())
+    return num_candidates / (2 * (1 - observed + observed * mean_weight))
+
+
+def share_interval(share: float, size: float) -> tuple[float, float]:
+    """The Wilson score interval of a share that is observed in a sample of some size."""
+    quantile = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    squared = quantile**2 / size
+    middle = (share + squared / 2) / (1 + squared)
+    margin = math.sqrt(squared * (share * (1 - share) + squared / 4)) / (1 + squared)
+    return max(middle - margin, 0.0), min(middle + margin, 1.0)
+
+
+def reliability_table(
+    probabilities: Floats,
+    true: Flags,
+    weights: Floats,
+    *,
+    edges: Sequence[float] = TABLE_EDGES,
+) -> tuple[ReliabilityBin, ...]:
+    """Weighted candidates `(n,)` in bins of fixed ranges, without bins that are empty.
+
+    A bin contains its lower edge, and the last one also its upper edge.
+    """
+    bin_numbers = np.searchsorted(edges, probabilities, side="right") - 1
+    bin_numbers = np.minimum(bin_numbers, len(edges) - 2)
+    bins = []
+    for bin_number in np.unique(bin_numbers).tolist():
+        chosen = bin_numbers == bin_number
+        bins.append(
+            ReliabilityBin.of(
+                probabilities[chosen],
+                true[chosen],
+                weights[chosen],
+                lower=edges[bin_number],
+                upper=edges[bin_number + 1],
+            )
+        )
+    return tuple(bins)
 
 
 @dataclass(frozen=True)
@@ -218,18 +298,25 @@ class RelationCounts:
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """Reliability of all candidates of a split and of the likely ones, and counts by relation."""
+    """Reliability of all candidates of a split and of the likely ones, and counts by relation.
+
+    `table` has all candidates in bins of fixed ranges; empty bins are left out. `log_loss` is a sum
+    over all candidates, divided by the number of true ones.
+    """
 
     graph: str
     split: str
     overall: Reliability
     likely: Reliability
+    log_loss: float
+    table: tuple[ReliabilityBin, ...]
     by_relation: dict[str, RelationCounts]
 
     def as_dict(self) -> dict[str, Any]:
         protocol = (
             "candidates of both directions that no other split contains; "
-            f"{NUM_BINS} bins of equal mass"
+            f"{NUM_BINS} bins of equal mass, and a table of fixed ranges with "
+            f"{CONFIDENCE:.0%} confidence intervals"
         )
         return {
             **asdict(self),
@@ -265,11 +352,17 @@ def evaluate_calibration(
             relation_specific=bool(calibration.relation_specific[relation]),
         )
 
+    # A probability that is rounded to 0 or 1 may have no logarithm.
+    of_labels = np.where(true, probabilities, 1 - probabilities)
+    losses = -np.log(np.maximum(of_labels, np.finfo(np.float64).tiny))
+
     likely = probabilities >= LIKELY
     return CalibrationReport(
         graph=graph.name,
         split=split,
         overall=Reliability.of(probabilities, true, weights),
         likely=Reliability.of(probabilities[likely], true[likely], weights[likely]),
+        log_loss=float((weights * losses).sum() / true.sum()),
+        table=reliability_table(probabilities, true, weights),
         by_relation=by_relation,
     )
