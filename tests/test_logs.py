@@ -105,7 +105,8 @@ def test_completion_and_calibration_log(small_graph, clock, lines):
     calibrate(model, small_graph)
     found = lines()
     assert any(line.startswith("Completing made: ") and line.endswith("queries") for line in found)
-    assert found[-1].startswith("Calibrating made: 4 relations are fitted")
+    assert found[-2].startswith("Calibrating made: 4 relations are fitted")
+    assert found[-1].startswith("Calibrating made: recalibration is ")
 
 
 def test_searches_log_trials_and_the_best_so_far(small_graph, clock, lines, tmp_path):

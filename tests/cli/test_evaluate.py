@@ -25,6 +25,7 @@ def test_calibrate_prints_and_saves_its_checks(run_cli, run, tmp_path):
     assert facts["coverage"]["overall"]["num_queries"] == 40
     assert sum(group["num_true"] for group in facts["calibration"]["table"]) == 40
     assert set(facts["calibration"]["table"][0]) >= {"lower", "upper", "interval"}
+    assert set(facts["recalibration"]) == {"used", "log_loss", "gain", "standard_error"}
     assert facts["figures"] == [str(tmp_path / "drawn.png"), str(tmp_path / "drawn.svg")]
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
     saved = json.loads((run.folder / "calibration.json").read_text())
@@ -40,7 +41,7 @@ def test_calibrate_prints_tables(run_cli, run):
         "predicted",
         "0.02 to 0.05",
         "95% interval",
-        "Log loss",
+        "ecalibrated: the cross-fitted gain in log loss on valid is",
         "prediction sets for 80%",
         "for heads",
         "r3",

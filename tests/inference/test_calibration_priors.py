@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.inference.calibration import Calibration, PriorCorrection, log_odds_of
 from dualkg.inference.completion import complete
+from dualkg.inference.recalibration import Recalibration
 from dualkg.inference.sampling import DomainRange
 from tests.conftest import graph_of
 
@@ -18,6 +19,7 @@ def calibration_of(
     offsets: tuple[float, ...],
     *,
     max_probability: float = 1.0,
+    recalibration: Recalibration | None = None,
     num_relations: int = 1,
 ) -> Calibration:
     return Calibration(
@@ -25,6 +27,7 @@ def calibration_of(
         offsets=torch.tensor([offsets] * num_relations),
         relation_specific=torch.ones(num_relations).bool(),
         max_probability=max_probability,
+        recalibration=recalibration,
     )
 
 
@@ -114,10 +117,20 @@ def test_probabilities_add_up_to_the_missing_triples():
     offsets=st.tuples(*[st.floats(-5, 5)] * 4),
     max_probability=st.floats(0.3, 1),
     wanted=st.floats(-12, 3),
+    values=st.none() | st.lists(st.floats(-6, 3), min_size=3, max_size=3, unique=True).map(sorted),
 )
-def test_required_log_probability_inverts_the_log_odds(slope, offsets, max_probability, wanted):
+def test_required_log_probability_inverts_the_log_odds(
+    slope, offsets, max_probability, wanted, values
+):
     graph = graph_of([(0, 0, 1), (2, 0, 3)], [(0, 0, 3), (4, 0, 1)], num_entities=6)
-    calibration = calibration_of(slope, offsets, max_probability=max_probability)
+    recalibration = None
+    if values is not None:
+        assume(min(np.diff(values)) > 0.1)
+        knots = torch.tensor([-4.0, -1.0, 2.0], dtype=torch.float64)
+        recalibration = Recalibration(knots, torch.tensor(values, dtype=torch.float64))
+    calibration = calibration_of(
+        slope, offsets, max_probability=max_probability, recalibration=recalibration
+    )
     correction = PriorCorrection.of(calibration, graph)
     required = correction.required_log_probability(wanted, 0)
 

@@ -1,6 +1,7 @@
 """The calibration of a run is fitted once and saved; a damaged file is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from dualkg.inference.calibration import (
     UnusableCalibration,
     calibration_for,
     load_calibration,
+    save_calibration,
 )
 from dualkg.inference.errors import MissingTriples
+from dualkg.inference.recalibration import Recalibration
 from tests.conftest import graph_of
 from tests.raising import refused
 
@@ -54,6 +57,44 @@ def test_a_run_without_a_folder_saves_nothing(run):
     assert not (run.folder / "calibration.json").exists()
 
 
+@pytest.fixture
+def recalibration() -> Recalibration:
+    knots = torch.tensor([-4.0, -1.0, 2.0], dtype=torch.float64)
+    return Recalibration(knots, torch.tensor([-4.5, -0.7, 1.9], dtype=torch.float64))
+
+
+def test_a_recalibration_is_saved(run, recalibration):
+    fitted = calibration_for(run)
+    recalibrated = replace(fitted.calibration, recalibration=recalibration)
+    save_calibration(replace(fitted, calibration=recalibrated), run.folder)
+
+    loaded = load_calibration(run.folder, run.graph).calibration
+    assert torch.equal(loaded.recalibration.knots, recalibration.knots)
+    assert torch.equal(loaded.recalibration.values, recalibration.values)
+    assert loaded.cross_fit == fitted.calibration.cross_fit
+
+    inputs = (torch.tensor([-2.5, -0.1]), torch.tensor([0, 3]), torch.tensor([0, 2]))
+    assert torch.equal(loaded.probability(*inputs), recalibrated.probability(*inputs))
+    plain = fitted.calibration.probability(*inputs)
+    assert not torch.equal(loaded.probability(*inputs), plain)
+
+
+def test_a_file_of_an_earlier_version_is_read(run):
+    """It has neither a recalibration nor its cross-fit."""
+    calibration_for(run)
+    path = run.folder / "calibration.json"
+    content = json.loads(path.read_text())
+    del content["sha256"]
+    del content["calibration"]["recalibration"]
+    del content["calibration"]["cross_fit"]
+    write_json(path, content)
+
+    loaded = load_calibration(run.folder, run.graph).calibration
+    assert loaded.recalibration is None
+    assert loaded.cross_fit is None
+    assert kg.calibrate(run.folder).as_dict()["recalibration"] is None
+
+
 # -- damage ------------------------------------------------------------------
 
 
@@ -75,6 +116,34 @@ def negate_a_slope(content):
     content["calibration"]["slopes"][0] = -1.0
 
 
+def recalibrate_without_values(content):
+    content["calibration"]["recalibration"] = {"knots": [0.0, 1.0]}
+
+
+def recalibrate_with_one_value(content):
+    content["calibration"]["recalibration"] = {"knots": [0.0, 1.0], "values": [0.0]}
+
+
+def recalibrate_with_one_knot(content):
+    content["calibration"]["recalibration"] = {"knots": [0.0], "values": [0.0]}
+
+
+def repeat_a_knot(content):
+    content["calibration"]["recalibration"] = {"knots": [0.0, 0.0], "values": [0.0, 1.0]}
+
+
+def recalibrate_downwards(content):
+    content["calibration"]["recalibration"] = {"knots": [0.0, 1.0], "values": [1.0, 0.5]}
+
+
+def recalibrate_to_infinity(content):
+    content["calibration"]["recalibration"] = {"knots": [0.0, 1.0], "values": [0.0, 1e999]}
+
+
+def gain_infinity(content):
+    content["calibration"]["cross_fit"]["gain"] = 1e999
+
+
 def shorten_a_column(content):
     del content["prediction_sets"]["relations"][0]
 
@@ -94,6 +163,19 @@ def replace_the_table(content):
         (keep_two_relations, "it should have 4 relations with 4 offsets each"),
         (remove_patterns, "it should have 4 relations with 4 offsets each"),
         (negate_a_slope, "a slope is not above 0"),
+        (recalibrate_without_values, "there is no 'values'"),
+        (
+            recalibrate_with_one_value,
+            "its recalibration should have a value for each of two or more knots",
+        ),
+        (
+            recalibrate_with_one_knot,
+            "its recalibration should have a value for each of two or more knots",
+        ),
+        (repeat_a_knot, "the knots of its recalibration do not increase"),
+        (recalibrate_downwards, "the values of its recalibration do not increase"),
+        (recalibrate_to_infinity, "the values of its recalibration do not increase"),
+        (gain_infinity, "the cross-fit of its recalibration is not finite"),
         (shorten_a_column, "its prediction sets have columns of different lengths"),
         (
             name_an_unknown_relation,

@@ -233,7 +233,7 @@ def calibrate(
     yield cli.Result(
         {"run": str(run), **checked.as_dict(), "figures": [str(path) for path in figures]}
     )
-    _print_calibration(checked.report)
+    _print_calibration(checked)
     cli.stdout.print()
     _print_coverage(checked.coverage)
     for path in figures:
@@ -249,8 +249,9 @@ def _draw_reliability(report: kg.inference.reliability.CalibrationReport, path: 
     return list(figure.save(path))
 
 
-def _print_calibration(report: kg.inference.reliability.CalibrationReport) -> None:
-    """Errors of all candidates and of likely ones; then the reliability table."""
+def _print_calibration(checked: kg.inference.CheckedCalibration) -> None:
+    """Errors of all candidates and of likely ones; the reliability table; the recalibration."""
+    report = checked.report
     rows: list[Any] = []
     for name, part in (("all candidates", report.overall), ("with p ≥ .01", report.likely)):
         errors: list[Any] = [None, None, None]
@@ -278,7 +279,13 @@ def _print_calibration(report: kg.inference.reliability.CalibrationReport) -> No
     columns = ["probability", "candidates", "true", "predicted", "observed", interval]
     cli.print_table(columns, rows)
 
-    cli.stdout.print(f"[dim]Log loss {report.log_loss:.4f}.[/dim]")
+    sentence = f"Log loss {report.log_loss:.4f}."
+    cross_fit = checked.calibration.cross_fit
+    if cross_fit is not None:
+        gain = f"{cross_fit.gain:+.4f} ± {cross_fit.standard_error:.4f}"
+        used = "Recalibrated" if checked.calibration.recalibration else "Not recalibrated"
+        sentence += f" {used}: the cross-fitted gain in log loss on valid is {gain}."
+    cli.stdout.print(f"[dim]{sentence}[/dim]", soft_wrap=True)
 
 
 def _small(value: float) -> float | str:

@@ -1,6 +1,6 @@
 """Entry points for a run or its folder: calibrate it, and complete its graph."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,19 @@ class CheckedCalibration:
     coverage: CoverageReport
 
     def as_dict(self) -> dict[str, Any]:
-        """The evaluation, for JSON."""
-        return {"calibration": self.report.as_dict(), "coverage": self.coverage.as_dict()}
+        """The evaluation, and what cross-fitting says about a recalibration, for JSON."""
+        cross_fit = self.calibration.cross_fit
+        recalibration = None
+        if cross_fit is not None:
+            recalibration = {
+                "used": self.calibration.recalibration is not None,
+                **asdict(cross_fit),
+            }
+        return {
+            "calibration": self.report.as_dict(),
+            "recalibration": recalibration,
+            "coverage": self.coverage.as_dict(),
+        }
 
 
 def calibrate(

@@ -2,12 +2,13 @@
 
 The probability that a candidate (see `sampling`) is true is a logistic function of its
 log-probability, with a slope for its relation and an offset for its relation and domain/range
-pattern.
+pattern. Where the valid split supports it, the log odds are mapped once more (see
+`recalibration`).
 """
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import inf, log
 from pathlib import Path
@@ -28,8 +29,17 @@ from dualkg.errors import (
     Words,
 )
 from dualkg.files import locked, read_json, write_json
+from dualkg.inference.logistic import fit_logistic, sigmoid
 from dualkg.inference.prediction_sets import PredictionSets
-from dualkg.inference.sampling import DomainRange, sample_candidates
+from dualkg.inference.recalibration import (
+    RECALIBRATION,
+    CrossFit,
+    Recalibration,
+    cross_fit_recalibration,
+    draw_folds,
+    fit_recalibration,
+)
+from dualkg.inference.sampling import Candidates, DomainRange, sample_candidates
 from dualkg.inference.scoring import Flags, Floats, Ids, triple_log_probabilities
 from dualkg.logs import ProgressLog
 from dualkg.models.base import Model
@@ -53,26 +63,27 @@ NEW_ENDS = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 1]])
 
 MIN_SLOPE = 1e-3  # above 0, so that a larger log-probability never lowers the probability
 FIXED = 1e12  # the prior precision of a parameter that is not fitted
-MAX_STEPS = 100
-MIN_STEP_LENGTH = 1e-10
-MIN_RELATIVE_GAIN = 1e-12  # of the loss in a step; the fit ends when it gains less
 ROUNDING = 1e-9  # difference of log odds that counts as none
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """p = σ(slope · log-probability + offset), at most `max_probability`, with slope > 0.
+    """p = σ(g(slope · log-probability + offset)), at most `max_probability`, with slope > 0.
 
     A relation has a slope in `slopes` `(num_relations,)`, and an offset for each domain/range
     pattern in `offsets` `(num_relations, 4)`. They are fitted for it if it has enough valid
     triples, and otherwise shared with other relations; `relation_specific` `(num_relations,)` says
-    which. `metadata` has the graph, the split and the numbers of candidates of the fit.
+    which. The map g is the `recalibration`, or the identity if it is None; `cross_fit` says what it
+    gains or would have gained. `metadata` has the graph, the split and the numbers of candidates of
+    the fit.
     """
 
     slopes: Tensor
     offsets: Tensor
     relation_specific: Tensor
     max_probability: float = 1.0
+    recalibration: Recalibration | None = None
+    cross_fit: CrossFit | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def log_odds(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
@@ -82,7 +93,17 @@ class Calibration:
         """
         slopes = self.slopes.to(log_probability.device)
         offsets = self.offsets.to(log_probability.device)
-        return slopes[relations] * log_probability + offsets[relations, patterns]
+        log_odds = slopes[relations] * log_probability + offsets[relations, patterns]
+        return log_odds if self.recalibration is None else self.recalibration(log_odds)
+
+    def required_log_probability(self, log_odds: Tensor, relation: int) -> Tensor:
+        """The log-probability with which a triple of each pattern has some log odds, `(4,)`.
+
+        It inverts `log_odds`, which are `(4,)` too.
+        """
+        if self.recalibration is not None:
+            log_odds = self.recalibration.inverse(log_odds)
+        return (log_odds - self.offsets[relation]) / self.slopes[relation]
 
     def probability(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
         """Calibrated probabilities, which never decrease with the log-probability.
@@ -98,16 +119,28 @@ class Calibration:
             "offsets": self.offsets.tolist(),
             "relation_specific": self.relation_specific.tolist(),
             "max_probability": self.max_probability,
+            "recalibration": self.recalibration and self.recalibration.as_dict(),
+            "cross_fit": self.cross_fit and asdict(self.cross_fit),
             "metadata": self.metadata,
         }
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Self:
+        slopes = torch.tensor(saved["slopes"], dtype=torch.float32)
+        # Files of earlier versions have neither a recalibration nor its cross-fit.
+        recalibration = saved.get("recalibration")
+        if recalibration is not None:
+            recalibration = Recalibration.from_dict(recalibration)
+        cross_fit = saved.get("cross_fit")
+        if cross_fit is not None:
+            cross_fit = CrossFit.from_dict(cross_fit)
         return cls(
-            slopes=torch.tensor(saved["slopes"], dtype=torch.float32),
+            slopes=slopes,
             offsets=torch.tensor(saved["offsets"], dtype=torch.float32),
             relation_specific=torch.tensor(saved["relation_specific"], dtype=torch.bool),
             max_probability=float(saved["max_probability"]),
+            recalibration=recalibration,
+            cross_fit=cross_fit,
             metadata=saved.get("metadata", {}),
         )
 
@@ -125,9 +158,8 @@ class Examples:
     weights: Floats
     relations: Ids
 
-    def of_relation(self, relation: int) -> Self:
-        """The examples of one relation."""
-        chosen = self.relations == relation
+    def where(self, chosen: Flags) -> Self:
+        """The examples of some rows."""
         return type(self)(
             self.log_probability[chosen],
             self.patterns[chosen],
@@ -160,12 +192,24 @@ def calibrate(model: Model, graph: Graph, *, seed: int = 0) -> Calibration:
         last=True,
     )
 
+    recalibration, cross_fit = _recalibrate(examples, candidates, graph.shape, seed=seed)
+    progress(
+        lambda: (
+            f"recalibration is {'used' if recalibration else 'not used'}: it gains "
+            f"{cross_fit.gain:.4f} ± {cross_fit.standard_error:.4f} in log loss"
+        ),
+        last=True,
+    )
+
+    # The recalibration does not change the order, on which the maximum depends.
     log_odds = line_values(lines[examples.relations], examples.log_probability, examples.patterns)
     return Calibration(
         slopes=torch.from_numpy(lines[:, 0].astype(np.float32)),
         offsets=torch.from_numpy(lines[:, 1:].astype(np.float32)),
         relation_specific=torch.from_numpy(relation_specific),
         max_probability=max_supported_probability(log_odds, examples.true, examples.weights),
+        recalibration=recalibration,
+        cross_fit=cross_fit,
         metadata={
             "graph": graph.name,
             "fingerprint": graph.fingerprint,
@@ -176,6 +220,35 @@ def calibrate(model: Model, graph: Graph, *, seed: int = 0) -> Calibration:
             "num_drawn": len(examples.true),
         },
     )
+
+
+def _recalibrate(
+    examples: Examples, candidates: Candidates, shape: GraphShape, *, seed: int
+) -> tuple[Recalibration | None, CrossFit]:
+    """The map of log odds, or None if cross-fitting does not support one; and its gain."""
+    _, inverse = np.unique(candidates.triples, axis=0, return_inverse=True)
+    triple_ids = inverse.reshape(-1)
+    folds = draw_folds(triple_ids, num_folds=RECALIBRATION.num_folds, seed=seed)
+    log_odds = cross_fitted_log_odds(examples, folds, shape.num_relations)
+    cross_fit = cross_fit_recalibration(
+        log_odds, examples.true, examples.weights, triple_ids=triple_ids, folds=folds
+    )
+    if not cross_fit.supported:
+        return None, cross_fit
+    return fit_recalibration(log_odds, examples.true, examples.weights), cross_fit
+
+
+def cross_fitted_log_odds(examples: Examples, folds: Ids, num_relations: int) -> Floats:
+    """The log odds of examples `(n,)` by lines that are fitted to the other folds."""
+    log_odds = np.empty(len(folds))
+    for fold in np.unique(folds).tolist():
+        held_out = folds == fold
+        lines, _ = fit_relation_lines(examples.where(~held_out), num_relations)
+        of_fold = examples.where(held_out)
+        log_odds[held_out] = line_values(
+            lines[of_fold.relations], of_fold.log_probability, of_fold.patterns
+        )
+    return log_odds
 
 
 def fit_relation_lines(examples: Examples, num_relations: int) -> tuple[Floats, Flags]:
@@ -200,7 +273,7 @@ def fit_relation_lines(examples: Examples, num_relations: int) -> tuple[Floats, 
     lines = np.tile(shared, (num_relations, 1))
     for relation in np.flatnonzero(relation_specific).tolist():
         lines[relation] = fit_line(
-            examples.of_relation(relation), centre=shared, covariance=covariance
+            examples.where(examples.relations == relation), centre=shared, covariance=covariance
         )
     return lines, relation_specific
 
@@ -208,7 +281,7 @@ def fit_relation_lines(examples: Examples, num_relations: int) -> tuple[Floats, 
 def _informative_middle(line: Floats, examples: Examples) -> float:
     """The mean log-probability of the examples, weighted by what each says about a line."""
     values = line_values(line, examples.log_probability, examples.patterns)
-    probability = _sigmoid(values)
+    probability = sigmoid(values)
     information = examples.weights * probability * (1 - probability)
     total = max(information.sum(), 1e-300)
     return float((information * examples.log_probability).sum() / total)
@@ -253,7 +326,7 @@ def _covariance(spreads: Sequence[float], *, middle: float) -> Floats:
 def fit_line(examples: Examples, *, centre: Floats, covariance: Floats) -> Floats:
     """The most probable slope and offsets, `(1 + NUM_PATTERNS,)`, under a Gaussian prior."""
     precision = np.linalg.inv(covariance).astype(np.float64)
-    line = _newton(examples, centre=centre, precision=precision)
+    line = _fit_line(examples, centre=centre, precision=precision)
     if line[0] >= MIN_SLOPE:
         return line
 
@@ -263,50 +336,21 @@ def fit_line(examples: Examples, *, centre: Floats, covariance: Floats) -> Float
     fixed_precision = np.zeros_like(covariance)
     fixed_precision[0, 0] = FIXED
     fixed_precision[1:, 1:] = np.linalg.inv(covariance[1:, 1:])
-    line = _newton(examples, centre=fixed_centre, precision=fixed_precision)
+    line = _fit_line(examples, centre=fixed_centre, precision=fixed_precision)
     line[0] = MIN_SLOPE
     return line
 
 
-def _newton(examples: Examples, *, centre: Floats, precision: Floats) -> Floats:
-    """Minimize the logistic loss and the prior's by Newton's method with step halving."""
-    true = examples.true
-    weights = examples.weights
+def _fit_line(examples: Examples, *, centre: Floats, precision: Floats) -> Floats:
     pattern_columns = np.eye(NUM_PATTERNS)[examples.patterns]
     design = np.concatenate([examples.log_probability[:, None], pattern_columns], axis=1)
-
-    def loss_of(line: Floats) -> float:
-        logits = design @ line
-        deviation = line - centre
-        logistic = (weights * (np.logaddexp(0, logits) - true * logits)).sum()
-        return float(logistic + deviation @ precision @ deviation / 2)
-
-    line = centre.copy()
-    loss = loss_of(centre)
-    for _ in range(MAX_STEPS):
-        probability = _sigmoid(design @ line)
-        gradient = design.T @ (weights * (probability - true)) + precision @ (line - centre)
-        curvature = weights * probability * (1 - probability)
-        hessian = (design * curvature[:, None]).T @ design + precision
-        step = np.linalg.solve(hessian, gradient)
-
-        length = 1.0
-        new_loss = loss_of(line - length * step)
-        while new_loss > loss and length > MIN_STEP_LENGTH:
-            length /= 2
-            new_loss = loss_of(line - length * step)
-
-        line = line - length * step
-        gain = loss - new_loss
-        loss = new_loss
-        if gain <= MIN_RELATIVE_GAIN * abs(loss):
-            break
-    return line
-
-
-def _sigmoid(logits: Floats) -> Floats:
-    probability: Floats = np.exp(-np.logaddexp(0, -logits))
-    return probability
+    return fit_logistic(
+        lambda line: (design @ line, design),
+        examples.true,
+        examples.weights,
+        centre=centre,
+        precision=precision,
+    )
 
 
 # -- prior correction --------------------------------------------------------
@@ -359,10 +403,8 @@ class PriorCorrection:
 
         It is indexed by head and then by tail, each 1 if it is new to the relation.
         """
-        slope = self.calibration.slopes[relation]
-        offsets = self.calibration.offsets[relation]
         required_log_odds = log_odds - self.priors[relation].log()
-        log_probability = (required_log_odds - offsets) / slope
+        log_probability = self.calibration.required_log_probability(required_log_odds, relation)
 
         largest = log_odds_of(self.calibration.max_probability) + ROUNDING
         by_pattern = torch.where(required_log_odds > largest, inf, log_probability.double())

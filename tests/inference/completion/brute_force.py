@@ -7,6 +7,7 @@ import torch
 
 import dualkg as kg
 from dualkg.inference.calibration import Calibration, PriorCorrection
+from dualkg.inference.recalibration import Recalibration
 from dualkg.inference.sampling import DomainRange
 from dualkg.inference.scoring import triple_log_probabilities
 from tests.conftest import graph_of
@@ -42,10 +43,22 @@ def random_graph(
 
 
 def random_calibration(seed: int, num_relations: int = 3) -> Calibration:
+    """A calibration that is recalibrated if the seed is even."""
     random = torch.Generator().manual_seed(seed)
     slopes = 0.3 + 2 * torch.rand(num_relations, generator=random)
     offsets = 4 * torch.rand(num_relations, 4, generator=random)
-    return Calibration(slopes, offsets, torch.ones(num_relations).bool(), max_probability=0.8)
+    recalibration = None
+    if seed % 2 == 0:
+        knots = torch.tensor([-3.0, -1.0, 0.0, 1.0], dtype=torch.float64)
+        values = torch.tensor([-4.0, -1.2, 0.4, 0.9], dtype=torch.float64)
+        recalibration = Recalibration(knots, values)
+    return Calibration(
+        slopes,
+        offsets,
+        torch.ones(num_relations).bool(),
+        max_probability=0.8,
+        recalibration=recalibration,
+    )
 
 
 def every_new_triple(

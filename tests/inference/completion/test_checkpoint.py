@@ -143,9 +143,14 @@ def test_other_tables_are_refused(checkpoint, options):
         return list(error.value.changes)
 
     other_calibration = {**options, "calibration": random_calibration(9)}
+    without_recalibration = {
+        **options,
+        "calibration": dataclasses.replace(options["calibration"], recalibration=None),
+    }
     other_model = kg.CP(graph.shape, dim=3)
     other_graph = dataclasses.replace(graph, test=graph.test[:3])
     assert changes_of(model, graph, other_calibration) == ["checksum of the calibration"]
+    assert changes_of(model, graph, without_recalibration) == ["checksum of the calibration"]
     assert changes_of(other_model, graph, options) == ["checksum of the weights"]
     assert changes_of(model, other_graph, options) == ["checksum of the graph"]
     assert checkpoint.exists()

@@ -122,7 +122,10 @@ def _options(model: Model, candidates: CandidateFilter, start: SearchState) -> O
     checksum_of_calibration = None
     if start.prior_correction is not None:
         calibration = start.prior_correction.calibration
-        checksum = _checksum([calibration.slopes, calibration.offsets])
+        tables = [calibration.slopes, calibration.offsets]
+        if calibration.recalibration is not None:
+            tables += [calibration.recalibration.knots, calibration.recalibration.values]
+        checksum = _checksum(tables)
         checksum_of_calibration = f"{checksum} {calibration.max_probability}"
 
     return {
