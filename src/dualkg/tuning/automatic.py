@@ -34,7 +34,6 @@ from dualkg.errors import (
 from dualkg.extras import check_trusted
 from dualkg.files import read_json, write_text
 from dualkg.logs import ProgressLog
-from dualkg.losses.softmax import SampledSoftmax
 from dualkg.training.costs import WorkEstimate
 from dualkg.training.recipe import Recipe, named_classes, recipe_from
 from dualkg.training.trainer import InterruptedRunError, OnProgress, ProgressEvent
@@ -75,7 +74,6 @@ LOSS = "loss.name"
 LEARNING_RATE = "optimizer.learning_rate"
 WEIGHT = "regularizer.weight"
 BATCH_SIZE = "training.batch_size"
-NEGATIVES = "loss.num_negatives"
 RELATION_WEIGHT = "loss.relation_weight"
 MARGIN = "loss.margin"
 # What short trials misjudge, so that it is tuned in long ones too.
@@ -189,7 +187,9 @@ class AutomaticTuner:
         if self.work is None:
             self.work = WorkEstimate.of(self.graph, self.device)
         if self.plan is None:
-            self.plan = SearchPlan.of(self.start, self.graph, self.work, seconds=self.seconds)
+            self.plan = SearchPlan.of(
+                self.start, self.graph, self.work, fixed=self.fixed, seconds=self.seconds
+            )
         self._work_of_epoch: dict[str, float] = {}
         self.started = self.clock()
         self.deadline = math.inf
@@ -477,7 +477,7 @@ class AutomaticTuner:
         assert self.plan is not None
         assert self.work is not None
         try:
-            recipe = self._trial_recipe(_without_seed(params))
+            recipe = self.trial_recipe(_without_seed(params))
         except RequestError:
             return 0.0  # it fails at once
         text = recipe.as_toml()
@@ -512,7 +512,7 @@ class AutomaticTuner:
         assert self.run_trial is not None
         epochs = self._epochs(rung, params)
         try:
-            recipe = self._trial_recipe(params)
+            recipe = self.trial_recipe(params)
         except RequestError as problem:
             failed = TrialOutcome(None, None, 0.0, 0.0, str(problem))
             return AutomaticTrial(params, rung, epochs, **vars(failed))
@@ -598,15 +598,10 @@ class AutomaticTuner:
                 params = {**params, "model.init_scale": scale}
         return start.with_changes(params)
 
-    def _trial_recipe(self, params: Params) -> Recipe:
-        """The recipe of a trial, which may sample fewer negatives than the final training."""
+    def trial_recipe(self, params: Params) -> Recipe:
+        """The recipe of a trial, which may be cheaper than the final training."""
         assert self.plan is not None
-        recipe = self._recipe(params)
-        most = self.plan.max_negatives
-        is_sampled = isinstance(recipe.loss, SampledSoftmax)
-        if most is None or not is_sampled or recipe.value_of(NEGATIVES) <= most:
-            return recipe
-        return recipe.with_changes({NEGATIVES: most})
+        return self._recipe(params).with_changes(self.plan.trial_changes)
 
     def _start(self, params: Params) -> Recipe:
         """The recipe that these hyperparameters change."""

@@ -6,18 +6,20 @@ It follows from the graph, the starting recipe and the kind of device. A clock h
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from dualkg.data.graph import Graph
+from dualkg.losses import OneVsAll, SampledSoftmax
 from dualkg.training.costs import WorkEstimate
 from dualkg.training.recipe import Recipe
-from dualkg.tuning.starts import is_small
+from dualkg.tuning.starts import Value, is_small
 
 SHORT = 0  # the rung of the short trials
 LONG = 1  # the rung of the long ones
 MIN_BUDGET = 120.0  # work of a search; small graphs are trained in a few seconds
-BUDGETS = {"cpu": 2.0, "cuda": 3.0}  # work of a search, as a multiple of the final training
+BUDGETS = {"cpu": 1.0, "cuda": 3.0}  # work of a search, as a multiple of the final training
 # Length of the trials of each rung, as a fraction of the final epochs.
 RUNGS = {"cpu": (1 / 4, 1 / 2), "cuda": (1 / 9, 1 / 3)}
 SMALL_RUNGS = (1 / 3, 1.0)  # of small graphs, whose final training takes seconds
@@ -28,7 +30,9 @@ WEIGHT_FACTORS = {"cpu": 2.0, "cuda": 10**0.5}
 # The least MRR of a short trial that is trained longer because it is the best of its kind, as a
 # share of the best.
 PROMOTED_SHARES = {"cpu": 0.98, "cuda": 0.0}
-MAX_NEGATIVES = 1_000  # of sampled softmax in a trial on a CPU
+# Trials on a CPU are cheaper than the final training: what is best in one is best in the other.
+MAX_NEGATIVES = 500  # of sampled softmax
+MAX_DIM = 100
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class SearchPlan:
     `max_trials` are the most trials that are made up to the end of each rung. `weight_factor` is
     the factor between neighbouring values of λ. The best of each kind is trained longer if it has
     `promoted_share` of the best MRR. With `tunes_batches`, the batch size is a hyperparameter.
-    Sampled softmax has at most `max_negatives` in a trial.
+    `trial_changes` are recipe keys in which a trial differs from the final training.
     """
 
     budget: float = math.inf
@@ -49,7 +53,7 @@ class SearchPlan:
     weight_factor: float = WEIGHT_FACTORS["cuda"]
     promoted_share: float = PROMOTED_SHARES["cuda"]
     tunes_batches: bool = True
-    max_negatives: int | None = None
+    trial_changes: dict[str, Value] = field(default_factory=dict)
 
     @classmethod
     def of_saved(cls, saved: dict[str, Any] | None) -> SearchPlan | None:
@@ -61,15 +65,25 @@ class SearchPlan:
 
     @classmethod
     def of(
-        cls, start: Recipe, graph: Graph, work: WorkEstimate, *, seconds: float | None = None
+        cls,
+        start: Recipe,
+        graph: Graph,
+        work: WorkEstimate,
+        *,
+        fixed: Collection[str] = (),
+        seconds: float | None = None,
     ) -> SearchPlan:
-        """The plan of a search from `start`; `seconds` is the time that its user gives it."""
+        """The plan of a search from `start`.
+
+        `fixed` are the recipe keys that its user chose, and `seconds` is the time for it.
+        """
+        device = "cuda" if is_small(graph) else work.device
+        trial_changes = cheaper_trials(start, fixed) if device == "cpu" else {}
         if seconds is None:
             of_training = start.training.epochs * work.epoch(start)
             budget = max(BUDGETS[work.device] * of_training, MIN_BUDGET)
         else:
             budget = seconds
-        device = "cuda" if is_small(graph) else work.device
         return cls(
             budget,
             rungs=SMALL_RUNGS if is_small(graph) else RUNGS[device],
@@ -77,5 +91,18 @@ class SearchPlan:
             weight_factor=WEIGHT_FACTORS[device],
             promoted_share=PROMOTED_SHARES[device],
             tunes_batches=device == "cuda",
-            max_negatives=MAX_NEGATIVES if device == "cpu" else None,
+            trial_changes=trial_changes,
         )
+
+
+def cheaper_trials(start: Recipe, fixed: Collection[str]) -> dict[str, Value]:
+    """Recipe keys in which the trials of a search on a CPU differ from the final training."""
+    changes: dict[str, Value] = {}
+    if "model.dim" not in fixed and start.model.dim > MAX_DIM:
+        changes["model.dim"] = MAX_DIM
+    loss = start.loss
+    if isinstance(loss, SampledSoftmax) and loss.num_negatives > MAX_NEGATIVES:
+        changes["loss.num_negatives"] = MAX_NEGATIVES
+    if isinstance(loss, OneVsAll) and start.model.reciprocal:
+        changes["training.order"] = "queries"
+    return {key: value for key, value in changes.items() if key not in fixed}

@@ -25,9 +25,12 @@ CHEAP_PRODUCTS = {"cpu": 5e7, "cuda": 2e10}
 # On a GPU: the dimension of graphs with up to this number of entities.
 DIMS_BY_ENTITIES = {50_000: 2000, 250_000: 1000, 10**6: 400}
 MIN_GPU_DIM = 200
-# On a CPU: sampled softmax from this number of entities, with so many negatives.
-MIN_SAMPLED_ENTITIES = 5_000
-NUM_SAMPLED = 2_000
+# On a CPU: up to this number of training triples × entities, every triple is scored against all
+# entities. Beyond it, triples are grouped by query or entities sampled, which costs some MRR.
+MAX_EXACT_PRODUCT = 2e8
+# Sampled softmax from this number of entities, with so many negatives.
+MIN_SAMPLED_ENTITIES = {"cpu": 5_000, "cuda": 250_000}
+NUM_SAMPLED = {"cpu": 2_000, "cuda": 10_000}
 # On a CPU: triples are grouped by query if there are at most so many queries for a triple. Groups
 # save most of the work then; otherwise they save little, and sampled softmax is less exact.
 MAX_GROUPED_SHARE = 0.4
@@ -86,12 +89,13 @@ def starting_recipe(
     settings_of_model = starts.get(model, {})
     start: dict[str, Any] = {"optimizer.decay_from": 0.5}
     has_own_loss = "loss.name" in settings_of_model
-    start |= _default_size(graph, device, model, has_own_loss=has_own_loss)
+    softmax = {} if has_own_loss else fast_softmax(graph, device, changes)
+    is_grouped = softmax.get("training.order") == "queries"
+    start |= softmax
+    start |= _default_size(graph, device, model, has_own_loss=has_own_loss, is_grouped=is_grouped)
     if not is_small(graph) and "optimizer.name" not in changes:
         start["optimizer.learning_rate"] = 0.1
-    if not has_own_loss:
-        start |= fast_softmax(graph, device, changes)
-        if device.type == "cpu" and not is_small(graph) and "optimizer.name" not in changes:
+        if device.type == "cpu" and not has_own_loss:
             start["optimizer.learning_rate"] = 0.2  # there are few epochs
     for key, value in settings_of_model.items():
         # A loss or a regularizer that the user names comes without our settings.
@@ -110,22 +114,31 @@ def starting_recipe(
 
 
 def fast_softmax(graph: Graph, device: torch.device, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """How the softmax is computed fastest on a CPU: once a query, and over a sample of entities.
+    """How the softmax of a large graph is computed faster: by query, and over sampled entities.
 
-    A loss that the user chose is left as it is, and so is that of a small graph.
+    A loss that the user chose is left as it is.
     """
     start: dict[str, Any] = {}
     has_own_loss = any(key.startswith("loss.") for key in changes)
-    if device.type != "cpu" or is_small(graph) or has_own_loss or "training.order" in changes:
+    if has_own_loss or "training.order" in changes or is_exact(graph, device):
         return start
-    is_sampled = len(graph.entities) >= MIN_SAMPLED_ENTITIES
-    share = count_query_groups(graph) / max(1, 2 * len(graph.train))
-    if changes.get("model.reciprocal", True) and (share <= MAX_GROUPED_SHARE or not is_sampled):
-        start["training.order"] = "queries"
+    is_sampled = len(graph.entities) >= MIN_SAMPLED_ENTITIES[device.type]
     if is_sampled:
         start["loss.name"] = "SampledSoftmax"
-        start["loss.num_negatives"] = NUM_SAMPLED
+        start["loss.num_negatives"] = NUM_SAMPLED[device.type]
+    if device.type == "cpu" and changes.get("model.reciprocal", True):
+        share = count_query_groups(graph) / max(1, 2 * len(graph.train))
+        if share <= MAX_GROUPED_SHARE or not is_sampled:
+            start["training.order"] = "queries"
     return start
+
+
+def is_exact(graph: Graph, device: torch.device) -> bool:
+    """Whether every triple is scored against all entities, as is best where it can be afforded."""
+    num_entities = len(graph.entities)
+    if device.type == "cuda":
+        return num_entities < MIN_SAMPLED_ENTITIES["cuda"]
+    return is_small(graph) or num_entities * len(graph.train) <= MAX_EXACT_PRODUCT
 
 
 def other_start(
@@ -181,14 +194,20 @@ def init_scale_of_margin(margin: float, dim: int) -> float:
 
 
 def _default_size(
-    graph: Graph, device: torch.device, model: str, *, has_own_loss: bool
+    graph: Graph, device: torch.device, model: str, *, has_own_loss: bool, is_grouped: bool
 ) -> dict[str, int]:
     """`model.dim` and `training.epochs`: larger where training is cheap, as on a GPU."""
     num_entities = len(graph.entities)
     is_cheap = num_entities * len(graph.train) <= CHEAP_PRODUCTS[device.type]
-    if device.type == "cpu":
+    if device.type == "cpu" and (is_small(graph) or has_own_loss):
         dim = 200
         epochs = 50 if is_cheap else 20
+    elif device.type == "cpu" and is_exact(graph, device):
+        dim = 400
+        epochs = 15
+    elif device.type == "cpu":
+        dim = 300 if is_grouped else 200  # A graph with few triples overfits.
+        epochs = 20
     elif is_small(graph):
         dim = 500
         epochs = 50

@@ -91,7 +91,12 @@ def expect_tuning(tuner: AutomaticTuner) -> Expectation:
     assert tuner.plan is not None
     assert tuner.work is not None
     final = expect_training(tuner.start, tuner.graph, tuner.device, work=tuner.work)
-    speed = tuner.work.training(tuner.start) / max(final.training + final.ranking, 1e-9)
+    trial_recipe = tuner.trial_recipe({})
+    of_trials = final
+    if trial_recipe != tuner.start:
+        of_trials = expect_training(trial_recipe, tuner.graph, tuner.device, work=tuner.work)
+    seconds = max(of_trials.training + of_trials.ranking, 1e-9)
+    speed = tuner.work.training(trial_recipe) / seconds
     tuning = SPENT_SHARE * tuner.plan.budget / speed
     if tuner.seconds is not None:
         tuning = min(tuning, tuner.seconds)
