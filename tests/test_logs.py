@@ -3,6 +3,7 @@ them.
 """
 
 import logging
+import re
 from itertools import pairwise
 
 import pytest
@@ -14,6 +15,8 @@ from dualkg import logs
 from dualkg.inference.calibration import calibrate
 from dualkg.inference.completion import complete
 from dualkg.inference.index_build import build_index
+from dualkg.training.api import data_of, default_recipe
+from dualkg.training.trainer import ProgressEvent, Trainer
 from dualkg.tuning.plan import SearchPlan
 
 
@@ -95,8 +98,58 @@ def test_a_slow_training_logs_within_an_epoch(small_graph, clock, lines):
     kg.train(
         kg.ComplEx(small_graph, dim=4), small_graph, epochs=1, batch_size=100, on_progress=slow
     )
-    steps = [line.rpartition("step ")[2] for line in lines() if "step " in line]
+    steps = [line.rpartition("step ")[2].split()[0] for line in lines() if "step " in line]
     assert steps[:2] == ["1/5", "3/5"]
+
+
+def test_the_time_left_of_a_training_is_known_after_the_warm_up(small_graph, clock, lines):
+    events = []
+
+    def slow(event: ProgressEvent) -> None:
+        events.append(event)
+        clock.now += 10
+
+    kg.train(
+        kg.ComplEx(small_graph, dim=4), small_graph, epochs=2, batch_size=100, on_progress=slow
+    )
+    first, *later = [line for line in lines() if "step " in line]
+    assert first.endswith("step 1/5")
+    assert all(" left" in line for line in later)
+    assert events[0].seconds_left is None
+    for event in events[1:]:
+        assert (event.seconds_left > 0) == (event.share_done < 1)
+
+
+def test_a_resumed_training_estimates_by_its_own_steps(small_graph):
+    model = kg.ComplEx(small_graph, dim=4)
+    recipe = default_recipe(
+        data_of(small_graph), small_graph, {"training.epochs": 4, "training.batch_size": 100}
+    )
+    events: list[ProgressEvent] = []
+    trainer = Trainer(model, small_graph, recipe, kg.NoRegularizer(), on_progress=events.append)
+    trainer.progress.epoch = 3
+    trainer.run()
+    assert [event.seconds_left is None for event in events[:2]] == [True, False]
+    assert events[-1].share_done == 1.0
+
+
+def test_the_time_left_by_hand(clock):
+    estimate = logs.TimeLeft()
+    assert estimate(10, 40) is None  # what was done before has no time
+    clock.now = 20.0
+    assert estimate(10, 40) is None
+    assert estimate(20, 40) == 40.0
+    assert estimate(50, 40) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "a second"), (42.4, "42 s"), (150, "2 min"), (5400, "90 min"), (9000, "2.5 h")],
+)
+def test_times_in_words(seconds, text):
+    assert logs.describe_seconds(seconds) == text
+    assert logs.describe_time_left(seconds) == f"about {text} left"
+    assert logs.describe_time_left(None) == ""
 
 
 def test_completion_and_calibration_log(small_graph, clock, lines):
@@ -123,6 +176,8 @@ def test_searches_log_trials_and_the_best_so_far(small_graph, clock, lines, tmp_
     assert found[0].startswith("Tuning ComplEx on made: ")
     assert found[-1].startswith("Tuning ComplEx on made: 2 of 2 trials")
     assert "best valid MRR 0." in found[-1]
+    assert " left" not in found[0] + found[-1]
+    assert all(" left" in line for line in found[2:-1])
 
 
 def test_automatic_tuning_logs_the_trial_and_one_best_mrr(small_graph, clock, lines):
@@ -138,6 +193,18 @@ def test_automatic_tuning_logs_the_trial_and_one_best_mrr(small_graph, clock, li
     )
     assert all(line.count("valid MRR") <= 1 for line in found)
     assert any("best valid MRR 0." in line for line in found[1:])
+
+
+def test_automatic_tuning_logs_the_time_left_of_its_budget(small_graph, clock, lines):
+    def slow(event: object) -> None:
+        clock.now += 5
+
+    plan = SearchPlan(budget=1e-3, rungs=(1 / 3, 1.0))
+    changes = {"model.dim": 2, "training.epochs": 9}
+    kg.fit(small_graph, tune=plan, changes=changes, on_event=slow)
+    found = [line for line in lines() if line.startswith("Tuning ComplEx on made: trial ")]
+    assert found
+    assert all(re.search(r"  at most .+ left$", line) for line in found)
 
 
 def test_an_index_logs_what_it_builds(small_graph, clock, lines):

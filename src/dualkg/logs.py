@@ -33,6 +33,40 @@ class ProgressLog:
         self(lambda: f"{done:,} of {total:,} {things}", last=done >= total)
 
 
+class TimeLeft:
+    """Estimates the time left of a computation; its first call is at the start."""
+
+    def __init__(self) -> None:
+        self._started_at: float | None = None
+        self._done_before = 0.0
+
+    def __call__(self, done: float, total: float) -> float | None:
+        """Seconds of what is left of `total`, at the speed so far; None at the start."""
+        if self._started_at is None:
+            self._started_at = clock()
+            self._done_before = done
+        done_here = done - self._done_before
+        if done_here <= 0:
+            return None
+        return max(0.0, total - done) * (clock() - self._started_at) / done_here
+
+
+def describe_seconds(seconds: float) -> str:
+    """`40 s`, `3 min`, `1.5 h`."""
+    if seconds < 1:
+        return "a second"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def describe_time_left(seconds: float | None, *, prefix: str = "about") -> str:
+    """`about 3 min left`, or nothing where that is not known."""
+    return "" if seconds is None else f"{prefix} {describe_seconds(seconds)} left"
+
+
 @contextmanager
 def log_to_stderr() -> Iterator[None]:
     """Write the lines to stderr with their time, for a program whose stderr is no terminal."""

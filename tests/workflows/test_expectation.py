@@ -9,7 +9,6 @@ from dualkg.training.costs import WorkEstimate, count_query_groups
 from dualkg.tuning.automatic import AutomaticTuner
 from dualkg.workflows.expectation import (
     Expectation,
-    describe_seconds,
     expect_training,
     expect_tuning,
 )
@@ -82,11 +81,3 @@ def test_a_search_is_announced_with_its_trials(graph):
 def test_large_tables_are_not_made_to_be_measured():
     text = Expectation(tuning=0, training=7200, ranking=60, memory=None).text
     assert "this one was not measured" in text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.2, "a second"), (42.4, "42 s"), (150, "2 min"), (5400, "90 min"), (9000, "2.5 h")],
-)
-def test_times_in_words(seconds, text):
-    assert describe_seconds(seconds) == text

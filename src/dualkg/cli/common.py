@@ -15,9 +15,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+)
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from typer import Argument, Option
 
@@ -25,6 +31,7 @@ import dualkg as kg
 from dualkg.cli.words import in_words
 from dualkg.errors import JSON_ESCAPES, InvalidValue, RequestError, Sentence, visible
 from dualkg.extras import trusted_code
+from dualkg.logs import describe_time_left
 
 
 class SafeConsole(Console):
@@ -45,6 +52,9 @@ stderr = SafeConsole(stderr=True, highlight=False)
 
 MAX_WIDTH = 1000  # columns of a table that is wider than the terminal
 PADDING = 2
+MIN_BAR_WIDTH = 8
+TEXT_WIDTH = 100  # of what is beside a bar
+MAX_BAR_WIDTH = 40
 COLUMNS_HELP = "Columns or JSON keys of head, relation and tail, by name or number: s,p,o or 1,3,2."
 DELIMITER_HELP = (
     "What separates the columns of text: tab, space, comma, semicolon, pipe, or a character."
@@ -302,26 +312,41 @@ def note_saved(path: object, *, next_command: Sequence[str] = (), purpose: str =
         stderr.print(Text(f"  {shlex.join(['dualkg', *next_command])}"), soft_wrap=True)
 
 
+class TimeLeftColumn(ProgressColumn):
+    """The time left that a bar was given, or else its own estimate, in words."""
+
+    max_refresh = 0.5  # seconds
+
+    def render(self, task: Task) -> Text:
+        text = task.fields["time_left"] or describe_time_left(task.time_remaining)
+        return Text(text, style="progress.remaining")
+
+
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr, updated by `(done, total, text)`.
+    """A progress bar on stderr, updated by `(done, total, text, time_left)`.
 
-    It is only shown on a terminal.
+    Without `time_left`, such as "about 3 min left", the bar estimates it. It is only shown on a
+    terminal.
     """
+    cut_column = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     progress = Progress(
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[text]}", markup=False),
-        TimeRemainingColumn(),
+        BarColumn(bar_width=min(max(MIN_BAR_WIDTH, stderr.width - TEXT_WIDTH), MAX_BAR_WIDTH)),
+        TimeLeftColumn(table_column=Column(no_wrap=True)),
+        # The text comes last, and is cut where the terminal ends.
+        TextColumn("{task.fields[text]}", markup=False, table_column=cut_column),
         console=stderr,
+        expand=True,
         transient=True,
         disable=not stderr.is_terminal,
     )
     with progress:
-        task = progress.add_task(title, total=None, text="")
+        task = progress.add_task(title, total=None, text="", time_left="")
 
-        def update(done: float, total: float | None, text: str = "") -> None:
-            progress.update(task, completed=done, total=total, text=text)
+        def update(done: float, total: float | None, text: str = "", time_left: str = "") -> None:
+            if not text and total:
+                text = f"{done:,} of {total:,}"
+            progress.update(task, completed=done, total=total, text=text, time_left=time_left)
 
         yield update

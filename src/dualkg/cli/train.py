@@ -240,11 +240,7 @@ def tune(
     with cli.progress_bar(search.name) as update:
 
         def on_progress(event: kg.tuning.TuningProgress) -> None:
-            text = "" if event.best is None else f"best valid MRR {event.best:.4f}"
-            training = event.training
-            if training:
-                text += f"  epoch {training.epoch}/{training.epochs}  loss {training.loss:.3f}"
-            update(event.num_done, event.num_trials, text)
+            update(event.num_parts_done, event.num_trials, event.text, event.time_left)
 
         try:
             result = kg.search(

@@ -12,6 +12,7 @@ import typer
 import dualkg as kg
 from dualkg.cli.common import note, progress_bar
 from dualkg.cli.words import COMMAND, in_words
+from dualkg.errors import PYTHON, DualkgError, Words
 
 if TYPE_CHECKING:
     from dualkg.training.trainer import ProgressEvent
@@ -20,12 +21,34 @@ if TYPE_CHECKING:
     from dualkg.workflows.expectation import Expectation
 
 MAX_UNASKED_SECONDS = 30 * 60
+EXIT_INTERRUPTED = 130
+
+
+class NotStarted(DualkgError):
+    """A person at a terminal has declined to start, or ended the question by Ctrl-C."""
+
+    def __init__(self, *, interrupted: bool = False) -> None:
+        super().__init__()
+        self.interrupted = interrupted
+        self.exit_code = EXIT_INTERRUPTED if interrupted else 1
+
+    def message(self, words: Words = PYTHON) -> str:
+        epochs = words.key("training.epochs")
+        tune = words.option("tune")
+        return f"Not started. Fewer epochs ({epochs}) and less tuning ({tune}) take less time."
 
 
 def ask_to_start() -> None:
     """Ask a person at a terminal whether to start; a program is not asked."""
-    if sys.stdin.isatty() and sys.stderr.isatty():
-        typer.confirm("Start?", default=True, abort=True, err=True)
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    try:
+        is_accepted = typer.confirm("Start?", default=True, err=True)
+    except typer.Abort:
+        typer.echo(err=True)  # the line of the question ends
+        raise NotStarted(interrupted=True) from None
+    if not is_accepted:
+        raise NotStarted
 
 
 class TrainingDisplay:
@@ -94,19 +117,14 @@ class TrainingDisplay:
             self.ask()
 
     def _show_tuning(self, event: AutomaticProgress) -> None:
-        from dualkg.workflows.expectation import describe_seconds
-
         update = self._bar(f"Tuning {self.title}")
         percent = min(99, round(100 * event.spent / event.budget))
-        left = ""
-        if event.seconds_left is not None:
-            left = f"  at most {describe_seconds(event.seconds_left)} left"
-        update(percent, 100, f"%  {event.text}{left}")
+        update(percent, 100, f"{percent} %  {event.text}", event.time_left)
 
     def _show_training(self, event: ProgressEvent) -> None:
         update = self._bar(self.title)
         num_done = (event.epoch - 1) * event.steps + event.step
-        update(num_done, event.epochs * event.steps, event.text)
+        update(num_done, event.epochs * event.steps, event.text, event.time_left)
 
     def _bar(self, title: str) -> Callable[..., None]:
         if self._update is None:

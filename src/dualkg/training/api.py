@@ -441,7 +441,7 @@ def _train_and_evaluate(trainer: Trainer, folder: Path | None) -> TrainedRun:
 
     def on_progress(event: ProgressEvent) -> None:
         report_progress(event)
-        log(lambda: f"{event.text}  step {event.step:,}/{event.steps:,}")
+        log(lambda: _progress_line(event))
 
     trainer.on_progress = on_progress
     # The model may be in evaluation mode.
@@ -475,6 +475,11 @@ def _train_and_evaluate(trainer: Trainer, folder: Path | None) -> TrainedRun:
         "peak_mib": round(peak, 3),
     }
     return TrainedRun(model, graph, trainer.recipe, history, reports, folder, costs=costs)
+
+
+def _progress_line(event: ProgressEvent) -> str:
+    parts = [event.text, f"step {event.step:,}/{event.steps:,}", event.time_left]
+    return "  ".join(part for part in parts if part)
 
 
 def evaluate_held_out(model: Model, graph: Graph) -> dict[str, Report]:

@@ -36,6 +36,7 @@ from dualkg.errors import (
 from dualkg.evaluation.report import evaluate
 from dualkg.files import check_type
 from dualkg.kernels.hardware import matmul_precision
+from dualkg.logs import describe_time_left
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
 from dualkg.tables import LocalTables, Processes
@@ -166,11 +167,23 @@ class ProgressEvent:
     steps: int
     loss: float
     mrr: float | None
+    seconds_left: float | None = None  # of all epochs; unknown in the warm-up
 
     @property
     def text(self) -> str:
         best = "" if self.mrr is None else f"  best valid MRR {self.mrr:.4f}"
         return f"epoch {self.epoch}/{self.epochs}  loss {self.loss:.3f}{best}"
+
+    @property
+    def share_done(self) -> float:
+        """The part of all steps that is done."""
+        num_done = (self.epoch - 1) * self.steps + self.step
+        return num_done / (self.epochs * self.steps)
+
+    @property
+    def time_left(self) -> str:
+        """`about 3 min left`, or nothing."""
+        return describe_time_left(self.seconds_left)
 
 
 class Trainer:
@@ -242,6 +255,8 @@ class Trainer:
         self.best: dict[str, Tensor] = {}
         self.mean: dict[str, Tensor] = {}
         self._saved_at = time.monotonic()
+        self._started_at = self.warm_up.clock()
+        self._num_steps_before = 0
         self.stop = GracefulShutdown()
 
     @classmethod
@@ -313,6 +328,8 @@ class Trainer:
         device = self.model.device
         precision = matmul_precision(self.recipe.training.precision)
         on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        self._started_at = self.warm_up.clock()
+        self._num_steps_before = self._num_steps_taken
         with self.stop.listening(), flush_denormals(), on_device, precision:
             while self.progress.epoch < self.recipe.training.epochs and not self.progress.stopped:
                 self._run_epoch()
@@ -354,9 +371,24 @@ class Trainer:
         epochs = self.recipe.training.epochs
         mrr = progress.best_mrr if progress.best_mrr >= 0 else None
         loss = total / step
-        event = ProgressEvent(progress.epoch + 1, epochs, step, self.num_steps, loss, mrr)
+        event = ProgressEvent(
+            progress.epoch + 1, epochs, step, self.num_steps, loss, mrr, self._seconds_left()
+        )
         self.on_progress(event)
         return total
+
+    def _seconds_left(self) -> float | None:
+        """Time of the remaining steps, at the speed of this process so far."""
+        num_taken = self._num_steps_taken - self._num_steps_before
+        num_timed = num_taken - self.warm_up.num_steps
+        if num_timed <= 0:
+            return None
+        num_left = self.recipe.training.epochs * self.num_steps - self._num_steps_taken
+        return num_left * (self.warm_up.clock() - self._started_at) / num_timed
+
+    @property
+    def _num_steps_taken(self) -> int:
+        return self.progress.epoch * self.num_steps + self.progress.step
 
     def _check_weights(self) -> None:
         """Raise if a weight is not finite.
@@ -584,6 +616,11 @@ class WarmUp:
         self._wait()
         self.seconds += time.perf_counter() - started
         return objective
+
+    @property
+    def num_steps(self) -> int:
+        """Steps so far that were timed separately."""
+        return self._taken.total()
 
     def clock(self) -> float:
         """Seconds of a clock that stands still during warm-up."""

@@ -33,7 +33,7 @@ from dualkg.errors import (
 )
 from dualkg.extras import check_trusted
 from dualkg.files import read_json, write_text
-from dualkg.logs import ProgressLog
+from dualkg.logs import ProgressLog, describe_time_left
 from dualkg.training.costs import WorkEstimate
 from dualkg.training.recipe import Recipe, named_classes, recipe_from
 from dualkg.training.trainer import InterruptedRunError, OnProgress, ProgressEvent
@@ -152,6 +152,11 @@ class AutomaticProgress:
     def text(self) -> str:
         best = "" if self.best is None else f"  best valid MRR {self.best:.4f}"
         return f"trial {self.num_trials + 1}: {self.trial}{best}"
+
+    @property
+    def time_left(self) -> str:
+        """`at most 3 min left`, or nothing: a search may end before its budget."""
+        return describe_time_left(self.seconds_left, prefix="at most")
 
 
 @dataclass
@@ -550,8 +555,7 @@ class AutomaticTuner:
         work = self._work_of(params, rung)
 
         def report(event: ProgressEvent) -> None:
-            done = (event.epoch - 1) * event.steps + event.step
-            part = work * done / (event.epochs * event.steps)
+            part = work * event.share_done
             progress = AutomaticProgress(
                 text,
                 len(self.trials),
@@ -568,7 +572,8 @@ class AutomaticTuner:
 
             def line() -> str:
                 epoch = f"epoch {event.epoch}/{event.epochs}"
-                return f"{progress.text}  {epoch}  loss {event.loss:.3f}"
+                parts = [progress.text, epoch, f"loss {event.loss:.3f}", progress.time_left]
+                return "  ".join(part for part in parts if part)
 
             self.log(line)
 

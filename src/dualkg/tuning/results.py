@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dualkg.files import atomic_write, write_text
+from dualkg.logs import describe_time_left
 from dualkg.training.recipe import Recipe
 from dualkg.training.trainer import ProgressEvent
 from dualkg.tuning.space import SearchSpace, Value
@@ -25,6 +26,19 @@ class TuningProgress:
     num_trials: int
     best: float | None
     training: ProgressEvent | None = None
+    seconds_left: float | None = None  # of all trials
+
+    @property
+    def num_parts_done(self) -> float:
+        """Trials that are done, with the part of the trial that runs."""
+        if self.training is None:
+            return self.num_done
+        return self.num_done + self.training.share_done
+
+    @property
+    def time_left(self) -> str:
+        """`about 3 min left`, or nothing."""
+        return describe_time_left(self.seconds_left)
 
     @property
     def text(self) -> str:

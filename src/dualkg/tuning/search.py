@@ -22,7 +22,7 @@ from dualkg.data.loading import load_graph
 from dualkg.errors import PYTHON, DualkgError, InvalidValue, PathExists, Unsupported, Words
 from dualkg.extras import optional_import
 from dualkg.files import locked
-from dualkg.logs import ProgressLog
+from dualkg.logs import ProgressLog, TimeLeft
 from dualkg.training.api import choose_device, load_recipe_graph
 from dualkg.training.run import RunFolder
 from dualkg.training.trainer import InterruptedRunError, signal_handler
@@ -111,11 +111,18 @@ def search(
     out.mkdir(parents=True, exist_ok=True)
     where = "The storage" if storage else str(out)
     log = ProgressLog(f"Tuning {space.base.model.name} on {graph.name}")
+    estimate = TimeLeft()
 
     def report(event: TuningProgress) -> None:
+        seconds_left = estimate(event.num_parts_done, event.num_trials)
+        event = replace(event, seconds_left=seconds_left)
+        is_last = event.num_done >= event.num_trials
         if on_progress:
             on_progress(event)
-        log(lambda: event.text, last=event.num_done >= event.num_trials)
+        log(
+            lambda: event.text if is_last else f"{event.text}  {event.time_left}".rstrip(),
+            last=is_last,
+        )
 
     options: dict[str, Any] = {
         "space": space,

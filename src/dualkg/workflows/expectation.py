@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from dualkg.data.graph import Graph
+from dualkg.logs import describe_seconds
 from dualkg.training.costs import WorkEstimate, measure_speed
 from dualkg.training.memory import gib
 from dualkg.training.recipe import Recipe
@@ -114,14 +115,3 @@ def memory_of(trainer: Trainer) -> float:
     """Bytes that a training needs."""
     tables = sum(table.nbytes for table in trainer.model.parameters())
     return tables + trainer.need.of(trainer.recipe.training.batch_size)
-
-
-def describe_seconds(seconds: float) -> str:
-    """`40 s`, `3 min`, `1.5 h`."""
-    if seconds < 1:
-        return "a second"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

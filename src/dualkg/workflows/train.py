@@ -267,13 +267,14 @@ def tune_and_train(
         folder.check_free(overwrite=overwrite)
     # Refuse what cannot be trained, before anything is written or announced.
     Trainer.of_recipe(tuner.start, tuner.graph, device=tuner.device)
+    # A subscriber may decline, and then nothing is written.
+    report = on_event or log_event
+    _announce_search(tuner, report)
     if folder:
         with folder.create(tuner.start, tuner.graph, tuner.device, overwrite=overwrite) as fresh:
             tuner.save(fresh.tuning)
             save_trackers(fresh.path, callback_objects)
-    return _tune_in_folder(
-        tuner, folder, on_event=on_event or log_event, callbacks=callback_objects
-    )
+    return _tune_in_folder(tuner, folder, on_event=report, callbacks=callback_objects)
 
 
 def resume(
@@ -335,6 +336,7 @@ def _resume_in_one_process(
         )
     with trusted_code(trust_code):
         tuner = AutomaticTuner.load(folder.tuning, folder.load_graph(), chosen)
+    _announce_search(tuner, on_event)
     return _tune_in_folder(tuner, folder, on_event=on_event, callbacks=callback_objects)
 
 
@@ -553,12 +555,16 @@ def _tune_for_seeds(
             raise PathExists(path, what="of another search")
         tuner = saved
     tuner.path = path
+    _announce_search(tuner, on_event)
     return _search(tuner, on_event)
+
+
+def _announce_search(tuner: AutomaticTuner, on_event: OnEvent) -> None:
+    on_event(TuningStarted(tuner.start, tuner.graph, partial(expect_tuning, tuner)))
 
 
 def _search(tuner: AutomaticTuner, on_event: OnEvent) -> Recipe:
     tuner.on_progress = on_event
-    on_event(TuningStarted(tuner.start, tuner.graph, partial(expect_tuning, tuner)))
     recipe = tuner.run()
     on_event(Tuned(recipe, tuner.summary()))
     return recipe
