@@ -514,13 +514,18 @@ def locks(argument: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return wrap
 
 
-def lock_holder(path: str | Path) -> str | None:
-    """`process 12 on host`, if a process holds the lock of a file or folder."""
+def lock_holder(path: str | Path, *, other: bool = False) -> str | None:
+    """`process 12 on host`, if a process holds the lock of a file or folder.
+
+    With `other`, a lock of this process does not count.
+    """
     path = Path(os.path.realpath(path))
     for file in (_hidden(path, "lock"), path / INNER_LOCK):
         with suppress(OSError, ValueError):
             pid, host, *rest = file.read_text(encoding="utf-8").splitlines()
             if host == socket.gethostname():
+                if other and int(pid) == os.getpid():
+                    return None
                 with suppress(PermissionError):  # a process of another user
                     os.kill(int(pid), 0)  # raises ProcessLookupError, an OSError, if it has ended
             holder = f"process {int(pid)} on {host}"

@@ -9,7 +9,7 @@ import torch
 import dualkg as kg
 from dualkg.errors import DamagedFile, InvalidValue, PathExists, Unsupported
 from dualkg.evaluation.report import load_ranks
-from dualkg.files import locked, write_json
+from dualkg.files import lock_holder, locked, write_json
 from dualkg.models.base import TablesTooLarge, WrongShape
 from dualkg.training.checkpoint import (
     UnreadableWeights,
@@ -25,12 +25,15 @@ from dualkg.training.run import (
     NotARun,
     RunFinished,
     RunFolder,
+    RunInTraining,
     RunNotFinished,
 )
 from dualkg.training.trainer import InterruptedRunError, OptimizerChanged
 from dualkg.workflows import train_seeds
 from dualkg.workflows.train import OtherData
 from tests.models import odd_models as odd
+from tests.processes import Started, until
+from tests.raising import refused
 from tests.training.test_trainer import stop_after
 
 
@@ -209,6 +212,11 @@ RUN = Path("runs/a")
             RunNotFinished(RUN, resumable=False, wanted="resume"),
             "The run runs/a cannot be resumed. It has no checkpoint; train it again: "
             "kg.train_recipe('runs/a/recipe.toml', overwrite=True, out='runs/a')",
+        ),
+        (
+            RunInTraining(RUN, "process 12 on host"),
+            "The run runs/a is in training (process 12 on host). Its results come when that is "
+            "done.",
         ),
         (
             RunFinished(RUN),
@@ -483,6 +491,26 @@ def test_a_run_can_be_written_to_an_empty_folder(small_graph, tmp_path, monkeypa
         Recipe().with_changes({"training.epochs": 1, "model.dim": 2}), graph=small_graph, out="."
     )
     assert kg.load_run(tmp_path).model.dim == 2
+
+
+def test_a_run_that_another_process_trains_is_not_to_be_resumed(run):
+    folder = RunFolder(run.folder)
+    folder.report.unlink()
+    code = "import sys; from dualkg.files import locked\nwith locked(sys.argv[1]): input()"
+    with Started(code, run.folder):
+        until(lambda: lock_holder(run.folder))
+        with refused(RunInTraining, path=run.folder, holder=lock_holder(run.folder)):
+            kg.load_run(run.folder)
+        # A search for several seeds has no recipe yet.
+        folder.recipe.unlink()
+        with refused(RunInTraining, path=run.folder):
+            kg.load_run(run.folder)
+
+
+def test_the_lock_of_this_process_is_no_training(run):
+    RunFolder(run.folder).report.unlink()
+    with locked(run.folder), refused(RunNotFinished, path=run.folder, resumable=True):
+        kg.load_run(run.folder)
 
 
 def test_incomplete_results_are_not_a_finished_run(run):

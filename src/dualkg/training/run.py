@@ -124,6 +124,17 @@ class RunNotFinished(RequestError):
         return f"The run {self.path} {state}. {advice}"
 
 
+class RunInTraining(RequestError):
+    """A run has no results yet: another process, the `holder` of its lock, is at work on it."""
+
+    def __init__(self, path: Path, holder: str) -> None:
+        super().__init__(
+            f"The run {path} is in training ({holder}). Its results come when that is done."
+        )
+        self.path = path
+        self.holder = holder
+
+
 class RunFinished(RequestError):
     """A finished run was to be resumed."""
 
@@ -449,6 +460,7 @@ class RunFolder:
             raise NotARun(self.path, reason, nearby=self._nearby())
         if self.recipe.exists() or self.ensemble.exists():
             return
+        self._check_not_in_training()
         if self.path.exists():
             reason = "is not a run (there is no recipe.toml)"
         else:
@@ -465,9 +477,15 @@ class RunFolder:
         return sorted(names)[:MAX_NEARBY]
 
     def check_finished(self) -> None:
-        """Refuse a run that was interrupted."""
+        """Refuse a run that is in training, or was interrupted."""
         if not self.finished:
+            self._check_not_in_training()
             raise RunNotFinished(self.path, resumable=self.resumable)
+
+    def _check_not_in_training(self) -> None:
+        holder = files.lock_holder(self.path, other=True)
+        if holder:
+            raise RunInTraining(self.path, holder)
 
     def check_files(self, names: Iterable[str] | None = None) -> None:
         """Refuse damaged files, by the checksums in the report.
