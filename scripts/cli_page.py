@@ -18,7 +18,7 @@ Generated from `--help` of the commands by `python scripts/cli_page.py`; do not 
 
 Results go to stdout, progress and notes to stderr. `--json` prints the same results as JSON.
 The exit status is 0 on success, 1 if the run failed, 2 if the request was wrong, and 130 after
-Ctrl-C.
+Ctrl-C; Ctrl-C is how `serve` is ended, which then exits with 0.
 """
 
 

@@ -56,7 +56,8 @@ app = typer.Typer(
 def main(commands: typer.Typer = app) -> None:
     """Run a command, and exit without a traceback.
 
-    The status is 1 if the command failed, 2 if the request was wrong, and 130 after Ctrl-C.
+    The status is 1 if the command failed, 2 if the request was wrong, and 130 after Ctrl-C, which
+    is how a server is ended: that exits with 0.
     """
     _prepare_process()
     try:
