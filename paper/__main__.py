@@ -163,7 +163,7 @@ def record(
 def results(
     records: Records = RECORDS,
     redraw: Annotated[
-        bool, Option("--redraw", help="Also draw the figures of saved results again.")
+        bool, Option("--redraw", help="Also draw figures again, but for those that need runs.")
     ] = False,
 ) -> None:
     """Update RESULTS.md and the results table of README.md from the records."""
@@ -171,6 +171,11 @@ def results(
         for study in STUDIES.values():
             for path in study.saved(records):
                 study.redraw(path)
+                if study.needs_runs(path):
+                    cli.note(
+                        f"{path.with_suffix('')} is not drawn again: it needs trained runs. With "
+                        f"these: python -m paper {study.name}"
+                    )
     update_pages(records)
 
 

@@ -360,8 +360,12 @@ class Study:
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
         write_text(path, f"{text}\n")
 
+    def needs_runs(self, path: Path) -> bool:
+        """Whether a figure is of more than its saved results, such as of embeddings."""
+        return self.draw is None and "caption" in read_json(path)
+
     def redraw(self, path: Path) -> None:
-        """Draw the figure of saved results again."""
+        """Draw the figure of saved results again, unless it needs runs."""
         if self.draw:
             self.save(path, read_json(path))
 

@@ -274,3 +274,12 @@ def test_saved_results_can_be_drawn_again(tmp_path):
         STUDIES[name].redraw(fresh)
         assert json.loads(fresh.read_text()) == json.loads(path.read_text())
         assert fresh.with_suffix(".svg").exists()
+
+
+def test_figures_of_embeddings_need_runs():
+    needing = {
+        name
+        for name, study in STUDIES.items()
+        if any(study.needs_runs(path) for path in study.saved(RECORDS))
+    }
+    assert needing == {"figure1", "tsne"}
