@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
+from dualkg.cli.words import COMMAND
 from dualkg.models import MODELS
 from dualkg.training.recipe import UnreadableRecipe
-from dualkg.tuning.space import InvalidSpace, Range, load_space, space_from
+from dualkg.tuning.space import InvalidSpace, NotASpace, Range, load_space, space_from
 from tests.raising import refused as raises_error
 
 SHIPPED = sorted((Path(__file__).parents[2] / "paper" / "spaces").glob("*.toml"))
@@ -232,3 +233,27 @@ def test_grids_of_the_paper_contain_its_choices(name):
     for key, value in zip(keys, CHOSEN[name], strict=True):
         assert value in loaded.dimensions[key]
     assert loaded.dimensions["optimizer.learning_rate"] == (0.1, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "graph"),
+    [
+        ("world", "world"),
+        ("umls/complex-dura", "UMLS"),
+        ("nonsense", "nonsense"),
+        ("runs/a", "runs/a"),
+    ],
+)
+def test_a_graph_or_a_recipe_is_no_search_space(name, graph):
+    with raises_error(NotASpace, name=name, graph=graph):
+        load_space(name)
+
+
+def test_what_tunes_a_graph_without_a_search_space():
+    error = NotASpace("world", "world")
+    sentence = (
+        "world is not a search space, a .toml file with values to try in its table [space]. To "
+        "tune a graph without one: "
+    )
+    assert str(error) == sentence + "kg.fit('world')"
+    assert error.in_words(COMMAND) == sentence + "dualkg train world"

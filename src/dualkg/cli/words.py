@@ -32,6 +32,7 @@ DATA_SETTINGS = {
 }
 # Options whose names are not those of the keyword arguments in Python.
 OPTIONS = {"k": "--top", "callbacks": "--track"}
+COMMANDS = {"fit": "train"}  # whose names are not those of the functions
 
 
 class CommandWords(Words):
@@ -54,7 +55,7 @@ class CommandWords(Words):
         return f"--set {shlex.quote(f'{key}={_toml(value)}')}"
 
     def call(self, name: str, *arguments: object, **options: object) -> str:
-        words = ["dualkg", name.replace("_", "-")]
+        words = ["dualkg", COMMANDS.get(name, name).replace("_", "-")]
         words += [shlex.quote(str(argument)) for argument in arguments]
         words += [self.option(option, value) for option, value in options.items()]
         return " ".join(words)

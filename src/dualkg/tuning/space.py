@@ -16,7 +16,14 @@ from pydantic import BaseModel, Field, ValidationError
 
 from dualkg.errors import PYTHON, RequestError, Words, close_matches, one_of
 from dualkg.settings import Settings, validation_error
-from dualkg.training.recipe import InvalidRecipe, Recipe, load_recipe, read_tables, recipe_from
+from dualkg.training.recipe import (
+    InvalidRecipe,
+    Recipe,
+    list_recipes,
+    load_recipe,
+    read_tables,
+    recipe_from,
+)
 
 Value = bool | int | float | str
 TableT = TypeVar("TableT", bound="SpaceTable")
@@ -39,6 +46,24 @@ class InvalidSpace(RequestError):
 
     def message(self, words: Words = PYTHON) -> str:
         return f"{self.source}: {self.key} {self.problem}"
+
+
+class NotASpace(RequestError):
+    """The name of a graph or a recipe, or nothing, where a search space is needed.
+
+    `graph` is what would be tuned automatically.
+    """
+
+    def __init__(self, name: str, graph: str) -> None:
+        super().__init__()
+        self.name = name
+        self.graph = graph
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"{self.name} is not a search space, a .toml file with values to try in its table "
+            f"[space]. To tune a graph without one: {words.call('fit', self.graph)}"
+        )
 
 
 class SpaceTable(BaseModel):
@@ -159,7 +184,12 @@ class SearchSpace:
 
 def load_space(path: str | Path) -> SearchSpace:
     """Read and validate a search space; the path of its `recipe` is relative to the file."""
+    name = str(path)
     path = Path(path)
+    if path.suffix != ".toml" and not path.is_file():
+        # No recipe that ships with dualkg has a search space.
+        graph = load_recipe(name).data.graph if name in list_recipes() else name
+        raise NotASpace(name, graph)
     return space_from(read_tables(path), source=str(path), name=path.stem, folder=path.parent)
 
 
