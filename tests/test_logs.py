@@ -4,6 +4,7 @@ them.
 
 import logging
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -89,6 +90,16 @@ def test_training_logs_its_start_its_end_and_its_result(small_graph, clock, line
         ranked
         == f"made ComplEx: valid MRR {run.reports['valid'].mrr:.4f}, test MRR {run.report.mrr:.4f}"
     )
+
+
+def test_a_split_without_triples_has_no_mrr_in_the_log(small_graph, clock, lines):
+    graph = replace(small_graph, test=small_graph.test[:0])
+    run = kg.train(kg.ComplEx(graph, dim=4), graph, epochs=1)
+    assert lines()[-1] == f"made ComplEx: valid MRR {run.reports['valid'].mrr:.4f}"
+    assert repr(run) == "TrainedRun(ComplEx on made)"
+    graph = replace(graph, valid=graph.valid[:0])
+    kg.train(kg.ComplEx(graph, dim=4), graph, epochs=1)
+    assert lines()[-1] == "made ComplEx: no held-out triples to rank"
 
 
 def test_a_slow_training_logs_within_an_epoch(small_graph, clock, lines):

@@ -463,10 +463,11 @@ def _train_and_evaluate(trainer: Trainer, folder: Path | None) -> TrainedRun:
     )
     reports = evaluate_held_out(model, graph)
     ranking_seconds = time.perf_counter() - started
-    log(
-        lambda: ", ".join(f"{split} MRR {report.mrr:.4f}" for split, report in reports.items()),
-        last=True,
-    )
+    mrrs = []
+    for split, report in reports.items():
+        if len(report.ranks.triples):
+            mrrs.append(f"{split} MRR {report.mrr:.4f}")
+    log(lambda: ", ".join(mrrs) or "no held-out triples to rank", last=True)
     # Warm-up and peak of a resumed run are those of the last process.
     costs = {
         "warm_up_seconds": round(trainer.warm_up.seconds, 3),

@@ -242,7 +242,8 @@ class Run(ABC):
     opened: tuple[int, ...] | None  # which report the folder had when it was loaded
 
     def __repr__(self) -> str:
-        mrr = f", test MRR {self.reports['test'].mrr:.4f}" if "test" in self.reports else ""
+        has_mrr = "test" in self.reports and len(self.graph.test)
+        mrr = f", test MRR {self.reports['test'].mrr:.4f}" if has_mrr else ""
         folder = f", {str(self.folder)!r}" if self.folder else ""
         return f"{type(self).__name__}({self.model_name} on {self.graph.name}{mrr}{folder})"
 
