@@ -11,11 +11,19 @@ import torch
 import dualkg as kg
 from dualkg.errors import DamagedFile, InvalidValue, PathExists, Unsupported
 from dualkg.inference.calibration import calibration_for
+from dualkg.inference.integrity import check_run
 from dualkg.models import EnsembleModel
-from dualkg.training.ensemble import BetterMember, ChangedMember, InvalidMembers, fit_weights
+from dualkg.training.ensemble import (
+    MAKE_AGAIN,
+    BetterMember,
+    ChangedMember,
+    InvalidMembers,
+    fit_weights,
+)
 from dualkg.training.run import RunNotFinished
 from dualkg.workflows import train_seeds
 from tests.conftest import graph_of
+from tests.raising import refused as raises_error
 
 
 @pytest.fixture(scope="module")
@@ -333,15 +341,69 @@ def test_words_of_a_changed_member():
     )
 
 
+MEMBER = {"run": "../complex", "model": "ComplEx", "sha256": "0", "weight": 1.0}
+
+
 @pytest.mark.parametrize(
-    "text", ["{}", '{"members": [{"run": "../complex"}], "fit": {}}', '{"members": 3}', "no JSON"]
+    ("content", "reason"),
+    [
+        (None, "Input should be a dictionary or an instance of SavedEnsemble"),
+        (3, "Input should be a dictionary or an instance of SavedEnsemble"),
+        ([MEMBER], "Input should be a dictionary or an instance of SavedEnsemble"),
+        ({}, "members: Field required"),
+        ({"members": [MEMBER]}, "fit: Field required"),
+        ({"members": 3, "fit": {}}, "members: Input should be a valid list"),
+        ({"members": None, "fit": {}}, "members: Input should be a valid list"),
+        ({"members": [], "fit": {}}, "members: one of them should have a weight above 0"),
+        ({"members": [7], "fit": {}}, "members.0: Input should be a dictionary or an instance of "),
+        ({"members": [{"run": "../complex"}], "fit": {}}, "members.0.model: Field required"),
+        ({"members": [{**MEMBER, "run": 3}], "fit": {}}, "members.0.run: Input should be a valid "),
+        (
+            {"members": [{**MEMBER, "weight": [1]}], "fit": {}},
+            "members.0.weight: Input should be a valid number",
+        ),
+        (
+            {"members": [{**MEMBER, "weight": -1}], "fit": {}},
+            "members.0.weight: Input should be greater than or equal to 0",
+        ),
+        (
+            {"members": [{**MEMBER, "weight": 0}], "fit": {}},
+            "members: one of them should have a weight above 0",
+        ),
+        ({"members": [MEMBER], "fit": 5}, "fit: Input should be a valid dictionary"),
+        ({"members": [MEMBER], "fit": {"mrr": 0.5}}, "mrr_of_members: Field required"),
+        (
+            {"members": [MEMBER], "fit": {"mrr": 0.5, "mrr_of_members": [0.1, 0.2]}},
+            "fit: mrr_of_members is not of all members",
+        ),
+    ],
 )
-def test_a_damaged_file(saved, text):
-    (saved / "both" / "ensemble.json").write_text(text)
-    with pytest.raises(DamagedFile) as damaged:
+def test_a_damaged_file(saved, content, reason):
+    path = saved / "both" / "ensemble.json"
+    path.write_text(json.dumps(content))
+    with raises_error(DamagedFile, path=path, advice=MAKE_AGAIN) as damaged:
         kg.load_run(saved / "both")
-    assert damaged.value.path == saved / "both" / "ensemble.json"
-    assert damaged.value.reason
+    assert damaged.value.reason.startswith(reason)
+    # Without its report, the file has no checksum.
+    (saved / "both" / "report.json").unlink()
+    [check] = check_run(saved / "both")
+    [file] = [file for file in check.files if file.file == path.name]
+    assert file.damaged
+    assert reason in file.reason
+
+
+def test_a_file_that_is_no_json(saved):
+    path = saved / "both" / "ensemble.json"
+    path.write_text("no JSON")
+    with raises_error(DamagedFile, path=path):
+        kg.load_run(saved / "both")
+
+
+def test_an_ensemble_is_no_member_of_a_saved_one(saved):
+    path = saved / "both" / "ensemble.json"
+    path.write_text(json.dumps({"members": [{**MEMBER, "run": ""}], "fit": {}}))
+    with raises_error(ChangedMember, ensemble=saved / "both", missing=True):
+        kg.load_run(saved / "both")
 
 
 def test_wrong_requests(graph, folder, tmp_path):

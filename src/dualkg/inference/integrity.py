@@ -1,6 +1,5 @@
 """Checking the files of a run: which are damaged, and what can be saved."""
 
-import os
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,6 +15,7 @@ from dualkg.files import lock_holder, read_json, strays
 from dualkg.inference.calibration import load_calibration
 from dualkg.inference.decisions import DecisionStore
 from dualkg.training.checkpoint import load_tensors
+from dualkg.training.ensemble import SavedEnsemble
 from dualkg.training.run import RunFolder
 
 Reader = Callable[[Path], object]
@@ -105,9 +105,8 @@ def check_run(path: str | Path) -> list[RunCheck]:
     folder.check_is_run()
     checks = [_check(folder)]
     if folder.ensemble.exists() and checks[0].ok:
-        for member in read_json(folder.ensemble)["members"]:
-            member_path = Path(os.path.normpath(folder.path / member["run"]))
-            checks += check_run(member_path)
+        for member in SavedEnsemble.read(folder.ensemble).folders(folder.path):
+            checks += check_run(member.path)
     return checks
 
 
@@ -182,7 +181,7 @@ def _readers(folder: RunFolder) -> dict[Path, Reader]:
         folder.checkpoint: lambda file: load_tensors(file, check=True),
         folder.environment: read_json,
         folder.tuning: read_json,
-        folder.ensemble: read_json,
+        folder.ensemble: SavedEnsemble.read,
         folder.history: read_json,
         folder.costs: read_json,
         folder.sparsity: read_json,

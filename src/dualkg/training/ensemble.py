@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Annotated, Any, Literal, final
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers, with_reciprocals
@@ -25,7 +26,7 @@ from dualkg.errors import (
     Unsupported,
 )
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS, eval_mode, full_precision
-from dualkg.files import file_record, locks, read_json, recover, write_text
+from dualkg.files import check_type, file_record, locks, read_json, recover, write_text
 from dualkg.models.ensemble import EnsembleModel, NoEmbeddings
 from dualkg.training.run import Run, RunFolder, TrainedRun, load_single_run
 
@@ -38,6 +39,53 @@ MIN_GAIN = 1e-4  # of MRR; a smaller one is no reason to change the weights
 MIN_ERRORS = 1.0  # standard errors by which held-out queries must confirm fitted shares
 MAKE_AGAIN = "Make the ensemble again from its runs, and save it."
 STEPS = (0.2, 0.1, 0.05, 0.025)  # of a member's share
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A member in the file of an ensemble; `run` is its folder from that of the ensemble."""
+
+    run: str
+    model: str
+    sha256: str
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class WeightFit:
+    """How the weights of an ensemble were fitted, as far as it is read again."""
+
+    mrr: float
+    mrr_of_members: list[float]
+
+
+@dataclass(frozen=True)
+class SavedEnsemble:
+    """The file of an ensemble; `fit` is empty if the weights were given."""
+
+    members: list[Reference]
+    fit: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> SavedEnsemble:
+        """Read and check the file."""
+        try:
+            saved: SavedEnsemble = read_json(path, cls)
+            if saved.fit:
+                fit: WeightFit = check_type(saved.fit, WeightFit, source=path)
+                if len(fit.mrr_of_members) != len(saved.members):
+                    raise DamagedFile(path, "fit: mrr_of_members is not of all members")
+        except DamagedFile as error:
+            raise DamagedFile(path, error.reason, advice=MAKE_AGAIN) from None
+        if not any(member.weight for member in saved.members):
+            reason = "members: one of them should have a weight above 0"
+            raise DamagedFile(path, reason, advice=MAKE_AGAIN)
+        return saved
+
+    def folders(self, home: Path) -> list[RunFolder]:
+        """The folders of the members of an ensemble that is saved in `home`."""
+        home = home.resolve()
+        return [RunFolder(os.path.normpath(home / member.run)) for member in self.members]
 
 
 class InvalidMembers(RequestError):
@@ -265,24 +313,20 @@ class Ensemble(Run):
             ensemble.folder = folder.path
             return ensemble
 
-        saved = read_json(folder.ensemble)
-        home = folder.path.resolve()
-        members: list[Path] = []
-        try:
-            for reference in saved["members"]:
-                member = RunFolder(os.path.normpath(home / reference["run"]))
-                members.append(member.path)
-                if not member.finished:
-                    raise ChangedMember(folder.path, member.path, missing=True)
-                if _checksum(member.path) != reference["sha256"]:
-                    raise ChangedMember(folder.path, member.path, missing=False)
-            weights = [float(reference["weight"]) for reference in saved["members"]]
-            fit = dict(saved["fit"])
-        except (KeyError, TypeError, ValueError) as error:
-            reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-            raise DamagedFile(folder.ensemble, reason, advice=MAKE_AGAIN) from None
-        ensemble = cls(members, weights=weights, trust_code=trust_code)
-        ensemble.fit = fit
+        saved = SavedEnsemble.read(folder.ensemble)
+        members = saved.folders(folder.path)
+        for member, reference in zip(members, saved.members, strict=True):
+            # A member is no ensemble: the members of one are saved in its place.
+            if not member.finished or member.ensemble.exists():
+                raise ChangedMember(folder.path, member.path, missing=True)
+            if _checksum(member.path) != reference.sha256:
+                raise ChangedMember(folder.path, member.path, missing=False)
+        ensemble = cls(
+            [member.path for member in members],
+            weights=[reference.weight for reference in saved.members],
+            trust_code=trust_code,
+        )
+        ensemble.fit = saved.fit
         ensemble.folder = folder.path
         for run in ensemble.members:
             run.graph = ensemble.graph  # one copy in memory
