@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import dualkg as kg
+from dualkg.errors import Unsupported
 from dualkg.training.api import data_of, default_recipe
 from tests.models import odd_models as odd
 
@@ -26,6 +27,33 @@ def test_the_default_regularizer_applies_to_the_model(small_graph, model, regula
     recipe = default_recipe(data_of(small_graph), small_graph, {"model.name": model})
     assert recipe.regularizer.name == regularizer
     recipe.regularizer.build().check(recipe.model.build(small_graph.shape, seed=0).embedding)
+
+
+@pytest.mark.parametrize(
+    ("options", "regularizer"),
+    [
+        ({"model.options.batch_norm": True}, "none"),
+        ({"model.options": {"batch_norm": True}}, "none"),
+        ({"model.options.batch_norm": False}, "DURA"),
+        ({"model.options.relation_dim": 3, "model.dim": 5}, "DURA"),
+    ],
+)
+def test_the_default_regularizer_applies_to_the_options_of_a_model(
+    small_graph, options, regularizer
+):
+    run = kg.fit(
+        small_graph,
+        model="TuckER",
+        tune=False,
+        changes={"model.dim": 4, "training.epochs": 1, **options},
+    )
+    assert run.recipe.regularizer.name == regularizer
+
+
+def test_an_option_that_a_model_does_not_have_is_refused(small_graph):
+    with pytest.raises(Unsupported) as refused:
+        kg.fit(small_graph, tune=False, changes={"model.options.batch_norm": True})
+    assert refused.value.what == "ComplEx"
 
 
 def test_a_regularizer_that_is_named_is_kept(small_graph):

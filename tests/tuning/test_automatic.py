@@ -279,6 +279,19 @@ def test_the_dimensions_follow_the_loss_and_leave_fixed_keys_alone(graph):
     assert "regularizer.weight" not in keys
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model.name": "TuckER", "model.options.batch_norm": True},
+        {"model.name": "RESCAL", "loss.name": "KvsAll"},
+    ],
+)
+def test_a_search_begins_without_dura_where_it_is_not_defined(graph, changes):
+    recipe = starting_recipe(Data(), graph, CPU, changes)
+    assert recipe.regularizer.name == "none"
+    assert recipe.regularizer.plain is None
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_has_a_starting_recipe_that_trains(graph, model):
     recipe = starting_recipe(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dualkg.data.filters import KnownAnswers
-from dualkg.data.graph import Graph
+from dualkg.data.graph import Graph, GraphShape
 from dualkg.data.loading import load_graph
 from dualkg.errors import InvalidValue, RequestError, Sentence, Unsupported
 from dualkg.evaluation.report import Report, evaluate
@@ -68,6 +68,7 @@ MAX_SHOWN = 80  # characters of a wrong argument in a message
 # steps; larger batches are efficient matrix products.
 BATCH_SIZES = {20_000: 100, 200_000: 500}
 LARGEST_BATCH_SIZE = 1000
+SMALL_DIM = 8  # of a model that is made to see what is defined for it
 
 
 class WrongArgument(RequestError):
@@ -113,10 +114,11 @@ def default_recipe(
     if model is None:
         name = given.get("model.name", "ComplEx")
         model_class = _class_named(name, MODELS, EmbeddingModel)
-        is_without_dura = model_class is not None and not has_dura(model_class)
+        # An option of a model may decide it, as that of TuckER does.
+        example = _small_model(given) or model_class
+        is_without_dura = example is not None and not has_dura(example)
     else:
         model_class = type(model)
-        # An option of a model may decide it, as that of TuckER does.
         is_without_dura = not has_dura(model)
     loss_class: type[Loss] | None
     if loss is None:
@@ -156,6 +158,22 @@ def default_recipe(
         defaults["regularizer.plain"] = 0.5
         defaults["regularizer.mapped"] = 1.5
     return Recipe(data=data).with_changes(defaults | settings)
+
+
+def _small_model(changes: Mapping[str, Any]) -> EmbeddingModel | None:
+    """A model with the options that are given, and small tables.
+
+    None is a model without options, whose class says all, or settings that cannot be used, which
+    are refused later.
+    """
+    settings = {key: value for key, value in changes.items() if key.startswith("model.")}
+    if not any(key.startswith("model.options") for key in settings):
+        return None
+    try:
+        recipe = Recipe().with_changes({**settings, "model.dim": SMALL_DIM})
+        return recipe.model.build(GraphShape(2, 1), seed=0).embedding
+    except RequestError:
+        return None
 
 
 def _class_named(name: Any, registered: Mapping[str, type], base: type) -> Any:

@@ -97,10 +97,14 @@ def starting_recipe(
         start["optimizer.learning_rate"] = 0.1
         if device.type == "cpu" and not has_own_loss:
             start["optimizer.learning_rate"] = 0.2  # there are few epochs
+    usual = api.default_recipe(data, graph, changes)
+    has_dura = usual.regularizer.plain is not None
     for key, value in settings_of_model.items():
-        # A loss or a regularizer that the user names comes without our settings.
+        # A loss or a regularizer that the user names comes without our settings, and an option or
+        # a loss that the user names may leave DURA undefined.
         table = key.partition(".")[0]
-        if f"{table}.name" not in changes:
+        is_defined = has_dura or key not in ("regularizer.plain", "regularizer.mapped")
+        if f"{table}.name" not in changes and is_defined:
             start[key] = value
     if is_small(graph) and start.get("optimizer.name") == "Adam":
         start["optimizer.learning_rate"] = 0.01  # there are few steps
