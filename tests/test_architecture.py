@@ -92,6 +92,14 @@ def project() -> dict[str, Any]:
     return tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-bench.txt"])
+def test_a_version_is_pinned_once(file):
+    """Names differ in case and separators, and pip does not tell them apart."""
+    lines = (SOURCE.parents[1] / file).read_text(encoding="utf-8").splitlines()
+    names = [re.sub(r"[-_.]+", "-", line.partition("==")[0].casefold()) for line in lines]
+    assert len(names) == len(set(names))
+
+
 def test_packages_import_only_packages_to_their_left():
     order = BASE + PACKAGES
     wrong = []
