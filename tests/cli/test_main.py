@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +144,28 @@ def test_idle_threads_of_openmp_sleep_soon_unless_the_environment_says_otherwise
         [sys.executable, "-c", code], env=plain | given, capture_output=True, text=True, check=True
     )
     assert done.stdout.split()[-1] == found
+
+
+@pytest.mark.parametrize(
+    ("program", "count"),
+    [("import dualkg, torch", "10000"), ("import torch, dualkg", "300000")],
+)
+def test_openmp_reads_how_long_to_wait_when_torch_is_loaded(program, count):
+    """The page on training says so."""
+    environment = {**os.environ, "OMP_DISPLAY_ENV": "VERBOSE"}
+    environment.pop("GOMP_SPINCOUNT", None)
+    environment.pop("OMP_WAIT_POLICY", None)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    counts = re.findall(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)
+    if not counts:
+        pytest.skip("this torch has another OpenMP than that of GCC")
+    assert counts == [count]
 
 
 def test_datasets(dualkg):
