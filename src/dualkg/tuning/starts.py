@@ -206,11 +206,10 @@ def _default_size(
     if device.type == "cpu" and (is_small(graph) or has_own_loss):
         dim = 200
         epochs = 50 if is_cheap else 20
-    elif device.type == "cpu" and is_exact(graph, device):
-        dim = 400
-        epochs = 15
     elif device.type == "cpu":
-        dim = 300 if is_grouped else 200  # A graph with few triples overfits.
+        # A graph with few triples overfits.
+        dim = 300 if is_grouped else 200
+        dim = 400 if is_exact(graph, device) else dim
         epochs = 20
     elif is_small(graph):
         dim = 500
