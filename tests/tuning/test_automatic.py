@@ -18,7 +18,7 @@ from dualkg.tuning.automatic import (
     NothingTrains,
     parse_budget,
 )
-from dualkg.tuning.plan import RUNGS, SMALL_RUNGS, SearchPlan
+from dualkg.tuning.plan import RUNGS, SMALL_RUNGS, SearchPlan, cheaper_trials
 from dualkg.tuning.starts import dimensions_of, other_start, starting_recipe
 from dualkg.tuning.trials import TrialOutcome
 
@@ -303,6 +303,67 @@ def test_every_model_has_a_starting_recipe_that_trains(graph, model):
 
 
 @pytest.mark.parametrize("model", ["TransE", "RotatE", "HAKE", "MuRP"])
+def graph_of_size(num_entities, num_triples, num_used):
+    """A graph whose triples use some of the entities: the fewer, the more answers has a query."""
+    numbers = np.arange(num_triples)
+    heads = numbers % num_used
+    relations = numbers // num_used % 5
+    tails = numbers * 7919 % num_used
+    triples = np.stack([heads, relations, tails], axis=1).astype(np.int32)
+    return kg.Graph(
+        "sized",
+        kg.Vocabulary([f"e{number}" for number in range(num_entities)]),
+        kg.Vocabulary([f"r{number}" for number in range(5)]),
+        triples,
+        triples[:1],
+        triples[:1],
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "device", "loss", "num_negatives", "order", "dim"),
+    [
+        ((1000, 30_000, 1000), "cpu", "OneVsAll", None, "triples", 400),
+        ((8000, 40_000, 400), "cpu", "SampledSoftmax", 2000, "queries", 300),
+        ((8000, 40_000, 8000), "cpu", "SampledSoftmax", 2000, "triples", 200),
+        ((8000, 40_000, 8000), "cuda", "OneVsAll", None, "triples", 2000),
+        ((250_000, 40_000, 8000), "cuda", "SampledSoftmax", 10_000, "triples", 1000),
+    ],
+)
+def test_the_softmax_of_large_graphs_is_approximated(
+    sizes, device, loss, num_negatives, order, dim
+):
+    sized = graph_of_size(*sizes)
+    recipe = starting_recipe(Data(graph="sized"), sized, torch.device(device), {})
+    assert type(recipe.loss).__name__ == loss
+    assert getattr(recipe.loss, "num_negatives", None) == num_negatives
+    assert recipe.training.order == order
+    assert recipe.model.dim == dim
+
+
+def test_trials_on_a_cpu_are_cheaper_unless_the_user_chose_a_value(graph):
+    exact = recipe_of(graph, **{"model.dim": 400})
+    assert cheaper_trials(exact, ()) == {"model.dim": 100, "training.order": "queries"}
+    assert cheaper_trials(exact, ("model.dim", "training.order")) == {}
+    sampled = {"loss.name": "SampledSoftmax", "loss.num_negatives": 2000, "model.dim": 64}
+    assert cheaper_trials(recipe_of(graph, **sampled), ()) == {"loss.num_negatives": 500}
+    assert cheaper_trials(recipe_of(graph, **sampled), ("loss.num_negatives",)) == {}
+
+
+def test_the_chosen_recipe_is_not_as_cheap_as_its_trials(graph):
+    recipes = []
+
+    def run_trial(plan):
+        recipes.append(plan.recipe)
+        return TrialOutcome(0.5, 0.5, 1.0, 1.0)
+
+    recipe = recipe_of(graph)
+    plan = SearchPlan(max_trials=(2, 4), trial_changes={"model.dim": 4})
+    tuner = AutomaticTuner(recipe, graph, device=CPU, plan=plan, run_trial=run_trial)
+    assert tuner.run().model.dim == recipe.model.dim
+    assert {trial.model.dim for trial in recipes} == {4}
+
+
 def test_distance_models_start_with_a_larger_learning_rate_on_small_graphs(graph, model):
     data = Data(graph="families")
     large = dataclasses.replace(graph, train=np.tile(graph.train, (400, 1)))
