@@ -302,7 +302,6 @@ def test_every_model_has_a_starting_recipe_that_trains(graph, model):
     assert tuner.trials[0].error == ""
 
 
-@pytest.mark.parametrize("model", ["TransE", "RotatE", "HAKE", "MuRP"])
 def graph_of_size(num_entities, num_triples, num_used):
     """A graph whose triples use some of the entities: the fewer, the more answers has a query."""
     numbers = np.arange(num_triples)
@@ -364,6 +363,7 @@ def test_the_chosen_recipe_is_not_as_cheap_as_its_trials(graph):
     assert {trial.model.dim for trial in recipes} == {4}
 
 
+@pytest.mark.parametrize("model", ["TransE", "RotatE", "HAKE", "MuRP"])
 def test_distance_models_start_with_a_larger_learning_rate_on_small_graphs(graph, model):
     data = Data(graph="families")
     large = dataclasses.replace(graph, train=np.tile(graph.train, (400, 1)))
