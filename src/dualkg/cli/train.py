@@ -22,8 +22,8 @@ SOURCE = (
 STORAGE = "URL of a shared database, or journal:FILE in a shared folder (default: OUT/study.db)."
 LAUNCHER = "Start each trial by a command: 'torchrun --standalone --nproc-per-node 2 -m dualkg'."
 TUNE = (
-    "Time after which tuning ends, such as 90s, 10m or 1.5h (default: two or three times the work "
-    "of the final training)."
+    "Time after which tuning ends, such as 90s, 10m or 1.5h (default: the work of the final "
+    "training, three times that on a GPU)."
 )
 NUM_TRIALS = 10  # trials that the table of a search lists
 
