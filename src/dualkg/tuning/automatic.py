@@ -66,6 +66,7 @@ MAX_PROMOTED = 4
 MIN_PROMOTED_OF_SMALL = 3
 NUM_REPEATED = 3  # how many of the best are trained with other seeds
 NUM_SEEDS = 3
+MIN_MEASURED_SHARE = 0.02  # of the budget, before the time left is told
 HOPELESS = 0.8  # a trial stops half-way below this fraction of the best trial's MRR at that time
 NUM_VALIDATIONS = 10  # of the final training
 
@@ -584,7 +585,9 @@ class AutomaticTuner:
         assert self.plan is not None
         elapsed = self.clock() - self.started
         done = part + sum(trial.work for trial in self.trials if trial not in self.saved)
-        if not done or not elapsed or math.isinf(self.plan.budget):
+        # The first steps compile kernels, and say nothing about the others.
+        is_too_early = done < MIN_MEASURED_SHARE * self.plan.budget
+        if is_too_early or not elapsed or math.isinf(self.plan.budget):
             return None
         left = (self.plan.budget - self.spent - part) * elapsed / done
         return max(0.0, min(left, self.deadline - self.clock()))
