@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dualkg.errors import PYTHON, InvalidValue, RequestError, Unsupported, Words
 from dualkg.models import MODELS
-from dualkg.models.base import EmbeddingModel, Factors, overridden
+from dualkg.models.base import EmbeddingModel, Factors, Model, overridden
 from dualkg.models.bilinear import BilinearModel
 from dualkg.registry import Registry
 
@@ -286,9 +286,12 @@ def dura_of_all_triples(model: BilinearModel, *, plain: float, mapped: float) ->
     return plain * of_plain + mapped * of_mapped
 
 
-def has_dura(model: EmbeddingModel | type[EmbeddingModel]) -> bool:
+def has_dura(model: Model | type[Model]) -> bool:
     """Whether DURA is defined for a model, or for the models of a class."""
-    return model.euclidean and model.has_adjoint
+    kind = model if isinstance(model, type) else type(model)
+    if not issubclass(kind, EmbeddingModel):
+        return False
+    return model.euclidean and model.has_adjoint  # type: ignore[union-attr]
 
 
 def is_power_sum(regularizer: Regularizer) -> TypeGuard[PowerSum]:

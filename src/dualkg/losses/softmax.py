@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from dualkg.data.graph import Graph, Triples
@@ -40,7 +40,8 @@ class OneVsAll(Loss):
     `frequency_weight` is w0 of Appendix D.1, which weights answers by how often they occur.
     `relation_weight` adds the cross entropy of the relation given head and tail. `dropout` is the
     share of each query's mapped vector that is set to zero, `head_dropout` that of the given entity
-    before it is mapped. Labels of relations are not smoothed.
+    before it is mapped. Labels of relations are not smoothed. With `exclude_known`, the other
+    answers of a query in train are no candidates.
     """
 
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {
@@ -53,11 +54,42 @@ class OneVsAll(Loss):
     dropout: float = Field(0.0, ge=0, lt=1)
     head_dropout: float = Field(0.0, ge=0, lt=1)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
+    exclude_known: bool = False
+
+    @model_validator(mode="after")
+    def _smoothed_labels_are_candidates(self) -> OneVsAll:
+        if self.exclude_known and self.label_smoothing:
+            raise ValueError(
+                "label_smoothing gives all entities a share, and exclude_known leaves some out; "
+                "set one of them"
+            )
+        return self
 
     def bind(
-        self, model: Model, graph: Graph, *, seed: int, grouped_by_query: bool = False, **_: Any
+        self,
+        model: Model,
+        graph: Graph,
+        *,
+        batch_size: int,
+        seed: int,
+        grouped_by_query: bool = False,
+        **_: Any,
     ) -> BoundOneVsAll:
+        known = None
+        max_known = 0
+        if self.exclude_known:
+            if not model.tables.has_all_entities:
+                raise Unsupported(
+                    "loss.exclude_known",
+                    "needs the scores of all entities, and each process has a part of them",
+                    advice="Leave it out, or use one process.",
+                )
+            known = TrainingAnswers(graph.train, graph.shape, device=model.device)
+            # Each triple of a batch may have the query with the most answers.
+            max_known = batch_size * known.max_answers(1)
         return BoundOneVsAll(
+            known=known,
+            max_known=max_known,
             entity_weights=entity_weights(self.frequency_weight, model, graph),
             relation_weight=self.relation_weight,
             dropouts=Dropouts.of(model, self, seed=seed),
@@ -69,7 +101,7 @@ class OneVsAll(Loss):
     def fast_step_obstacle(self) -> str | None:
         if type(self).bind is not OneVsAll.bind:
             return super().fast_step_obstacle
-        for key in ("label_smoothing", "head_dropout"):
+        for key in ("label_smoothing", "head_dropout", "exclude_known"):
             if getattr(self, key):
                 return f"loss.{key}"
         return None
@@ -270,9 +302,14 @@ def target_weights(
 
 @dataclass(kw_only=True)
 class BoundOneVsAll:
-    """1-vs-all of a batch of triples; `entity_weights` is `(num_entities,)`."""
+    """1-vs-all of a batch of triples; `entity_weights` is `(num_entities,)`.
+
+    `known` are answers that are no candidates, at most `max_known` of a batch.
+    """
 
     entity_weights: Tensor | None = None
+    known: TrainingAnswers | None = None
+    max_known: int = 0
     relation_weight: float = 0.0
     dropouts: Dropouts = field(default_factory=Dropouts)
     label_smoothing: float = 0.0
@@ -289,7 +326,25 @@ class BoundOneVsAll:
     def _of_side(self, model: Model, f: Factors, side: Side) -> Tensor:
         scores = model.entity_scores(f, side)
         answers = f.answers(side)
+        if self.known is not None:
+            scores = model.tables.scores(self._without_known(scores.values, model, f, side))
         return scores.cross_entropy(answers, self.entity_weights, smoothing=self.label_smoothing)
+
+    def _without_known(self, values: Tensor, model: Model, f: Factors, side: Side) -> Tensor:
+        """Scores `(batch, num_entities)`, −∞ for the other known answers of each query."""
+        assert self.known is not None
+        relations = f.relations
+        if side == "head":
+            num_relations = model.shape.num_relations
+            inverses = relations + num_relations
+            relations = torch.where(relations < num_relations, inverses, relations - num_relations)
+        known = self.known.of(f.given(side), relations, capacity=self.max_known)
+        is_known = torch.zeros_like(values, dtype=torch.bool)
+        # Padding repeats an answer of the last query.
+        is_known[known.queries, known.entities] = True
+        rows = torch.arange(len(values), device=values.device)
+        is_known[rows, f.answers(side)] = False
+        return values.masked_fill(is_known, -torch.inf)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 Every name in the `__all__` of a module is exported here and is public in `dualkg`.
 """
 
-from dualkg.models import base, bilinear, diagonal, distance, ensemble, matrix, partial
+from dualkg.models import base, bilinear, diagonal, distance, ensemble, matrix, partial, paths
 from dualkg.models.base import *  # noqa: F403
 from dualkg.models.base import MODELS
 from dualkg.models.bilinear import *  # noqa: F403
@@ -12,6 +12,7 @@ from dualkg.models.distance import *  # noqa: F403
 from dualkg.models.ensemble import *  # noqa: F403
 from dualkg.models.matrix import *  # noqa: F403
 from dualkg.models.partial import *  # noqa: F403
+from dualkg.models.paths import *  # noqa: F403
 
 __all__ = ["MODELS"]
 __all__ += base.__all__
@@ -21,3 +22,4 @@ __all__ += distance.__all__
 __all__ += ensemble.__all__
 __all__ += matrix.__all__
 __all__ += partial.__all__
+__all__ += paths.__all__

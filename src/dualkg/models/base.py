@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dualkg.data.graph import Graph, GraphShape
-from dualkg.errors import PYTHON, InvalidValue, RequestError, Words
+from dualkg.errors import PYTHON, InvalidValue, RequestError, Unsupported, Words
 from dualkg.models.score_text import ScoreText
 from dualkg.registry import Registry
 from dualkg.tables.base import EntityScores, EntityTables
@@ -28,7 +28,7 @@ __all__ = ["EmbeddingModel", "Model"]
 InitScale = float | Literal["xavier"]
 SIDES: tuple[Side, ...] = ("tail", "head")
 ScoreForm = Literal["products", "squared distances"]
-MODELS: Registry[type[EmbeddingModel]] = Registry("model", group="dualkg.models")
+MODELS: Registry[type[Model]] = Registry("model", group="dualkg.models")
 
 
 class NotAGraph(RequestError):
@@ -45,6 +45,13 @@ class NotAGraph(RequestError):
         return (
             f"A model is built for a graph or its shape, as in kg.ComplEx(graph, dim=100); {given}."
         )
+
+
+class NoEmbeddings(Unsupported):
+    """A model has no embeddings of its own, which were asked for."""
+
+    def __init__(self, what: str, *, advice: str) -> None:
+        super().__init__(what, "has no embeddings of its own, which this needs", advice=advice)
 
 
 class WrongShape(RequestError):
@@ -119,11 +126,23 @@ class Model(nn.Module, ABC):
 
     # Arrays of batch × entities that autograd keeps of all scores and their softmax.
     score_arrays = 3
+    # Keyword arguments of a subclass, which are attributes too.
+    options: ClassVar[tuple[str, ...]] = ()
+    # Recipe keys that have other defaults for this model.
+    recipe_defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, shape: Graph | GraphShape, *, reciprocal: bool = True) -> None:
         super().__init__()
         self.shape = _shape_of(shape)
         self.reciprocal = reciprocal
+
+    @classmethod
+    def with_tables(cls, tables: EntityTables, shape: Graph | GraphShape, /, **config: Any) -> Self:
+        """Build a model whose entity rows, if it has any, are kept by `tables`."""
+        return cls(shape, **config)
+
+    def read_graph(self, graph: Graph) -> None:
+        """Take what the model reads of a graph beside its shape: nothing in most models."""
 
     def check_shape(self, shape: GraphShape) -> None:
         """Refuse a graph with another number of entities or relations than the model has."""
@@ -216,6 +235,16 @@ class Model(nn.Module, ABC):
     def tables(self) -> EntityTables:
         """Where the rows of the entities are."""
         return self.embedding.tables
+
+    @property
+    def entity_tables(self) -> list[nn.Parameter]:
+        """The tables of entity embeddings: one, or one for heads and one for tails."""
+        return self.embedding.entity_tables
+
+    @property
+    def named(self) -> Model:
+        """The model whose class a recipe names: itself, or the one it is the dual of."""
+        return self.embedding
 
     @property
     def whole(self) -> Model:
@@ -312,8 +341,6 @@ class EmbeddingModel(Model):
     # Whether no operation waits for a size that the GPU computed, as a CUDA graph needs.
     capturable = False
     default_init_scale: InitScale = 1e-3
-    # Keyword arguments of a subclass, which are attributes too.
-    options: ClassVar[tuple[str, ...]] = ()
     # The score for readers of exported embeddings. A subclass that scores otherwise has its own.
     score_text: ClassVar[ScoreText | None] = None
 
@@ -520,7 +547,7 @@ class Factors:
     They are gathered or mapped on first use, and then cached.
     """
 
-    model: EmbeddingModel
+    model: Any  # an `EmbeddingModel`, or one that reads the ids alone
     given_heads: Tensor | None
     given_relations: Tensor | None
     given_tails: Tensor | None

@@ -8,8 +8,9 @@ from math import isfinite
 import torch
 from torch import Tensor, nn
 
-from dualkg.errors import InvalidValue, Unsupported
-from dualkg.models.base import EmbeddingModel, Factors, Model
+from dualkg.data.graph import Graph
+from dualkg.errors import InvalidValue
+from dualkg.models.base import EmbeddingModel, Factors, Model, NoEmbeddings
 from dualkg.tables.base import EntityTables
 from dualkg.tables.local import LocalTables
 from dualkg.tables.lookup import Side
@@ -17,15 +18,11 @@ from dualkg.tables.lookup import Side
 __all__ = ["EnsembleModel"]
 
 
-class NoEmbeddings(Unsupported):
+class EnsembleHasNoEmbeddings(NoEmbeddings):
     """An ensemble has no embeddings of its own, which were asked for."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(
-            f"An ensemble ({name})",
-            "has no embeddings of its own, which this needs",
-            advice="Name one of its runs instead.",
-        )
+        super().__init__(f"An ensemble ({name})", advice="Name one of its runs instead.")
 
 
 class EnsembleModel(Model):
@@ -67,7 +64,7 @@ class EnsembleModel(Model):
     @property
     def name(self) -> str:
         """Such as `RESCAL + HAKE`, or `3 × ComplEx`."""
-        names = [type(member.embedding).__name__ for member in self.members]
+        names = [type(member.named).__name__ for member in self.members]
         counts = {name: names.count(name) for name in names}
         parts = []
         for name, number in counts.items():
@@ -76,11 +73,15 @@ class EnsembleModel(Model):
 
     @property
     def embedding(self) -> EmbeddingModel:
-        raise NoEmbeddings(self.name)
+        raise EnsembleHasNoEmbeddings(self.name)
 
     @property
     def tables(self) -> EntityTables:
         return LocalTables(self.shape.num_entities)
+
+    def read_graph(self, graph: Graph) -> None:
+        for member in self.members:
+            member.read_graph(graph)
 
     @property
     def config(self) -> dict[str, object]:

@@ -21,7 +21,7 @@ from dualkg.files import locks
 from dualkg.logs import ProgressLog
 from dualkg.losses import LOSSES, Loss
 from dualkg.models import MODELS
-from dualkg.models.base import EmbeddingModel, Model
+from dualkg.models.base import Model
 from dualkg.models.distance import DistanceModel
 from dualkg.regularizers import (
     REGULARIZERS,
@@ -99,7 +99,7 @@ def default_recipe(
     graph: Graph,
     changes: Mapping[str, Any] | None = None,
     *,
-    model: EmbeddingModel | None = None,
+    model: Model | None = None,
     loss: Loss | None = None,
 ) -> Recipe:
     """The recipe where none is given: ComplEx with DURA.
@@ -110,16 +110,19 @@ def default_recipe(
     """
     given = dict(changes or {})
     settings = dict(given)
-    model_class: type[EmbeddingModel] | None
+    model_class: type[Model] | None
     if model is None:
         name = given.get("model.name", "ComplEx")
-        model_class = _class_named(name, MODELS, EmbeddingModel)
+        model_class = _class_named(name, MODELS, Model)
         # An option of a model may decide it, as that of TuckER does.
         example = _small_model(given) or model_class
         is_without_dura = example is not None and not has_dura(example)
     else:
         model_class = type(model)
         is_without_dura = not has_dura(model)
+    if model_class is not None:
+        own_defaults = _defaults_of(model_class, given, has_own_loss=loss is not None)
+        settings = own_defaults | settings
     loss_class: type[Loss] | None
     if loss is None:
         loss_class = _class_named(given.get("loss.name", "OneVsAll"), LOSSES, Loss)
@@ -160,7 +163,22 @@ def default_recipe(
     return Recipe(data=data).with_changes(defaults | settings)
 
 
-def _small_model(changes: Mapping[str, Any]) -> EmbeddingModel | None:
+def _defaults_of(
+    model_class: type[Model], given: Mapping[str, Any], *, has_own_loss: bool
+) -> dict[str, Any]:
+    """The defaults of a model, without those of a loss or an optimizer that is not the default."""
+    named = {key.partition(".")[0] for key in given if key.endswith(".name")}
+    if has_own_loss:
+        named.add("loss")
+    defaults = model_class.recipe_defaults
+    return {
+        key: value
+        for key, value in defaults.items()
+        if key.partition(".")[0] not in named - {"model"}
+    }
+
+
+def _small_model(changes: Mapping[str, Any]) -> Model | None:
     """A model with the options that are given, and small tables.
 
     None is a model without options, whose class says all, or settings that cannot be used, which
@@ -171,7 +189,7 @@ def _small_model(changes: Mapping[str, Any]) -> EmbeddingModel | None:
         return None
     try:
         recipe = Recipe().with_changes({**settings, "model.dim": SMALL_DIM})
-        return recipe.model.build(GraphShape(2, 1), seed=0).embedding
+        return recipe.model.build(GraphShape(2, 1), seed=0).named
     except RequestError:
         return None
 
@@ -256,13 +274,13 @@ def train(
         "validation.name": _name_given("validation", validation),
     }
     if isinstance(model, Model):
-        names["model.name"] = name_of(model.embedding, MODELS)
+        names["model.name"] = name_of(model.named, MODELS)
     given = {key: name for key, name in names.items() if name}
     defaults = default_recipe(
         data_of(graph),
         graph,
         given,
-        model=model.embedding if isinstance(model, Model) else None,
+        model=model.named if isinstance(model, Model) else None,
         loss=loss if isinstance(loss, Loss) else None,
     )
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from dualkg.data.graph import Graph, GraphShape
+from dualkg.models.paths import PathNetwork
 from dualkg.training.batches import MAX_GROUP
 from dualkg.training.memory import SCORE_PASSES, SMALL_OPERATIONS, UPDATE_PASSES, Rates
 from dualkg.training.recipe import Recipe
@@ -25,6 +26,8 @@ NOMINAL = {
     "cuda": Rates(operations=4.0e14, bytes=3e12, calls=1e6),
 }
 VECTOR_PASSES = 20  # passes over the vectors of a batch: maps, penalties and their gradients
+PATH_PASSES = 16  # passes over the messages of a path network, forward and backward
+PATH_RANKING_PASSES = 4  # the same without a gradient
 RANKING_PASSES = 3  # passes over the scores of a query that is ranked
 SECONDS_TO_MEASURE = 1.0
 MAX_MEASURED_STEPS = 20
@@ -52,7 +55,10 @@ class WorkEstimate:
         loss = recipe.loss
         shape = self.graph.shape
         rates = NOMINAL[self.device]
-        model = recipe.model.build(GraphShape(2, 1), seed=0).embedding
+        whole = recipe.model.build(GraphShape(2, 1), seed=0)
+        if isinstance(whole, PathNetwork):
+            return self._of_paths(whole, 2 * len(self.graph.train), PATH_PASSES)
+        model = whole.embedding
         width = model.entities.shape[1]
         sides = 1 if model.reciprocal else 2
         num_examples = len(self.graph.train) * (3 - sides)
@@ -89,10 +95,20 @@ class WorkEstimate:
     def ranking(self, recipe: Recipe, num_triples: int) -> float:
         """The work of ranking triples in both directions."""
         rates = NOMINAL[self.device]
-        model = recipe.model.build(GraphShape(2, 1), seed=0).embedding
+        whole = recipe.model.build(GraphShape(2, 1), seed=0)
+        if isinstance(whole, PathNetwork):
+            return self._of_paths(whole, 2 * num_triples, PATH_RANKING_PASSES)
+        model = whole.embedding
         num_scores = 2.0 * num_triples * self.graph.shape.num_entities
         operations = 2 * num_scores * model.entities.shape[1]
         return operations / rates.operations + RANKING_PASSES * 4 * num_scores / rates.bytes
+
+    def _of_paths(self, model: PathNetwork, num_queries: int, num_passes: int) -> float:
+        """The work of a path network: every query passes messages along all edges."""
+        num_edges = 2 * len(self.graph.train)
+        numbers = num_queries * (num_edges + self.graph.shape.num_entities) * model.dim
+        num_bytes = 2.0 if self.device == "cuda" else 4.0
+        return model.steps * num_passes * num_bytes * numbers / NOMINAL[self.device].bytes
 
     def training(self, recipe: Recipe) -> float:
         """The work of a training, with its validations and the ranking of held-out triples."""

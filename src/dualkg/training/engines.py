@@ -19,11 +19,12 @@ from dualkg.losses.softmax import SampledSoftmax
 from dualkg.models.base import Model, overridden
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
+from dualkg.models.paths import KERNEL_DIMS, PathNetwork
 from dualkg.regularizers import Regularizer, is_power_sum
 from dualkg.training.fused import has_builtin_maps
 from dualkg.training.recipe import Recipe
 
-StepName = Literal["autograd", "captured", "sparse", "fused", "sampled", "kernels"]
+StepName = Literal["autograd", "captured", "sparse", "fused", "sampled", "kernels", "paths"]
 Precision = Literal["float32", "tf32", "bf16"]
 
 MAX_MATRICES = 65_535  # the most programs that a GPU starts along the axis of relations
@@ -37,6 +38,7 @@ STEP_WORDS: dict[StepName, str] = {
     "fused": "fast step",
     "sampled": "fast step",
     "kernels": "fast step",
+    "paths": "compiled message passing",
 }
 PRECISION_WORDS: dict[Precision, str] = {
     "float32": "float32",
@@ -272,6 +274,8 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     """The engine that the recipe requests, or the fastest that applies if it leaves that open."""
     requested = recipe.training.engine
     precision = recipe.training.precision
+    if isinstance(model, PathNetwork):
+        return _path_engine(model, requested, precision)
     optimizer = recipe.optimizer
     sums = "rows" if optimizer.sums_by_row else "elements"
     job = Job(model, recipe.loss, regularizer, optimizer.name, recipe.training.order, sums)
@@ -284,6 +288,23 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     _check_available(requested, precision, not_fast, not_bf16)
     exact: Precision = "tf32" if precision == "tf32" and job.on_gpu else "float32"
     return Engine(_exact_step(job, recipe, not_fast), exact, model.device)
+
+
+def _path_engine(model: PathNetwork, requested: str, precision: str) -> Engine:
+    """The engine of a path network: compiled on a GPU, plain PyTorch elsewhere."""
+    obstacle_of_paths = None
+    if model.device.type != "cuda":
+        obstacle_of_paths = "needs a GPU for a path network"
+    elif model.dim not in KERNEL_DIMS:
+        dims = ", ".join(str(dim) for dim in KERNEL_DIMS)
+        obstacle_of_paths = f"needs a dim of {dims} for a path network; it is {model.dim}"
+    elif gpu_kernels_unavailable():
+        obstacle_of_paths = str(gpu_kernels_unavailable())
+    _check_available(requested, precision, obstacle_of_paths, None)
+    if obstacle_of_paths or requested == "reference":
+        return Engine("autograd", "float32", model.device)
+    exact = precision in ("float32", "tf32")
+    return Engine("paths", "float32" if exact else "bf16", model.device)
 
 
 def _check_available(

@@ -15,6 +15,7 @@ import torch
 from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS
 from dualkg.models.base import Model
+from dualkg.models.paths import MAX_QUERIES, PathNetwork
 from dualkg.regularizers import Regularizer
 from dualkg.tables.gradients import rows_at_once
 from dualkg.tables.lookup import TABLE_NAMES
@@ -33,6 +34,11 @@ EXAMPLE_BYTES = 160  # triples in two orders, sort keys, and the answers in trai
 ON_DISK_BYTES = 12  # bytes on a GPU of an example of a graph larger than memory
 ANSWER_BYTES = 24  # bytes of such an example, where a loss reads the answers in train
 RANKING_BYTES = 6 * BLOCK_ELEMENTS  # a block of scores and temporary arrays
+# Arrays of entities × dim of a query of a path network: those of a step, those of the step whose
+# gradient is computed and of the score, and arrays of edges × dim where messages are written.
+PATH_ARRAYS = 6
+MORE_PATH_ARRAYS = 24
+MESSAGE_ARRAYS = 16
 LIBRARY_BYTES = 200 * 2**20  # bytes that matrix products and compiled kernels allocate on a GPU
 
 
@@ -114,9 +120,10 @@ def check_memory(need: Need, model: Model, batch_size: int) -> None:
 
 def _devices_that_fit(need: Need, model: Model, batch_size: int, available: float) -> int | None:
     """The number of devices like this one over which this run could be divided."""
-    embedding = model.embedding
-    entities = sum(table.numel() for table in embedding.entity_tables)
-    whole = sum(table.numel() for table in embedding.parameters())
+    entities = sum(table.numel() for table in model.entity_tables)
+    if not entities:
+        return None
+    whole = sum(table.numel() for table in model.embedding.parameters())
     divided = entities / whole * need.fixed + min(batch_size, need.at_once) * need.scores
     rest = need.of(batch_size) - divided
     if rest >= 0.9 * available:
@@ -137,7 +144,30 @@ def predict(
 
     The examples may be `on_disk`, as those of a graph larger than memory are.
     """
+    if isinstance(model, PathNetwork):
+        return _predict_paths(recipe, model, engine, num_examples)
     return _Prediction(recipe, model, regularizer, engine, num_examples, on_disk).need()
+
+
+def _predict_paths(recipe: Recipe, model: PathNetwork, engine: Engine, num_examples: int) -> Need:
+    """The memory of a path network: vectors and statistics of every step, entity and query."""
+    keeps_two = recipe.validation.keep == "best" or recipe.optimizer.average_from < 1
+    copies = 2 + recipe.optimizer.state_tables + keeps_two
+    of_parameters = 4 * copies * sum(table.numel() for table in model.parameters())
+    num_entities = model.shape.num_entities
+    num_edges = num_examples
+    vectors = PATH_ARRAYS * model.steps + MORE_PATH_ARRAYS
+    numbers = num_entities * vectors
+    if engine.step != "paths":
+        # Messages are written.
+        numbers += num_edges * MESSAGE_ARRAYS * model.steps
+    size = 2 if engine.precision == "bf16" else 4
+    per_example = float(size * numbers * model.dim)
+    score_numbers = recipe.loss.numbers_per_example(model, recipe.training.batch_size)
+    fixed = of_parameters + num_examples * EXAMPLE_BYTES + RANKING_BYTES + LIBRARY_BYTES
+    # Queries that are ranked need no gradients, but are answered more at a time.
+    fixed += MAX_QUERIES * size * model.dim * num_entities * MORE_PATH_ARRAYS
+    return Need(fixed, per_example, 4.0 * score_numbers, sys.maxsize)
 
 
 class _Prediction:

@@ -21,7 +21,8 @@ from dualkg.training.updates import AnyOptimizer, OnePassAdagrad
 class Optimizer(Settings, ABC):
     """Learning rate and schedule of an optimizer; `Optimizer(name="Adam")` builds one by name.
 
-    The learning rate may decay to zero from the share `decay_from` of training on. From the share
+    The learning rate may rise from zero in the share `warm_up` of training, and decay to zero from
+    the share `decay_from` on. From the share
     `average_from` on, the weights at the end of each epoch are averaged, and the run keeps the
     mean.
 
@@ -36,6 +37,7 @@ class Optimizer(Settings, ABC):
     learning_rate: float = Field(0.1, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     decay_from: float = Field(0.0, ge=0, lt=1)
+    warm_up: float = Field(0.0, ge=0, lt=1)
     average_from: float = Field(1.0, ge=0, le=1)
 
     def __new__(cls, name: str | None = None, **settings: Any) -> Optimizer:
@@ -76,6 +78,7 @@ class Optimizer(Settings, ABC):
         return self.build(parameters)
 
 
+MIN_WARM_UP = 0.01  # of the learning rate
 OPTIMIZERS: Registry[type[Optimizer]] = Registry("optimizer", group="dualkg.optimizers")
 
 
@@ -198,7 +201,10 @@ def build_optimizer(
 
 
 def learning_rate(choice: Optimizer, progress: float) -> float:
-    """The learning rate after the share `progress` of all steps."""
+    """The learning rate of the step that begins at the share `progress` of all steps."""
+    if progress < choice.warm_up:
+        # The first step is taken at a hundredth, not at zero.
+        return choice.learning_rate * max(progress / choice.warm_up, MIN_WARM_UP)
     if choice.schedule == "constant" or progress <= choice.decay_from:
         return choice.learning_rate
     decayed = (progress - choice.decay_from) / (1 - choice.decay_from)

@@ -28,7 +28,7 @@ from dualkg.errors import (
 from dualkg.extras import check_trusted, trusted_code
 from dualkg.losses import LOSSES, Loss, OneVsAll
 from dualkg.models import MODELS, Dual
-from dualkg.models.base import EmbeddingModel, Model
+from dualkg.models.base import Model
 from dualkg.regularizers import REGULARIZERS, Regularizer
 from dualkg.settings import Settings
 from dualkg.tables import EntityTables, LocalTables
@@ -219,11 +219,11 @@ class ModelConfig(Section):
     @classmethod
     def of(cls, model: Model) -> ModelConfig:
         """The config that builds a model like this one."""
-        return cls._with_options(name_of(model.embedding, MODELS), model.config)
+        return cls._with_options(name_of(model.named, MODELS), model.config)
 
     def build(self, shape: GraphShape, *, seed: int, tables: EntityTables | None = None) -> Model:
         """The model with new parameters, whose entity rows are kept by `tables`."""
-        kind = find_class(self.name, MODELS, EmbeddingModel)
+        kind = find_class(self.name, MODELS, Model)
         keywords = self.model_dump(include={"dim", "reciprocal", "init_scale"}, exclude_none=True)
         try:
             tables = tables or LocalTables(shape.num_entities)

@@ -325,7 +325,7 @@ class TrainedRun(Run):
     @property
     def model_name(self) -> str:
         """The name of the class of the model."""
-        return type(self.model.embedding).__name__
+        return type(self.model.named).__name__
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -737,6 +737,7 @@ def load_single_run(path: str | Path, *, trust_code: bool = False) -> TrainedRun
     graph = folder.load_graph()
     tables = LocalTables(len(graph.entities), initialize=False)
     model = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
+    model.read_graph(graph)
     folder.load_weights(model, graph)
     history = folder.read(folder.history, default=[])
     return TrainedRun(

@@ -11,6 +11,7 @@ from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.losses.base import BoundLoss
 from dualkg.losses.softmax import BoundSampledSoftmax
 from dualkg.models.base import Factors, Model
+from dualkg.models.paths import PathNetwork
 from dualkg.regularizers import Regularizer
 from dualkg.training.engines import Engine
 from dualkg.training.fused import OneVsAllFusedStep, SampledFusedStep, stream
@@ -207,7 +208,10 @@ def build_step(
 
     The fast ones take a bound `OneVsAll`, and kernels also a bound `SampledSoftmax`.
     """
-    if engine.step in ("autograd", "sparse"):
+    if isinstance(model, PathNetwork):
+        model.compiled = engine.step == "paths"
+        model.bf16 = engine.precision == "bf16"
+    if engine.step in ("autograd", "sparse", "paths"):
         is_sparse = engine.step == "sparse"
         return ReferenceStep(model, loss, regularizer, optimizer, sparse=is_sparse)
     if engine.step == "captured":

@@ -37,7 +37,7 @@ from dualkg.evaluation.report import evaluate
 from dualkg.files import check_type
 from dualkg.kernels.hardware import matmul_precision
 from dualkg.logs import describe_time_left
-from dualkg.models.base import Model
+from dualkg.models.base import EmbeddingModel, Model
 from dualkg.regularizers import Regularizer
 from dualkg.tables import LocalTables, Processes
 from dualkg.tables.processes import one_process
@@ -210,7 +210,8 @@ class Trainer:
         `store` is how checkpoints are written and read: as one file, unless another is given.
         """
         model.check_shape(graph.shape)
-        regularizer.check(model.embedding)
+        model.read_graph(graph)
+        check_regularizer(model, regularizer)
         _check_tables(model, regularizer)
         self.group = group or one_process(model.device)
         self.store = store or FileStore()
@@ -245,7 +246,7 @@ class Trainer:
         self.optimizer = build_optimizer(
             recipe.optimizer,
             model.parameters(),
-            entity_tables=model.embedding.entity_tables,
+            entity_tables=model.entity_tables,
             one_pass=self.engine.fast or self.engine.step == "sparse",
             captured=self.engine.step == "captured",
         )
@@ -411,7 +412,7 @@ class Trainer:
         )
 
     def _end_epoch(self) -> None:
-        self.model.tables.synchronize(self.model.embedding.state_dict())
+        self.model.tables.synchronize(self.model.named.state_dict())
         progress = self.progress
         every = self.recipe.validation.every
         epochs = self.recipe.training.epochs
@@ -580,6 +581,18 @@ class Trainer:
             reason = f"epoch {progress.epoch}, step {progress.step} is none of this run"
             raise DamagedFile(path, reason)
         return progress
+
+
+def check_regularizer(model: Model, regularizer: Regularizer) -> None:
+    """Refuse a regularizer that does not apply to the model."""
+    if isinstance(model.named, EmbeddingModel):
+        regularizer.check(model.named)
+    elif regularizer.weight:
+        raise Unsupported(
+            type(regularizer).__name__,
+            f"regularizes embeddings, and {type(model.named).__name__} has none",
+            advice="Train it without a regularizer.",
+        )
 
 
 def _check_tables(model: Model, regularizer: Regularizer) -> None:

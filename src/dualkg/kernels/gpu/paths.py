@@ -627,9 +627,7 @@ class _Step(torch.autograd.Function):
         factors = factors.contiguous()
         weight = statistics_weight.to(dtype).contiguous()
         own = own_weight.to(dtype).contiguous()
-        statistics = torch.empty(
-            NUM_STATISTICS, *vectors.shape, dtype=dtype, device=vectors.device
-        )
+        statistics = torch.empty(NUM_STATISTICS, *vectors.shape, dtype=dtype, device=vectors.device)
         kept = edges.kept_in(edges.incoming)
         incoming = edges.incoming
         segments = incoming.segments

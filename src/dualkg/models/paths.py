@@ -1,0 +1,334 @@
+"""Models that read the paths between two entities in place of embeddings of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from dualkg.data.graph import Graph, GraphShape
+from dualkg.errors import InvalidValue, RequestError, Unsupported
+from dualkg.kernels import paths
+from dualkg.kernels.hardware import gpu_kernels_unavailable
+from dualkg.kernels.hashing import STEP, hash_columns, shift_right, splitmix64
+from dualkg.models.base import MODELS, EmbeddingModel, Factors, Model, NoEmbeddings
+from dualkg.tables.base import EntityTables
+from dualkg.tables.local import LocalTables
+from dualkg.tables.lookup import Side
+
+__all__ = ["PathNetwork"]
+
+MAX_QUERIES = 64  # that are answered at a time
+DIGITS = 24  # binary digits in which a random number is compared with a share
+KERNEL_DIMS = (16, 32, 64, 128)
+
+
+class NoGraph(RequestError):
+    """A path network was asked before it was given a graph."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "A path network reads the training triples of a graph: build it for a graph, as in "
+            "kg.PathNetwork(graph, dim=32), or call its read_graph(graph)."
+        )
+
+
+@MODELS.register
+class PathNetwork(Model):
+    """Scores an entity by the paths that lead to it from the other entity of a query.
+
+    Vectors of `dim` numbers spread from the head over the edges of the graph in `steps` steps. The
+    message along an edge is the product of the vector at its beginning with a vector of the edge's
+    relation, which depends on the relation of the query. An entity combines the messages that reach
+    it by mean, maximum, minimum and standard deviation (Zhu et al., 2021; Corso et al., 2020). The
+    score is a function of the vector at an entity.
+
+    In training, the triples of a batch are removed from the graph, and with them a random share
+    `edge_dropout` of all others, so that entities without their last edge do not stand out. There
+    are no embeddings of entities: the parameters do not depend on their number.
+    """
+
+    options: ClassVar[tuple[str, ...]] = ("steps", "edge_dropout")
+    recipe_defaults: ClassVar[Mapping[str, Any]] = {
+        "model.dim": 32,
+        "loss.exclude_known": True,
+        "optimizer.name": "Adam",
+        "optimizer.learning_rate": 0.005,
+        "optimizer.warm_up": 0.02,
+        "optimizer.decay_from": 0.5,
+        "regularizer.name": "none",
+        "training.batch_size": 32,
+        "training.epochs": 4,
+    }
+
+    def __init__(
+        self,
+        shape: Graph | GraphShape,
+        *,
+        dim: int = 32,
+        steps: int = 6,
+        edge_dropout: float = 0.1,
+        reciprocal: bool = True,
+        init_scale: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not reciprocal:
+            raise Unsupported(
+                "PathNetwork",
+                "follows edges in both directions, with inverse relations",
+                advice="Leave model.reciprocal out.",
+            )
+        if init_scale is not None:
+            raise Unsupported(
+                "PathNetwork", "has no init_scale", advice="Leave model.init_scale out."
+            )
+        super().__init__(shape, reciprocal=True)
+        if not isinstance(dim, int) or dim < 1:
+            raise InvalidValue("dim", expected="a whole number of at least 1", found=dim)
+        if not isinstance(steps, int) or steps < 1:
+            raise InvalidValue("steps", expected="a whole number of at least 1", found=steps)
+        if not 0 <= edge_dropout < 1:
+            expected = "at least 0 and below 1"
+            raise InvalidValue("edge_dropout", expected=expected, found=edge_dropout)
+        self.dim = dim
+        self.steps = steps
+        self.edge_dropout = edge_dropout
+        self.seed = seed
+        # Whether the compiled form is used where there is one, and in which precision.
+        self.compiled = True
+        self.bf16 = True
+        self._triples: Tensor | None = None
+        self._edges: paths.Edges | None = None
+        self._keys: Tensor | None = None
+        self._key_positions: Tensor | None = None
+
+        generator = torch.Generator().manual_seed(seed)
+        num_relations = self.num_relation_ids
+
+        def uniform(*sizes: int, inputs: int) -> nn.Parameter:
+            values = torch.rand(*sizes, generator=generator) * 2 - 1
+            return nn.Parameter(values / math.sqrt(inputs))
+
+        self.query_vectors = nn.Parameter(torch.randn(num_relations, dim, generator=generator))
+        self.factor_weights = uniform(steps, num_relations * dim, dim, inputs=dim)
+        self.factor_biases = uniform(steps, num_relations * dim, inputs=dim)
+        of_statistics = paths.NUM_STATISTICS * dim
+        self.statistics_weights = uniform(
+            steps, paths.NUM_SCALERS * dim, of_statistics, inputs=of_statistics
+        )
+        self.own_weights = uniform(steps, dim, dim, inputs=dim)
+        self.own_biases = uniform(steps, dim, inputs=dim)
+        self.gains = nn.Parameter(torch.ones(steps, dim))
+        self.shifts = nn.Parameter(torch.zeros(steps, dim))
+        self.hidden_weight = uniform(2 * dim, 2 * dim, inputs=2 * dim)
+        self.hidden_bias = uniform(2 * dim, inputs=2 * dim)
+        self.score_weight = uniform(1, 2 * dim, inputs=2 * dim)
+        self.score_bias = uniform(1, inputs=2 * dim)
+        if isinstance(shape, Graph):
+            self.read_graph(shape)
+
+    # -- the graph --------------------------------------------------------------
+
+    def read_graph(self, graph: Graph) -> None:
+        """Take the training triples, over whose edges messages pass."""
+        self.check_shape(graph.shape)
+        self._triples = torch.as_tensor(graph.train.astype("int64"))
+        self._edges = None
+
+    @property
+    def edges(self) -> paths.Edges:
+        """The edges of the graph on the device of the model."""
+        if self._triples is None:
+            raise NoGraph
+        if self._edges is None or self._edges.heads.device != self.device:
+            triples = self._triples.to(self.device)
+            num_entities, num_relations = self.shape
+            self._edges = paths.Edges.of(
+                triples, num_entities=num_entities, num_relations=num_relations
+            )
+            keys, positions = self._key_of(*triples.unbind(1)).sort()
+            self._keys = keys
+            self._key_positions = positions
+        return self._edges
+
+    def _key_of(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
+        """A number for each triple of the graph; that of an inverse is the same."""
+        num_entities, num_relations = self.shape
+        is_inverse = relations >= num_relations
+        first = torch.where(is_inverse, tails, heads)
+        second = torch.where(is_inverse, heads, tails)
+        return (first * num_relations + relations % num_relations) * num_entities + second
+
+    def training_edges(self, heads: Tensor, relations: Tensor, tails: Tensor) -> paths.Edges:
+        """The edges that are left when the triples of a batch are to be predicted.
+
+        What is dropped follows from the seed and the triples of the batch.
+        """
+        edges = self.edges
+        assert self._keys is not None
+        assert self._key_positions is not None
+        num_triples = len(self._keys)
+        kept = torch.ones(num_triples, dtype=torch.bool, device=self.device)
+        if self.edge_dropout:
+            of_batch = hash_columns(self.seed, heads, relations, tails).sum()
+            numbers = torch.arange(num_triples, device=self.device)
+            drawn = splitmix64(of_batch + numbers * STEP)
+            kept = shift_right(drawn, 64 - DIGITS) >= round(self.edge_dropout * 2**DIGITS)
+        keys = self._key_of(heads, relations, tails)
+        places = torch.searchsorted(self._keys, keys).clamp_(max=num_triples - 1)
+        is_found = self._keys[places] == keys
+        # Triples that are not in the graph change nothing.
+        positions = self._key_positions[places]
+        kept[positions] = kept[positions] & ~is_found
+        return edges.keep(torch.cat([kept, kept]))
+
+    # -- scores -----------------------------------------------------------------
+
+    def _form(self) -> ModuleType:
+        """The module whose functions are used: compiled, or plain PyTorch."""
+        is_compiled = self.compiled and self.device.type == "cuda"
+        if not is_compiled or self.dim not in KERNEL_DIMS or gpu_kernels_unavailable():
+            return paths
+        from dualkg.kernels.gpu import paths as compiled_paths  # It imports Triton.
+
+        return compiled_paths
+
+    def spread(self, heads: Tensor, relations: Tensor, edges: paths.Edges) -> Tensor:
+        """The vectors of all entities after the last step, `(num_entities, batch, dim)`."""
+        form = self._form()
+        dtype = self.query_vectors.dtype
+        if form is not paths and self.bf16:
+            dtype = torch.bfloat16
+        batch = len(heads)
+        of_relations = self.query_vectors[relations]
+        queries = of_relations.to(dtype)
+        reached = form.reach(heads, edges, self.steps)
+        zeros = queries.new_zeros(self.shape.num_entities, batch, self.dim)
+        numbers = torch.arange(batch, device=heads.device)
+        vectors = zeros.index_put((heads, numbers), queries)
+        for step in range(self.steps):
+            weight = self.factor_weights[step].to(dtype)
+            factors = nn.functional.linear(queries, weight, self.factor_biases[step].to(dtype))
+            factors = factors.view(batch, self.num_relation_ids, self.dim).transpose(0, 1)
+            mixing = paths.Mixing(
+                self.statistics_weights[step],
+                self.own_weights[step],
+                self.own_biases[step],
+                self.gains[step],
+                self.shifts[step],
+            )
+            vectors = form.take_step(
+                vectors,
+                factors,
+                queries,
+                mixing,
+                heads=heads,
+                edges=edges,
+                before=reached[step],
+                after=reached[step + 1],
+            )
+        return vectors
+
+    def _scores(self, heads: Tensor, relations: Tensor, edges: paths.Edges) -> Tensor:
+        """Scores of all entities as tails, `(batch, num_entities)`."""
+        vectors = self.spread(heads, relations, edges)
+        dtype = vectors.dtype
+        of_vectors = self.hidden_weight[:, : self.dim].to(dtype)
+        of_queries = self.hidden_weight[:, self.dim :]
+        from_queries = nn.functional.linear(
+            self.query_vectors[relations], of_queries, self.hidden_bias
+        )
+        hidden = nn.functional.linear(vectors, of_vectors) + from_queries.to(dtype)
+        scores = nn.functional.linear(
+            hidden.relu(), self.score_weight.to(dtype), self.score_bias.to(dtype)
+        )
+        return scores.squeeze(-1).t().to(self.query_vectors.dtype)
+
+    def _answer(self, given: Tensor, relations: Tensor) -> Tensor:
+        """Scores of all entities for queries over the whole graph."""
+        blocks = zip(given.split(MAX_QUERIES), relations.split(MAX_QUERIES), strict=True)
+        edges = self.edges
+        return torch.cat([self._scores(*block, edges) for block in blocks])
+
+    def _inverse(self, relations: Tensor) -> Tensor:
+        num_relations = self.shape.num_relations
+        return torch.where(
+            relations < num_relations, relations + num_relations, relations - num_relations
+        )
+
+    def tail_scores(self, f: Factors) -> Tensor:
+        """Scores of all entities as tails.
+
+        For a batch of triples, which are to be predicted, these are not among the edges.
+        """
+        if f.given_tails is None:
+            return self._answer(f.heads, f.relations)
+        return self._scores(
+            f.heads, f.relations, self.training_edges(f.heads, f.relations, f.tails)
+        )
+
+    def head_scores(self, f: Factors) -> Tensor:
+        inverses = self._inverse(f.relations)
+        if f.given_heads is None:
+            return self._answer(f.tails, inverses)
+        return self._scores(f.tails, inverses, self.training_edges(f.heads, f.relations, f.tails))
+
+    def triple_scores(self, f: Factors) -> Tensor:
+        scores = self._answer(f.heads, f.relations)
+        return scores.gather(1, f.tails[:, None]).squeeze(1)
+
+    def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
+        relations = f.relations if side == "tail" else self._inverse(f.relations)
+        scores = self._answer(f.given(side), relations)
+        if candidates.dim() == 1:
+            return scores[:, candidates]
+        return scores.gather(1, candidates.expand(len(scores), -1))
+
+    def relation_scores(self, f: Factors) -> Tensor:
+        num_relations = self.num_relation_ids
+        relations = torch.arange(num_relations, device=f.heads.device).repeat(len(f.heads))
+        scores = self._answer(f.heads.repeat_interleave(num_relations), relations)
+        tails = f.tails.repeat_interleave(num_relations)
+        return scores.gather(1, tails[:, None]).view(len(f.heads), num_relations)
+
+    # -- what embeddings have -----------------------------------------------------
+
+    def factors(
+        self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None
+    ) -> Factors:
+        """The ids of a batch; there are no vectors to gather."""
+        return Factors(self, heads, relations, tails)
+
+    @property
+    def named(self) -> Model:
+        return self
+
+    @property
+    def embedding(self) -> EmbeddingModel:
+        raise NoEmbeddings(type(self).__name__, advice="It reads paths in the graph instead.")
+
+    @property
+    def entity_tables(self) -> list[nn.Parameter]:
+        return []
+
+    @property
+    def tables(self) -> EntityTables:
+        return LocalTables(self.shape.num_entities)
+
+    @property
+    def config(self) -> dict[str, object]:
+        return {"dim": self.dim, "steps": self.steps, "edge_dropout": self.edge_dropout}
+
+    def entity_vectors(self) -> Tensor:
+        return self.embedding.entity_vectors()
+
+    def extra_repr(self) -> str:
+        num_entities, num_relations = self.shape
+        return (
+            f"dim={self.dim}, steps={self.steps}, {num_entities:,} entities, "
+            f"{num_relations:,} relations"
+        )
