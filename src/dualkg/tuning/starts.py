@@ -9,6 +9,7 @@ import torch
 
 from dualkg.data.graph import Graph
 from dualkg.models import MODELS
+from dualkg.models.base import EmbeddingModel
 from dualkg.training import api
 from dualkg.training.classes import known_name
 from dualkg.training.costs import count_query_groups
@@ -87,8 +88,10 @@ def starting_recipe(
     """The recipe at which automatic tuning begins."""
     model = str(known_name(changes.get("model.name", "ComplEx"), MODELS))
     settings_of_model = starts.get(model, {})
+    if model in MODELS and MODELS[model].recipe_defaults:
+        settings_of_model = MODELS[model].recipe_defaults
     start: dict[str, Any] = {"optimizer.decay_from": 0.5}
-    has_own_loss = "loss.name" in settings_of_model
+    has_own_loss = any(key.startswith("loss.") for key in settings_of_model)
     softmax = {} if has_own_loss else fast_softmax(graph, device, changes)
     is_grouped = softmax.get("training.order") == "queries"
     start |= softmax
@@ -104,7 +107,8 @@ def starting_recipe(
         # a loss that the user names may leave DURA undefined.
         table = key.partition(".")[0]
         is_defined = has_dura or key not in ("regularizer.plain", "regularizer.mapped")
-        if f"{table}.name" not in changes and is_defined:
+        is_named = table != "model" and f"{table}.name" in changes
+        if is_defined and not is_named:
             start[key] = value
     if is_small(graph) and start.get("optimizer.name") == "Adam":
         start["optimizer.learning_rate"] = 0.01  # there are few steps
@@ -174,8 +178,11 @@ def dimensions_of(
     weight = recipe.regularizer.weight
     if recipe.regularizer.name != "none" and weight:
         dimensions["regularizer.weight"] = values_around(weight, weight_factor, below=4, above=2)
+    has_embeddings = issubclass(MODELS.get(recipe.model.name, EmbeddingModel), EmbeddingModel)
     for key, values in recipe.loss.tuned.items():
-        dimensions[f"loss.{key}"] = values
+        # A path network would answer a query for every relation.
+        if has_embeddings or key != "relation_weight":
+            dimensions[f"loss.{key}"] = values
     learning_rate = recipe.optimizer.learning_rate
     dimensions["optimizer.learning_rate"] = values_around(learning_rate, 2, below=3, above=2)
     batch_sizes = values_around(recipe.training.batch_size, 2, below=2, above=2)
