@@ -288,10 +288,10 @@ def dura_of_all_triples(model: BilinearModel, *, plain: float, mapped: float) ->
 
 def has_dura(model: Model | type[Model]) -> bool:
     """Whether DURA is defined for a model, or for the models of a class."""
-    kind = model if isinstance(model, type) else type(model)
-    if not issubclass(kind, EmbeddingModel):
+    is_class = isinstance(model, type) and issubclass(model, EmbeddingModel)
+    if not is_class and not isinstance(model, EmbeddingModel):
         return False
-    return model.euclidean and model.has_adjoint  # type: ignore[union-attr]
+    return model.euclidean and model.has_adjoint  # type: ignore[union-attr, return-value]
 
 
 def is_power_sum(regularizer: Regularizer) -> TypeGuard[PowerSum]:

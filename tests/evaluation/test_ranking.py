@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.evaluation import ranking
 from dualkg.kernels import cpu
-from dualkg.models import MODELS
 from tests.conftest import graph_of
-from tests.families import BILINEAR
+from tests.families import BILINEAR, EMBEDDINGS
 from tests.pairwise import pairwise
 from tests.raising import refused
 
@@ -103,7 +102,7 @@ FORMS = [
 @settings(max_examples=12)
 @given(graph=graphs(), seed=st.integers(0, 10))
 def test_ranks_equal_brute_force(name, dual, reciprocal, graph, seed):
-    model = whole_numbers(MODELS[name](graph.shape, dim=2, reciprocal=reciprocal), seed)
+    model = whole_numbers(EMBEDDINGS[name](graph.shape, dim=2, reciprocal=reciprocal), seed)
     if dual:
         model = kg.Dual(model, dual)
     ranks = kg.rank(model, graph, split="test")

@@ -16,16 +16,16 @@ import torch
 import dualkg as kg
 from dualkg.evaluation import compare_ranks
 from dualkg.losses import LOSSES as LOSS_REGISTRY
-from dualkg.models import MODELS as MODEL_REGISTRY
 from dualkg.regularizers import REGULARIZERS as REGULARIZER_REGISTRY
 from dualkg.training import engines as engine_selection
 from dualkg.training.optimizers import OPTIMIZERS as OPTIMIZER_REGISTRY
+from tests.families import EMBEDDINGS
 
 GRAPH = Path(__file__).with_name("graph.tsv")
 NUM_ENTITIES = 40
 NUM_RELATIONS = 4
 
-MODELS = tuple(MODEL_REGISTRY)
+MODELS = tuple(EMBEDDINGS)
 REGULARIZERS = tuple(REGULARIZER_REGISTRY)
 LOSSES = tuple(LOSS_REGISTRY)
 OPTIMIZERS = tuple(OPTIMIZER_REGISTRY)

@@ -11,10 +11,9 @@ from safetensors.numpy import load_file
 import dualkg as kg
 from dualkg.errors import InvalidValue, PathExists
 from dualkg.inference.export import MEANINGS, describe_score, export
-from dualkg.models import MODELS
 from dualkg.models.score_text import BilinearText, Formula
 from dualkg.training.recipe import ModelConfig
-from tests.families import BILINEAR, DISTANCE
+from tests.families import BILINEAR, DISTANCE, EMBEDDINGS
 from tests.raising import refused
 
 
@@ -104,7 +103,7 @@ def score_by_numpy(
 
 def random_model(name: str, shape: Any, *, reciprocal: bool, **options: Any) -> kg.Model:
     side = options.pop("dual", None)
-    model = MODELS[name](shape, dim=3, reciprocal=reciprocal, **options)
+    model = EMBEDDINGS[name](shape, dim=3, reciprocal=reciprocal, **options)
     random = torch.Generator().manual_seed(0)
     # The state also has the parameters of batch normalization and angles.
     for key, value in model.state_dict().items():
@@ -117,7 +116,7 @@ def random_model(name: str, shape: Any, *, reciprocal: bool, **options: Any) -> 
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in MODELS),
+    *((name, {}) for name in EMBEDDINGS),
     *((name, {"dual": side}) for name in BILINEAR for side in ("head", "tail")),
     *(
         (name, {"norm": norm})
@@ -229,9 +228,9 @@ def test_an_own_model_may_have_its_own_text(small_graph, tmp_path):
     assert columns == [{"part": "coordinates", "from": 0, "to": 2}]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EMBEDDINGS)
 def test_every_model_describes_its_score_and_its_arrays(small_graph, name):
-    model = MODELS[name](small_graph.shape, dim=2)
+    model = EMBEDDINGS[name](small_graph.shape, dim=2)
     assert describe_score(model)["numpy"] is not None
     described = {*MEANINGS, *type(model).score_text.arrays}
     assert set(model.state_dict()) <= described

@@ -8,7 +8,7 @@ import torch
 
 import dualkg as kg
 from dualkg.inference.scoring import CachedLogProbabilities, score_blocks, triple_log_probabilities
-from dualkg.models import MODELS
+from tests.families import EMBEDDINGS
 
 THREE_QUERIES = 3 * 30  # scores of a block of three queries for thirty entities
 
@@ -37,7 +37,7 @@ def test_blocks_of_both_directions_are_scored_like_single_queries(small_graph, r
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL", "RotatE", "HAKE"])
 def test_log_probability_is_the_mean_of_two_log_softmaxes(small_graph, name, reciprocal):
-    model = MODELS[name](small_graph.shape, dim=4, reciprocal=reciprocal, init_scale=0.5)
+    model = EMBEDDINGS[name](small_graph.shape, dim=4, reciprocal=reciprocal, init_scale=0.5)
     forward = small_graph.train[:40]
     triples = np.concatenate([forward, forward[:, [2, 1, 0]]]).astype(np.int64)
     heads, relations, tails = torch.from_numpy(triples).T

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 import dualkg as kg
 from dualkg.kernels.hashing import splitmix64
 from dualkg.kernels.scores import Targets
-from dualkg.models import MODELS
+from tests.families import EMBEDDINGS
 from tests.kernels.pairwise_sums import KINDS, check_sums
 from tests.kernels.test_cpu import cross_entropy_in_float64, queries_with_several_answers
 
@@ -118,7 +118,7 @@ def test_adagrad_sums_steps_and_copies_in_one_pass(shape, with_product):
 def test_rows_are_mapped(name, dim):
     from dualkg.kernels.gpu.diagonal import compile_algebra, map_rows_
 
-    kind = MODELS[name]
+    kind = EMBEDDINGS[name]
     options = {"normalized": False} if name == "QuatE" else {}
     model = kind(kg.GraphShape(50, 7), dim=dim, init_scale=1.0, **options).cuda()
     batch = torch.stack([torch.randint(0, high, (41,)) for high in (50, 14, 50)], dim=-1).cuda()

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 import dualkg as kg
-from dualkg.models import MODELS
 from dualkg.regularizers import Regularizer
 from tests.conftest import graph_of
+from tests.families import EMBEDDINGS
 
 Triple = tuple[int, int, int]
 FOUND = 0.8  # the least MRR of the withheld triples that counts as found
@@ -183,7 +183,7 @@ class StopWhenFound(kg.Callback):
 def trained(name: str, graph: kg.Graph, *, reciprocal: bool = False, seed: int = 0) -> kg.Run:
     """A model trained on the graph of a pattern, its report on the withheld triples."""
     setting = SETTINGS.get(name, USUAL)
-    model = MODELS[name](
+    model = EMBEDDINGS[name](
         graph.shape,
         dim=setting.dim,
         reciprocal=reciprocal,

@@ -8,13 +8,12 @@ from safetensors.torch import load_file, save_file
 
 import dualkg as kg
 from dualkg.errors import InvalidValue
-from dualkg.models import MODELS
 from tests.conftest import graph_of
-from tests.families import BILINEAR
+from tests.families import BILINEAR, EMBEDDINGS
 from tests.models.patterns import StopWhenFound
 
 SHAPE = kg.GraphShape(7, 3)
-FORMS = [(name, None) for name in MODELS] + [
+FORMS = [(name, None) for name in EMBEDDINGS] + [
     (name, side) for name in BILINEAR for side in ("tail", "head")
 ]
 
@@ -27,7 +26,7 @@ def _in_double():
 
 
 def build(name: str, *, dual: str | None = None, reciprocal: bool = True, dim: int = 4) -> kg.Model:
-    model = MODELS[name](SHAPE, dim=dim, reciprocal=reciprocal, init_scale=1.0, seed=3)
+    model = EMBEDDINGS[name](SHAPE, dim=dim, reciprocal=reciprocal, init_scale=1.0, seed=3)
     return kg.Dual(model, dual) if dual else model
 
 
@@ -73,7 +72,7 @@ def test_single_scores_equal_batched_scores(name, dual, reciprocal):
     torch.testing.assert_close(model.score_relations(some_h, some_t), cube[some_h, :, some_t])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EMBEDDINGS)
 def test_heads_are_predicted_by_the_inverse_relation_if_reciprocal(name):
     r = torch.tensor([1, 2])
     t = torch.tensor([4, 0])
@@ -83,10 +82,10 @@ def test_heads_are_predicted_by_the_inverse_relation_if_reciprocal(name):
     torch.testing.assert_close(without.predict_heads(r, t), without.score_heads(r, t))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EMBEDDINGS)
 def test_saved_and_loaded_scores_are_the_same(name, tmp_path):
     model = build(name)
-    other = MODELS[name](SHAPE, dim=4, seed=9)
+    other = EMBEDDINGS[name](SHAPE, dim=4, seed=9)
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     ids = all_triples(model)
     assert not torch.allclose(model.score(*ids), other.score(*ids))
@@ -94,9 +93,9 @@ def test_saved_and_loaded_scores_are_the_same(name, tmp_path):
     torch.testing.assert_close(model.score(*ids), other.score(*ids), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EMBEDDINGS)
 def test_the_same_seed_gives_the_same_weights(name):
-    one, same, other = (MODELS[name](SHAPE, dim=4, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (EMBEDDINGS[name](SHAPE, dim=4, seed=seed) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
     assert not torch.equal(one.entities, other.entities)
     assert not torch.equal(one.relations, other.relations)
@@ -114,7 +113,7 @@ def test_initial_weights_have_the_scale_of_the_authors_code():
     assert 0.98 * bound < rescal.relations.abs().max().item() <= bound
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EMBEDDINGS)
 def test_an_empty_batch_has_empty_scores(name):
     none = torch.zeros(0, dtype=torch.long)
     assert build(name).score_tails(none, none).shape == (0, 7)
@@ -132,7 +131,7 @@ def test_a_dim_of_zero_is_refused():
 
 # test_patterns.py trains every model without reciprocal relations.
 @pytest.mark.parametrize("reciprocal", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EMBEDDINGS)
 def test_held_out_triples_of_an_easy_graph_are_found(name, reciprocal):
     """Items of one colour have one shape: the shape of a third of them is withheld and must be
     found.
@@ -149,7 +148,7 @@ def test_held_out_triples_of_an_easy_graph_are_found(name, reciprocal):
     scale = (
         None if name in BILINEAR or name == "MuRP" else 0.1
     )  # entries as large as the steps of 0.1
-    model = MODELS[name](graph.shape, dim=32, reciprocal=reciprocal, init_scale=scale)
+    model = EMBEDDINGS[name](graph.shape, dim=32, reciprocal=reciprocal, init_scale=scale)
     regularizer = (
         kg.DURA(0.05)
         if model.has_adjoint

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.models import MODELS
 from dualkg.training.engines import Job, kernels_know_relations
-from tests.families import BILINEAR
+from tests.families import BILINEAR, EMBEDDINGS
 from tests.models.patterns import (
     CAPABILITIES,
     FOUND,
@@ -50,7 +49,7 @@ def cells(word: str) -> set[tuple[str, str]]:
 # -- trained -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "pattern"), every_nth(3, MODELS, PATTERNS))
+@pytest.mark.parametrize(("name", "pattern"), every_nth(3, EMBEDDINGS, PATTERNS))
 def test_trained_models_find_the_patterns_of_the_table(name, pattern):
     chosen = PATTERNS[pattern]
     run = trained(name, chosen.graph)
@@ -81,7 +80,7 @@ def test_reciprocal_relations_tie_the_two_vectors_that_cp_has_of_an_entity():
 
 def drawn(name: str, **options: object) -> kg.EmbeddingModel:
     """A model of any numbers at all."""
-    return MODELS[name](SHAPE, dim=4, init_scale=1.0, **options)
+    return EMBEDDINGS[name](SHAPE, dim=4, init_scale=1.0, **options)
 
 
 def scores(model: kg.Model, pairs: list[tuple[int, int]], relation: int = 0) -> torch.Tensor:
@@ -213,7 +212,7 @@ def test_se_with_identity_for_tails_is_the_dual_of_rescal():
 
 
 def test_docs_have_every_model_and_pattern():
-    assert set(CAPABILITIES) == set(MODELS)
+    assert set(CAPABILITIES) == set(EMBEDDINGS)
     for row in CAPABILITIES.values():
         assert list(row) == list(PATTERNS)
         assert set(row.values()) <= {YES, NO, IN_PRINCIPLE}
@@ -229,7 +228,7 @@ def test_docs_explain_every_missing_pattern():
 
 def test_docs_have_the_table_of_capabilities():
     def says(name: str) -> dict[str, str]:
-        model = MODELS[name](SHAPE, dim=2)
+        model = EMBEDDINGS[name](SHAPE, dim=2)
         return {
             "dual": "yes" if name in BILINEAR else "no",
             "DURA": "yes" if model.has_adjoint else "no",
@@ -240,10 +239,10 @@ def test_docs_have_the_table_of_capabilities():
             else "no",
         }
 
-    expected = {name: says(name) for name in MODELS}
+    expected = {name: says(name) for name in EMBEDDINGS}
     for name in ("TransE", "RotatE", "ModE"):
         expected[name]["fast engine"] = 'norm "squared"'
-        assert MODELS[name](SHAPE, dim=2, norm="squared").score_form == "squared distances"
+        assert EMBEDDINGS[name](SHAPE, dim=2, norm="squared").score_form == "squared distances"
     expected["QuatE"]["GPU kernels"] = "not normalized"
     scaling = kg.QuatE(SHAPE, dim=2, normalized=False)
     assert kernels_know_relations(Job(scaling, kg.OneVsAll(), kg.DURA(1.0), "Adagrad"))
@@ -252,9 +251,9 @@ def test_docs_have_the_table_of_capabilities():
 
 def test_docs_have_the_numbers_of_parameters():
     said = {**table("bilinear model | h R"), **table("distance model | mapped head")}
-    assert set(said) == set(MODELS)
+    assert set(said) == set(EMBEDDINGS)
     for name, row in said.items():
-        model = MODELS[name](SHAPE, dim=3, **({"relation_dim": 5} if name == "TuckER" else {}))
+        model = EMBEDDINGS[name](SHAPE, dim=3, **({"relation_dim": 5} if name == "TuckER" else {}))
         dim = 3
         counted = {"dim": dim, "dim²": dim * dim, "relation_dim": 5}
         entity = sum(

@@ -27,7 +27,6 @@ from dualkg.errors import DamagedFile, DualkgError, Unsupported
 from dualkg.evaluation import ranking
 from dualkg.inference.integrity import check_run
 from dualkg.losses.base import BoundLoss
-from dualkg.models import MODELS
 from dualkg.models.base import EmbeddingModel, Factors, Model
 from dualkg.models.bilinear import Dual
 from dualkg.models.partial import PartialModel
@@ -43,6 +42,7 @@ from dualkg.training.run import RunFolder
 from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import Trainer
 from dualkg.training.updates import OnePassAdagrad, optimizer_tensors
+from tests.families import EMBEDDINGS
 from tests.processes import FORKS, until
 
 LOSSES = {
@@ -129,7 +129,7 @@ def test_neighbours_are_in_different_shards() -> None:
     assert max(counts) - min(counts) <= 4
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", EMBEDDINGS)
 @pytest.mark.parametrize("scale", [0.5, "xavier"])
 def test_a_shard_has_the_initial_weights_of_the_whole(name: str, scale: Any) -> None:
     if scale == "xavier" and name in ("RotatE", "HAKE"):
@@ -137,7 +137,7 @@ def test_a_shard_has_the_initial_weights_of_the_whole(name: str, scale: Any) -> 
 
     def build(tables: EntityTables) -> EmbeddingModel:
         options: dict[str, Any] = {"dim": 6, "seed": 3, "init_scale": scale}
-        return MODELS[name].with_tables(tables, kg.GraphShape(331, 5), **options)
+        return EMBEDDINGS[name].with_tables(tables, kg.GraphShape(331, 5), **options)
 
     whole = build(LocalTables(331)).state_dict()
     shard = Shard(331, 1, 4)
@@ -170,7 +170,7 @@ def cases(*, all_of_them: bool) -> Iterator[Case]:
         yield "TuckER", False, "1-vs-all", "none", "UnweightedDURA"
         return
     for name, reciprocal, loss, regularizer in itertools.product(
-        MODELS, (True, False), LOSSES, REGULARIZERS
+        EMBEDDINGS, (True, False), LOSSES, REGULARIZERS
     ):
         yield name, reciprocal, loss, "none", regularizer
     for name, side, loss in itertools.product(("ComplEx", "RESCAL"), ("tail", "head"), LOSSES):
@@ -210,7 +210,7 @@ def compare_gradients(group: Processes, num_entities: int, all_of_them: bool) ->
 
 def compare_fused_gradients(group: Processes, num_entities: int, all_of_them: bool) -> None:
     graph = graph_of(num_entities)
-    models = MODELS if all_of_them else ["ComplEx", "CP", "TransE"]
+    models = EMBEDDINGS if all_of_them else ["ComplEx", "CP", "TransE"]
     for name, reciprocal, dual, grouped in itertools.product(
         models, (True, False), ("none", "tail"), (True, False)
     ):
@@ -255,7 +255,7 @@ def _model(
     )
     tables = tables or LocalTables(len(graph.entities))
     options: dict[str, Any] = {"dim": 4, "reciprocal": reciprocal, "seed": 1, "init_scale": 0.5}
-    made = MODELS[name].with_tables(tables, graph, **options, **norm)
+    made = EMBEDDINGS[name].with_tables(tables, graph, **options, **norm)
     return (made if side == "none" else Dual(made, side)).double()  # type: ignore[arg-type]
 
 
@@ -525,7 +525,7 @@ def compare_ranks(group: Processes) -> None:
     graph = kg.load_graph("world")
     for name, ties in (("ComplEx", True), ("ComplEx", False), ("RotatE", False)):
         options = {"dim": 8, "seed": 1, "init_scale": 0.5, "reciprocal": not ties}
-        build = partial(MODELS[name].with_tables, **options)
+        build = partial(EMBEDDINGS[name].with_tables, **options)
 
         def made(tables: EntityTables, build: Any = build, ties: bool = ties) -> Model:
             model: Model = build(tables, graph)

@@ -12,14 +12,13 @@ import torch
 import dualkg as kg
 from dualkg.kernels.scores import Targets
 from dualkg.losses.softmax import BoundOneVsAll, Dropouts, frequency_weights
-from dualkg.models import MODELS
 from dualkg.regularizers import REGULARIZERS, PlainAndMapped
 from dualkg.tables.gradients import LocalGradientTables
 from dualkg.training.fused import OneVsAllFusedStep
 from dualkg.training.optimizers import Optimizer, build_optimizer
 from dualkg.training.steps import ReferenceStep
 from tests.conftest import graph_of
-from tests.families import BILINEAR
+from tests.families import BILINEAR, EMBEDDINGS
 from tests.pairwise import every_nth, pairwise
 
 LOSSES = {
@@ -160,7 +159,7 @@ SQUARED = pairwise(
 def build_squared(kind, name, regularizer, loss, reciprocal, graph):
     own = name.removeprefix("dual of ")
     options = {"init_scale": 0.5, "seed": 1} | ({} if own != name else {"norm": "squared"})
-    model = MODELS[own](graph.shape, dim=3, reciprocal=reciprocal, **options).double()
+    model = EMBEDDINGS[own](graph.shape, dim=3, reciprocal=reciprocal, **options).double()
     model = model if own == name else kg.Dual(model, "tail")
     assert model.score_form == "squared distances"
     choices = dict((LOSSES | BY_QUERY)[loss])

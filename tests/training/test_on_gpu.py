@@ -8,13 +8,12 @@ import torch
 
 import dualkg as kg
 from dualkg.losses.softmax import BoundOneVsAll
-from dualkg.models import MODELS
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training.fused import OneVsAllFusedStep
 from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import InterruptedRunError, Trainer
 from tests.evaluation.test_ranking import FORMS, whole_numbers
-from tests.families import BILINEAR, DISTANCE
+from tests.families import BILINEAR, DISTANCE, EMBEDDINGS
 from tests.training.test_fused import ALL_CASES, batches, build, gradient_of
 from tests.training.test_trainer import stop_after
 
@@ -27,7 +26,7 @@ pytestmark = [
 @pytest.mark.parametrize(("name", "dual", "reciprocal"), FORMS)
 def test_ranks_are_those_of_the_cpu(small_graph, name, reciprocal, dual):
     """Small whole numbers, so that scores are exact and ties are many on both."""
-    model = whole_numbers(MODELS[name](small_graph.shape, dim=3, reciprocal=reciprocal))
+    model = whole_numbers(EMBEDDINGS[name](small_graph.shape, dim=3, reciprocal=reciprocal))
     scored = kg.Dual(model, dual) if dual else model
     here = kg.rank(scored, small_graph)
     there = kg.rank(scored.to("cuda"), small_graph)
@@ -232,7 +231,7 @@ def test_losses_of_a_captured_run_are_close_to_the_reference(
     engines = []
     for engine in ("auto", "reference"):
         recipe = kg.Recipe().with_changes({**changes, "training.engine": engine})
-        model = MODELS[name](
+        model = EMBEDDINGS[name](
             small_graph.shape, dim=8, seed=1, reciprocal=reciprocal, **options
         ).cuda()
         trainer = Trainer(model, small_graph, recipe, regularizer)

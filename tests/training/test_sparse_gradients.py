@@ -7,7 +7,6 @@ from torch.utils._pytree import tree_leaves
 
 import dualkg as kg
 from dualkg.errors import Unsupported
-from dualkg.models import MODELS
 from dualkg.training.engines import EngineUnavailable, choose_engine
 from dualkg.training.fused import SampledFusedStep
 from dualkg.training.optimizers import Optimizer, build_optimizer
@@ -20,7 +19,7 @@ from dualkg.training.updates import (
     sum_rows,
 )
 from tests.conftest import graph_of
-from tests.families import BILINEAR
+from tests.families import BILINEAR, EMBEDDINGS
 from tests.raising import refused
 
 NUM_ENTITIES = 40
@@ -85,7 +84,7 @@ def test_sparse_steps_equal_dense_steps_of_bilinear_models_with_dura(name, recip
         torch.testing.assert_close(sparse, dense, rtol=1e-12, atol=1e-12)
 
 
-OTHERS = [name for name in MODELS if name not in (*BILINEAR, "TransE", "MuRP")]
+OTHERS = [name for name in EMBEDDINGS if name not in (*BILINEAR, "TransE", "MuRP")]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ OTHERS = [name for name in MODELS if name not in (*BILINEAR, "TransE", "MuRP")]
 def test_sparse_steps_equal_dense_steps_of_distance_models(name):
     for loss in (LOSSES["shared"], LOSSES["logistic"]):
         dense, sparse = (
-            weights_after(MODELS[name], sparse=is_sparse, loss=loss, reciprocal=False, steps=3)
+            weights_after(EMBEDDINGS[name], sparse=is_sparse, loss=loss, reciprocal=False, steps=3)
             for is_sparse in (False, True)
         )
         torch.testing.assert_close(sparse, dense, rtol=1e-11, atol=1e-12)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.cli.words import COMMAND
-from dualkg.models import MODELS
 from dualkg.training.recipe import UnreadableRecipe
 from dualkg.tuning.space import InvalidSpace, NotASpace, Range, load_space, space_from
+from tests.families import EMBEDDINGS
 from tests.raising import refused as raises_error
 
 SHIPPED = sorted((Path(__file__).parents[2] / "paper" / "spaces").glob("*.toml"))
@@ -200,7 +200,7 @@ def test_files_that_are_not_search_spaces(tmp_path):
 def test_every_space_of_the_paper_can_be_searched(path, small_graph):
     loaded = load_space(path)
     recipe = loaded.trial_recipe(loaded.point(loaded.num_trials - 1))
-    model = MODELS[recipe.model.name](small_graph.shape, dim=4)
+    model = EMBEDDINGS[recipe.model.name](small_graph.shape, dim=4)
     recipe.regularizer.build().check(model)
     assert path.stem.startswith(recipe.data.graph.lower())
     assert recipe.model.name.lower() in path.stem

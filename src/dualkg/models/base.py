@@ -547,7 +547,7 @@ class Factors:
     They are gathered or mapped on first use, and then cached.
     """
 
-    model: Any  # an `EmbeddingModel`, or one that reads the ids alone
+    model: EmbeddingModel
     given_heads: Tensor | None
     given_relations: Tensor | None
     given_tails: Tensor | None

@@ -250,9 +250,14 @@ class PathNetwork(Model):
 
     def _answer(self, given: Tensor, relations: Tensor) -> Tensor:
         """Scores of all entities for queries over the whole graph."""
-        blocks = zip(given.split(MAX_QUERIES), relations.split(MAX_QUERIES), strict=True)
         edges = self.edges
-        return torch.cat([self._scores(*block, edges) for block in blocks])
+        blocks = []
+        for start in range(0, len(given), MAX_QUERIES):
+            rows = slice(start, start + MAX_QUERIES)
+            blocks.append(self._scores(given[rows], relations[rows], edges))
+        if not blocks:
+            return self.query_vectors.new_empty(0, self.shape.num_entities)
+        return torch.cat(blocks)
 
     def _inverse(self, relations: Tensor) -> Tensor:
         num_relations = self.shape.num_relations
@@ -301,7 +306,7 @@ class PathNetwork(Model):
         self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None
     ) -> Factors:
         """The ids of a batch; there are no vectors to gather."""
-        return Factors(self, heads, relations, tails)
+        return Factors(self, heads, relations, tails)  # type: ignore[arg-type]
 
     @property
     def named(self) -> Model:

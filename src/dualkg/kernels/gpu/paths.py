@@ -815,7 +815,7 @@ def take_step(
 
     The gradient of vectors that are not reached `before` is undefined: they are constants.
     """
-    result: Tensor = _Step.apply(
+    result: Tensor = _Step.apply(  # type: ignore[no-untyped-call]
         vectors, factors, query_vectors, *mixing, heads, edges, before, after
     )
     return result
