@@ -7,8 +7,7 @@ import torch
 import dualkg as kg
 from dualkg.errors import InvalidValue
 from dualkg.models import EnsembleModel
-from dualkg.models.base import WrongShape
-from dualkg.models.ensemble import NoEmbeddings
+from dualkg.models.base import NoEmbeddings, WrongShape
 from tests.raising import refused as raises_error
 
 SHAPE = kg.GraphShape(7, 3)

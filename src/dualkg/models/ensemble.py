@@ -18,11 +18,9 @@ from dualkg.tables.lookup import Side
 __all__ = ["EnsembleModel"]
 
 
-class EnsembleHasNoEmbeddings(NoEmbeddings):
-    """An ensemble has no embeddings of its own, which were asked for."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"An ensemble ({name})", advice="Name one of its runs instead.")
+def no_embeddings(name: str) -> NoEmbeddings:
+    """The error of asking an ensemble for embeddings."""
+    return NoEmbeddings(f"An ensemble ({name})", advice="Name one of its runs instead.")
 
 
 class EnsembleModel(Model):
@@ -73,7 +71,7 @@ class EnsembleModel(Model):
 
     @property
     def embedding(self) -> EmbeddingModel:
-        raise EnsembleHasNoEmbeddings(self.name)
+        raise no_embeddings(self.name)
 
     @property
     def tables(self) -> EntityTables:

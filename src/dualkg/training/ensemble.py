@@ -27,7 +27,7 @@ from dualkg.errors import (
 )
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS, eval_mode, full_precision
 from dualkg.files import check_type, file_record, locks, read_json, recover, write_text
-from dualkg.models.ensemble import EnsembleHasNoEmbeddings, EnsembleModel
+from dualkg.models.ensemble import EnsembleModel, no_embeddings
 from dualkg.training.run import Run, RunFolder, TrainedRun, load_single_run
 
 Weights = Sequence[float] | Literal["equal"]
@@ -377,7 +377,7 @@ def load_trained_run(path: str | Path) -> TrainedRun:
     """Load a finished run, and refuse an ensemble, whose weights are those of its members."""
     run = load_run(path)
     if not isinstance(run, TrainedRun):
-        raise EnsembleHasNoEmbeddings(run.model_name)
+        raise no_embeddings(run.model_name)
     return run
 
 

@@ -1,0 +1,205 @@
+"""Message passing of path networks: a step worked out by hand, and the Triton form against it."""
+
+import math
+
+import pytest
+import torch
+
+from dualkg.kernels import paths
+from dualkg.kernels.paths import Edges, Mixing, Segments
+
+
+def mixing_of(dim, *, steps=1, dtype=torch.float64, seed=1, device="cpu"):
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*sizes):
+        numbers = torch.randn(*sizes, generator=generator, dtype=torch.float64) * 0.3
+        return numbers.to(device, dtype).requires_grad_()
+
+    mixings = []
+    for _ in range(steps):
+        weights = (drawn(3 * dim, 4 * dim), drawn(dim, dim), drawn(dim), drawn(dim), drawn(dim))
+        mixings.append(Mixing(*weights))
+    return mixings
+
+
+def random_edges(num_entities, num_relations, num_triples, *, drop=0.0, seed=0, device="cpu"):
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(high):
+        return torch.randint(0, high, (num_triples,), generator=generator)
+
+    triples = torch.stack([drawn(num_entities), drawn(num_relations), drawn(num_entities)], dim=1)
+    edges = Edges.of(triples.to(device), num_entities=num_entities, num_relations=num_relations)
+    if drop:
+        kept = torch.rand(num_triples, generator=generator).to(device) > drop
+        edges = edges.keep(torch.cat([kept, kept]))
+    return edges
+
+
+def test_a_step_by_hand():
+    """0 → 1 and 2 → 1 with relation 0; the query (0, r, ?) and vectors of one number."""
+    triples = torch.tensor([[0, 0, 1], [2, 0, 1]])
+    edges = Edges.of(triples, num_entities=3, num_relations=1)
+    assert edges.degrees.tolist() == [2, 3, 2]
+    heads = torch.tensor([0])
+    reached = paths.reach(heads, edges, 2)
+    assert [step[:, 0].tolist() for step in reached] == [
+        [True, False, False],
+        [True, True, False],
+        [True, True, True],
+    ]
+    query = torch.tensor([[2.0]], dtype=torch.float64)
+    vectors = torch.zeros(3, 1, 2, dtype=torch.float64)
+    vectors[0, 0] = torch.tensor([2.0, -1.0])
+    query = torch.tensor([[2.0, -1.0]], dtype=torch.float64)
+    factors = torch.tensor([[[3.0, 1.0]], [[0.5, 0.5]]], dtype=torch.float64)
+    # The result is normalized, so that two numbers show the sign of their difference alone. The
+    # first output is the mean of the first number, the second its maximum.
+    statistics = torch.zeros(6, 8, dtype=torch.float64)
+    statistics[0, 0] = 1.0
+    statistics[1, 2] = 1.0
+    identity = Mixing(
+        statistics,
+        torch.zeros(2, 2, dtype=torch.float64),
+        torch.zeros(2, dtype=torch.float64),
+        torch.ones(2, dtype=torch.float64),
+        torch.zeros(2, dtype=torch.float64),
+    )
+    after = paths.take_step(
+        vectors,
+        factors,
+        query,
+        identity,
+        heads=heads,
+        edges=edges,
+        before=reached[0],
+        after=reached[1],
+    )
+    # Entity 1 has the messages 0, (6, −1) and 0: mean 2 and maximum 6. Their mean is 4 and their
+    # variance 4, so that the larger becomes 1, and the smaller −1, which is cut off.
+    normalized = 2 / math.sqrt(4 + 1e-5)
+    torch.testing.assert_close(after[1, 0], torch.tensor([0.0, normalized], dtype=torch.float64))
+    # Entity 2 is not reached yet, and the vector of the head grows.
+    assert after[2].tolist() == [[0.0, 0.0]]
+    head = after[0, 0] - vectors[0, 0]
+    # The head has the messages 0, its query (2, −1), and 0 from entity 1: mean 2/2, maximum 2.
+    normalized = 0.5 / math.sqrt(0.25 + 1e-5)
+    torch.testing.assert_close(head, torch.tensor([0.0, normalized], dtype=torch.float64))
+
+
+def test_the_gradients_of_a_step_are_those_of_finite_differences():
+    edges = random_edges(6, 2, 9, drop=0.2)
+    heads = torch.tensor([1, 4])
+    reached = paths.reach(heads, edges, 2)
+    generator = torch.Generator().manual_seed(3)
+
+    def drawn(*sizes):
+        return torch.randn(*sizes, generator=generator, dtype=torch.float64, requires_grad=True)
+
+    def function(vectors, factors, queries, *weights):
+        return paths.take_step(
+            vectors * reached[1][:, :, None],
+            factors,
+            queries,
+            Mixing(*weights),
+            heads=heads,
+            edges=edges,
+            before=reached[1],
+            after=reached[2],
+        )
+
+    arguments = (drawn(6, 2, 3), drawn(4, 2, 3), drawn(2, 3), *mixing_of(3)[0])
+    assert torch.autograd.gradcheck(function, arguments, atol=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [[0], [5], [64], [65], [0, 200, 3, 64, 129], [1] * 10])
+def test_segments_cover_every_edge_once(lengths):
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    segments = Segments.of(starts)
+    covered = []
+    for entity, start, end, slot in zip(*(part.tolist() for part in segments[:4]), strict=True):
+        assert end - start <= paths.SEGMENT
+        assert starts[entity] <= start <= end <= starts[entity + 1]
+        covered += range(start, end)
+        num_segments = -(-lengths[entity] // paths.SEGMENT)
+        assert (slot >= 0) == (num_segments > 1)
+    assert covered == list(range(sum(lengths)))
+    assert set(segments.entities.tolist()) == set(range(len(lengths)))
+    slots = [slot for slot in segments.slots.tolist() if slot >= 0]
+    assert slots == list(range(int(segments.slot_starts[-1])))
+    for number, entity in enumerate(segments.divided.tolist()):
+        own = segments.slots[segments.entities == entity].tolist()
+        assert own == list(range(*segments.slot_starts[number : number + 2].tolist()))
+
+
+def test_kept_edges_count_in_degrees_and_scalers():
+    triples = torch.tensor([[0, 0, 1], [2, 0, 1], [0, 0, 2]])
+    edges = Edges.of(triples, num_entities=3, num_relations=1)
+    kept = edges.keep(torch.tensor([False, True, True] * 2))
+    assert kept.degrees.tolist() == [2, 2, 3]
+    assert kept.mean_log_degree == edges.mean_log_degree
+    assert kept.scalers[:, 0].tolist() == [1, 1, 1]
+    logs = kept.degrees.log() / edges.mean_log_degree
+    torch.testing.assert_close(kept.scalers[:, 1], logs)
+    torch.testing.assert_close(kept.scalers[:, 2], 1 / logs)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-2), (torch.bfloat16, 0.35)])
+@pytest.mark.parametrize(
+    ("num_entities", "num_triples", "batch", "dim"),
+    [(20, 40, 5, 16), (20, 300, 35, 16), (300, 3000, 32, 32), (10, 2000, 3, 64)],
+)
+def test_the_compiled_form_is_the_reference(
+    num_entities, num_triples, batch, dim, dtype, tolerance
+):
+    """A maximum or a zero may be another one after rounding, so that gradients are compared by
+    norms.
+    """
+    from dualkg.kernels.gpu import paths as compiled
+
+    num_steps = 3
+    edges = random_edges(num_entities, 3, num_triples, drop=0.1, device="cuda")
+    heads = torch.arange(batch, device="cuda") % num_entities
+
+    def run(form, dtype, weight_dtype):
+        generator = torch.Generator().manual_seed(2)
+
+        def drawn(*sizes):
+            numbers = torch.randn(*sizes, generator=generator, dtype=torch.float64)
+            return numbers.to("cuda", dtype).requires_grad_()
+
+        factors = [drawn(6, batch, dim) for _ in range(num_steps)]
+        queries = drawn(batch, dim)
+        mixings = mixing_of(dim, steps=num_steps, dtype=weight_dtype, device="cuda")
+        reached = form.reach(heads, edges, num_steps)
+        zeros = torch.zeros(num_entities, batch, dim, dtype=dtype, device="cuda")
+        vectors = zeros.index_put((heads, torch.arange(batch, device="cuda")), queries)
+        for step in range(num_steps):
+            vectors = form.take_step(
+                vectors,
+                factors[step],
+                queries,
+                mixings[step],
+                heads=heads,
+                edges=edges,
+                before=reached[step],
+                after=reached[step + 1],
+            )
+        weights = torch.randn(vectors.shape, generator=generator, dtype=torch.float64)
+        (vectors.double() * weights.cuda()).sum().backward()
+        parameters = [*factors, queries, *(part for mixing in mixings for part in mixing)]
+        return reached, vectors.detach(), [parameter.grad for parameter in parameters]
+
+    reached, expected, gradients = run(paths, torch.float64, torch.float64)
+    same_reach, found, other_gradients = run(compiled, dtype, torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(reached, same_reach, strict=True))
+    assert _distance(expected, found) < (1e-5 if dtype == torch.float32 else 2e-2)
+    for gradient, other in zip(gradients, other_gradients, strict=True):
+        assert _distance(gradient, other) < tolerance
+
+
+def _distance(expected, found):
+    return float((expected - found.double()).norm() / expected.norm().clamp(min=1e-12))

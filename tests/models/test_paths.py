@@ -1,0 +1,146 @@
+"""Path networks: what they read, what is removed in training, and what they do not have."""
+
+import numpy as np
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.errors import InvalidValue, Unsupported
+from dualkg.models.base import NoEmbeddings, WrongShape
+from dualkg.models.paths import NoGraph
+from dualkg.training.api import default_recipe
+from dualkg.training.recipe import Data
+from tests.raising import refused
+
+
+def chain(num_entities=12, *, order=None):
+    """e0 → e1 → … with relation `next`, and `second` two steps further, half of it held out."""
+    order = np.arange(num_entities) if order is None else order
+    next_triples = [(i, 0, i + 1) for i in range(num_entities - 1)]
+    second = [(i, 1, i + 2) for i in range(num_entities - 2)]
+    train = np.array(next_triples + second[::2], dtype=np.int32)
+    held_out = np.array(second[1::2], dtype=np.int32)
+    for triples in (train, held_out):
+        triples[:, 0] = order[triples[:, 0]]
+        triples[:, 2] = order[triples[:, 2]]
+    names = kg.Vocabulary([f"e{number}" for number in range(num_entities)])
+    return kg.Graph("chain", names, kg.Vocabulary(["next", "second"]), train, held_out, held_out)
+
+
+def ids(*numbers):
+    return torch.tensor(numbers)
+
+
+def test_a_rule_of_two_steps_is_learned():
+    graph = chain(16)
+    model = kg.PathNetwork(graph, dim=16, steps=2)
+    run = kg.train(model, graph, epochs=40, batch_size=8)
+    assert run.report.mrr > 0.9
+
+
+def test_scores_follow_the_entities_when_they_are_renumbered():
+    order = np.random.default_rng(0).permutation(12)
+    model = kg.PathNetwork(chain(), dim=8, steps=3, seed=4)
+    renumbered = kg.PathNetwork(chain(order=order), dim=8, steps=3, seed=4)
+    scores = model.score_tails(ids(0, 5), ids(1, 2))
+    others = renumbered.score_tails(torch.as_tensor(order[[0, 5]]), ids(1, 2))
+    torch.testing.assert_close(others[:, order], scores)
+
+
+def test_the_three_ways_of_scoring_agree():
+    model = kg.PathNetwork(chain(), dim=8, steps=3)
+    heads, relations, tails = ids(0, 3, 7), ids(0, 1, 1), ids(1, 6, 2)
+    by_tails = model.score_tails(heads, relations)
+    torch.testing.assert_close(model.score(heads, relations, tails), by_tails[[0, 1, 2], tails])
+    torch.testing.assert_close(
+        model.predict_candidates(heads, relations, ids(4, 2), "tail"), by_tails[:, [4, 2]]
+    )
+    by_relations = model.score_relations(heads, tails)
+    assert by_relations.shape == (3, 4)
+    torch.testing.assert_close(by_relations[[0, 1, 2], relations], by_tails[[0, 1, 2], tails])
+    by_heads = model.score_heads(relations, tails)
+    torch.testing.assert_close(by_heads, model.score_tails(tails, relations + 2))
+
+
+def test_entities_that_no_path_reaches_have_one_score():
+    model = kg.PathNetwork(chain(), dim=8, steps=2)
+    scores = model.score_tails(ids(0), ids(1))[0]
+    # Two steps along `next` and `second` reach e4.
+    assert len(set(scores[5:].tolist())) == 1
+    assert len(set(scores[:5].tolist())) == 5
+
+
+def test_the_triples_of_a_batch_are_removed_and_a_share_of_the_others():
+    graph = chain(200)
+    model = kg.PathNetwork(graph, dim=8, edge_dropout=0.25)
+    batch = torch.as_tensor(graph.train[[3, 150]].astype(np.int64))
+    # The inverse of a triple is the same triple.
+    batch[1] = ids(batch[1, 2], batch[1, 1] + 2, batch[1, 0])
+    edges = model.training_edges(*batch.unbind(1))
+    kept, kept_inverses = edges.kept.chunk(2)
+    assert torch.equal(kept, kept_inverses)
+    assert not kept[[3, 150]].any()
+    assert 0.65 < kept.float().mean() < 0.85
+    same = model.training_edges(*batch.unbind(1))
+    assert torch.equal(same.kept, edges.kept)
+    other = model.training_edges(*batch[:1].unbind(1))
+    assert not torch.equal(other.kept, edges.kept)
+
+
+def test_without_dropout_only_the_batch_is_removed():
+    graph = chain()
+    model = kg.PathNetwork(graph, dim=8, edge_dropout=0.0)
+    unknown = ids(0, 1, 11)
+    batch = torch.stack([torch.as_tensor(graph.train[4].astype(np.int64)), unknown])
+    kept = model.training_edges(*batch.unbind(1)).kept[: len(graph.train)]
+    assert (~kept).nonzero().flatten().tolist() == [4]
+
+
+def test_what_it_does_not_have():
+    graph = chain()
+    model = kg.PathNetwork(graph, dim=8)
+    with refused(NoEmbeddings, what="PathNetwork"):
+        _ = model.embedding
+    with refused(NoEmbeddings, what="PathNetwork"):
+        model.entity_vectors()
+    with refused(Unsupported, what="DURA"):
+        kg.train(model, graph, regularizer=kg.DURA(0.1))
+    with refused(Unsupported, what="PathNetwork"):
+        kg.PathNetwork(graph, reciprocal=False)
+    with refused(NoGraph):
+        kg.PathNetwork(graph.shape).score_tails(ids(0), ids(0))
+    with refused(WrongShape):
+        model.read_graph(chain(13))
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"dim": 0}, "dim"), ({"steps": 0}, "steps"), ({"edge_dropout": 1.0}, "edge_dropout")],
+)
+def test_settings_that_make_no_sense_are_refused(options, name):
+    with refused(InvalidValue, setting=name):
+        kg.PathNetwork(chain().shape, **options)
+
+
+def test_the_default_recipe_has_the_values_of_the_model():
+    recipe = default_recipe(Data(graph="chain"), chain(), {"model.name": "PathNetwork"})
+    assert recipe.model.dim == 32
+    assert recipe.regularizer.name == "none"
+    assert recipe.optimizer.name == "Adam"
+    assert recipe.loss.exclude_known
+    given = {"model.name": "PathNetwork", "loss.name": "KvsAll", "model.dim": 16}
+    chosen = default_recipe(Data(graph="chain"), chain(), given)
+    assert isinstance(chosen.loss, kg.KvsAll)
+    assert chosen.model.dim == 16
+
+
+def test_a_run_is_saved_and_read_again(tmp_path):
+    graph = chain()
+    run = kg.train(kg.PathNetwork(graph, dim=8, steps=2), graph, epochs=1, out=tmp_path / "run")
+    loaded = kg.load_run(tmp_path / "run")
+    assert loaded.model.config == {"dim": 8, "steps": 2, "edge_dropout": 0.1}
+    assert loaded.report.mrr == run.report.mrr
+    scores = run.model.score_tails(ids(0), ids(1))
+    torch.testing.assert_close(loaded.model.score_tails(ids(0), ids(1)), scores)
+    answers = loaded.predictor().tails("e0", "second", k=2)
+    assert len(list(answers)) == 2
