@@ -15,6 +15,7 @@ def main() -> None:
     for loss in LOSSES:
         for model in (kg.ComplEx(graph, dim=4), kg.CP(graph, dim=4)):
             kg.train(model, graph, loss=loss, epochs=1, device="cpu")
+    kg.train(kg.PathNetwork(graph, dim=4, steps=2), graph, epochs=1, device="cpu")
 
 
 if __name__ == "__main__":

@@ -145,38 +145,28 @@ def test_kept_edges_count_in_degrees_and_scalers():
     torch.testing.assert_close(kept.scalers[:, 2], 1 / logs)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-2), (torch.bfloat16, 0.35)])
-@pytest.mark.parametrize(
-    ("num_entities", "num_triples", "batch", "dim"),
-    [(20, 40, 5, 16), (20, 300, 35, 16), (300, 3000, 32, 32), (10, 2000, 3, 64)],
-)
-def test_the_compiled_form_is_the_reference(
-    num_entities, num_triples, batch, dim, dtype, tolerance
-):
-    """A maximum or a zero may be another one after rounding, so that gradients are compared by
-    norms.
-    """
-    from dualkg.kernels.gpu import paths as compiled
+def compare(form, *, num_entities, num_triples, batch, dim, dtype, device, tolerances):
+    """Compare the vectors and the gradients of three steps with the plain form in float64.
 
+    In low precision a maximum or a zero may be another one, so that norms are compared.
+    """
     num_steps = 3
-    edges = random_edges(num_entities, 3, num_triples, drop=0.1, device="cuda")
-    heads = torch.arange(batch, device="cuda") % num_entities
+    edges = random_edges(num_entities, 3, num_triples, drop=0.1, device=device)
+    heads = torch.arange(batch, device=device) % num_entities
 
     def run(form, dtype, weight_dtype):
         generator = torch.Generator().manual_seed(2)
 
         def drawn(*sizes):
             numbers = torch.randn(*sizes, generator=generator, dtype=torch.float64)
-            return numbers.to("cuda", dtype).requires_grad_()
+            return numbers.to(device, dtype).requires_grad_()
 
         factors = [drawn(6, batch, dim) for _ in range(num_steps)]
         queries = drawn(batch, dim)
-        mixings = mixing_of(dim, steps=num_steps, dtype=weight_dtype, device="cuda")
+        mixings = mixing_of(dim, steps=num_steps, dtype=weight_dtype, device=device)
         reached = form.reach(heads, edges, num_steps)
-        zeros = torch.zeros(num_entities, batch, dim, dtype=dtype, device="cuda")
-        vectors = zeros.index_put((heads, torch.arange(batch, device="cuda")), queries)
+        zeros = torch.zeros(num_entities, batch, dim, dtype=dtype, device=device)
+        vectors = zeros.index_put((heads, torch.arange(batch, device=device)), queries)
         for step in range(num_steps):
             vectors = form.take_step(
                 vectors,
@@ -189,17 +179,67 @@ def test_the_compiled_form_is_the_reference(
                 after=reached[step + 1],
             )
         weights = torch.randn(vectors.shape, generator=generator, dtype=torch.float64)
-        (vectors.double() * weights.cuda()).sum().backward()
+        (vectors.double() * weights.to(device)).sum().backward()
         parameters = [*factors, queries, *(part for mixing in mixings for part in mixing)]
         return reached, vectors.detach(), [parameter.grad for parameter in parameters]
 
     reached, expected, gradients = run(paths, torch.float64, torch.float64)
-    same_reach, found, other_gradients = run(compiled, dtype, torch.float32)
+    weight_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    same_reach, found, other_gradients = run(form, dtype, weight_dtype)
     assert all(torch.equal(one, other) for one, other in zip(reached, same_reach, strict=True))
-    assert _distance(expected, found) < (1e-5 if dtype == torch.float32 else 2e-2)
+    of_vectors, of_gradients = tolerances
+    assert _distance(expected, found) < of_vectors
     for gradient, other in zip(gradients, other_gradients, strict=True):
-        assert _distance(gradient, other) < tolerance
+        assert _distance(gradient, other) < of_gradients
 
 
 def _distance(expected, found):
     return float((expected - found.double()).norm() / expected.norm().clamp(min=1e-12))
+
+
+SIZES = [(20, 40, 5, 16), (20, 300, 35, 16), (300, 3000, 32, 32), (10, 2000, 3, 64)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerances"),
+    [(torch.float64, (1e-12, 1e-10)), (torch.float32, (1e-5, 2e-2))],
+)
+@pytest.mark.parametrize(
+    ("num_entities", "num_triples", "batch", "dim"), [(20, 40, 5, 7), (9, 300, 35, 16)]
+)
+def test_the_numba_form_is_the_reference(num_entities, num_triples, batch, dim, dtype, tolerances):
+    pytest.importorskip("numba")
+    from dualkg.kernels import cpu_paths
+
+    compare(
+        cpu_paths,
+        num_entities=num_entities,
+        num_triples=num_triples,
+        batch=batch,
+        dim=dim,
+        dtype=dtype,
+        device="cpu",
+        tolerances=tolerances,
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.parametrize(
+    ("dtype", "tolerances"),
+    [(torch.float32, (1e-5, 2e-2)), (torch.bfloat16, (2e-2, 0.35))],
+)
+@pytest.mark.parametrize(("num_entities", "num_triples", "batch", "dim"), SIZES)
+def test_the_triton_form_is_the_reference(num_entities, num_triples, batch, dim, dtype, tolerances):
+    from dualkg.kernels.gpu import paths as triton_paths
+
+    compare(
+        triton_paths,
+        num_entities=num_entities,
+        num_triples=num_triples,
+        batch=batch,
+        dim=dim,
+        dtype=dtype,
+        device="cuda",
+        tolerances=tolerances,
+    )

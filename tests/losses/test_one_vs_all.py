@@ -7,6 +7,7 @@ import dualkg as kg
 from dualkg.data.graph import GraphShape
 from dualkg.errors import InvalidValue
 from dualkg.losses.softmax import BoundOneVsAll, Dropout, Dropouts, frequency_weights
+from dualkg.settings import InvalidSettings
 from dualkg.tables.local import cross_entropy
 from tests.conftest import graph_of
 from tests.raising import refused
@@ -201,3 +202,25 @@ def test_labels_of_entities_are_smoothed_and_those_of_relations_are_not(reciproc
 def test_label_smoothing_of_1_or_below_0_is_refused(share, expected):
     with refused(InvalidValue, setting="loss.label_smoothing", expected=expected, found=share):
         kg.OneVsAll(label_smoothing=share)
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_other_known_answers_are_no_candidates(reciprocal):
+    """Entity 0 has the tails 1 and 2; entity 2 has the heads 0 and 1."""
+    graph = graph_of([(0, 0, 1), (0, 0, 2), (1, 0, 2)], num_entities=4)
+    model = kg.ComplEx(graph.shape, dim=3, reciprocal=reciprocal, init_scale=1.0)
+    loss = kg.OneVsAll(exclude_known=True).bind(model, graph, batch_size=2, seed=0)
+    head, relation, tail = torch.tensor([[0], [0], [2]])
+    by_tail = model.score_tails(head, relation)[0]
+    expected = by_tail[[0, 2, 3]].logsumexp(0) - by_tail[2]
+    if not reciprocal:
+        by_head = model.score_heads(relation, tail)[0]
+        of_heads = by_head[[0, 2, 3]].logsumexp(0) - by_head[0]
+        expected = (expected + of_heads) / 2
+    torch.testing.assert_close(loss(model, model.factors(head, relation, tail)), expected)
+
+
+def test_excluded_answers_cannot_be_smoothed_labels():
+    with refused(InvalidSettings):
+        kg.OneVsAll(exclude_known=True, label_smoothing=0.1)
+    assert kg.OneVsAll(exclude_known=True).fast_step_obstacle == "loss.exclude_known"

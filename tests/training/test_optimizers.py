@@ -239,3 +239,10 @@ def test_a_registered_optimizer_is_a_short_name(small_graph, monkeypatch):
     recipe = Recipe().with_changes({"optimizer.name": "rmsprop"})
     assert recipe.optimizer.name == "RMSprop"
     assert kg.train("ComplEx", small_graph, optimizer="rmsprop", epochs=1).recipe.own_classes == []
+
+
+def test_the_learning_rate_rises_in_the_warm_up():
+    choice = Optimizer(learning_rate=0.2, schedule="linear", decay_from=0.5, warm_up=0.1)
+    rates = {0.0: 0.002, 0.05: 0.1, 0.1: 0.2, 0.5: 0.2, 0.75: 0.1}
+    for progress, rate in rates.items():
+        assert learning_rate(choice, progress) == pytest.approx(rate)

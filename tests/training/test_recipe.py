@@ -248,7 +248,7 @@ def test_a_model_that_cannot_be_built_is_refused():
         build(name="nowhere.at:all")
     with refused(Unsupported, what="'dualkg.models:MODELS'") as caught:
         build(name="dualkg.models:MODELS")
-    assert caught.value.reason.startswith("should be a subclass of dualkg's EmbeddingModel")
+    assert caught.value.reason.startswith("should be a subclass of dualkg's Model")
     with refused(Unsupported, what="ComplEx") as caught:
         build(options={"depth": 3})
     assert caught.value.reason.startswith("cannot be made from [model]: ")

@@ -53,6 +53,7 @@ def test_a_loss_is_written_with_its_name_and_all_settings():
         "dropout",
         "head_dropout",
         "label_smoothing",
+        "exclude_known",
     ]
     assert list(written) == keys
     assert tomllib.loads(recipe_of(name="NegativeSampling", num_negatives=8).as_toml())["loss"] == {

@@ -190,8 +190,14 @@ class PathNetwork(Model):
 
     def _form(self) -> ModuleType:
         """The module whose functions are used: compiled, or plain PyTorch."""
-        is_compiled = self.compiled and self.device.type == "cuda"
-        if not is_compiled or self.dim not in KERNEL_DIMS or gpu_kernels_unavailable():
+        if not self.compiled:
+            return paths
+        if self.device.type == "cpu":
+            from dualkg.kernels import cpu_paths  # It imports numba.
+            from dualkg.kernels.cpu import HAS_NUMBA
+
+            return cpu_paths if HAS_NUMBA else paths
+        if self.dim not in KERNEL_DIMS or gpu_kernels_unavailable():
             return paths
         from dualkg.kernels.gpu import paths as compiled_paths  # It imports Triton.
 
@@ -201,7 +207,7 @@ class PathNetwork(Model):
         """The vectors of all entities after the last step, `(num_entities, batch, dim)`."""
         form = self._form()
         dtype = self.query_vectors.dtype
-        if form is not paths and self.bf16:
+        if form is not paths and self.bf16 and self.device.type == "cuda":
             dtype = torch.bfloat16
         batch = len(heads)
         of_relations = self.query_vectors[relations]

@@ -8,6 +8,7 @@ with bfloat16 products on a GPU entirely in kernels.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
 import torch
@@ -291,20 +292,23 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
 
 
 def _path_engine(model: PathNetwork, requested: str, precision: str) -> Engine:
-    """The engine of a path network: compiled on a GPU, plain PyTorch elsewhere."""
+    """The engine of a path network: compiled where that is possible."""
+    on_gpu = model.device.type == "cuda"
     obstacle_of_paths = None
-    if model.device.type != "cuda":
-        obstacle_of_paths = "needs a GPU for a path network"
+    if not on_gpu:
+        if find_spec("numba") is None:
+            obstacle_of_paths = "needs numba on a CPU, which is not installed"
     elif model.dim not in KERNEL_DIMS:
         dims = ", ".join(str(dim) for dim in KERNEL_DIMS)
         obstacle_of_paths = f"needs a dim of {dims} for a path network; it is {model.dim}"
     elif gpu_kernels_unavailable():
         obstacle_of_paths = str(gpu_kernels_unavailable())
-    _check_available(requested, precision, obstacle_of_paths, None)
+    not_bf16 = None if on_gpu else "of a path network is for a GPU"
+    _check_available(requested, precision, obstacle_of_paths, not_bf16)
     if obstacle_of_paths or requested == "reference":
         return Engine("autograd", "float32", model.device)
-    exact = precision in ("float32", "tf32")
-    return Engine("paths", "float32" if exact else "bf16", model.device)
+    is_exact = precision in ("float32", "tf32") or not on_gpu
+    return Engine("paths", "float32" if is_exact else "bf16", model.device)
 
 
 def _check_available(
