@@ -31,7 +31,7 @@ NUM_GRADIENTS = 6  # what an edge reads backward: see `_gradients_of_messages`
 
 
 @compiled()
-def _reach(start, stop, reached, further, starts, others, kept):  # type: ignore[no-untyped-def]
+def _reach(start, stop, reached, further, starts, others, kept):
     for entity in range(start, stop):
         for query in range(reached.shape[1]):
             further[entity, query] = reached[entity, query]
@@ -73,7 +73,7 @@ def _kept_in(edges: Edges, adjacency: Adjacency) -> Any:
 
 
 @compiled()
-def _aggregate(  # type: ignore[no-untyped-def]
+def _aggregate(
     start,
     stop,
     bounds,
@@ -131,7 +131,7 @@ def _aggregate(  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _aggregate_backward(  # type: ignore[no-untyped-def]
+def _aggregate_backward(
     start,
     stop,
     bounds,
