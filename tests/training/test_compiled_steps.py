@@ -31,7 +31,7 @@ LOSSES: dict[str, Loss] = {
 def build(graph: kg.Graph, model: str, loss: Loss, regularizer: PowerSum, *, fused: bool):
     dtype = torch.float32 if fused else torch.float64
     built = getattr(kg, model)(graph.shape, dim=5, init_scale=0.5, seed=1).to(dtype)
-    bound = loss.bind(built, graph, seed=3)
+    bound = loss.bind(built, graph, batch_size=9, seed=3)
     optimizer = Optimizer(learning_rate=0.1).build_for_step(
         list(built.parameters()), one_pass=fused
     )

@@ -7,6 +7,7 @@ from dualkg.inference.scoring import check_finite
 from dualkg.models.base import Model
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.ensemble import EnsembleModel
+from dualkg.models.paths import PathNetwork
 from dualkg.tables.lookup import Side
 
 # Scores of a block: few enough for a CPU's cache, enough to keep a GPU busy.
@@ -29,10 +30,13 @@ def logsumexp(scores: Tensor, *, min_size: int = MIN_SCORES_FOR_NUMBA) -> Tensor
 
 
 def _numbers_per_score(model: Model) -> int:
-    """Numbers held for each score of candidates: models that are not bilinear hold a vector."""
+    """Numbers held for each score of candidates: models that are not bilinear hold a vector.
+
+    A path network limits the queries that it answers at a time by itself.
+    """
     if isinstance(model, EnsembleModel):
         return max(_numbers_per_score(member) for member in model.members)
-    if isinstance(model, BilinearModel):
+    if isinstance(model, (BilinearModel, PathNetwork)):
         return 1
     return model.embedding.entities.shape[1]
 
