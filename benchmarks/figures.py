@@ -105,6 +105,9 @@ def bars(groups: Bars, title: str) -> Figure:
     num_rows = math.ceil(len(groups) / columns)
     height = 0.6 + num_rows * (0.45 + 0.22 * num_bars)
     figure = Figure(figsize=(5 * columns, height), layout="constrained")
+    # Trademarks and generic words of a processor's name would not fit.
+    for word in ("(R)", "(TM)", " Processor"):
+        title = title.replace(word, "")
     figure.suptitle(title, fontsize=11 if columns == 1 else 12, x=0.01, horizontalalignment="left")
     panels = list(figure.subplots(num_rows, columns, squeeze=False).flat)
     for axes in panels:
