@@ -216,8 +216,10 @@ def _default_size(
     elif device.type == "cpu":
         # A graph with few triples overfits.
         dim = 300 if is_grouped else 200
-        dim = 400 if is_exact(graph, device) else dim
         epochs = 20
+        if is_exact(graph, device):
+            dim = 400
+            epochs = 15
     elif is_small(graph):
         dim = 500
         epochs = 50
