@@ -454,6 +454,10 @@ class _Parts(io.RawIOBase):
         if not line.startswith(b"#"):
             return False
         separator = "\t" if self._separator == " " else self._separator
+        if self._is_quoted and line.count(b'"') % 2:
+            # The last name goes on in the next line, if there is a column before it.
+            outside_quotes = line.split(b'"')[::2]
+            return not any(separator.encode() in part for part in outside_quotes)
         text = io.StringIO(line.decode("utf-8", "surrogateescape"), newline="")
         row = next(_rows(text, separator), None)
         return row is not None and len(row.cells) != self._num_columns
