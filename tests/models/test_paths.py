@@ -90,8 +90,10 @@ def test_the_triples_of_a_batch_are_removed_and_a_share_of_the_others():
 def test_without_dropout_only_the_batch_is_removed():
     graph = chain()
     model = kg.PathNetwork(graph, dim=8, edge_dropout=0.0)
-    unknown = ids(0, 1, 11)
-    batch = torch.stack([torch.as_tensor(graph.train[4].astype(np.int64)), unknown])
+    triple = torch.as_tensor(graph.train[4].astype(np.int64))
+    # One sorts right before the triple, and the other after all.
+    unknown = (triple - ids(0, 0, 1), ids(11, 1, 11))
+    batch = torch.stack([triple, *unknown])
     kept = model.training_edges(*batch.unbind(1)).kept[: len(graph.train)]
     assert (~kept).nonzero().flatten().tolist() == [4]
 

@@ -13,6 +13,7 @@ UNSIGNED_SECOND = 0x94D049BB133111EB
 STEP = UNSIGNED_STEP - 2**64
 FIRST = UNSIGNED_FIRST - 2**64
 SECOND = UNSIGNED_SECOND - 2**64
+DIGITS = 24  # binary digits in which a random number is compared with a share
 
 
 def splitmix64(bits: Tensor) -> Tensor:
@@ -29,6 +30,12 @@ def splitmix64(bits: Tensor) -> Tensor:
 def shift_right(bits: Tensor, shift: int) -> Tensor:
     """Logical shift; that of PyTorch repeats the sign bit."""
     return torch.bitwise_and(bits >> shift, 2 ** (64 - shift) - 1)
+
+
+def reaches_share(hashes: Tensor, share: float) -> Tensor:
+    """Whether each hash, as a number between 0 and 1, is at least `share`."""
+    reached: Tensor = shift_right(hashes, 64 - DIGITS) >= round(share * 2**DIGITS)
+    return reached
 
 
 def hash_columns(seed: int, *columns: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dualkg.data.filters import KnownAnswers
+from dualkg.data.filters import KnownAnswers, inverse_relations
 from dualkg.data.graph import GraphShape, Triples
 from dualkg.data.spill import is_mapped, slices, spilled
 
@@ -124,10 +124,7 @@ class TrainingAnswers:
 
     def subsampling_weights(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """w = 1 / √(count(h, r) + count(t, r⁻¹)), `(batch,)`: frequent queries count less."""
-        num_relations = self.shape.num_relations
-        inverses = torch.where(
-            relations < num_relations, relations + num_relations, relations - num_relations
-        )
+        inverses = inverse_relations(relations, self.shape.num_relations)
         # Both counts start at 4 for a single answer, as in the published code of RotatE.
         counts = self.counts(heads, relations) + self.counts(tails, inverses) + 2 * 3
         return counts.to(torch.get_default_dtype()).rsqrt()

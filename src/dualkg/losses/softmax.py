@@ -12,9 +12,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from dualkg.data.filters import inverse_relations
 from dualkg.data.graph import Graph, Triples
 from dualkg.errors import Unsupported
-from dualkg.kernels.hashing import STEP, hash_columns, shift_right, splitmix64
+from dualkg.kernels.hashing import STEP, hash_columns, reaches_share, shift_right, splitmix64
 from dualkg.losses.base import LOSSES, Loss
 from dualkg.losses.negative_sampling import (
     Draws,
@@ -29,8 +30,6 @@ from dualkg.tables.lookup import Side
 from dualkg.tables.order import RowOrder
 
 __all__ = ["KvsAll", "OneVsAll", "SampledSoftmax"]
-
-DIGITS = 24  # binary digits in which a random number is compared with a share
 
 
 @LOSSES.register
@@ -233,8 +232,7 @@ class Dropout:
         start = hash_columns(seed, positions, f.heads[positions], f.tails[positions])
         columns = torch.arange(like.shape[1], device=like.device)
         drawn = splitmix64(start[:, None] + columns * STEP)
-        remains: Tensor = shift_right(drawn, 64 - DIGITS) >= round(self.share * 2**DIGITS)
-        return remains.to(like.dtype) / (1 - self.share)
+        return reaches_share(drawn, self.share).to(like.dtype) / (1 - self.share)
 
     def __call__(
         self, vectors: Tensor, f: Factors, *, backward: bool, groups: QueryGroups | None
@@ -335,9 +333,7 @@ class BoundOneVsAll:
         assert self.known is not None
         relations = f.relations
         if side == "head":
-            num_relations = model.shape.num_relations
-            inverses = relations + num_relations
-            relations = torch.where(relations < num_relations, inverses, relations - num_relations)
+            relations = inverse_relations(relations, model.shape.num_relations)
         known = self.known.of(f.given(side), relations, capacity=self.max_known)
         is_known = torch.zeros_like(values, dtype=torch.bool)
         # Padding repeats an answer of the last query.

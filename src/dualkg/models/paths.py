@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from dualkg.data.filters import inverse_relations
 from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import InvalidValue, RequestError, Unsupported
 from dualkg.kernels import paths
 from dualkg.kernels.hardware import gpu_kernels_unavailable
-from dualkg.kernels.hashing import STEP, hash_columns, shift_right, splitmix64
+from dualkg.kernels.hashing import STEP, hash_columns, reaches_share, splitmix64
 from dualkg.models.base import MODELS, EmbeddingModel, Factors, Model, NoEmbeddings
 from dualkg.tables.base import EntityTables
 from dualkg.tables.local import LocalTables
@@ -23,7 +24,6 @@ from dualkg.tables.lookup import Side
 __all__ = ["PathNetwork"]
 
 MAX_QUERIES = 64  # that are answered at a time
-DIGITS = 24  # binary digits in which a random number is compared with a share
 KERNEL_DIMS = (16, 32, 64, 128)
 
 
@@ -176,14 +176,14 @@ class PathNetwork(Model):
         if self.edge_dropout:
             of_batch = hash_columns(self.seed, heads, relations, tails).sum()
             numbers = torch.arange(num_triples, device=self.device)
-            drawn = splitmix64(of_batch + numbers * STEP)
-            kept = shift_right(drawn, 64 - DIGITS) >= round(self.edge_dropout * 2**DIGITS)
+            kept = reaches_share(splitmix64(of_batch + numbers * STEP), self.edge_dropout)
         keys = self._key_of(heads, relations, tails)
         places = torch.searchsorted(self._keys, keys).clamp_(max=num_triples - 1)
         is_found = self._keys[places] == keys
         # Triples that are not in the graph change nothing.
-        positions = self._key_positions[places]
-        kept[positions] = kept[positions] & ~is_found
+        num_removed = torch.zeros(num_triples, dtype=torch.int32, device=self.device)
+        num_removed.index_add_(0, self._key_positions[places], is_found.int())
+        kept = kept & (num_removed == 0)
         return edges.keep(torch.cat([kept, kept]))
 
     # -- scores -----------------------------------------------------------------
@@ -266,10 +266,7 @@ class PathNetwork(Model):
         return torch.cat(blocks)
 
     def _inverse(self, relations: Tensor) -> Tensor:
-        num_relations = self.shape.num_relations
-        return torch.where(
-            relations < num_relations, relations + num_relations, relations - num_relations
-        )
+        return inverse_relations(relations, self.shape.num_relations)
 
     def tail_scores(self, f: Factors) -> Tensor:
         """Scores of all entities as tails.
