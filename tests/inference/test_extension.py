@@ -17,6 +17,7 @@ from dualkg.inference.extension import (
     add_entity,
     extend,
     extend_run,
+    extension_context,
 )
 from dualkg.inference.inductive import FrozenContext, NoAdjoint
 from tests.conftest import graph_of
@@ -39,23 +40,8 @@ def beads() -> kg.Run:
 
 
 def train_beads() -> kg.Run:
-    """A model of beads whose colour tells their shape and their maker; trained in seconds."""
-    kinds = ("colour", "shape", "maker")
-    named = [(f"bead {n}", kind, f"{kind} {n % 4}") for n in range(40) for kind in kinds]
-    entities = list(dict.fromkeys(name for head, _, tail in named for name in (head, tail)))
-    ids = np.array(
-        [(entities.index(h), kinds.index(r), entities.index(t)) for h, r, t in named],
-        dtype=np.int32,
-    )
-    held = np.arange(len(ids)) % 29 == 0
-    graph = kg.Graph(
-        "beads",
-        kg.Vocabulary(entities),
-        kg.Vocabulary(kinds, kind="relation"),
-        ids[~held],
-        ids[:0],
-        ids[held],
-    )
+    """A model of the beads; trained in seconds."""
+    graph = bead_graph()
     choice = kg.Optimizer(learning_rate=0.3)
     return kg.train(
         kg.ComplEx(graph.shape, dim=8),
@@ -64,6 +50,26 @@ def train_beads() -> kg.Run:
         optimizer=choice,
         epochs=20,
         batch_size=50,
+    )
+
+
+def bead_graph() -> kg.Graph:
+    """Beads whose colour tells their shape and their maker."""
+    kinds = ("colour", "shape", "maker")
+    named = [(f"bead {n}", kind, f"{kind} {n % 4}") for n in range(40) for kind in kinds]
+    entities = list(dict.fromkeys(name for head, _, tail in named for name in (head, tail)))
+    ids = np.array(
+        [(entities.index(h), kinds.index(r), entities.index(t)) for h, r, t in named],
+        dtype=np.int32,
+    )
+    held = np.arange(len(ids)) % 29 == 0
+    return kg.Graph(
+        "beads",
+        kg.Vocabulary(entities),
+        kg.Vocabulary(kinds, kind="relation"),
+        ids[~held],
+        ids[:0],
+        ids[held],
     )
 
 
@@ -304,3 +310,56 @@ def test_a_file_without_new_entities_is_refused(run_cli, folder):
         "Did you mean 'colour'?"
         in run_cli("extend", folder / "beads", folder / "odd.tsv", "--out", folder / "more").err
     )
+
+
+# -- path networks -----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def path_run() -> kg.Run:
+    graph = bead_graph()
+    model = kg.PathNetwork(graph, dim=16, steps=3)
+    return kg.train(model, graph, epochs=3)
+
+
+def test_a_path_network_takes_new_entities_without_training(path_run):
+    model = path_run.model
+    triples = [("bead 99", "colour", "colour 3"), ("bead 98", "maker", "maker 1")]
+    found = extend(extension_context(model, path_run.graph), triples)
+    assert found.new_entities == {"bead 99": 1, "bead 98": 1}
+    assert len(found.graph.train) == len(path_run.graph.train) + 2
+    assert found.graph.fingerprint != path_run.graph.fingerprint
+    for name, table in model.state_dict().items():
+        assert torch.equal(found.model.state_dict()[name], table)
+    predictor = kg.Predictor(found.model, found.graph)
+    assert predictor.tails("bead 99", "shape", k=1)[0].entity == "shape 3"
+    assert predictor.tails("bead 98", "shape", k=1)[0].entity == "shape 1"
+    assert model.shape == path_run.graph.shape
+
+
+def test_the_predictor_of_a_path_network_takes_new_entities(path_run):
+    predictor = path_run.predictor()
+    more = predictor.add("bead 99", triples=[("bead 99", "colour", "colour 1")])
+    more = more.add("bead 100", triples=[("bead 100", "maker", "maker 2")])
+    assert more.tails("bead 99", "shape", k=1)[0].entity == "shape 1"
+    assert more.tails("bead 100", "shape", k=1)[0].entity == "shape 2"
+    with refused(NotInVocabulary, kind="relation", name="weight"):
+        predictor.add("bead 99", triples=[("bead 99", "weight", "colour 1")])
+
+
+def test_a_file_extends_the_run_of_a_path_network(run_cli, path_run, tmp_path):
+    replace(path_run, graph=path_run.graph).save(tmp_path / "beads")
+    (tmp_path / "new.tsv").write_text(LINES, encoding="utf-8")
+    told = run_cli(
+        "extend", tmp_path / "beads", tmp_path / "new.tsv", "--out", tmp_path / "more", "--json"
+    )
+    assert told.code == 0, told.err
+    assert told.json["extension"]["entities"] == {"bead 70": 2, "bead 71": 2, "colour 9": 1}
+    assert len(told.json["extension"]["remarks"]) == 3
+    run = kg.load_run(tmp_path / "more")
+    assert run.predictor().tails("bead 70", "shape", k=1)[0].entity == "shape 2"
+    assert kg.evaluate(run.model, run.graph).mrr == pytest.approx(run.report.mrr)
+    (tmp_path / "again.tsv").write_text("bead 80\tmaker\tmaker 3\n", encoding="utf-8")
+    again, note = extend_run(tmp_path / "more", tmp_path / "again.tsv", out=tmp_path / "most")
+    assert note["entities"] == {"bead 80": 1}
+    assert again.predictor().tails("bead 80", "shape", k=1)[0].entity == "shape 3"

@@ -28,10 +28,13 @@ from dualkg.errors import (
 )
 from dualkg.files import check_new_folder, locks, read_json
 from dualkg.inference.inductive import FrozenContext, embed_entities, with_adjoint
+from dualkg.models.base import Model
 from dualkg.models.bilinear import BilinearModel
+from dualkg.models.paths import PathNetwork
 from dualkg.tables import LocalTables
 from dualkg.training.api import choose_device, evaluate_held_out
 from dualkg.training.ensemble import load_trained_run
+from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder, TrainedRun
 
 MAX_NAMES = 3  # in a message
@@ -56,7 +59,7 @@ class NotConnected(RequestError):
 
 
 class NoNewEntity(RequestError):
-    """No triple of a file can embed a new entity; `remarks` say why triples are left out."""
+    """No triple of a file adds a new entity; `remarks` say why triples are left out."""
 
     def __init__(self, source: str, *, num_known: int, remarks: Sequence[str]) -> None:
         super().__init__()
@@ -69,6 +72,38 @@ class NoNewEntity(RequestError):
         return " ".join([sentence, *self.remarks])
 
 
+# -- models that can be extended ---------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class PathContext:
+    """A path network with its graph, whose new entities need no embeddings but only edges."""
+
+    model: PathNetwork
+    graph: Graph
+
+    @property
+    def num_known(self) -> int:
+        return self.model.shape.num_entities
+
+
+Context = FrozenContext | PathContext
+
+
+def extension_context(model: Model, graph: Graph, *, recipe: Recipe | None = None) -> Context:
+    """What the new entities of a model are added to."""
+    if isinstance(model, PathNetwork):
+        model.check_shape(graph.shape)
+        return PathContext(model, graph)
+    return FrozenContext.of(model, graph, recipe=recipe)
+
+
+def check_extensible(model: Model) -> None:
+    """Refuse a model that new entities cannot be added to."""
+    if not isinstance(model, PathNetwork):
+        with_adjoint(model)
+
+
 # -- triples that were given -------------------------------------------------
 
 
@@ -79,13 +114,13 @@ class Extension:
     The triples of the new entities are in train; `new_entities` has their number by name.
     """
 
-    model: BilinearModel
+    model: Model
     graph: Graph
     new_entities: dict[str, int]
 
 
-def extend(context: FrozenContext, triples: Sequence[NamedTriple]) -> Extension:
-    """Embed every entity of these triples that the graph of the context does not have."""
+def extend(context: Context, triples: Sequence[NamedTriple]) -> Extension:
+    """Add every entity of these triples that the graph of the context does not have."""
     graph = context.graph
     num_known = context.num_known
     new_ids: dict[str, int] = {}
@@ -113,8 +148,8 @@ def extend(context: FrozenContext, triples: Sequence[NamedTriple]) -> Extension:
     return extend_by_ids(context, names, ids)
 
 
-def add_entity(context: FrozenContext, name: str, triples: Sequence[NamedTriple]) -> Extension:
-    """Embed one new entity by triples that all contain it, each with an entity of the graph."""
+def add_entity(context: Context, name: str, triples: Sequence[NamedTriple]) -> Extension:
+    """Add one new entity by triples that all contain it, each with an entity of the graph."""
     if _find(context.graph.entities, name) >= 0:
         raise Unsupported(
             f"'{name}'",
@@ -122,7 +157,7 @@ def add_entity(context: FrozenContext, name: str, triples: Sequence[NamedTriple]
             advice="Give the new one another name.",
         )
     if not triples:
-        expected = f"at least one triple of '{name}', which is embedded by its triples"
+        expected = f"at least one triple of '{name}', which is known by its triples alone"
         raise InvalidValue("triples", expected=expected, found=[])
     for head, relation, tail in triples:
         others = [entity for entity in (head, tail) if entity != name]
@@ -138,18 +173,17 @@ def add_entity(context: FrozenContext, name: str, triples: Sequence[NamedTriple]
 
 
 def extend_by_ids(
-    context: FrozenContext,
+    context: Context,
     names: Sequence[str],
     triples: Triples,
     *,
     labels: Mapping[str, str] | None = None,
 ) -> Extension:
-    """Embed new entities, whose ids follow those of the graph in the order of their names."""
+    """Add new entities, whose ids follow those of the graph in the order of their names."""
     graph = context.graph
     shape = GraphShape(context.num_known + len(names), len(graph.relations))
     triples = distinct_triples(triples, shape)
     train = np.concatenate([graph.train, triples])
-    rows = embed_entities(triples, context.with_new_entities(len(names), train))
 
     content = graph.fingerprint.encode() + "\n".join(names).encode() + triples.tobytes()
     larger_graph = replace(
@@ -166,9 +200,25 @@ def extend_by_ids(
     ends = np.concatenate([heads, tails[heads != tails]])
     degrees = np.bincount(ends, minlength=shape.num_entities)
     counts = degrees[context.num_known :].tolist()
-    return Extension(
-        with_rows(context.model, rows), larger_graph, dict(zip(names, counts, strict=True))
-    )
+    larger: Model
+    if isinstance(context, PathContext):
+        larger = with_graph(context.model, larger_graph)
+    else:
+        rows = embed_entities(triples, context.with_new_entities(len(names), train))
+        larger = with_rows(context.model, rows)
+    return Extension(larger, larger_graph, dict(zip(names, counts, strict=True)))
+
+
+def with_graph(model: PathNetwork, graph: Graph) -> PathNetwork:
+    """A path network with the same parameters, whose messages pass over another graph.
+
+    The graph has the same relations.
+    """
+    other = PathNetwork(graph, **model.config, seed=model.seed)  # type: ignore[arg-type]
+    other.compiled = model.compiled
+    other.bf16 = model.bf16
+    other.load_state_dict(model.state_dict(), assign=True)  # without another copy
+    return other.eval()
 
 
 @torch.no_grad()
@@ -210,7 +260,7 @@ def extend_run(
     delimiter: str | None = None,
     device: str | None = None,
 ) -> tuple[TrainedRun, dict[str, Any]]:
-    """Make a run with a row for each new entity of a file.
+    """Make a run with the new entities of a file.
 
     The second value is the content of its extension.json. The new run is not calibrated; a remark
     says so if the other one `was_calibrated`.
@@ -218,12 +268,13 @@ def extend_run(
     out = Path(out)
     check_new_folder(out)
     run = load_trained_run(path)
-    with_adjoint(run.model)  # refuses other models before the file is read
+    check_extensible(run.model)  # before the file is read
     read = read_triples(
         {"triples": one_source(file, max_size=max_size)}, columns=columns, delimiter=delimiter
     )
     names, triples, remarks = _new_triples(read, run.graph, source=str(file))
-    context = FrozenContext.of(run.model.to(choose_device(device)), run.graph, recipe=run.recipe)
+    model = run.model.to(choose_device(device))
+    context = extension_context(model, run.graph, recipe=run.recipe)
     extension = extend_by_ids(context, names, triples, labels=read.labels)
 
     reports = evaluate_held_out(extension.model, extension.graph)

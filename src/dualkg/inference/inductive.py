@@ -60,7 +60,8 @@ class NoAdjoint(RequestError):
         bilinear = [name for name, kind in MODELS.items() if issubclass(kind, BilinearModel)]
         return (
             "Explanations and unseen entities need a model that scores by ⟨h R, t⟩: "
-            f"{', '.join(bilinear)}; TuckER only without batch_norm. {self.model} is none of them."
+            f"{', '.join(bilinear)}; TuckER only without batch_norm. {self.model} is none of them. "
+            "A PathNetwork takes unseen entities, too."
         )
 
 

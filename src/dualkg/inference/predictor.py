@@ -18,7 +18,7 @@ from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import PYTHON, InvalidValue, RequestError, Unsupported, Words
 from dualkg.inference.calibration import Calibration, PriorCorrection, calibration_for
 from dualkg.inference.explanation import Explanation, explain
-from dualkg.inference.extension import Name, NamedTriple, add_entity
+from dualkg.inference.extension import Context, Name, NamedTriple, PathContext, add_entity
 from dualkg.inference.index import best_of, query_vectors
 from dualkg.inference.index_build import ModelIndex
 from dualkg.inference.inductive import FrozenContext
@@ -32,6 +32,7 @@ from dualkg.inference.scoring import (
     triple_log_probabilities,
 )
 from dualkg.models.base import Model
+from dualkg.models.paths import PathNetwork
 from dualkg.tables.lookup import Side
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import Run, RunFolder
@@ -301,12 +302,17 @@ class Predictor:
         return PredictionSet(members.entities[kept], members.scores[kept])
 
     def add(self, name: str, *, triples: Sequence[NamedTriple]) -> Predictor:
-        """Return a predictor with one more entity, embedded from triples with known entities.
+        """Return a predictor with one more entity, which is known by triples with known entities.
 
-        The new predictor has no index. It has the calibration of this one, which was fitted without
-        the entity.
+        It is embedded; a path network reads the triples as edges instead. The new predictor has no
+        index. It has the calibration of this one, which was fitted without the entity.
         """
-        extension = add_entity(self._context, name, triples)
+        context: Context
+        if isinstance(self.model, PathNetwork):
+            context = PathContext(self.model, self.graph)
+        else:
+            context = self._context  # which explanations share
+        extension = add_entity(context, name, triples)
         return replace(self, model=extension.model, graph=extension.graph, index=None)
 
     def explain(self, head: Name, relation: Name, tail: Name, *, k: int = 5) -> Explanation:
