@@ -24,7 +24,14 @@ from dualkg.training.recipe import recipe_from
 from dualkg.training.trainer import InterruptedRunError, Trainer
 from paper import tables
 from paper.records import RECORDS, RUNS, Config, check_committed, load_records, record_runs
-from paper.registry import GRAPHS, PUBLISHED_GRAPHS, TABLES, ResultTable
+from paper.registry import (
+    GRAPHS,
+    PATH_NETWORK,
+    PATHS,
+    PUBLISHED_GRAPHS,
+    TABLES,
+    ResultTable,
+)
 from paper.studies import STUDIES
 from paper.tables import DATASETS, README, Study, Table, write_pages
 
@@ -113,10 +120,90 @@ def study_command(study: Study) -> Callable[..., None]:
     return command
 
 
+@cli.command()
+def paths(
+    dataset: Dataset = None,
+    seeds: Annotated[int, SEEDS] = 3,
+    ensemble: Annotated[
+        list[str] | None,
+        Option(
+            help="A row of embeddings, such as RESCAL-DURA, that PathNetwork is combined with; "
+            "repeatable."
+        ),
+    ] = None,
+    records: Records = RECORDS,
+    runs: Runs = RUNS,
+    shared_device: Annotated[bool, SHARED_DEVICE] = False,
+    device: cli.Device = None,
+) -> cli.Output:
+    """Path networks: train the missing seeds, and ensembles with embeddings (--ensemble)."""
+    members = tuple(PATHS.row(name).name for name in ensemble or ())
+    study = STUDIES["path-ensemble"]
+    shown = []
+    with TrainingDisplay(PATHS.name) as on_progress:
+        config = Config(
+            dataset=dataset,
+            seeds=seeds,
+            rows=(PATH_NETWORK.name,),
+            records=records,
+            runs=runs,
+            device=device,
+            shared_device=shared_device,
+            log=cli.note,
+            on_progress=on_progress,
+        )
+        for graph in config.graphs(PUBLISHED_GRAPHS):
+            config.train_table(PATHS, graph)
+            shown.append(tables.results_table(PATHS, graph, load_records(records)))
+            if members:
+                check_committed()
+                shown += study.run(replace(config, dataset=graph, rows=members))
+    update_pages(records)
+    return show(shown)
+
+
+@cli.command()
+def inductive_models(
+    dataset: Dataset = None,
+    seeds: Annotated[int, SEEDS] = 3,
+    epochs: Annotated[
+        int | None, Option(min=1, help="Epochs of the path network (default: of its recipe).")
+    ] = None,
+    records: Records = RECORDS,
+    shared_device: Annotated[bool, SHARED_DEVICE] = False,
+    device: cli.Device = None,
+) -> cli.Output:
+    """Unseen entities: a path network and embeddings, both with `extend`, on an inductive split."""
+    check_committed()
+    study = STUDIES["inductive-models"]
+    with TrainingDisplay(study.name) as on_progress:
+        config = Config(
+            dataset=dataset,
+            seeds=seeds,
+            records=records,
+            device=device,
+            shared_device=shared_device,
+            epochs=epochs,
+            log=cli.note,
+            on_progress=on_progress,
+        )
+        measured = study.run(config)
+    update_pages(records)
+    return show(measured)
+
+
+OWN_COMMANDS = {"paths": paths, "inductive-models": inductive_models}
+for _name, _command in OWN_COMMANDS.items():
+    app.command(_name)(_command)
 for _table in TABLES.values():
+    if _table.name in OWN_COMMANDS:
+        continue
     help_text = f"{_table.title}: train what is missing, and compare with published numbers."
     app.command(_table.name, help=help_text)(table_command(_table))
 for _study in STUDIES.values():
+    # An ensemble with a path network is part of `paths`.
+    if _study.name in (*OWN_COMMANDS, "path-ensemble"):
+        continue
     app.command(_study.name, help=_study.measure.__doc__)(study_command(_study))
 
 

@@ -1,5 +1,6 @@
 """Records: what is saved of the runs behind a published number, and the training of them."""
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -212,6 +213,12 @@ def recipe_without_seed(recipe: kg.Recipe) -> str:
     return recipe.with_changes({"training.seed": 0}).as_toml()
 
 
+def recipe_digest(*recipes: kg.Recipe) -> str:
+    """Digits that tell recipes from others, whatever their seeds are."""
+    text = "".join(recipe_without_seed(recipe) for recipe in recipes)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 def is_uncommitted(environment: dict[str, Any]) -> bool:
     """Whether a run was trained from a source tree with uncommitted changes."""
     return str(environment.get("commit")).endswith("-dirty")
@@ -228,14 +235,24 @@ class Config:
     runs: Path = RUNS
     device: str | None = None
     shared_device: bool = False
+    epochs: int | None = None  # of the path network in studies; None: those of its recipe
+    earlier: tuple[dict[str, Any], ...] = ()  # results of a study that were saved before
     log: Callable[[str], None] = lambda text: None
     on_progress: OnProgress | None = None
 
-    def graphs(self, default: tuple[str, ...]) -> tuple[str, ...]:
-        """The names of the graphs: the one of `--dataset`, ignoring case, or the default ones."""
+    def missing_seeds(self, **values: Any) -> list[int]:
+        """The seeds without an earlier result that has these values."""
+        found = {result["seed"] for result in self.earlier if values.items() <= result.items()}
+        return [seed for seed in range(self.seeds) if seed not in found]
+
+    def graphs(self, default: tuple[str, ...], others: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """The names of the graphs: the one of `--dataset`, ignoring case, or the default ones.
+
+        `others` can be named, too.
+        """
         if self.dataset is None:
             return default
-        names = (*registry.GRAPHS, *default)
+        names = (*registry.GRAPHS, *default, *others)
         return (registry.spelled(self.dataset, names, kind="graph of these tables"),)
 
     def trained_run(self, row: Row, graph: kg.Graph, seed: int) -> Path:

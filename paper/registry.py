@@ -93,6 +93,8 @@ def _table(
 _TOML = tomllib.loads((FOLDER / "tables.toml").read_text(encoding="utf-8"))
 TABLES = {name: _table(name, **table) for name, table in _TOML["results"].items()}
 MAIN = TABLES["main"]
+PATHS = TABLES["paths"]
+PATH_NETWORK = PATHS.row("PathNetwork")
 TEXTS: dict[str, dict[str, Any]] = _TOML["texts"]
 
 

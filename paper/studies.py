@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, cycle, islice
 from math import inf
@@ -45,8 +45,19 @@ from paper.figures import (
     pick_query,
     project,
 )
-from paper.records import Config
-from paper.registry import MAIN, Row, model_row, published, recipe_of, rows_with_recipes
+from paper.records import Config, recipe_digest
+from paper.registry import (
+    MAIN,
+    METRICS,
+    PATH_NETWORK,
+    PATHS,
+    Row,
+    model_row,
+    published,
+    recipe_of,
+    recipe_path,
+    rows_with_recipes,
+)
 from paper.tables import MISSING, Results, Study, cell, duration, grouped, over_seeds
 
 FB15K237 = ("FB15k-237",)
@@ -60,6 +71,8 @@ SAMPLES = (
 )
 ENSEMBLE_ROWS = (model_row("RESCAL-DURA"), model_row("HAKE"))
 STUDIED = Row("ComplEx-DURA", "complex-dura-dim-500")
+UNSEEN_SHARE = 0.05  # of the entities
+SMALL_GRAPHS = ("UMLS", "Kinship", "Nations")
 
 
 # -- training cost -----------------------------------------------------------
@@ -128,9 +141,7 @@ def cost_rows(results: Results) -> Iterator[list[str]]:
 # -- defaults ----------------------------------------------------------------
 
 DEFAULT_GRAPHS = (
-    "UMLS",
-    "Kinship",
-    "Nations",
+    *SMALL_GRAPHS,
     "Countries-S1",
     "Countries-S2",
     "Countries-S3",
@@ -495,6 +506,59 @@ def measure_ensemble(config: Config, graph: kg.Graph) -> Iterator[Results]:
             yield {"row": name, "seed": seed, "weight": weight, **mrr}
 
 
+def measure_path_ensemble(config: Config, graph: kg.Graph) -> Iterator[Results]:
+    """PathNetwork and other rows as an ensemble with weights fitted on validation."""
+    rows = (PATH_NETWORK, *(PATHS.row(name) for name in config.rows))
+    recipes = [recipe_of(row, graph.name) for row in rows]
+    about = {"row": " + ".join(row.name for row in rows), "recipes": recipe_digest(*recipes)}
+    device = choose_device(config.device)
+    for seed in config.missing_seeds(**about):
+        ensemble = kg.Ensemble([config.load_trained(row, graph, seed) for row in rows])
+        members = ensemble.members
+        best = max(members, key=lambda member: member.report_on("valid").mrr)
+        comparison = kg.compare_ranks(
+            ensemble.report.ranks.mean[None], best.report.ranks.mean[None], seed=0
+        )
+        yield {
+            **about,
+            "seed": seed,
+            "weights": list(ensemble.model.weights),
+            "valid": ensemble.report_on("valid").metrics.as_dict(),
+            "test": ensemble.report.metrics.as_dict(),
+            "members": [run_facts(member) | {"model": member.model_name} for member in members],
+            "best_member": rows[members.index(best)].name,
+            "over_best_member": comparison.mrr.as_dict(),
+            "device": describe_device(device),
+            "shared_device": config.shared_device,
+        }
+
+
+def path_ensemble_rows(results: Results) -> Iterator[list[str]]:
+    for (name,), runs in grouped(results, "row").items():
+        weights = []
+        for of_member in zip(*(run["weights"] for run in runs), strict=True):
+            weights.append(over_seeds(list(of_member), digits=2))
+        metrics = [over_seeds([run["valid"]["mrr"] for run in runs])]
+        for metric in METRICS.values():
+            metrics.append(over_seeds([run["test"][metric] for run in runs]))
+        gain = over_seeds([run["over_best_member"]["difference"] for run in runs])
+        yield [name, ", ".join(weights), *metrics, gain, str(len(runs))]
+
+
+def path_ensemble_fields(results: Results) -> dict[str, str]:
+    notes = []
+    for result in results:
+        gain = result["over_best_member"]
+        interval = ""
+        if gain["low"] is not None:
+            interval = f" (95 %: {gain['low']:+.4f} to {gain['high']:+.4f})"
+        notes.append(
+            f"{result['row']}, seed {result['seed']}: {gain['difference']:+.4f} MRR over "
+            f"{result['best_member']}{interval}."
+        )
+    return {"notes": " ".join(notes)}
+
+
 def ensemble_rows(results: Results) -> Iterator[list[str]]:
     for (name,), runs in grouped(results, "row").items():
         weights = [run["weight"] for run in runs if run["weight"] is not None]
@@ -677,8 +741,13 @@ class InductiveSplit:
             chosen[order[has_entity][:count]] = True
         return self.whole.train[chosen]
 
-    def evaluate(self, model: kg.Model, method: str, **about: Any) -> dict[str, Any]:
-        """Metrics of valid and test triples of held-out entities, and of other test triples."""
+    def evaluate(
+        self, model: kg.Model, method: str, *, known_entities: bool = True, **about: Any
+    ) -> dict[str, Any]:
+        """Metrics of valid and test triples of held-out entities, and of other test triples.
+
+        Without `known_entities`, the others are not ranked.
+        """
         triples = np.concatenate([self.whole.valid, self.whole.test])
         is_new = triples[:, [0, 2]] >= len(self.known.entities)
         has_new = is_new.any(1)
@@ -686,14 +755,15 @@ class InductiveSplit:
 
         filtered = kg.KnownAnswers.of(self.whole)
         new_graph = replace(self.whole, test=triples[has_new])
-        known_graph = replace(self.whole, test=self.known.test)
         tail_ranks, head_ranks = kg.rank(model, new_graph, known=filtered).mean
         ranks = {
             "all_queries": np.stack([tail_ranks, head_ranks]),
             "as_query": np.concatenate([tail_ranks[new_head], head_ranks[new_tail]]),
             "as_answer": np.concatenate([tail_ranks[new_tail], head_ranks[new_head]]),
-            "known_entities": kg.rank(model, known_graph, known=filtered).mean,
         }
+        if known_entities:
+            known_graph = replace(self.whole, test=self.known.test)
+            ranks["known_entities"] = kg.rank(model, known_graph, known=filtered).mean
         metrics = {kind: kg.Metrics.of(values).as_dict() for kind, values in ranks.items()}
         return {
             "method": method,
@@ -713,6 +783,86 @@ class InductiveSplit:
         generator = torch.Generator().manual_seed(self.seed)
         noise = torch.randn(num_entities, *mean.shape, generator=generator)
         return {"mean": mean.expand(num_entities, -1, -1), "random": mean + sd * noise.to(mean)}
+
+
+def measure_inductive_models(config: Config, graph: kg.Graph) -> Iterator[Results]:
+    """Unseen entities added to a path network and to embeddings, by all their training triples."""
+    return study_inductive_models(
+        graph, inductive_recipes(graph, epochs=config.epochs), config=config
+    )
+
+
+def inductive_recipes(graph: kg.Graph, *, epochs: int | None = None) -> dict[str, kg.Recipe]:
+    """The recipes of the graph by the names of their rows, or the defaults where it has none."""
+    recipes = {}
+    for row, model in ((PATH_NETWORK, "PathNetwork"), (STUDIED, "ComplEx")):
+        if recipe_path(row, graph.name):
+            recipes[row.name] = recipe_of(row, graph.name)
+        else:
+            recipes[row.name] = default_recipe(data_of(graph), graph, {"model.name": model})
+    if epochs is not None:
+        of_paths = recipes[PATH_NETWORK.name]
+        recipes[PATH_NETWORK.name] = of_paths.with_changes({"training.epochs": epochs})
+    return recipes
+
+
+def study_inductive_models(
+    graph: kg.Graph,
+    recipes: Mapping[str, kg.Recipe],
+    *,
+    config: Config,
+    share: float = UNSEEN_SHARE,
+) -> Iterator[dict[str, Any]]:
+    """Metrics of the held-out triples of unseen entities, by row and seed.
+
+    The entities of `InductiveSplit` are unseen in training. `extend` adds them by all their
+    training triples, and ranks are those of their validation and test triples.
+    """
+    device = choose_device(config.device)
+    for name, recipe in recipes.items():
+        about = {"row": name, "recipes": recipe_digest(recipe), "share": share}
+        for seed in config.missing_seeds(**about):
+            split = InductiveSplit.of(graph, share, seed=seed)
+            seeded = recipe.with_changes({"training.seed": seed})
+            config.log(
+                f"{name} on {graph.name} without {len(split.names):,} entities, seed {seed}."
+            )
+            # Ranks of the known entities are not needed.
+            known = replace(split.known, test=split.known.test[:0])
+            run = kg.train_recipe(
+                seeded, graph=known, device=device, on_progress=config.on_progress
+            )
+            triples = split.given(None)
+            started = time.perf_counter()
+            context = extension.extension_context(run.model, known, recipe=seeded)
+            extended = extension.extend_by_ids(context, split.names, triples).model
+            seconds = time.perf_counter() - started
+            result = split.evaluate(extended, "extended", known_entities=False)
+            del result["method"]
+            yield {
+                **about,
+                **result,
+                "num_triples": len(triples),
+                "epochs": recipe.training.epochs,
+                "training_seconds": round(sum(entry["seconds"] for entry in run.history), 1),
+                "extending_seconds": round(seconds, 2),
+                "device": describe_device(device),
+                "shared_device": config.shared_device,
+            }
+
+
+def inductive_models_rows(results: Results) -> Iterator[list[str]]:
+    for (name,), runs in grouped(results, "row").items():
+        mrr = []
+        for kind in ("all_queries", "as_query", "as_answer"):
+            mrr.append(over_seeds([run[kind]["mrr"] for run in runs]))
+        hits = over_seeds([run["all_queries"]["hits_at_10"] for run in runs])
+        seconds = []
+        for part in ("training_seconds", "extending_seconds"):
+            mean = sum(run[part] for run in runs) / len(runs)
+            is_bound = all(run["shared_device"] for run in runs)
+            seconds.append(f"≤ {duration(mean)}" if is_bound else duration(mean))
+        yield [name, *mrr, hits, *seconds, str(len(runs))]
 
 
 def inductive_rows(results: Results) -> Iterator[list[str]]:
@@ -904,6 +1054,23 @@ _STUDIES = (
         graphs=FB15K237,
         several_seeds=True,
         fields=inductive_fields,
+    ),
+    Study(
+        "inductive-models",
+        measure_inductive_models,
+        inductive_models_rows,
+        other_graphs=SMALL_GRAPHS,
+        several_seeds=True,
+        fields=inductive_fields,
+        keys=("row", "seed"),
+    ),
+    Study(
+        "path-ensemble",
+        measure_path_ensemble,
+        path_ensemble_rows,
+        several_seeds=True,
+        fields=path_ensemble_fields,
+        keys=("row", "seed"),
     ),
     Study(
         "explanations",

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +279,9 @@ class Study:
     plane. The texts of a table are in tables.toml, with fields for the graph, the results and
     `fields` of these; where it has no columns there, they are the first of its rows. `further` has
     the rows of other tables by the names of their texts.
+
+    With `keys`, results of several calls are kept together: a result takes the place of an earlier
+    one with the same values of these keys. Each is saved as soon as it is measured.
     """
 
     name: str
@@ -286,8 +289,10 @@ class Study:
     rows: MakeRows
     draw: Callable[[Results, str], Drawing] | None = None
     graphs: tuple[str, ...] = GRAPHS[:2]
+    other_graphs: tuple[str, ...] = ()  # that are measured only where they are named
     several_seeds: bool = False
     by_device: bool = False  # whether results on a CPU are saved beside those on a GPU
+    keys: tuple[str, ...] = ()
     further: Mapping[str, MakeRows] = field(default_factory=dict)
     fields: Callable[[Results], dict[str, Any]] = lambda results: {}
 
@@ -299,24 +304,38 @@ class Study:
         with optional_import("scikit-learn", purpose="A figure"):
             import sklearn.manifold  # noqa: F401
         tables = []
-        for name in config.graphs(self.graphs):
+        for name in config.graphs(self.graphs, self.other_graphs):
             graph = kg.load_graph(name)
-            measured = self.measure(config, graph)
-            results, drawing = measured if isinstance(measured, tuple) else (measured, None)
-            if isinstance(results, Iterator):
-                results = list(results)
-            saved = {
-                "graph": graph.name,
-                "environment": environment(
-                    choose_device(config.device), fingerprint=graph.fingerprint
-                ),
-                "results": results,
-            }
-            on_cpu = self.by_device and choose_device(config.device).type == "cpu"
+            device = choose_device(config.device)
+            on_cpu = self.by_device and device.type == "cpu"
             path = self.path(config.records, graph.name, suffix="-cpu" if on_cpu else "")
-            self.save(path, saved, drawing)
-            tables += self.tables(results, graph.name)
+            made_with = environment(device, fingerprint=graph.fingerprint)
+            earlier = self._earlier_results(path, graph)
+            measured = self.measure(replace(config, earlier=tuple(earlier)), graph)
+            results, drawing = measured if isinstance(measured, tuple) else (measured, None)
+            saved = {"graph": graph.name, "environment": made_with, "results": earlier}
+            if self.keys:
+                for result in results:
+                    saved["results"] = self._with_result(saved["results"], result)
+                    self.save(path, saved)
+            else:
+                saved["results"] = list(results) if isinstance(results, Iterator) else results
+                self.save(path, saved, drawing)
+            tables += self.tables(saved["results"], graph.name)
         return tables
+
+    def _earlier_results(self, path: Path, graph: kg.Graph) -> list[dict[str, Any]]:
+        """The saved results on the same data, if those of several calls are kept together."""
+        if not self.keys or not path.exists():
+            return []
+        saved = read_json(path)
+        return saved["results"] if saved["environment"]["data"] == graph.fingerprint else []
+
+    def _with_result(
+        self, results: list[dict[str, Any]], result: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        kept = [one for one in results if any(one[key] != result[key] for key in self.keys)]
+        return sorted([*kept, result], key=lambda one: one["seed"])
 
     def tables(self, results: Results, graph: str) -> list[Table]:
         tables = []
@@ -342,7 +361,7 @@ class Study:
     def saved(self, records: Path) -> list[Path]:
         """The files of saved results, by graph."""
         paths = []
-        for graph in dict.fromkeys((*GRAPHS, *self.graphs)):
+        for graph in dict.fromkeys((*GRAPHS, *self.graphs, *self.other_graphs)):
             for suffix in ("", "-cpu") if self.by_device else ("",):
                 paths.append(self.path(records, graph, suffix=suffix))
         return [path for path in paths if path.exists()]

@@ -1,0 +1,94 @@
+"""Path networks in the tables: training by seeds, ensembles, and unseen entities."""
+
+import json
+
+import pytest
+
+import dualkg as kg
+from paper import registry
+from paper.records import Config, load_record
+from paper.studies import STUDIES, study_inductive_models
+from tests.inference.test_extension import bead_graph
+from tests.paper.conftest import DURA
+
+PATHS = {
+    "model.name": "PathNetwork",
+    "model.options.steps": 2,
+    "regularizer.name": "none",
+    "optimizer.name": "Adam",
+    "training.epochs": 1,
+}
+
+
+@pytest.fixture
+def words(write_recipes, tmp_path, monkeypatch) -> tuple[object, ...]:
+    write_recipes({"path-network": PATHS, "rescal-dura": {"model.name": "RESCAL"} | DURA})
+    monkeypatch.setattr(registry, "GRAPHS", ("world",))
+    return ("paths", "--dataset", "world", "--device", "cpu", "--records", tmp_path / "records")
+
+
+def test_seeds_of_several_calls_are_one_record(run_paper, words, tmp_path):
+    records = tmp_path / "records"
+    shown = run_paper(*words, "--seeds", 1, "--ensemble", "rescal-dura", "--json")
+    assert shown.code == 0, shown.err
+    table, ensembles = shown.json
+    measured = {row["row"]: row["measured"] for row in table["rows"]}
+    assert measured["PathNetwork"]["mrr"]["sd"] == 0
+    assert [row["seed"] for row in ensembles["rows"]] == [0]
+
+    shown = run_paper(*words, "--seeds", 2, "--ensemble", "RESCAL-DURA", "--shared-device")
+    assert shown.code == 0, shown.err
+    record = load_record(records / "world" / "path-network")
+    assert record.seeds == [0, 1]
+    assert [run["costs"].get("shared_device", False) for run in record.runs] == [False, True]
+    saved = json.loads((records / "figures" / "path-ensemble-world.json").read_text())["results"]
+    assert [(one["row"], one["seed"]) for one in saved] == [
+        ("PathNetwork + RESCAL-DURA", 0),
+        ("PathNetwork + RESCAL-DURA", 1),
+    ]
+    assert len(saved[0]["weights"]) == 2
+    assert saved[0]["best_member"] in ("PathNetwork", "RESCAL-DURA")
+    page = (records / "RESULTS.md").read_text()
+    assert "## Path networks" in page
+    assert "Ensembles of a path network and embeddings: world" in page
+
+
+def test_unseen_entities_are_added_to_both_models(tmp_path):
+    graph = bead_graph()
+    graph = kg.Graph(
+        graph.name, graph.entities, graph.relations, graph.train, graph.test, graph.test
+    )
+    base = {"data.graph": "beads", "training.batch_size": 32}
+    recipes = {
+        "PathNetwork": kg.Recipe().with_changes(base | PATHS | {"model.dim": 8}),
+        "ComplEx-DURA": kg.Recipe().with_changes(base | DURA | {"model.dim": 8}),
+    }
+    config = Config(seeds=1, device="cpu")
+    results = list(study_inductive_models(graph, recipes, config=config, share=0.2))
+    assert [(one["row"], one["seed"]) for one in results] == [
+        ("PathNetwork", 0),
+        ("ComplEx-DURA", 0),
+    ]
+    assert results[0]["num_triples"] == results[1]["num_triples"] > 0
+    queries = [one["all_queries"]["num_queries"] for one in results]
+    assert queries[0] == queries[1] > 0
+    assert json.loads(json.dumps(results)) == results
+    [table] = STUDIES["inductive-models"].tables(results, graph.name)
+    assert [row[0] for row in table.rows] == ["PathNetwork", "ComplEx-DURA"]
+
+    recorded = Config(seeds=2, device="cpu", earlier=tuple(results))
+    [paths] = study_inductive_models(
+        graph, {"PathNetwork": recipes["PathNetwork"]}, config=recorded, share=0.2
+    )
+    assert paths["seed"] == 1
+
+
+@pytest.mark.slow
+def test_the_command_measures_a_small_graph(run_paper, data_folder, tmp_path):
+    words = ("inductive-models", "--dataset", "nations", "--epochs", 1, "--device", "cpu")
+    shown = run_paper(*words, "--seeds", 1, "--records", tmp_path / "records", "--json")
+    assert shown.code == 0, shown.err
+    [table] = shown.json
+    assert [row["row"] for row in table["rows"]] == ["PathNetwork", "ComplEx-DURA"]
+    assert table["rows"][0]["epochs"] == 1
+    assert "Unseen entities" in (tmp_path / "records" / "RESULTS.md").read_text()
