@@ -7,6 +7,7 @@ import torch
 import dualkg as kg
 from dualkg.errors import InvalidValue, Unsupported
 from dualkg.models.base import NoEmbeddings, WrongShape
+from dualkg.models.ensemble import EnsembleModel
 from dualkg.models.paths import NoGraph
 from dualkg.training.api import default_recipe
 from dualkg.training.recipe import Data
@@ -146,3 +147,18 @@ def test_a_run_is_saved_and_read_again(tmp_path):
     torch.testing.assert_close(loaded.model.score_tails(ids(0), ids(1)), scores)
     answers = loaded.predictor().tails("e0", "second", k=2)
     assert len(list(answers)) == 2
+
+
+def test_an_ensemble_with_embeddings_has_their_similar_entities():
+    graph = chain()
+    network = kg.PathNetwork(graph, dim=8)
+    embeddings = kg.ComplEx(graph, dim=4)
+    both = EnsembleModel([network, embeddings], weights=[1.0, 0.5])
+    vectors = embeddings.entity_vectors()
+    torch.testing.assert_close(both.entity_vectors(), torch.nn.functional.normalize(vectors))
+    with refused(NoEmbeddings, what="An ensemble (PathNetwork)"):
+        EnsembleModel([network]).entity_vectors()
+    scores = both.score_tails(ids(0, 5), ids(1, 2))
+    expected = network.score_tails(ids(0, 5), ids(1, 2))
+    expected = expected + 0.5 * embeddings.score_tails(ids(0, 5), ids(1, 2))
+    torch.testing.assert_close(scores, expected)

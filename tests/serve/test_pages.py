@@ -434,3 +434,17 @@ def test_pages_of_an_ensemble_offer_no_explanation(run_folders):
         assert "Why?" in client.get("/", params={**query, "run": "member"}).text
         refused = client.get("/api/explain", params={**query, "tail": "Twenty-one"})
         assert "has no embeddings of its own" in refused.text
+
+
+def test_pages_of_a_path_network_have_no_similar_entities(run_folders):
+    graph = kg.load_run(run_folders[1]).graph
+    model = kg.PathNetwork(graph, dim=4, steps=2)
+    run = kg.train(model, graph, epochs=1)
+    app = application(ServedRuns([ServedRun.of(run, name="paths")]))
+    with serving(app) as address, httpx.Client(base_url=address) as client:
+        assert "Similar entities" not in client.get("/entity/Twenty").raise_for_status().text
+        assert client.get("/api/entity/Twenty").raise_for_status().json()["similar"] == []
+        for address in ("/api/similar", "/map.json"):
+            refused = client.get(address, params={"entity": "Twenty"})
+            assert refused.status_code == 400
+            assert "PathNetwork has no embeddings of its own" in refused.json()["error"]

@@ -360,7 +360,8 @@ class Predictor:
         """Build the tables that the first queries would otherwise wait for."""
         _ = self._known_by_split
         _ = self.all_known
-        _ = self._unit_vectors
+        if self.model.has_entity_vectors:
+            _ = self._unit_vectors
         _ = self.relations_with_self_loops
 
     # -- batches --------------------------------------------------------------

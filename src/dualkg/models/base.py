@@ -270,6 +270,11 @@ class Model(nn.Module, ABC):
         return None
 
     @property
+    def has_entity_vectors(self) -> bool:
+        """Whether `entity_vectors` has something to compare entities by."""
+        return True
+
+    @property
     def shares_candidates(self) -> bool:
         """Whether `candidate_scores` reads each candidate of a batch once, not once a triple."""
         return False

@@ -85,13 +85,21 @@ class EnsembleModel(Model):
     def config(self) -> dict[str, object]:
         return {"weights": list(self.weights)}
 
-    def entity_vectors(self) -> Tensor:
-        """The vectors of all members side by side, each at length 1.
+    @property
+    def has_entity_vectors(self) -> bool:
+        return any(member.has_entity_vectors for member in self.members)
 
-        Their cosine is the mean cosine of the members.
+    def entity_vectors(self) -> Tensor:
+        """The vectors of all members that have some side by side, each at length 1.
+
+        Their cosine is the mean cosine of these members.
         """
-        normalize = nn.functional.normalize
-        vectors = [normalize(member.entity_vectors(), dim=-1) for member in self.members]
+        if not self.has_entity_vectors:
+            raise no_embeddings(self.name)
+        vectors = []
+        for member in self.members:
+            if member.has_entity_vectors:
+                vectors.append(nn.functional.normalize(member.entity_vectors(), dim=-1))
         return torch.cat(vectors, dim=-1)
 
     def factors(

@@ -331,6 +331,10 @@ class PathNetwork(Model):
     def config(self) -> dict[str, object]:
         return {"dim": self.dim, "steps": self.steps, "edge_dropout": self.edge_dropout}
 
+    @property
+    def has_entity_vectors(self) -> bool:
+        return False
+
     def entity_vectors(self) -> Tensor:
         return self.embedding.entity_vectors()
 

@@ -74,11 +74,16 @@ async def entities(
 @routes.get("/entity/{name:name}.json", include_in_schema=False)
 @routes.get("/entity.json", include_in_schema=False)
 async def entity(context: Context, name: EntityName) -> Entity:
-    """Known facts, predicted facts and similar entities of an entity."""
+    """Known facts, predicted facts and similar entities of an entity.
+
+    A run without embeddings has no similar ones.
+    """
     run = context.run
     graph = run.graph
     id = await context.id(name)
-    similar = await context.predict("similar", id, k=NUM_SIMILAR)
+    similar = []
+    if run.run.model.has_entity_vectors:
+        similar = await context.predict("similar", id, k=NUM_SIMILAR)
     known, num_known = await context.in_thread(
         lambda: known_facts(run.predictor, id, limit=MAX_KNOWN)
     )
