@@ -108,6 +108,11 @@ def test_what_it_does_not_have():
         model.entity_vectors()
     with refused(Unsupported, what="DURA"):
         kg.train(model, graph, regularizer=kg.DURA(0.1))
+    for loss in (kg.KvsAll(), kg.SampledSoftmax(num_negatives=2), kg.NegativeSampling()):
+        with refused(Unsupported, what=type(loss).__name__):
+            kg.train(model, graph, loss=loss)
+    with refused(Unsupported, what="loss.relation_weight"):
+        kg.train(model, graph, loss=kg.OneVsAll(relation_weight=1.0))
     with refused(Unsupported, what="PathNetwork"):
         kg.PathNetwork(graph, reciprocal=False)
     with refused(NoGraph):

@@ -259,6 +259,9 @@ class Model(nn.Module, ABC):
         """A scalar that is a sum over the rows of the entity tables."""
         return function(f)
 
+    def sum_gradients(self) -> None:
+        """Complete the gradients of parameters where this process has computed a part of them."""
+
     # -- to be implemented ----------------------------------------------------
 
     @property

@@ -20,6 +20,7 @@ from dualkg.models.base import MODELS, EmbeddingModel, Factors, Model, NoEmbeddi
 from dualkg.tables.base import EntityTables
 from dualkg.tables.local import LocalTables
 from dualkg.tables.lookup import Side
+from dualkg.tables.processes import Processes
 
 __all__ = ["PathNetwork"]
 
@@ -101,6 +102,8 @@ class PathNetwork(Model):
         # Whether the compiled form is used where there is one, and in which precision.
         self.compiled = True
         self.bf16 = True
+        # The processes that share the queries of a batch; each has all parameters and edges.
+        self.group: Processes | None = None
         self._triples: Tensor | None = None
         self._edges: paths.Edges | None = None
         self._keys: Tensor | None = None
@@ -254,13 +257,29 @@ class PathNetwork(Model):
         )
         return scores.squeeze(-1).t().to(self.query_vectors.dtype)
 
+    def _shared_scores(self, heads: Tensor, relations: Tensor, edges: paths.Edges) -> Tensor:
+        """`_scores`, of which each process computes those of its part of the queries."""
+        if self.group is None:
+            return self._scores(heads, relations, edges)
+        part = self.group.own_part(len(heads))
+        # A process without a query of its own has parameters without a gradient, unless it takes
+        # one of another.
+        rows = slice(part.start, max(part.stop, part.start + 1))
+        scores = self._scores(heads[rows], relations[rows], edges)
+        return self.group.join_rows(scores[: part.stop - part.start], len(heads))
+
+    def sum_gradients(self) -> None:
+        if self.group is not None:
+            self.group.sum_gradients(self.parameters())
+
     def _answer(self, given: Tensor, relations: Tensor) -> Tensor:
         """Scores of all entities for queries over the whole graph."""
         edges = self.edges
         blocks = []
-        for start in range(0, len(given), MAX_QUERIES):
-            rows = slice(start, start + MAX_QUERIES)
-            blocks.append(self._scores(given[rows], relations[rows], edges))
+        size = MAX_QUERIES * (self.group.count if self.group else 1)
+        for start in range(0, len(given), size):
+            rows = slice(start, start + size)
+            blocks.append(self._shared_scores(given[rows], relations[rows], edges))
         if not blocks:
             return self.query_vectors.new_empty(0, self.shape.num_entities)
         return torch.cat(blocks)
@@ -275,15 +294,15 @@ class PathNetwork(Model):
         """
         if f.given_tails is None:
             return self._answer(f.heads, f.relations)
-        return self._scores(
-            f.heads, f.relations, self.training_edges(f.heads, f.relations, f.tails)
-        )
+        edges = self.training_edges(f.heads, f.relations, f.tails)
+        return self._shared_scores(f.heads, f.relations, edges)
 
     def head_scores(self, f: Factors) -> Tensor:
         inverses = self._inverse(f.relations)
         if f.given_heads is None:
             return self._answer(f.tails, inverses)
-        return self._scores(f.tails, inverses, self.training_edges(f.heads, f.relations, f.tails))
+        edges = self.training_edges(f.heads, f.relations, f.tails)
+        return self._shared_scores(f.tails, inverses, edges)
 
     def triple_scores(self, f: Factors) -> Tensor:
         scores = self._answer(f.heads, f.relations)

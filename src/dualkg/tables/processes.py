@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from dualkg.errors import DualkgError
 
@@ -75,6 +76,45 @@ class Processes:
         if self.count > 1:
             dist.all_reduce(numbers, dist.ReduceOp.MAX)
         return numbers.tolist()
+
+    def own_part(self, number: int) -> slice:
+        """The part of this process of that many things."""
+        return slice(self.index * number // self.count, (self.index + 1) * number // self.count)
+
+    def join_rows(self, own: Tensor, number: int) -> Tensor:
+        """That many rows, of which each process has computed its own part.
+
+        The gradient of the own rows is that of the whole in this process, in which all agree.
+        """
+        joined: Tensor = _JoinedRows.apply(own, number, self)  # type: ignore[no-untyped-call]
+        return joined
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Sum the gradients of parameters that all processes have."""
+        if self.count == 1:
+            return
+        gradients = [table.grad for table in parameters if table.grad is not None]
+        total = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(total)
+        parts = total.split([gradient.numel() for gradient in gradients])  # type: ignore[no-untyped-call]
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+class _JoinedRows(torch.autograd.Function):
+    """Rows of all processes; those of others have no gradient here."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, number: int, group: Processes) -> Tensor:
+        ctx.part = group.own_part(number)
+        whole = own.new_zeros(number, *own.shape[1:])
+        whole[ctx.part] = own
+        dist.all_reduce(whole)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0][ctx.part], None, None
 
 
 def one_process(device: torch.device) -> Processes:

@@ -27,6 +27,7 @@ from dualkg.errors import PYTHON, DivergedError, DualkgError, RequestError, Word
 from dualkg.files import locked, read_json, sync, write_json
 from dualkg.models.base import Model
 from dualkg.models.partial import PartialModel
+from dualkg.models.paths import PathNetwork
 from dualkg.tables import Processes, Shard, ShardedTables
 from dualkg.tables.files import is_divided, load_checkpoint, save_checkpoint
 from dualkg.tables.lookup import TABLE_NAMES
@@ -39,6 +40,7 @@ from dualkg.training.checkpoint import (
     load_tensors,
     save_tensors,
 )
+from dualkg.training.costs import WorkEstimate
 from dualkg.training.memory import estimate_step, gib
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import RunFolder, TrainedRun
@@ -249,7 +251,7 @@ class FolderStore(CheckpointStore):
         self.parameters = list(parameters)
 
     def module(self, model: Model) -> nn.Module:
-        return model.embedding
+        return model.named
 
     def write(self, groups: Groups, path: Path, about: dict[str, Any]) -> None:
         tensors: dict[str, Tensor] = {}
@@ -289,14 +291,22 @@ class FolderStore(CheckpointStore):
 def build_trainer(
     recipe: Recipe, graph: Graph, group: Processes, *, initialize: bool = True, **options: Any
 ) -> Trainer:
-    """A trainer of the rows of this process; without `initialize`, of zeros."""
+    """A trainer of the rows of this process; without `initialize`, of zeros.
+
+    A path network has no rows: its processes share the queries of a batch.
+    """
     shard = group_shard(group, graph)
     tables = ShardedTables(
         shard, device=group.device, initialize=initialize, capturable=group.capturable
     )
     built = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
-    model = PartialModel(built).to(group.device)
-    names = [name for name, _ in model.embedding.named_parameters()]
+    model: Model
+    if isinstance(built, PathNetwork):
+        model = built.to(group.device)
+        built.group = group if group.count > 1 else None
+    else:
+        model = PartialModel(built).to(group.device)
+    names = [name for name, _ in model.named.named_parameters()]
     store = FolderStore(group, shard, names)
     shown = options if group.first else {}
     regularizer = recipe.regularizer.build()
@@ -310,14 +320,21 @@ def expectation(trainer: Trainer) -> str:
     """
     recipe = trainer.recipe
     tables = trainer.model.tables
-    batch_size = min(recipe.training.batch_size, len(trainer.examples))
-    own_seconds = estimate_step(recipe, trainer.model, trainer.engine)
+    batch_size = trainer.num_own_examples(len(trainer.examples))
+    if isinstance(trainer.model, PathNetwork):
+        work = WorkEstimate.of(trainer.graph, trainer.model.device).epoch(recipe)
+        own_seconds = work / trainer.num_steps / trainer.group.count
+    else:
+        own_seconds = estimate_step(recipe, trainer.model, trainer.engine)
     seconds, memory = trainer.group.largest(own_seconds, trainer.need.of(batch_size))
     epochs_left = recipe.training.epochs - trainer.progress.epoch
     total = timedelta(seconds=math.ceil(epochs_left * trainer.num_steps * seconds))
     num_rows = -(-tables.num_entities // tables.num_holders)
+    part = f"has {num_rows:,} of {tables.num_entities:,} entities"
+    if isinstance(trainer.model, PathNetwork):
+        part = f"takes {batch_size:,} queries of a batch"
     return (
-        f"Each process has {num_rows:,} of {tables.num_entities:,} entities, and needs at most "
+        f"Each process {part}, and needs at most "
         f"{gib(memory)} for training in addition to the model. A step takes about {seconds:.2g} "
         f"s, all epochs about {total}."
     )
@@ -430,14 +447,20 @@ def _finish(trainer: Trainer, folder: RunFolder, on_start: OnStart | None) -> Tr
     sentence = expectation(trainer)
     if on_start is not None and trainer.group.first:
         on_start(sentence)
-    return finish(
+    run = finish(
         trainer, folder, folder.checkpoint_folder, save=partial(_save_results, trainer, folder)
     )
+    if isinstance(run.model, PathNetwork):
+        run.model.group = None  # what is predicted from now on is not shared
+    return run
 
 
 def _save_results(trainer: Trainer, folder: RunFolder, run: TrainedRun) -> None:
     """All processes write their rows, and the first also all that is not divided."""
     group = trainer.group
+    if trainer.model.tables.has_all_entities:
+        group.on_first(partial(folder.finish, run))
+        return
     weights = trainer.model.whole.state_dict()
     own = {name: table for name, table in weights.items() if is_divided(name) or group.first}
     path = folder.weights_of_process(group.index, group.count)

@@ -569,6 +569,7 @@ class RunFolder:
             checkpoint.save_weights(run.model.state_dict(), self.weights, sparse=sparse)
         self._save_results(run)
         self.checkpoint.unlink(missing_ok=True)
+        shutil.rmtree(self.checkpoint_folder, ignore_errors=True)
         self.remove_weight_files()
 
     def finish_in_parts(self, run: TrainedRun, count: int) -> None:

@@ -137,6 +137,7 @@ class ReferenceStep:
         with self.model.tables.sparse_gradients(self.sparse):
             objective = self.objective(batch)
         objective.backward()  # type: ignore[no-untyped-call]
+        self.model.sum_gradients()
         return objective.detach()
 
 

@@ -37,7 +37,10 @@ from dualkg.evaluation.report import evaluate
 from dualkg.files import check_type
 from dualkg.kernels.hardware import matmul_precision
 from dualkg.logs import describe_time_left
+from dualkg.losses import OneVsAll
+from dualkg.losses.base import Loss
 from dualkg.models.base import EmbeddingModel, Model
+from dualkg.models.paths import PathNetwork
 from dualkg.regularizers import Regularizer
 from dualkg.tables import LocalTables, Processes
 from dualkg.tables.processes import one_process
@@ -212,6 +215,7 @@ class Trainer:
         model.check_shape(graph.shape)
         model.read_graph(graph)
         check_regularizer(model, regularizer)
+        check_path_loss(model, recipe.loss)
         _check_tables(model, regularizer)
         self.group = group or one_process(model.device)
         self.store = store or FileStore()
@@ -238,7 +242,7 @@ class Trainer:
             num_examples=len(examples),
             on_disk=isinstance(examples, MappedExamples),
         )
-        check_memory(self.need, model, min(recipe.training.batch_size, len(examples)))
+        check_memory(self.need, model, self.num_own_examples(len(examples)))
         self.examples = examples.to(model.device) if isinstance(examples, Tensor) else examples
         self.grouped_by_query: GroupedByQuery | None = None
         if recipe.training.order == "queries" and isinstance(self.examples, Tensor):
@@ -283,6 +287,11 @@ class Trainer:
             grouped_by_query=grouped,
         )
         return build_step(self.engine, self.model, loss, self.regularizer, self.optimizer)
+
+    def num_own_examples(self, num_examples: int) -> int:
+        """How many examples of the largest batch this process computes with."""
+        size = min(self.recipe.training.batch_size, num_examples)
+        return math.ceil(size / self.group.count) if self.model.tables.has_all_entities else size
 
     def _examples(self) -> Tensor | MappedExamples:
         triples = self.graph.train
@@ -502,10 +511,10 @@ class Trainer:
             raise TrainingInterrupted(self.progress.epoch + 1, epochs, self.checkpoint_path)
 
     def describe_engine(self) -> str:
-        """The engine, and the number of processes that divide the entity tables."""
-        if self.model.tables.has_all_entities:
-            return str(self.engine)
+        """The engine, and the number of processes."""
         count = self.group.count
+        if self.model.tables.has_all_entities and count == 1:
+            return str(self.engine)
         return f"{self.engine}, {count} process{'' if count == 1 else 'es'}"
 
     def about(self, when: When) -> dict[str, Any]:
@@ -592,6 +601,28 @@ def check_regularizer(model: Model, regularizer: Regularizer) -> None:
             type(regularizer).__name__,
             f"regularizes embeddings, and {type(model.named).__name__} has none",
             advice="Train it without a regularizer.",
+        )
+
+
+def check_path_loss(model: Model, loss: Loss) -> None:
+    """Refuse a loss of dualkg that a path network cannot be trained with.
+
+    Only the triples of a batch are removed from its graph. Other answers of a query, and triples
+    whose relation is predicted, would be read from there.
+    """
+    if not isinstance(model.named, PathNetwork):
+        return
+    if isinstance(loss, OneVsAll):
+        for key in ("relation_weight", "dropout", "head_dropout"):
+            if getattr(loss, key):
+                reason = "applies to embeddings, and PathNetwork has none"
+                raise Unsupported(f"loss.{key}", reason, advice="Set it to 0.")
+    elif type(loss).__module__.startswith("dualkg."):
+        raise Unsupported(
+            type(loss).__name__,
+            "would show PathNetwork answers in the graph, of which only the triples of a batch "
+            "are removed",
+            advice="Train it with OneVsAll.",
         )
 
 
