@@ -843,6 +843,7 @@ def study_inductive_models(
                 **about,
                 **result,
                 "num_triples": len(triples),
+                "dim": recipe.model.dim,
                 "epochs": recipe.training.epochs,
                 "training_seconds": round(sum(entry["seconds"] for entry in run.history), 1),
                 "extending_seconds": round(seconds, 2),
@@ -863,6 +864,13 @@ def inductive_models_rows(results: Results) -> Iterator[list[str]]:
             is_bound = all(run["shared_device"] for run in runs)
             seconds.append(f"≤ {duration(mean)}" if is_bound else duration(mean))
         yield [name, *mrr, hits, *seconds, str(len(runs))]
+
+
+def inductive_models_fields(results: Results) -> dict[str, str]:
+    settings = []
+    for name, dim, epochs in grouped(results, "row", "dim", "epochs"):
+        settings.append(f"{name}: dim {dim}, {epochs} epoch{'' if epochs == 1 else 's'}.")
+    return {**inductive_fields(results), "settings": " ".join(settings)}
 
 
 def inductive_rows(results: Results) -> Iterator[list[str]]:
@@ -1061,7 +1069,7 @@ _STUDIES = (
         inductive_models_rows,
         other_graphs=SMALL_GRAPHS,
         several_seeds=True,
-        fields=inductive_fields,
+        fields=inductive_models_fields,
         keys=("row", "seed"),
     ),
     Study(

@@ -1,5 +1,7 @@
 """Path networks: what they read, what is removed in training, and what they do not have."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -167,3 +169,36 @@ def test_an_ensemble_with_embeddings_has_their_similar_entities():
     expected = network.score_tails(ids(0, 5), ids(1, 2))
     expected = expected + 0.5 * embeddings.score_tails(ids(0, 5), ids(1, 2))
     torch.testing.assert_close(scores, expected)
+
+
+def test_commands_for_embeddings_say_that_there_are_none(run_cli, tmp_path):
+    graph = chain()
+    kg.train(kg.PathNetwork(graph, dim=4, steps=2), graph, epochs=1, out=tmp_path / "run")
+    for command in (
+        ("index", tmp_path / "run"),
+        ("export", tmp_path / "run", "--out", tmp_path / "exported"),
+        ("similar", tmp_path / "run", "e0"),
+        ("sparsify", tmp_path / "run", "--out", tmp_path / "sparse", "--share", "0.5"),
+        ("nuclear-norm", tmp_path / "run"),
+        ("evaluate", tmp_path / "run", "--storage", "int8"),
+    ):
+        told = run_cli(*command)
+        assert told.code == 2, command
+        assert "PathNetwork has no embeddings of its own" in told.err
+
+
+def test_a_run_is_compared_combined_calibrated_and_completed(tmp_path):
+    graph = chain(30)
+    graph = replace(graph, valid=graph.valid[::2], test=graph.test[1::2])
+    run = kg.train(kg.PathNetwork(graph, dim=8, steps=2), graph, epochs=3, out=tmp_path / "paths")
+    other = kg.train(kg.ComplEx(graph, dim=8), graph, epochs=3, out=tmp_path / "embeddings")
+    assert kg.compare_ranks(run.report.ranks.mean[None], other.report.ranks.mean[None]).num_triples
+    ensemble = kg.Ensemble([run, other])
+    assert len(ensemble.model.weights) == 2
+    ensemble.save(tmp_path / "both")
+    loaded = kg.load_run(tmp_path / "both")
+    assert loaded.report.mrr == pytest.approx(ensemble.report.mrr)
+    kg.calibrate(tmp_path / "paths")
+    predictions = kg.load_run(tmp_path / "paths").predictor().tails("e0", "second", k=3)
+    assert all(prediction.probability is not None for prediction in predictions)
+    assert len(kg.complete(tmp_path / "paths", top=5)) == 5
