@@ -1070,7 +1070,7 @@ _STUDIES = (
         other_graphs=SMALL_GRAPHS,
         several_seeds=True,
         fields=inductive_models_fields,
-        keys=("row", "seed"),
+        merges=True,
     ),
     Study(
         "path-ensemble",
@@ -1078,7 +1078,7 @@ _STUDIES = (
         path_ensemble_rows,
         several_seeds=True,
         fields=path_ensemble_fields,
-        keys=("row", "seed"),
+        merges=True,
     ),
     Study(
         "explanations",

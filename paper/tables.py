@@ -280,8 +280,9 @@ class Study:
     `fields` of these; where it has no columns there, they are the first of its rows. `further` has
     the rows of other tables by the names of their texts.
 
-    With `keys`, results of several calls are kept together: a result takes the place of an earlier
-    one with the same values of these keys. Each is saved as soon as it is measured.
+    With `merges`, results of several calls are kept together. A result has a `row`, a `seed` and
+    `recipes`, which identify what was trained; it takes the place of that with its row and seed,
+    and of those of its row with other recipes. Each is saved as soon as it is measured.
     """
 
     name: str
@@ -292,7 +293,7 @@ class Study:
     other_graphs: tuple[str, ...] = ()  # that are measured only where they are named
     several_seeds: bool = False
     by_device: bool = False  # whether results on a CPU are saved beside those on a GPU
-    keys: tuple[str, ...] = ()
+    merges: bool = False
     further: Mapping[str, MakeRows] = field(default_factory=dict)
     fields: Callable[[Results], dict[str, Any]] = lambda results: {}
 
@@ -314,9 +315,9 @@ class Study:
             measured = self.measure(replace(config, earlier=tuple(earlier)), graph)
             results, drawing = measured if isinstance(measured, tuple) else (measured, None)
             saved = {"graph": graph.name, "environment": made_with, "results": earlier}
-            if self.keys:
+            if self.merges:
                 for result in results:
-                    saved["results"] = self._with_result(saved["results"], result)
+                    saved["results"] = merged(saved["results"], result)
                     self.save(path, saved)
             else:
                 saved["results"] = list(results) if isinstance(results, Iterator) else results
@@ -326,16 +327,10 @@ class Study:
 
     def _earlier_results(self, path: Path, graph: kg.Graph) -> list[dict[str, Any]]:
         """The saved results on the same data, if those of several calls are kept together."""
-        if not self.keys or not path.exists():
+        if not self.merges or not path.exists():
             return []
         saved = read_json(path)
         return saved["results"] if saved["environment"]["data"] == graph.fingerprint else []
-
-    def _with_result(
-        self, results: list[dict[str, Any]], result: dict[str, Any]
-    ) -> list[dict[str, Any]]:
-        kept = [one for one in results if any(one[key] != result[key] for key in self.keys)]
-        return sorted([*kept, result], key=lambda one: one["seed"])
 
     def tables(self, results: Results, graph: str) -> list[Table]:
         tables = []
@@ -397,6 +392,18 @@ class Study:
             parts += [f"![{first.title}](figures/{path.stem}.png)", saved["caption"]]
         parts += [table.as_markdown() for table in others]
         return "\n\n".join(parts)
+
+
+def merged(results: list[dict[str, Any]], result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Results of a study with another one, by seed."""
+    kept = []
+    for earlier in results:
+        is_replaced = earlier["row"] == result["row"] and (
+            earlier["seed"] == result["seed"] or earlier["recipes"] != result["recipes"]
+        )
+        if not is_replaced:
+            kept.append(earlier)
+    return sorted([*kept, result], key=lambda one: one["seed"])
 
 
 # -- pages -------------------------------------------------------------------
