@@ -78,7 +78,9 @@ async def entity(context: Context, name: EntityName) -> Entity:
     run = context.run
     graph = run.graph
     id = await context.id(name)
-    similar = await context.predict("similar", id, k=NUM_SIMILAR)
+    similar = []
+    if run.predictor.has_similar_entities:
+        similar = await context.predict("similar", id, k=NUM_SIMILAR)
     known, num_known = await context.in_thread(
         lambda: known_facts(run.predictor, id, limit=MAX_KNOWN)
     )
