@@ -15,6 +15,7 @@ from dualkg.inference.inductive import NoAdjoint
 from dualkg.inference.rules import RuleCount
 from dualkg.inference.supporting_paths import (
     EdgeGradients,
+    FoundPath,
     PathSearch,
     edge_gradients,
     edges_without,
@@ -210,15 +211,29 @@ def test_the_only_path_has_the_whole_prediction(network):
     assert content["supporting_paths"][0]["rule"]["num_true"] == 12
 
 
-def test_inverse_relations_point_to_the_left(cities):
-    model = kg.PathNetwork(cities, dim=8, steps=1)
-    run = kg.train(model, cities, epochs=1)
-    # One edge joins them, whatever its gradient is.
-    explained = run.predictor().explain("country 0", "has_currency", "city 0")
-    texts = [path.text for path in explained.supporting_paths]
-    assert texts in ([], ["country 0 ← located in — city 0"])
-    if not texts:
-        assert explained.sentences()[-1] == "No path from its head to its tail supports it."
+def test_inverse_relations_point_to_the_left(network, monkeypatch):
+    # The inverse of the first triple, and this triple as it is.
+    inverse = len(network.graph.train)
+    assert named(network.model, [inverse, 0]) == [(16, 3, 0), (0, 0, 16)]
+    path = FoundPath((inverse, 0), 0.5, 0.0001)
+    monkeypatch.setattr(explanation, "find_paths", lambda triple, network: (1.5, [path]))
+    explained = network.predictor().explain("country 0", "pays_with", "country 0")
+    [supporting] = explained.supporting_paths
+    assert supporting.text == "country 0 ← located in — city 0 — located in → country 0"
+    assert [edge.inverse for edge in supporting.edges] == [True, False]
+    assert supporting.edges[0].triple.text == "(city 0, located_in, country 0)"
+    assert supporting.sentence.endswith(
+        ": <1 % of the prediction. The rule is not counted because head and tail are the same "
+        "entity."
+    )
+    assert explained.network_score == 1.5
+
+
+def test_without_a_path_there_is_a_sentence(cities):
+    run = kg.train(kg.PathNetwork(cities, dim=2, steps=1), cities, epochs=1)
+    explained = run.predictor().explain("city 0", "pays_with", "currency 0")
+    assert explained.supporting_paths == ()
+    assert explained.sentences()[1:] == ["No path from its head to its tail supports it."]
 
 
 @pytest.mark.parametrize(
