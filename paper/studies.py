@@ -26,6 +26,7 @@ from dualkg.data.graph import SPLITS, Triples
 from dualkg.errors import InvalidValue, Unsupported
 from dualkg.extras import optional_import
 from dualkg.inference import calibration, completion, extension, index, inductive, reliability
+from dualkg.inference.deletion import correct_triples, delete_paths
 from dualkg.inference.explanation import Influence, influence
 from dualkg.training.api import choose_device, data_of, default_recipe, spread
 from dualkg.training.costs import WorkEstimate
@@ -1010,6 +1011,37 @@ def explanations_rows(results: Results) -> Iterator[list[str]]:
         yield [*cells, str(len(runs))]
 
 
+# -- deletion of supporting paths ------------------------------------------------
+
+PATH_NETWORK = Row("PathNetwork", "path-network")
+
+
+def measure_deletion(
+    config: Config, graph: kg.Graph, *, counts: Sequence[int] = (1, 3, 5), max_triples: int = 200
+) -> Iterator[Results]:
+    """Scores and ranks of correct predictions of a path network without their supporting paths."""
+    for seed in range(config.seeds):
+        network = config.load_trained(PATH_NETWORK, graph, seed).model
+        assert isinstance(network, kg.PathNetwork)
+        triples = correct_triples(network, graph, max_triples=max_triples, seed=seed)
+        if not len(triples):
+            raise Unsupported(PATH_NETWORK.name, f"predicts no test triple of {graph.name}")
+        for result in delete_paths(network, graph, triples, counts=counts, seed=seed):
+            yield {"seed": seed, **result.as_dict()}
+
+
+def deletion_rows(results: Results) -> Iterator[list[str]]:
+    for (deleted, count), runs in grouped(results, "deleted", "paths").items():
+        yield [
+            deleted,
+            str(count),
+            over_seeds([run["num_deleted"] for run in runs], digits=1),
+            over_seeds([run["score_drop"] for run in runs], digits=2),
+            over_seeds([run["mrr"] for run in runs]),
+            str(len(runs)),
+        ]
+
+
 # -- all studies ---------------------------------------------------------------
 
 
@@ -1088,5 +1120,6 @@ _STUDIES = (
         graphs=("world",),
         several_seeds=True,
     ),
+    Study("deletion", measure_deletion, deletion_rows, graphs=("WN18RR",), several_seeds=True),
 )
 STUDIES = {study.name: study for study in _STUDIES}

@@ -126,6 +126,26 @@ def test_explanations(config, monkeypatch):
     assert files(config, "explanations") == FILES
 
 
+def test_deletion(config, write_recipes):
+    network = {
+        "model.name": "PathNetwork",
+        "model.options": {"steps": 2},
+        "training.epochs": 2,
+        "training.batch_size": 64,
+    }
+    (registry.RECIPE_FOLDERS[0] / "world" / "path-network.toml").write_text(
+        kg.Recipe().with_changes({"model.dim": 4, **network}).as_toml()
+    )
+    quick = partial(studies.measure_deletion, counts=(2,), max_triples=5)
+    [table] = replace(STUDIES["deletion"], measure=quick).run(config)
+    deleted = [["nothing", "0"], ["supporting paths", "2"], ["neighbours", "2"], ["random", "2"]]
+    assert [row[:2] for row in table.rows] == deleted
+    results = {one["deleted"]: one for one in saved(config, "deletion")}
+    assert results["nothing"]["mrr"] == 1
+    assert table.rows[1][4] == f"{results['supporting paths']['mrr']:.4f}"
+    assert "5 test triples whose tail has the first rank" in table.notes[0]
+
+
 @pytest.mark.slow
 def test_sparsity(config, monkeypatch):
     shares = (0.0, 0.5, 0.9)

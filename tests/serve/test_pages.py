@@ -12,11 +12,13 @@ from starlette.requests import Request
 
 import dualkg as kg
 from dualkg import serve
+from dualkg.inference.explanation import share_text
 from dualkg.serve.app import application
 from dualkg.serve.limits import Limits
 from dualkg.serve.replies import ErrorReply
 from dualkg.serve.service import RequestContext, ServedRun, ServedRuns, Service
 from dualkg.serve.templating import entity_url, fill, percent, short, visible
+from tests.processes import LIMIT
 from tests.serve.conftest import HOSTILE, serving
 
 STATIC = Path(serve.__file__).with_name("static")
@@ -448,3 +450,40 @@ def test_pages_of_a_path_network_have_no_similar_entities(run_folders):
             refused = client.get(address, params={"entity": "Twenty"})
             assert refused.status_code == 400
             assert "PathNetwork has no embeddings of its own" in refused.json()["error"]
+
+
+def test_pages_of_a_path_network_explain_by_paths(run_folders):
+    embeddings = kg.load_run(run_folders[1])
+    graph = embeddings.graph
+    network = kg.train(kg.PathNetwork(graph, dim=4, steps=2), graph, epochs=2, batch_size=64)
+    runs = [ServedRun.of(network, name="network"), ServedRun.of(embeddings, name="embeddings")]
+    with (
+        serving(application(ServedRuns(runs))) as address,
+        httpx.Client(base_url=address, timeout=LIMIT) as client,
+    ):
+        query = QUERY | {"tail": "thing 30"}
+        own = client.get("/api/explain", params=query).raise_for_status().json()
+        wanted = network.predictor().explain(*query.values())
+        assert own["sentences"] == wanted.sentences()
+        assert (own["network"], own["supporting_triples"]) == ("network", None)
+        assert own["supporting_paths"]
+        page = audited(client.get("/explain", params=query))
+        for path in own["supporting_paths"]:
+            assert share_text(path["share"]) in page.text
+            assert path["rule"]["sentence"] in page.text
+            for edge in path["edges"]:
+                tail = graph.entities.label(graph.entities.id(edge["triple"]["tail"]))
+                assert short(tail) in page.text
+
+        # The paths of the network explain the predictions of embeddings, too.
+        both = client.get("/api/explain", params=query | {"run": "embeddings"}).json()
+        assert both["supporting_paths"] == own["supporting_paths"]
+        assert both["supporting_triples"]
+        page = audited(client.get("/explain", params=query | {"run": "embeddings"}))
+        assert both["network"] == "network"
+        assert "Paths that lead to it in network" in page.text
+        assert "Supporting training triples" in page.text
+
+        for address in ("/", "/entity/Twenty", "/run", "/map", "/facts"):
+            client.get(address, params=QUERY).raise_for_status()
+        assert "Why?" in client.get("/", params=QUERY).text

@@ -166,13 +166,21 @@ def explain(
     head: Annotated[str, Option(help="Name of the head entity.")],
     relation: Annotated[str, Option(help="Name of the relation.")],
     tail: Annotated[str, Option(help="Name of the tail entity.")],
-    top: Annotated[int, Option(min=1, help="Number of supporting triples.")] = 5,
+    top: Annotated[int, Option(min=1, help="Number of supporting triples, and of paths.")] = 5,
+    network: Annotated[
+        Path | None,
+        Option(metavar="RUN", help="Also show paths that this run of a PathNetwork finds."),
+    ] = None,
     device: cli.Device = None,
 ) -> cli.Output:
-    """Explain a prediction by the training triples that support it most and by similar entities."""
+    """Explain a prediction by the training triples that support it, similar entities, or paths.
+
+    A prediction of a PathNetwork is explained by the paths that carry it.
+    """
     opened = kg.inference.api.open_run(run, device=device)
+    network_run = kg.inference.api.open_run(network, device=device) if network else None
     predictor = kg.Predictor(opened.model, opened.graph, recipe=opened.recipe)
-    explanation = predictor.explain(head, relation, tail, k=top)
+    explanation = predictor.explain(head, relation, tail, k=top, network=network_run)
     yield cli.Result(explanation.as_dict())
     title, *sentences = explanation.sentences()
     cli.stdout.print(Text(title, style="bold"), soft_wrap=True)

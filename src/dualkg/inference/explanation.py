@@ -1,5 +1,5 @@
-"""Explanations: the training triples that support the score of a triple, and similar entities with
-the same triple.
+"""Explanations: the training triples that support the score of a triple, similar entities with the
+same triple, and the paths that lead a path network to it.
 
 The influence of a training triple is the drop of the score without it. To first order the row of an
 entity moves by H⁻¹ ∇l, with H the Hessian of its training loss and l the loss of the triple.
@@ -7,7 +7,7 @@ docs/explanation.md derives it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -16,8 +16,12 @@ import torch
 from torch import Tensor
 
 from dualkg.data.graph import SPLITS, Graph, Triples
-from dualkg.errors import InvalidValue
-from dualkg.inference.inductive import SIDES, EmbeddingProblem, FrozenContext
+from dualkg.errors import PYTHON, InvalidValue, RequestError, Words
+from dualkg.inference.inductive import SIDES, EmbeddingProblem, FrozenContext, with_adjoint
+from dualkg.inference.rules import RuleCount, count_rule
+from dualkg.inference.supporting_paths import find_paths
+from dualkg.models.base import Model
+from dualkg.models.paths import PathNetwork
 from dualkg.tables.lookup import Side
 
 Ids = tuple[int, int, int]
@@ -188,51 +192,202 @@ class SimilarEntity:
 
 
 @dataclass(frozen=True)
+class PathEdge:
+    """A training triple on a path, and whether the path follows it from its tail to its head."""
+
+    triple: NamedTriple
+    inverse: bool
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The relations of a path as the body of a rule, counted in train.
+
+    `num_cases` are the pairs of entities that the body joins, and `num_true` those among them that
+    have the relation of the explained triple, too. `confidence` is their quotient. For a rule that
+    is not counted, these are None, and `obstacle` completes "The rule is not counted because".
+    """
+
+    text: str
+    num_cases: int | None
+    num_true: int | None
+    confidence: float | None
+    obstacle: str | None
+    sentence: str
+
+
+@dataclass(frozen=True)
+class SupportingPath:
+    """A path from the head to the tail, and its share of the prediction of a path network.
+
+    `weight` is the mean of the gradients along the path, and `share` the quotient of it and the sum
+    of the weights of all paths that were found.
+    """
+
+    edges: tuple[PathEdge, ...]
+    weight: float
+    share: float
+    rule: Rule
+    text: str
+    sentence: str
+
+
+@dataclass(frozen=True)
 class Explanation:
-    """The score of a triple, the split that contains it, and what supports it, strongest first."""
+    """The score of a triple, the split that contains it, and what supports it, strongest first.
+
+    `supporting_triples` and `similar_entities` are None for a model whose embeddings do not have
+    them. `supporting_paths` are None without a path network. `network_score` is the score of this
+    for the triple, which is then not among its edges.
+    """
 
     triple: NamedTriple
     score: float
     split: str | None
-    supporting_triples: tuple[SupportingTriple, ...]
-    similar_entities: tuple[SimilarEntity, ...]
+    supporting_triples: tuple[SupportingTriple, ...] | None
+    similar_entities: tuple[SimilarEntity, ...] | None
+    network_score: float | None = None
+    supporting_paths: tuple[SupportingPath, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def sentences(self) -> list[str]:
-        """The score first, then a sentence for each supporting triple and each similar entity."""
+        """The score first, then a sentence for each supporting triple, entity and path."""
         known = f"; it is known ({self.split})" if self.split else ""
-        score = f"{self.triple.text} has score {self.score:.3f}{known}."
+        sentences = [f"{self.triple.text} has score {self.score:.3f}{known}."]
+        if self.supporting_triples is not None:
+            sentences += [support.sentence for support in self.supporting_triples]
+            if not self.supporting_triples:
+                sentences.append("No training triple of its two entities supports it.")
+        if self.similar_entities is not None:
+            sentences += [entity.sentence for entity in self.similar_entities]
+        if self.supporting_paths is not None:
+            sentences += [path.sentence for path in self.supporting_paths]
+            if not self.supporting_paths:
+                sentences.append("No path from its head to its tail supports it.")
+        return sentences
 
-        supporting = [support.sentence for support in self.supporting_triples]
-        if not supporting:
-            supporting = ["No training triple of its two entities supports it."]
-        similar = [entity.sentence for entity in self.similar_entities]
-        return [score, *supporting, *similar]
+
+class NotPathNetwork(RequestError):
+    """Paths were asked of a run whose model is no path network."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self.model = model
+
+    def message(self, words: Words = PYTHON) -> str:
+        network = words.option("network")
+        return f"{network} should be a run of a PathNetwork; it has the model {self.model}."
 
 
-def explain(context: FrozenContext, triple: Sequence[str | int], *, k: int = 5) -> Explanation:
+class NetworkOfOtherGraph(RequestError):
+    """Predictions were to be explained by a path network that reads another graph."""
+
+    def __init__(self, graph: str, network_graph: str) -> None:
+        super().__init__()
+        self.graph = graph
+        self.network_graph = network_graph
+
+    def message(self, words: Words = PYTHON) -> str:
+        network = words.option("network")
+        if self.graph == self.network_graph:
+            found = f"it has other names, triples or splits of {self.graph}"
+        else:
+            found = f"it was trained on {self.network_graph}, the predictions are of {self.graph}"
+        return f"{network} should be a run of the same graph; {found}."
+
+
+def check_network(model: Model, network_graph: Graph, *, graph: Graph) -> PathNetwork:
+    """A model that explains predictions for a graph by paths; refuse any other."""
+    if not isinstance(model, PathNetwork):
+        raise NotPathNetwork(type(model).__name__)
+    if not is_same_graph(graph, network_graph):
+        raise NetworkOfOtherGraph(graph.name, network_graph.name)
+    return model
+
+
+def is_same_graph(a: Graph, b: Graph) -> bool:
+    """Whether names and triples are the same; a graph in memory may have no fingerprint yet."""
+    if a is b:
+        return True
+    of_a, of_b = (graph.fingerprint or graph.with_fingerprint().fingerprint for graph in (a, b))
+    return of_a == of_b
+
+
+def has_supporting_triples(model: Model) -> bool:
+    """Whether the embeddings of a model have influences of triples."""
+    try:
+        with_adjoint(model)
+    except RequestError:
+        return False
+    return True
+
+
+def explain(
+    context: FrozenContext,
+    triple: Sequence[str | int],
+    *,
+    k: int = 5,
+    network: PathNetwork | None = None,
+) -> Explanation:
     """Explain the score of a triple by the `k` training triples that support it most.
 
-    The explanation also has `k` similar entities that train has in the same place.
+    The explanation also has `k` similar entities that train has in the same place, and, with a
+    `network` of the same graph, the `k` paths that carry the network's prediction.
     """
+    explanation = _explanation(context.model, context.graph, triple, k=k, network=network)
+    ids = _ids_of(triple, context.graph)
+    return replace(
+        explanation,
+        supporting_triples=supporting_triples(ids, context, k=k),
+        similar_entities=similar_entities(ids, context, k=k),
+    )
+
+
+def explain_by_paths(
+    model: Model, graph: Graph, triple: Sequence[str | int], *, network: PathNetwork, k: int = 5
+) -> Explanation:
+    """Explain the score of a triple by the `k` paths that carry the prediction of a network alone.
+
+    This is for path networks themselves, and for models without influences of triples.
+    """
+    return _explanation(model, graph, triple, k=k, network=network)
+
+
+def _explanation(
+    model: Model,
+    graph: Graph,
+    triple: Sequence[str | int],
+    *,
+    k: int,
+    network: PathNetwork | None,
+) -> Explanation:
+    """The score, and the supporting paths of a network."""
     if k < 1:
         raise InvalidValue("k", expected="at least 1", found=k)
-    graph = context.graph
-    model = context.model
-    head, relation, tail = triple
-    ids = (graph.entities.id(head), graph.relations.id(relation), graph.entities.id(tail))
-
-    head_id, relation_id, tail_id = (torch.tensor([id], device=model.device) for id in ids)
-    score = model.score(head_id, relation_id, tail_id).detach()
+    ids = _ids_of(triple, graph)
+    head, relation, tail = (torch.tensor([id], device=model.device) for id in ids)
+    with torch.no_grad():
+        score = model.score(head, relation, tail)
+    network_score = None
+    paths = None
+    if network is not None:
+        network_score, paths = supporting_paths(ids, network, graph, k=k)
     return Explanation(
         triple=NamedTriple.of(ids, graph),
         score=float(score),
         split=_split_of(ids, graph),
-        supporting_triples=supporting_triples(ids, context, k=k),
-        similar_entities=similar_entities(ids, context, k=k),
+        supporting_triples=None,
+        similar_entities=None,
+        network_score=network_score,
+        supporting_paths=paths,
     )
+
+
+def _ids_of(triple: Sequence[str | int], graph: Graph) -> Ids:
+    head, relation, tail = triple
+    return graph.entities.id(head), graph.relations.id(relation), graph.entities.id(tail)
 
 
 def _split_of(triple: Ids, graph: Graph) -> str | None:
@@ -314,3 +469,88 @@ def _similar_in_column(
             )
         )
     return similar
+
+
+# -- paths ---------------------------------------------------------------------
+
+
+def relation_words(label: str) -> str:
+    """A relation in words: `spoken_language` is displayed as "spoken language"."""
+    return label.strip("_").replace("_", " ") or label
+
+
+def supporting_paths(
+    triple: Ids, network: PathNetwork, graph: Graph, *, k: int
+) -> tuple[float, tuple[SupportingPath, ...]]:
+    """The score of a network for a triple, and the paths with the largest shares of it."""
+    score, found = find_paths(triple, network)
+    edges = network.edges
+    num_relations = graph.shape.num_relations
+    paths = []
+    for path in found[:k]:
+        numbers = list(path.edges)
+        relations = edges.relations[numbers].tolist()
+        heads = edges.heads[numbers].tolist()
+        tails = edges.tails[numbers].tolist()
+        path_edges = []
+        for head, relation, tail in zip(heads, relations, tails, strict=True):
+            is_inverse = relation >= num_relations
+            known = (tail, relation - num_relations, head) if is_inverse else (head, relation, tail)
+            path_edges.append(PathEdge(NamedTriple.of(known, graph), is_inverse))
+        rule = _rule(relations, triple, graph)
+        text = _path_text([heads[0], *tails], relations, graph)
+        paths.append(
+            SupportingPath(
+                edges=tuple(path_edges),
+                weight=path.weight,
+                share=path.share,
+                rule=rule,
+                text=text,
+                sentence=f"{text}: {share_text(path.share)} of the prediction. {rule.sentence}",
+            )
+        )
+    return score, tuple(paths)
+
+
+def _path_text(entities: Sequence[int], relations: Sequence[int], graph: Graph) -> str:
+    """`Lyon — located in → France — currency → Euro`; inverse relations point to the left."""
+    words = [graph.entities.text(entities[0])]
+    for relation, entity in zip(relations, entities[1:], strict=True):
+        words += [_arrow(relation, graph), graph.entities.text(entity)]
+    return " ".join(words)
+
+
+def _arrow(relation: int, graph: Graph) -> str:
+    num_relations = graph.shape.num_relations
+    words = relation_words(graph.relations.text(relation % num_relations))
+    return f"— {words} →" if relation < num_relations else f"← {words} —"
+
+
+def _rule(body: Sequence[int], triple: Ids, graph: Graph) -> Rule:
+    """The rule of a path: `x — located in → · — currency → y: x — currency → y`."""
+    count = count_rule(body, triple, graph)
+    arrows = [_arrow(relation, graph) for relation in body]
+    return Rule(
+        text=f"x {' · '.join(arrows)} y: x {_arrow(triple[1], graph)} y",
+        num_cases=count.num_cases,
+        num_true=count.num_true,
+        confidence=count.confidence,
+        obstacle=count.obstacle,
+        sentence=_rule_sentence(count),
+    )
+
+
+def _rule_sentence(count: RuleCount) -> str:
+    if count.obstacle is not None:
+        return f"The rule is not counted because {count.obstacle}."
+    if count.confidence is None:
+        return "The rule has no other case."
+    cases = "1 case" if count.num_cases == 1 else f"{count.num_cases:,} cases"
+    return f"The rule holds in {share_text(count.confidence)} of {cases}."
+
+
+def share_text(share: float) -> str:
+    """87 %, and <1 % for what is positive and rounds to nothing."""
+    if 0 < share < 0.005:
+        return "<1 %"
+    return f"{100 * share:.0f} %"

@@ -17,7 +17,13 @@ from dualkg.data.graph import SPLITS, Graph, relations_with_self_loops
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import PYTHON, InvalidValue, RequestError, Unsupported, Words
 from dualkg.inference.calibration import Calibration, PriorCorrection, calibration_for
-from dualkg.inference.explanation import Explanation, explain
+from dualkg.inference.explanation import (
+    Explanation,
+    check_network,
+    explain,
+    explain_by_paths,
+    has_supporting_triples,
+)
 from dualkg.inference.extension import Context, Name, NamedTriple, PathContext, add_entity
 from dualkg.inference.index import best_of, query_vectors
 from dualkg.inference.index_build import ModelIndex
@@ -315,12 +321,24 @@ class Predictor:
         extension = add_entity(context, name, triples)
         return replace(self, model=extension.model, graph=extension.graph, index=None)
 
-    def explain(self, head: Name, relation: Name, tail: Name, *, k: int = 5) -> Explanation:
+    def explain(
+        self, head: Name, relation: Name, tail: Name, *, k: int = 5, network: Run | None = None
+    ) -> Explanation:
         """Return the training triples that most support the score of a triple.
 
-        The explanation also has similar entities that have the same triple.
+        The explanation also has similar entities that have the same triple. With the run of a
+        PathNetwork that was trained on the same graph as `network`, it has the paths by which this
+        finds the triple. The prediction of a PathNetwork is explained by its own paths.
         """
-        return explain(self._context, (head, relation, tail), k=k)
+        triple = (head, relation, tail)
+        asked = None
+        if network is not None:
+            asked = check_network(network.model, network.graph, graph=self.graph)
+        elif isinstance(self.model, PathNetwork):
+            asked = self.model
+        if asked is None or has_supporting_triples(self.model):
+            return explain(self._context, triple, k=k, network=asked)
+        return explain_by_paths(self.model, self.graph, triple, k=k, network=asked)
 
     # -- known triples --------------------------------------------------------
 

@@ -150,6 +150,13 @@ class Edges:
         return torch.stack([torch.ones_like(logs), logs, attenuation], dim=1)
 
 
+class WeightedEdges(NamedTuple):
+    """Edges of one step, and what the message along each of the kept ones is multiplied by."""
+
+    edges: Edges
+    weights: Tensor
+
+
 class Mixing(NamedTuple):
     """The parameters by which a step makes new vectors of the statistics.
 
@@ -194,12 +201,14 @@ def take_step(
     edges: Edges,
     before: Tensor,
     after: Tensor,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """The vectors after one more step, `(num_entities, batch, dim)`.
 
     `vectors` are those before it, `factors` those of relations `(num_relations, batch, dim)`, and
-    `query_vectors` `(batch, dim)`. `before` and `after` say which entities are reached. This is the
-    reference of the compiled forms.
+    `query_vectors` `(batch, dim)`. `before` and `after` say which entities are reached. `weights`
+    multiply the messages along kept edges, `(num_kept,)`; degrees do not depend on them. This is
+    the reference of the compiled forms, which have no weights.
     """
     num_entities, batch, dim = vectors.shape
     sources = edges.heads
@@ -210,6 +219,8 @@ def take_step(
         relations = relations[edges.kept]
         targets = targets[edges.kept]
     messages = vectors[sources] * factors[relations]
+    if weights is not None:
+        messages = messages * weights[:, None, None]
     at_heads = torch.zeros_like(vectors)
     at_heads[heads, torch.arange(batch, device=heads.device)] = query_vectors
     messages = torch.cat([messages, at_heads])

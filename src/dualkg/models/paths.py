@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -206,9 +206,19 @@ class PathNetwork(Model):
 
         return compiled_paths
 
-    def spread(self, heads: Tensor, relations: Tensor, edges: paths.Edges) -> Tensor:
-        """The vectors of all entities after the last step, `(num_entities, batch, dim)`."""
-        form = self._form()
+    def spread(
+        self,
+        heads: Tensor,
+        relations: Tensor,
+        edges: paths.Edges,
+        *,
+        weighted: Sequence[paths.WeightedEdges] | None = None,
+    ) -> Tensor:
+        """The vectors of all entities after the last step, `(num_entities, batch, dim)`.
+
+        `weighted` are edges and weights of each step, which the plain form reads.
+        """
+        form = self._form() if weighted is None else paths
         dtype = self.query_vectors.dtype
         if form is not paths and self.bf16 and self.device.type == "cuda":
             dtype = torch.bfloat16
@@ -230,21 +240,29 @@ class PathNetwork(Model):
                 self.gains[step],
                 self.shifts[step],
             )
+            of_step = {"edges": edges} if weighted is None else weighted[step]._asdict()
             vectors = form.take_step(
                 vectors,
                 factors,
                 queries,
                 mixing,
                 heads=heads,
-                edges=edges,
                 before=reached[step],
                 after=reached[step + 1],
+                **of_step,
             )
         return vectors
 
-    def _scores(self, heads: Tensor, relations: Tensor, edges: paths.Edges) -> Tensor:
+    def _scores(
+        self,
+        heads: Tensor,
+        relations: Tensor,
+        edges: paths.Edges,
+        *,
+        weighted: Sequence[paths.WeightedEdges] | None = None,
+    ) -> Tensor:
         """Scores of all entities as tails, `(batch, num_entities)`."""
-        vectors = self.spread(heads, relations, edges)
+        vectors = self.spread(heads, relations, edges, weighted=weighted)
         dtype = vectors.dtype
         of_vectors = self.hidden_weight[:, : self.dim].to(dtype)
         of_queries = self.hidden_weight[:, self.dim :]
@@ -271,6 +289,20 @@ class PathNetwork(Model):
     def sum_gradients(self) -> None:
         if self.group is not None:
             self.group.sum_gradients(self.parameters())
+
+    def scores_over(
+        self,
+        heads: Tensor,
+        relations: Tensor,
+        edges: paths.Edges,
+        *,
+        weighted: Sequence[paths.WeightedEdges] | None = None,
+    ) -> Tensor:
+        """Scores of all entities as tails over some edges of the graph, `(batch, num_entities)`.
+
+        With `weighted`, scores have gradients by the weights of edges in each step.
+        """
+        return self._scores(heads, relations, edges, weighted=weighted)
 
     def _answer(self, given: Tensor, relations: Tensor) -> Tensor:
         """Scores of all entities for queries over the whole graph."""

@@ -184,16 +184,26 @@ async def explain(
     head: Head,
     relation: Relation,
     tail: Tail,
-    k: Annotated[int, Query(ge=1, le=50, description="Number of supporting triples.")] = 5,
+    k: Annotated[
+        int, Query(ge=1, le=50, description="Number of supporting triples, and of paths.")
+    ] = 5,
 ) -> schemas.ExplanationResponse:
-    """The training triples that support a triple's score, and similar entities.
+    """The training triples that support a triple's score, similar entities, and paths.
 
-    Similar entities are those that have the same triple.
+    Similar entities are those that have the same triple. Paths are those of a path network: the run
+    itself, or another run of the same graph that is served.
     """
     ids = await context.ids(head=head, relation=relation, tail=tail)
-    explanation = await context.in_thread(lambda: context.run.predictor.explain(**ids, k=k))
+    predictor = context.run.predictor
+    network = context.network
+    explanation = await context.in_thread(
+        lambda: predictor.explain(**ids, k=k, network=network.run if network else None)
+    )
     return schemas.ExplanationResponse(
-        run=context.run.name, sentences=explanation.sentences(), **vars(explanation)
+        run=context.run.name,
+        network=network.name if network else None,
+        sentences=explanation.sentences(),
+        **vars(explanation),
     )
 
 
@@ -201,7 +211,7 @@ async def explain(
 async def explanation_page(
     context: Context, head: Head, relation: Relation, tail: Tail
 ) -> Response:
-    """Supporting triples as a page; with scripts, its section is opened below a prediction."""
+    """Supporting triples and paths as a page; scripts open its section below a prediction."""
     explanation = await explain(context, head, relation, tail)
     graph = context.run.graph
 

@@ -184,13 +184,22 @@ class Entity(OfRun):
 
 
 class ExplanationResponse(OfRun):
-    """The training triples that support a triple, strongest first."""
+    """The training triples and the paths that support a triple, strongest first."""
 
     triple: explanation.NamedTriple
     score: float | None
     split: str | None
-    supporting_triples: list[explanation.SupportingTriple]
-    similar_entities: list[explanation.SimilarEntity]
+    supporting_triples: list[explanation.SupportingTriple] | None = Field(
+        description="Null for a model whose embeddings have none, such as a path network."
+    )
+    similar_entities: list[explanation.SimilarEntity] | None = Field(description="Likewise.")
+    network: str | None = Field(description="The run whose paths these are.")
+    network_score: float | None = Field(
+        description="Score of the path network, without the triple among its edges."
+    )
+    supporting_paths: list[explanation.SupportingPath] | None = Field(
+        description="Null if no path network of the graph is served."
+    )
     sentences: list[str]
 
 

@@ -18,9 +18,10 @@ from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.inference.completion import Completion, complete
 from dualkg.inference.decisions import DecisionStore
-from dualkg.inference.inductive import with_adjoint
+from dualkg.inference.explanation import has_supporting_triples, is_same_graph
 from dualkg.inference.name_search import NameSearch
 from dualkg.inference.predictor import Known, Prediction, Predictor, Query, QueryType
+from dualkg.models.paths import PathNetwork
 from dualkg.serve.batching import MAX_BATCH_PREDICTIONS, MicroBatcher
 from dualkg.serve.errors import (
     DuplicateRunName,
@@ -66,15 +67,15 @@ class ServedRun:
 
     @cached_property
     def has_explanations(self) -> bool:
-        """Whether predictions can be explained.
+        """Whether predictions can be explained by the run alone.
 
         Those of an ensemble, and of a model without an adjoint, cannot.
         """
-        try:
-            with_adjoint(self.run.model)
-        except RequestError:
-            return False
-        return True
+        return self.is_path_network or has_supporting_triples(self.run.model)
+
+    @property
+    def is_path_network(self) -> bool:
+        return isinstance(self.run.model, PathNetwork)
 
     @cached_property
     def relations(self) -> list[Item]:
@@ -101,6 +102,7 @@ class ServedRuns:
             if number > 1:
                 raise DuplicateRunName(name)
         self._runs = {run.name: run for run in runs}
+        self._networks: dict[str, ServedRun | None] = {}
 
     @classmethod
     def load(cls, paths: Sequence[Path], *, device: str | None = None) -> Self:
@@ -128,6 +130,19 @@ class ServedRuns:
         if name not in self._runs:
             raise UnknownRunError(name, served=self.names)
         return self._runs[name]
+
+    def network_for(self, run: ServedRun) -> ServedRun | None:
+        """The path network whose paths explain predictions of a run, if there is one.
+
+        It is the run itself, or the first path network of the same graph.
+        """
+        if run.is_path_network:
+            return run
+        if run.name not in self._networks:
+            networks = [other for other in self if other.is_path_network]
+            same = (other for other in networks if is_same_graph(other.graph, run.graph))
+            self._networks[run.name] = next(same, None)
+        return self._networks[run.name]
 
 
 class Service:
@@ -220,6 +235,16 @@ class RequestContext:
     @property
     def is_default_run(self) -> bool:
         return self.run.name == self.service.runs.names[0]
+
+    @property
+    def network(self) -> ServedRun | None:
+        """The path network that explains predictions of the run, if one is served."""
+        return self.service.runs.network_for(self.run)
+
+    @property
+    def has_explanations(self) -> bool:
+        """Whether predictions of the run can be explained."""
+        return self.run.has_explanations or self.network is not None
 
     async def ids(self, **names: str | int) -> dict[Part, int]:
         """The ids of some parts of a triple, in their order."""

@@ -13,6 +13,7 @@ from jinja2.ext import Extension
 from markupsafe import Markup
 
 from dualkg import errors
+from dualkg.inference.explanation import relation_words, share_text
 from dualkg.serve.errors import HTTP
 from dualkg.serve.replies import RESPONSES, ErrorReply
 from dualkg.serve.service import RequestContext, service_of
@@ -35,7 +36,7 @@ def short(name: str, length: int = MAX_SHORT) -> str:
 
 def relation_text(label: str, length: int = MAX_SHORT) -> str:
     """A relation in words: `spoken_language` is displayed as "spoken language"."""
-    return short(label.strip("_").replace("_", " ") or label, length)
+    return short(relation_words(label), length)
 
 
 def percent(probability: float) -> str:
@@ -83,6 +84,7 @@ TEMPLATES.filters |= {
     "short": short,
     "relation_text": relation_text,
     "percent": percent,
+    "share": share_text,
     "thousands": "{:,}".format,
     "decimals": decimals,
     "message": message,
