@@ -1013,8 +1013,6 @@ def explanations_rows(results: Results) -> Iterator[list[str]]:
 
 # -- deletion of supporting paths ------------------------------------------------
 
-PATH_NETWORK = Row("PathNetwork", "path-network")
-
 
 def measure_deletion(
     config: Config, graph: kg.Graph, *, counts: Sequence[int] = (1, 3, 5), max_triples: int = 200

@@ -178,17 +178,24 @@ def compare(form, *, num_entities, num_triples, batch, dim, dtype, device, toler
                 before=reached[step],
                 after=reached[step + 1],
             )
-        weights = torch.randn(vectors.shape, generator=generator, dtype=torch.float64)
-        (vectors.double() * weights.to(device)).sum().backward()
+        numbers = [drawn(batch, 2 * dim), drawn(2 * dim, dim), drawn(2 * dim)]
+        of_scores = [number.detach().to(weight_dtype).requires_grad_() for number in numbers]
+        scores = form.score(vectors, *of_scores)
+        weights = torch.randn(scores.shape, generator=generator, dtype=torch.float64)
+        (scores.double() * weights.to(device)).sum().backward()
         parameters = [*factors, queries, *(part for mixing in mixings for part in mixing)]
-        return reached, vectors.detach(), [parameter.grad for parameter in parameters]
+        parameters += of_scores
+        gradients = [parameter.grad for parameter in parameters]
+        return reached, (vectors.detach(), scores.detach()), gradients
 
     reached, expected, gradients = run(paths, torch.float64, torch.float64)
     weight_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     same_reach, found, other_gradients = run(form, dtype, weight_dtype)
-    assert all(torch.equal(one, other) for one, other in zip(reached, same_reach, strict=True))
+    for one, other in zip(reached, same_reach, strict=True):
+        assert torch.equal(one, getattr(other, "mask", other))
     of_vectors, of_gradients = tolerances
-    assert _distance(expected, found) < of_vectors
+    for vectors, others in zip(expected, found, strict=True):
+        assert _distance(vectors, others) < of_vectors
     for gradient, other in zip(gradients, other_gradients, strict=True):
         assert _distance(gradient, other) < of_gradients
 

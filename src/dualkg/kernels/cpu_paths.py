@@ -21,7 +21,10 @@ from dualkg.kernels.paths import (
     Adjacency,
     Edges,
     Mixing,
+    score,
 )
+
+__all__ = ["reach", "score", "take_step"]
 
 NUM_RANGES = 8
 NUM_GRADIENTS = 6  # what an edge reads backward: see `_gradients_of_messages`
@@ -49,7 +52,7 @@ def reach(heads: Tensor, edges: Edges, num_steps: int) -> list[Tensor]:
     first[heads, torch.arange(batch)] = True
     reached = [first]
     starts, others, _ = _lists_of(edges.incoming)
-    kept = _kept_in(edges, edges.incoming)
+    kept = _array_of(edges.kept_incoming, edges)
     for _ in range(num_steps):
         further = torch.empty_like(first)
         arrays = (reached[-1].numpy(), further.numpy(), starts, others, kept)
@@ -62,10 +65,9 @@ def _lists_of(adjacency: Adjacency) -> tuple[Any, Any, Any]:
     return adjacency.starts.numpy(), adjacency.others.numpy(), adjacency.relations.numpy()
 
 
-def _kept_in(edges: Edges, adjacency: Adjacency) -> Any:
-    kept = edges.kept_in(adjacency)
+def _array_of(kept: Tensor | None, edges: Edges) -> Any:
     if kept is None:
-        kept = torch.ones(len(adjacency.others), dtype=torch.bool)
+        kept = torch.ones(len(edges.heads), dtype=torch.bool)
     return kept.numpy()
 
 
@@ -219,7 +221,7 @@ class _Aggregate(torch.autograd.Function):
             rows.numpy(),
             degrees.numpy(),
             *_lists_of(edges.incoming),
-            _kept_in(edges, edges.incoming),
+            _array_of(edges.kept_incoming, edges),
             statistics.numpy(),
             MIN_VARIANCE,
         )
@@ -244,7 +246,7 @@ class _Aggregate(torch.autograd.Function):
             before.numpy(),
             rows.numpy(),
             *_lists_of(edges.outgoing),
-            _kept_in(edges, edges.outgoing),
+            _array_of(edges.kept_outgoing, edges),
             gradients.numpy(),
             grad_vectors.numpy(),
             grad_factors.numpy(),

@@ -31,7 +31,7 @@ class Segments(NamedTuple):
     A segment has the edges `starts` to `ends` − 1 of one of the `entities`. An entity with several
     segments is one of the `divided`; their segments are numbered by `slots`, and those of the i-th
     have the slots `slot_starts[i]` to `slot_starts[i + 1]` − 1. The slot of all other segments is
-    −1.
+    −1, and there are `num_slots`.
     """
 
     entities: Tensor
@@ -40,6 +40,7 @@ class Segments(NamedTuple):
     slots: Tensor
     divided: Tensor
     slot_starts: Tensor
+    num_slots: int
 
     @staticmethod
     def of(starts: Tensor) -> Segments:
@@ -60,7 +61,13 @@ class Segments(NamedTuple):
         slot_starts = torch.zeros(len(divided) + 1, dtype=torch.int32, device=device)
         slot_starts[1:] = counts[divided].cumsum(0)
         return Segments(
-            entities, segment_starts.int(), ends.int(), slots.int(), divided, slot_starts
+            entities,
+            segment_starts.int(),
+            ends.int(),
+            slots.int(),
+            divided,
+            slot_starts,
+            int(slot_starts[-1]),
         )
 
 
@@ -97,8 +104,10 @@ class Adjacency(NamedTuple):
 class Edges:
     """A graph as edges in both directions.
 
-    `kept` says for each edge whether messages pass along it; without it, all do. `degrees` count
-    the kept edges that enter an entity, and the message of zeros.
+    `kept` says for each edge whether messages pass along it; without it, all do. `kept_incoming`
+    and `kept_outgoing` say so in the order of these. `degrees` count the kept edges that enter an
+    entity, and the message of zeros. `scalers` are by what the statistics of an entity are
+    multiplied, `(num_entities, 3)`.
     """
 
     heads: Tensor
@@ -108,7 +117,10 @@ class Edges:
     outgoing: Adjacency
     mean_log_degree: float
     degrees: Tensor
+    scalers: Tensor
     kept: Tensor | None = None
+    kept_incoming: Tensor | None = None
+    kept_outgoing: Tensor | None = None
 
     @staticmethod
     def of(triples: Tensor, *, num_entities: int, num_relations: int) -> Edges:
@@ -117,37 +129,41 @@ class Edges:
         relations = torch.cat([triples[:, 1], triples[:, 1] + num_relations])
         tails = torch.cat([triples[:, 2], triples[:, 0]])
         degrees = 1.0 + torch.bincount(tails, minlength=num_entities).float()
+        # A graph without edges has no logarithm to divide by.
+        mean_log_degree = max(float(degrees.log().mean()), 1e-6)
         return Edges(
             heads,
             relations,
             tails,
             Adjacency.of(tails, relations, heads, num_entities),
             Adjacency.of(heads, relations, tails, num_entities),
-            # A graph without edges has no logarithm to divide by.
-            max(float(degrees.log().mean()), 1e-6),
+            mean_log_degree,
             degrees,
+            _scalers(degrees, mean_log_degree),
         )
 
     def keep(self, kept: Tensor) -> Edges:
         """The same edges, of which some are kept, `(num_edges,)`."""
         degrees = torch.ones_like(self.degrees)
         degrees.index_add_(0, self.tails, kept.to(degrees.dtype))
-        return replace(self, kept=kept, degrees=degrees)
-
-    def kept_in(self, adjacency: Adjacency) -> Tensor | None:
-        """Whether each edge of `incoming` or `outgoing` is kept."""
-        return None if self.kept is None else self.kept[adjacency.positions]
+        return replace(
+            self,
+            degrees=degrees,
+            scalers=_scalers(degrees, self.mean_log_degree),
+            kept=kept,
+            kept_incoming=kept[self.incoming.positions],
+            kept_outgoing=kept[self.outgoing.positions],
+        )
 
     @property
     def num_entities(self) -> int:
         return len(self.degrees)
 
-    @property
-    def scalers(self) -> Tensor:
-        """By what the statistics of an entity are multiplied, `(num_entities, 3)`."""
-        logs = self.degrees.log() / self.mean_log_degree
-        attenuation = 1 / logs.clamp(min=MIN_AMPLIFICATION)
-        return torch.stack([torch.ones_like(logs), logs, attenuation], dim=1)
+
+def _scalers(degrees: Tensor, mean_log_degree: float) -> Tensor:
+    logs = degrees.log() / mean_log_degree
+    attenuation = 1 / logs.clamp(min=MIN_AMPLIFICATION)
+    return torch.stack([torch.ones_like(logs), logs, attenuation], dim=1)
 
 
 class WeightedEdges(NamedTuple):
@@ -242,6 +258,16 @@ def take_step(
         mixed, (dim,), mixing.gain, mixing.shift, NORM_EPSILON
     )
     return vectors + normalized.relu() * after[:, :, None]
+
+
+def score(vectors: Tensor, from_queries: Tensor, weight: Tensor, score_weight: Tensor) -> Tensor:
+    """Scores of vectors by a hidden layer of 2 · dim units, `(num_entities, batch)`.
+
+    `weight` is `(2 · dim, dim)`. To its product with a vector `from_queries` `(batch, 2 · dim)` are
+    added. The rectified units are summed with `score_weight` `(2 · dim,)`.
+    """
+    hidden = vectors @ weight.T + from_queries
+    return hidden.relu() @ score_weight
 
 
 def _extremes(messages: Tensor, targets: Tensor, kind: str, num_entities: int) -> Tensor:

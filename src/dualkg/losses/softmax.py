@@ -337,9 +337,11 @@ class BoundOneVsAll:
         known = self.known.of(f.given(side), relations, capacity=self.max_known)
         is_known = torch.zeros_like(values, dtype=torch.bool)
         # Padding repeats an answer of the last query.
-        is_known[known.queries, known.entities] = True
+        # A CUDA graph takes no values from the host.
+        truth = torch.ones_like(is_known[:1, 0])
+        is_known.index_put_((known.queries, known.entities), truth)
         rows = torch.arange(len(values), device=values.device)
-        is_known[rows, f.answers(side)] = False
+        is_known.index_put_((rows, f.answers(side)), ~truth)
         return values.masked_fill(is_known, -torch.inf)
 
 

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from dualkg.data.filters import inverse_relations
-from dualkg.data.graph import Graph, GraphShape
+from dualkg.data.graph import Graph, GraphShape, Triples
 from dualkg.errors import InvalidValue, RequestError, Unsupported
 from dualkg.kernels import paths
 from dualkg.kernels.hardware import gpu_kernels_unavailable
@@ -26,6 +28,7 @@ __all__ = ["PathNetwork"]
 
 MAX_QUERIES = 64  # that are answered at a time
 KERNEL_DIMS = (16, 32, 64, 128)
+FEW_PAIRS = 0.2  # of the share in train
 
 
 class NoGraph(RequestError):
@@ -49,11 +52,14 @@ class PathNetwork(Model):
     score is a function of the vector at an entity.
 
     In training, the triples of a batch are removed from the graph, and with them a random share
-    `edge_dropout` of all others, so that entities without their last edge do not stand out. There
-    are no embeddings of entities: the parameters do not depend on their number.
+    `edge_dropout` of all others, so that entities without their last edge do not stand out. With
+    `remove_pairs`, all edges between the two entities of a triple are removed with it. If it is
+    left out, that is so where validation triples have far fewer of such edges than training
+    triples, as in FB15k-237. There are no embeddings of entities: the parameters do not depend on
+    their number.
     """
 
-    options: ClassVar[tuple[str, ...]] = ("steps", "edge_dropout")
+    options: ClassVar[tuple[str, ...]] = ("steps", "edge_dropout", "remove_pairs")
     recipe_defaults: ClassVar[Mapping[str, Any]] = {
         "model.dim": 32,
         "loss.exclude_known": True,
@@ -73,6 +79,7 @@ class PathNetwork(Model):
         dim: int = 32,
         steps: int = 6,
         edge_dropout: float = 0.1,
+        remove_pairs: bool | None = None,
         reciprocal: bool = True,
         init_scale: float | None = None,
         seed: int = 0,
@@ -98,6 +105,7 @@ class PathNetwork(Model):
         self.dim = dim
         self.steps = steps
         self.edge_dropout = edge_dropout
+        self.remove_pairs = remove_pairs
         self.seed = seed
         # Whether the compiled form is used where there is one, and in which precision.
         self.compiled = True
@@ -107,7 +115,7 @@ class PathNetwork(Model):
         self._triples: Tensor | None = None
         self._edges: paths.Edges | None = None
         self._keys: Tensor | None = None
-        self._key_positions: Tensor | None = None
+        self._removes_pairs = bool(remove_pairs)
 
         generator = torch.Generator().manual_seed(seed)
         num_relations = self.num_relation_ids
@@ -141,6 +149,8 @@ class PathNetwork(Model):
         self.check_shape(graph.shape)
         self._triples = torch.as_tensor(graph.train.astype("int64"))
         self._edges = None
+        if self.remove_pairs is None:
+            self._removes_pairs = _has_few_pairs(graph)
 
     @property
     def edges(self) -> paths.Edges:
@@ -153,14 +163,18 @@ class PathNetwork(Model):
             self._edges = paths.Edges.of(
                 triples, num_entities=num_entities, num_relations=num_relations
             )
-            keys, positions = self._key_of(*triples.unbind(1)).sort()
-            self._keys = keys
-            self._key_positions = positions
+            self._keys = self._key_of(*triples.unbind(1))
         return self._edges
 
     def _key_of(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
-        """A number for each triple of the graph; that of an inverse is the same."""
+        """A number for each triple; triples that are removed together have the same.
+
+        That of an inverse is the same.
+        """
         num_entities, num_relations = self.shape
+        if self._removes_pairs:
+            first = torch.minimum(heads, tails)
+            return first * num_entities + torch.maximum(heads, tails)
         is_inverse = relations >= num_relations
         first = torch.where(is_inverse, tails, heads)
         second = torch.where(is_inverse, heads, tails)
@@ -173,20 +187,14 @@ class PathNetwork(Model):
         """
         edges = self.edges
         assert self._keys is not None
-        assert self._key_positions is not None
-        num_triples = len(self._keys)
-        kept = torch.ones(num_triples, dtype=torch.bool, device=self.device)
+        kept = torch.ones_like(self._keys, dtype=torch.bool)
         if self.edge_dropout:
             of_batch = hash_columns(self.seed, heads, relations, tails).sum()
-            numbers = torch.arange(num_triples, device=self.device)
+            numbers = torch.arange(len(kept), device=self.device)
             kept = reaches_share(splitmix64(of_batch + numbers * STEP), self.edge_dropout)
-        keys = self._key_of(heads, relations, tails)
-        places = torch.searchsorted(self._keys, keys).clamp_(max=num_triples - 1)
-        is_found = self._keys[places] == keys
-        # Triples that are not in the graph change nothing.
-        num_removed = torch.zeros(num_triples, dtype=torch.int32, device=self.device)
-        num_removed.index_add_(0, self._key_positions[places], is_found.int())
-        kept = kept & (num_removed == 0)
+        of_batch = self._key_of(heads, relations, tails).sort().values
+        places = torch.searchsorted(of_batch, self._keys).clamp_(max=len(of_batch) - 1)
+        kept = kept & (of_batch[places] != self._keys)
         return edges.keep(torch.cat([kept, kept]))
 
     # -- scores -----------------------------------------------------------------
@@ -229,17 +237,23 @@ class PathNetwork(Model):
         zeros = queries.new_zeros(self.shape.num_entities, batch, self.dim)
         numbers = torch.arange(batch, device=heads.device)
         vectors = zeros.index_put((heads, numbers), queries)
-        for step in range(self.steps):
-            weight = self.factor_weights[step].to(dtype)
-            factors = nn.functional.linear(queries, weight, self.factor_biases[step].to(dtype))
-            factors = factors.view(batch, self.num_relation_ids, self.dim).transpose(0, 1)
-            mixing = paths.Mixing(
-                self.statistics_weights[step],
-                self.own_weights[step],
-                self.own_biases[step],
-                self.gains[step],
-                self.shifts[step],
-            )
+        # One product for all steps, and gradients of all steps at once.
+        factors_of_steps = torch.einsum(
+            "bi,soi->sbo", queries, self.factor_weights.to(dtype)
+        ) + self.factor_biases.to(dtype).unsqueeze(1)
+        shape = (self.steps, batch, self.num_relation_ids, self.dim)
+        factors_of_steps = factors_of_steps.view(shape).transpose(1, 2)
+        mixings = zip(
+            self.statistics_weights.unbind(),
+            self.own_weights.unbind(),
+            self.own_biases.unbind(),
+            self.gains.unbind(),
+            self.shifts.unbind(),
+            strict=True,
+        )
+        steps = zip(factors_of_steps.unbind(), mixings, strict=True)
+        for step, (factors, weights) in enumerate(steps):
+            mixing = paths.Mixing(*weights)
             of_step = {"edges": edges} if weighted is None else weighted[step]._asdict()
             vectors = form.take_step(
                 vectors,
@@ -263,17 +277,14 @@ class PathNetwork(Model):
     ) -> Tensor:
         """Scores of all entities as tails, `(batch, num_entities)`."""
         vectors = self.spread(heads, relations, edges, weighted=weighted)
-        dtype = vectors.dtype
-        of_vectors = self.hidden_weight[:, : self.dim].to(dtype)
+        form = self._form() if weighted is None else paths
+        of_vectors = self.hidden_weight[:, : self.dim]
         of_queries = self.hidden_weight[:, self.dim :]
         from_queries = nn.functional.linear(
             self.query_vectors[relations], of_queries, self.hidden_bias
         )
-        hidden = nn.functional.linear(vectors, of_vectors) + from_queries.to(dtype)
-        scores = nn.functional.linear(
-            hidden.relu(), self.score_weight.to(dtype), self.score_bias.to(dtype)
-        )
-        return scores.squeeze(-1).t().to(self.query_vectors.dtype)
+        scores: Tensor = form.score(vectors, from_queries, of_vectors, self.score_weight.view(-1))
+        return scores.t() + self.score_bias
 
     def _shared_scores(self, heads: Tensor, relations: Tensor, edges: paths.Edges) -> Tensor:
         """`_scores`, of which each process computes those of its part of the queries."""
@@ -380,7 +391,14 @@ class PathNetwork(Model):
 
     @property
     def config(self) -> dict[str, object]:
-        return {"dim": self.dim, "steps": self.steps, "edge_dropout": self.edge_dropout}
+        config: dict[str, object] = {
+            "dim": self.dim,
+            "steps": self.steps,
+            "edge_dropout": self.edge_dropout,
+        }
+        if self.remove_pairs is not None:
+            config["remove_pairs"] = self.remove_pairs
+        return config
 
     @property
     def has_entity_vectors(self) -> bool:
@@ -395,3 +413,23 @@ class PathNetwork(Model):
             f"dim={self.dim}, steps={self.steps}, {num_entities:,} entities, "
             f"{num_relations:,} relations"
         )
+
+
+def _has_few_pairs(graph: Graph) -> bool:
+    """Whether pairs of validation are much less often joined by another triple than those of train.
+
+    Then a model that reads such triples in training would look for them in vain later.
+    """
+    if not len(graph.valid) or not len(graph.train):
+        return False
+    keys = _pair_keys(graph.train, graph.shape.num_entities)
+    joined, counts = np.unique(keys, return_counts=True)
+    in_train = float(counts[counts > 1].sum() / len(keys))
+    of_valid = _pair_keys(graph.valid, graph.shape.num_entities)
+    in_valid = float(np.isin(of_valid, joined).mean())
+    return in_valid < FEW_PAIRS * in_train
+
+
+def _pair_keys(triples: Triples, num_entities: int) -> npt.NDArray[np.int64]:
+    ends = np.sort(triples[:, [0, 2]].astype(np.int64), axis=1)
+    return ends[:, 0] * num_entities + ends[:, 1]

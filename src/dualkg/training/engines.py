@@ -25,7 +25,9 @@ from dualkg.regularizers import Regularizer, is_power_sum
 from dualkg.training.fused import has_builtin_maps
 from dualkg.training.recipe import Recipe
 
-StepName = Literal["autograd", "captured", "sparse", "fused", "sampled", "kernels", "paths"]
+StepName = Literal[
+    "autograd", "captured", "sparse", "fused", "sampled", "kernels", "paths", "captured-paths"
+]
 Precision = Literal["float32", "tf32", "bf16"]
 
 MAX_MATRICES = 65_535  # the most programs that a GPU starts along the axis of relations
@@ -40,6 +42,7 @@ STEP_WORDS: dict[StepName, str] = {
     "sampled": "fast step",
     "kernels": "fast step",
     "paths": "compiled message passing",
+    "captured-paths": "compiled message passing in a CUDA graph",
 }
 PRECISION_WORDS: dict[Precision, str] = {
     "float32": "float32",
@@ -59,6 +62,16 @@ class Engine:
     @property
     def fast(self) -> bool:
         return self.step in ("fused", "sampled", "kernels")
+
+    @property
+    def captured(self) -> bool:
+        """Whether autograd and PyTorch's optimizer are captured as a CUDA graph."""
+        return self.step in ("captured", "captured-paths")
+
+    @property
+    def passes_messages(self) -> bool:
+        """Whether it is the compiled step of a path network."""
+        return self.step in ("paths", "captured-paths")
 
     def __str__(self) -> str:
         """Such as `fast step, bfloat16 products, one NVIDIA H200`."""
@@ -275,11 +288,11 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     """The engine that the recipe requests, or the fastest that applies if it leaves that open."""
     requested = recipe.training.engine
     precision = recipe.training.precision
-    if isinstance(model, PathNetwork):
-        return _path_engine(model, requested, precision)
     optimizer = recipe.optimizer
     sums = "rows" if optimizer.sums_by_row else "elements"
     job = Job(model, recipe.loss, regularizer, optimizer.name, recipe.training.order, sums)
+    if isinstance(model, PathNetwork):
+        return _path_engine(job, model, requested, precision)
     not_fast = obstacle(FAST, job)
     has_fast_step = not not_fast or (job.on_gpu and samples_in_kernels(job))
     is_fast = has_fast_step and requested != "reference"
@@ -291,7 +304,7 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     return Engine(_exact_step(job, recipe, not_fast), exact, model.device)
 
 
-def _path_engine(model: PathNetwork, requested: str, precision: str) -> Engine:
+def _path_engine(job: Job, model: PathNetwork, requested: str, precision: str) -> Engine:
     """The engine of a path network: compiled where that is possible."""
     on_gpu = model.device.type == "cuda"
     obstacle_of_paths = None
@@ -308,7 +321,11 @@ def _path_engine(model: PathNetwork, requested: str, precision: str) -> Engine:
     if obstacle_of_paths or requested == "reference":
         return Engine("autograd", "float32", model.device)
     is_exact = precision in ("float32", "tf32") or not on_gpu
-    return Engine("paths", "float32" if is_exact else "bf16", model.device)
+    has_fixed_shapes = job.loss.has_fixed_shapes(reciprocal=True)
+    is_alone = model.group is None
+    is_captured = on_gpu and is_alone and has_fixed_shapes and job.optimizer == "Adam"
+    step: StepName = "captured-paths" if is_captured else "paths"
+    return Engine(step, "float32" if is_exact else "bf16", model.device)
 
 
 def _check_available(

@@ -158,7 +158,7 @@ def _predict_paths(recipe: Recipe, model: PathNetwork, engine: Engine, num_examp
     num_edges = num_examples
     vectors = PATH_ARRAYS * model.steps + MORE_PATH_ARRAYS
     numbers = num_entities * vectors
-    if engine.step != "paths":
+    if not engine.passes_messages:
         # Messages are written.
         numbers += num_edges * MESSAGE_ARRAYS * model.steps
     size = 2 if engine.precision == "bf16" else 4

@@ -210,12 +210,12 @@ def build_step(
     The fast ones take a bound `OneVsAll`, and kernels also a bound `SampledSoftmax`.
     """
     if isinstance(model, PathNetwork):
-        model.compiled = engine.step == "paths"
+        model.compiled = engine.passes_messages
         model.bf16 = engine.precision == "bf16"
     if engine.step in ("autograd", "sparse", "paths"):
         is_sparse = engine.step == "sparse"
         return ReferenceStep(model, loss, regularizer, optimizer, sparse=is_sparse)
-    if engine.step == "captured":
+    if engine.captured:
         return CudaGraphStep(ReferenceStep(model, loss, regularizer, optimizer))
     if engine.step == "fused":
         is_bf16 = engine.precision == "bf16"

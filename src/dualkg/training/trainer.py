@@ -252,7 +252,7 @@ class Trainer:
             model.parameters(),
             entity_tables=model.entity_tables,
             one_pass=self.engine.fast or self.engine.step == "sparse",
-            captured=self.engine.step == "captured",
+            captured=self.engine.captured,
         )
         self.step = self._step()
         self.num_steps = math.ceil(len(self.examples) / recipe.training.batch_size)
