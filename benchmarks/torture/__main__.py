@@ -35,6 +35,7 @@ FIGURES = {
     "power": ("states", "different_states", "cuts", "events"),
     "faults": ("cases",),
     "inputs": ("inputs", "past_the_first_parser", "longest_seconds", "most_mib"),
+    "moves": ("moves",),
     "races": ("races", "processes", "refused with a message"),
     "server": (
         "num_requests",

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
@@ -23,8 +22,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dualkg.data.graph import Graph
-from dualkg.errors import PYTHON, DivergedError, DualkgError, RequestError, Words
-from dualkg.files import locked, read_json, sync, write_json
+from dualkg.errors import PYTHON, DivergedError, DualkgError, FolderMoved, RequestError, Words
+from dualkg.files import (
+    check_held,
+    is_held,
+    locked,
+    make_folder,
+    read_json,
+    remove,
+    sync,
+    watched,
+    write_json,
+)
 from dualkg.models.base import Model
 from dualkg.models.partial import PartialModel
 from dualkg.tables import Processes, Shard, ShardedTables
@@ -148,7 +157,7 @@ def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
     group = _join_group(int(os.environ["RANK"]), count, device)
     try:
         yield group
-    except (InterruptedRunError, DivergedError) as error:
+    except (InterruptedRunError, DivergedError, FolderMoved) as error:
         # All processes raise it at once, and the first reports it.
         error.silent = not group.first
         raise
@@ -185,7 +194,14 @@ def _reason(error: Exception) -> str:
 
 def group_lock(group: Processes, path: Path) -> AbstractContextManager[Any]:
     """The lock of a run folder, which process 0 holds for all."""
-    return locked(path) if group.first else nullcontext()
+    return locked(path) if group.first else watched(path)
+
+
+def check_folder(group: Processes, path: Path) -> None:
+    """Refuse in all processes to write a folder that was moved, if one of them sees it."""
+    if group.any(not is_held(path)):
+        check_held(path)
+        raise FolderMoved(path)
 
 
 def group_shard(group: Processes, graph: Graph) -> Shard:
@@ -209,12 +225,12 @@ class CheckpointFolder:
 
     def start(self) -> None:
         """Before the first step there is nothing but the recipe."""
-        self.path.mkdir(exist_ok=True)
+        make_folder(self.path)
         about = {"when": "start", "optimizer": None, "progress": asdict(Progress())}
         write_json(self.pointer, about)
 
     def _folders(self) -> list[Path]:
-        self.path.mkdir(exist_ok=True)
+        make_folder(self.path)
         return [folder for folder in self.path.iterdir() if folder.name.isdigit()]
 
     def next_folder(self) -> Path:
@@ -233,7 +249,7 @@ class CheckpointFolder:
         write_json(self.pointer, {**about, "folder": folder.name})
         for old in self._folders():
             if old.name not in (folder.name, before):
-                shutil.rmtree(old)
+                remove(old)
 
 
 class FolderStore(CheckpointStore):
@@ -257,6 +273,7 @@ class FolderStore(CheckpointStore):
             for name, value in members.items():
                 tensors[f"{group}/{name}"] = value.detach().cpu()
         divided = [key for key, value in tensors.items() if self._is_divided(key, value.shape)]
+        check_folder(self.group, path)
         checkpoint = CheckpointFolder(path, self.group)
         folder = checkpoint.next_folder()
         save_checkpoint(tensors, folder, self.shard, divided=divided)
@@ -419,7 +436,7 @@ def _check_resumable(folder: RunFolder, group: Processes) -> None:
     if folder.checkpoint.exists() and load_tensors(folder.checkpoint)[1].get("when") == "start":
         # The run was only prepared, by one process.
         CheckpointFolder(folder.checkpoint_folder, group).start()
-        folder.checkpoint.unlink()
+        remove(folder.checkpoint)
     if not folder.checkpoint_folder.exists():
         reason = "was started in one process"
         raise CannotResumeInProcesses(folder.path, reason, resume_alone="Resume it")
@@ -438,6 +455,7 @@ def _finish(trainer: Trainer, folder: RunFolder, on_start: OnStart | None) -> Tr
 def _save_results(trainer: Trainer, folder: RunFolder, run: TrainedRun) -> None:
     """All processes write their rows, and the first also all that is not divided."""
     group = trainer.group
+    check_folder(group, folder.path)
     weights = trainer.model.whole.state_dict()
     own = {name: table for name, table in weights.items() if is_divided(name) or group.first}
     path = folder.weights_of_process(group.index, group.count)

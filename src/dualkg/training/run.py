@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -568,7 +567,7 @@ class RunFolder:
             sparse = run.sparsity["tables"] if run.sparsity else ()
             checkpoint.save_weights(run.model.state_dict(), self.weights, sparse=sparse)
         self._save_results(run)
-        self.checkpoint.unlink(missing_ok=True)
+        files.remove(self.checkpoint)
         self.remove_weight_files()
 
     def finish_in_parts(self, run: TrainedRun, count: int) -> None:
@@ -577,10 +576,10 @@ class RunFolder:
         for path in self.path.glob(WEIGHT_FILES):
             # Another number of processes may have been killed before they wrote the report.
             if path.name not in names:
-                path.unlink()
+                files.remove(path)
         files.write_json(self.weights_index, {"files": names})
         self._save_results(run)
-        shutil.rmtree(self.checkpoint_folder)
+        files.remove(self.checkpoint_folder)
 
     def _save_results(self, run: TrainedRun) -> None:
         contents = {
@@ -609,8 +608,8 @@ class RunFolder:
         """
         has_checkpoint = self.checkpoint.exists() or self.checkpoint_folder.exists()
         if has_checkpoint and not self.damage():
-            self.checkpoint.unlink(missing_ok=True)
-            shutil.rmtree(self.checkpoint_folder, ignore_errors=True)
+            files.remove(self.checkpoint)
+            files.remove(self.checkpoint_folder)
 
     def join_weights(self, graph: Graph) -> None:
         """Write weights in several files into one, too, unless that was done before a kill."""
@@ -625,9 +624,9 @@ class RunFolder:
         if not self.weights_index.exists():
             return
         for path in self.weight_files():
-            path.unlink(missing_ok=True)
+            files.remove(path)
         files.sync(self.path)
-        self.weights_index.unlink()
+        files.remove(self.weights_index)
 
     # -- reading --------------------------------------------------------------
 

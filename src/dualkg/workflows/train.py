@@ -19,7 +19,7 @@ from dualkg.data.graph import Graph
 from dualkg.errors import PYTHON, PathExists, RequestError, Sentence, Unsupported, Words
 from dualkg.evaluation.metrics import columns
 from dualkg.extras import trusted_code
-from dualkg.files import locked, locks, write_text
+from dualkg.files import locked, locks, remove, write_text
 from dualkg.logs import logger
 from dualkg.training.api import (
     WrongArgument,
@@ -454,7 +454,7 @@ def train_seeds(
         folder = RunFolder(Path(out) / f"seed-{seed}")
         if overwrite or not _has_run_of(folder, of_seed, graph):
             # The ensemble of the former seeds may have been calibrated.
-            RunFolder(out).calibration.unlink(missing_ok=True)
+            remove(RunFolder(out).calibration)
             train_recipe(
                 of_seed,
                 graph=graph,
