@@ -648,6 +648,26 @@ def test_a_subfolder_of_a_folder_that_is_gone_is_not_made(tmp_path: Path) -> Non
     assert not path.exists()
 
 
+def test_a_folder_that_is_moved_before_a_subfolder_is_made_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder_of(tmp_path / "run")
+    mkdir = os.mkdir
+
+    def move_first(name: Path, *options: int, **folders: int) -> None:
+        monkeypatch.undo()
+        move(path)
+        mkdir(name, *options, **folders)
+
+    with refused(FolderMoved), locked(path):
+        files.make_folder(path)
+        files.make_folder(path / "a" / "b")
+        assert (path / "a" / "b").is_dir()
+        monkeypatch.setattr("os.mkdir", move_first)
+        write_text(path / "checkpoint" / "latest.json", "{}")
+    assert not path.exists()
+
+
 def test_a_moved_folder_is_locked_under_its_new_name(tmp_path: Path) -> None:
     path = folder_of(tmp_path / "run")
     with holder(path) as process:

@@ -95,8 +95,8 @@ def atomic_folder(
         fresh.chmod(0o777 & ~_umask())
         if not _is_temporary(parent):
             _sync_tree(fresh)
+        check_held(path)
         if is_empty_folder:
-            check_held(path)
             full = fresh.with_suffix(".full")
             _put(fresh, full)
             _fill(path, full, last=last)
@@ -846,10 +846,24 @@ def _taken_over(fresh: Path, path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, but not one that is held and was moved."""
+    """Make a folder and those above it; below a folder that is held, only in that."""
     check_held(path)
-    path.mkdir(parents=True, exist_ok=True)
-    check_held(path)
+    with _HELD_LOCK:
+        found = _held_above(path)
+        if found is None or found[0].descriptor is None:
+            home = None
+        else:
+            home = os.dup(found[0].descriptor)
+    if found is None or home is None:
+        path.mkdir(parents=True, exist_ok=True)
+        check_held(path)
+        return
+    try:
+        for folder in reversed([found[1], *found[1].parents][:-1]):
+            with suppress(FileExistsError):
+                os.mkdir(folder, dir_fd=home)
+    finally:
+        os.close(home)
 
 
 def remove(path: Path) -> None:

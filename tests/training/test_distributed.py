@@ -755,6 +755,7 @@ def test_two_processes_and_gather_that_is_killed_anywhere(
     own = train_own_classes(Processes(0, 1, torch.device("cpu")), None)
     in_processes(2, compare_all_and_train, tmp_path / "shards", own, folder=tmp_path)
     expected = kg.load_run(tmp_path / "shards").model.state_dict()
+    identity = RunFolder(tmp_path / "shards").identity()
     calls = 0
     last = -1
 
@@ -771,7 +772,7 @@ def test_two_processes_and_gather_that_is_killed_anywhere(
     steps = (
         (run.checkpoint, "save_tensors"),
         (RunFolder, "save_reports"),
-        (Path, "unlink"),
+        (run.files, "remove"),
         (run.files, "sync"),
     )
     for owner, name in steps:
@@ -790,8 +791,10 @@ def test_two_processes_and_gather_that_is_killed_anywhere(
             assert check_run(path)[0].ok
             found = kg.load_run(path).model.state_dict()
             assert all(torch.equal(found[key], expected[key]) for key in expected)
+            assert RunFolder(path).identity() == identity
             if RunFolder(path).weights_index.exists():
                 run.gather(path)
+        assert RunFolder(path).identity() == identity
         files = {found.name for found in path.iterdir()}
         assert "weights.safetensors" in files
         assert not any("-of-" in name or "index" in name for name in files)

@@ -5,7 +5,7 @@ lines.
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -88,13 +88,18 @@ DECISION = TypeAdapter(Decision)
 class DecisionStore:
     """The decisions of one file, oldest first.
 
-    The file is written atomically, and processes that write it wait for each other.
+    The file is written atomically, and processes that write it wait for each other. `check` raises
+    if the folder is not the right one; it is called before the file is read and, while the folder
+    is locked, before it is written.
     """
 
     path: Path
+    check: Callable[[], None] | None = None
 
     def load(self) -> dict[Triple, Decision]:
         """Return all decisions by triple."""
+        if self.check is not None:
+            self.check()
         decisions = {}
         for number, line in enumerate(self._lines(), start=1):
             if line.strip():
@@ -122,23 +127,25 @@ class DecisionStore:
         self, added: Iterable[Decision], *, removed: Iterable[Triple] = ()
     ) -> dict[Triple, Decision]:
         """Remove and add decisions, replacing earlier ones on the same triple; return all."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with folder_lock(self.path.parent):
-            decisions = self.load()
-            for triple in removed:
-                decisions.pop(triple, None)
-            for decision in added:
-                decisions.pop(decision.triple, None)  # A decision that is changed moves to the end.
-                decisions[decision.triple] = decision
-            self._save(decisions.values())
+        if self.check is not None:
+            self.check()
+        try:
+            with folder_lock(self.path.parent):
+                decisions = self.load()
+                for triple in removed:
+                    decisions.pop(triple, None)
+                for decision in added:
+                    # A decision that is changed moves to the end.
+                    decisions.pop(decision.triple, None)
+                    decisions[decision.triple] = decision
+                self._save(decisions.values())
+        except OSError as error:
+            raise DecisionsNotStored(self.path, str(error.strerror)) from None
         return decisions
 
     def _save(self, decisions: Iterable[Decision]) -> None:
         lines = [f"{json.dumps(asdict(decision), ensure_ascii=False)}\n" for decision in decisions]
-        try:
-            write_text(self.path, "".join(lines))
-        except OSError as error:
-            raise DecisionsNotStored(self.path, str(error.strerror)) from None
+        write_text(self.path, "".join(lines))
 
 
 def as_tsv(decisions: Iterable[Decision]) -> str:

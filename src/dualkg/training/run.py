@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import re
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -159,6 +160,11 @@ class DamagedRun(RequestError):
         return f"{path} is damaged: {self.reason}. To see what can be saved: {check}"
 
 
+def hash_of(parts: Mapping[str, str | None]) -> str:
+    """One hash of several, by name."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
 # -- what a run was made with ------------------------------------------------
 
 
@@ -238,7 +244,7 @@ class Run(ABC):
     recipe: Recipe | None  # an ensemble has none: each of its members has one
     reports: dict[str, Report]
     folder: Path | None
-    opened: tuple[int, ...] | None  # which report the folder had when it was loaded
+    identity: str | None  # `RunFolder.identity` when it was loaded or saved
 
     def __repr__(self) -> str:
         has_mrr = "test" in self.reports and len(self.graph.test)
@@ -289,8 +295,14 @@ class Run(ABC):
 
     @property
     def is_current(self) -> bool:
-        """Whether the folder still holds this run: another may have replaced it since."""
-        return self.folder is not None and self.opened in (None, RunFolder(self.folder).stamp())
+        """Whether the folder still holds this run: it may have been moved or replaced since."""
+        if self.folder is None:
+            return False
+        try:
+            identity = RunFolder(self.folder).identity()
+        except (OSError, RequestError):
+            return False
+        return self.identity in (None, identity)
 
     def predictor(self, **options: Any) -> Any:
         """A `Predictor` of this run, with probabilities if its folder has a calibration.
@@ -319,7 +331,7 @@ class TrainedRun(Run):
     costs: dict[str, float | None] | None = None  # seconds of training and ranking, peak memory
     sparsity: dict[str, Any] | None = None  # how it was made sparse; `tables` are stored as CSR
     extension: dict[str, Any] | None = None  # the entities that were added after training
-    opened: tuple[int, ...] | None = None
+    identity: str | None = None
 
     @property
     def model_name(self) -> str:
@@ -409,13 +421,41 @@ class RunFolder:
         saved = (self.checkpoint, self.checkpoint_folder, self.weights, self.tuning)
         return any(path.exists() for path in saved)
 
-    def stamp(self) -> tuple[int, ...] | None:
-        """What tells the report of this folder from another."""
-        try:
-            status = self.report.stat()
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns, status.st_size
+    def identity(self) -> str:
+        """The hash of what predictions of a finished run come from: recipe, graph and weights.
+
+        Files that are derived from a run keep it. Several seeds have that of all of them.
+        """
+        parts = {}
+        for recipe in self.seeds():
+            parts[recipe.parent.name] = RunFolder(recipe.parent).identity()
+        if not parts:
+            for name, record in self._needed_records().items():
+                if not name.startswith("weights"):
+                    parts[name] = record["sha256"]
+            parts["weights"] = self.weights_checksum()
+        return hash_of(parts)
+
+    def weights_checksum(self) -> str:
+        """The checksum of the weights, or those of their files one after the other.
+
+        Weights that `gather` has joined have that of the files that they were in.
+        """
+        records = self._needed_records()
+        if self.weights.name in records:
+            joined_from = checkpoint.read_about(self.weights).get("joined_from")
+            return str(joined_from or records[self.weights.name]["sha256"])
+        return self._checksum_of(self.weight_files(), records)
+
+    def _checksum_of(self, paths: Iterable[Path], records: dict[str, Any]) -> str:
+        return " ".join(str(records[path.name]["sha256"]) for path in paths)
+
+    def _needed_records(self) -> dict[str, Any]:
+        """Sizes and checksums of the files that predictions need, by the report or computed."""
+        records = self.records()
+        if not records:  # a report that was written without them
+            records = {name: files.file_record(self.path / name) for name in self.fixed_files()}
+        return {name: record for name, record in records.items() if self._is_needed(name)}
 
     def seeds(self) -> list[Path]:
         """The recipes of the runs `seed-*` in this folder, if it is no run itself."""
@@ -600,6 +640,7 @@ class RunFolder:
         reports = {split: report.as_dict() for split, report in run.reports.items()}
         records = {name: files.file_record(self.path / name) for name in self.fixed_files()}
         files.write_json(self.report, {**reports, "files": records})
+        run.identity = self.identity()
 
     def remove_checkpoint(self) -> None:
         """Remove the checkpoint of a finished run that was killed just before it did.
@@ -618,6 +659,8 @@ class RunFolder:
         tables, about = checkpoint.read_weight_files(
             self.weight_files(), len(graph.entities), check=True
         )
+        records = {path.name: files.file_record(path) for path in self.weight_files()}
+        about["joined_from"] = self._checksum_of(self.weight_files(), records)
         checkpoint.save_tensors({"model": tables}, self.weights, about=about)
 
     def remove_weight_files(self) -> None:
@@ -730,7 +773,7 @@ def load_single_run(path: str | Path, *, trust_code: bool = False) -> TrainedRun
     folder = RunFolder(path)
     folder.check_is_run()
     folder.check_finished()
-    opened = folder.stamp()
+    identity = folder.identity()
     folder.check_files()
     recipe = load_recipe(folder.recipe, trust_code=trust_code)
     graph = folder.load_graph()
@@ -747,5 +790,5 @@ def load_single_run(path: str | Path, *, trust_code: bool = False) -> TrainedRun
         folder=folder.path,
         costs=folder.read(folder.costs, dict[str, float | None]),
         sparsity=folder.read(folder.sparsity, dict[str, Any]),
-        opened=opened,
+        identity=identity,
     )
