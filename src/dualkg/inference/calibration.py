@@ -527,10 +527,18 @@ def _parse_calibration(content: Any, num_relations: int) -> SavedCalibration:
     return SavedCalibration(calibration, prediction_sets, checks)
 
 
+def fit_calibration(run: Run) -> SavedCalibration:
+    """Fit probabilities and prediction sets of a run, and save nothing."""
+    return SavedCalibration(
+        calibrate(run.model, run.graph), PredictionSets.fit(run.model, run.graph)
+    )
+
+
 def calibration_for(run: Run, *, overwrite: bool = False) -> SavedCalibration:
     """Read the calibration of a run from its folder, or fit it now.
 
-    A calibration that is fitted now is saved if the run has a folder.
+    A calibration that is fitted now is saved if the run has a folder. The former one is there until
+    then.
     """
     folder = run.folder
     if folder and RunFolder(folder).calibration.exists() and not overwrite:
@@ -544,9 +552,7 @@ def calibration_for(run: Run, *, overwrite: bool = False) -> SavedCalibration:
                 raise
             folder = None  # Another process is about to save one, and this one is used once.
 
-        fitted = SavedCalibration(
-            calibrate(run.model, run.graph), PredictionSets.fit(run.model, run.graph)
-        )
+        fitted = fit_calibration(run)
         if folder and run.is_current:
             save_calibration(fitted, folder)
     return fitted

@@ -31,7 +31,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     431: {"model": Error, "description": "The address and headers are too large."},
     503: {
         "model": Error,
-        "description": "The server is busy, the request took too long, or the run's folder is gone.",
+        "description": "The server is busy, the request took too long, or the run is gone.",
     },
 }
 
