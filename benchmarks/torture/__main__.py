@@ -36,6 +36,7 @@ FIGURES = {
     "faults": ("cases",),
     "inputs": ("inputs", "past_the_first_parser", "longest_seconds", "most_mib"),
     "moves": ("moves",),
+    "swaps": ("swaps",),
     "races": ("races", "processes", "refused with a message"),
     "server": (
         "num_requests",

@@ -220,6 +220,15 @@ def link_or_copy(source: Path, target: Path) -> None:
             shutil.copyfile(source, fresh)
 
 
+def exists(path: Path) -> bool:
+    """Whether there is a file or folder; a link that leads nowhere is not taken for no file."""
+    if path.exists():
+        return True
+    if path.is_symlink():
+        raise DamagedFile(path, f"it is a link to {path.readlink()}, which cannot be found")
+    return False
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -257,6 +266,7 @@ def read_json(path: Path, kind: Any = Any, *, checksum: bool = False) -> Any:
 
     With `checksum`, the file was written by `write_json`.
     """
+    exists(path)  # refuses a link that leads nowhere
     text = path.read_bytes()
     try:
         content = json.loads(text.decode())

@@ -80,7 +80,7 @@ def calibrate(
     """
     run = open_run(run, device=device, trust_code=trust_code)
     with locked(run.folder):
-        has_calibration = run.folder is not None and RunFolder(run.folder).calibration.exists()
+        has_calibration = run.folder is not None and RunFolder(run.folder).has_calibration
         # It is saved once, with its checks: a kill or a full disk leaves the former one.
         is_fitted = overwrite or not has_calibration
         saved = fit_calibration(run) if is_fitted else calibration_for(run)

@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from dualkg.errors import PYTHON, DualkgError, RequestError, Words
-from dualkg.files import folder_lock, write_text
+from dualkg.files import exists, folder_lock, write_text
 from dualkg.inference.errors import NameNotForTsv
 
 Verdict = Literal["accepted", "rejected"]
@@ -66,7 +66,8 @@ class DecisionsNotStored(DualkgError):
 class Decision:
     """An accepted or rejected triple, by name, so that other models of the same graph can use it.
 
-    `probability` is that of the time of the decision, and `decided_at` is ISO 8601 in UTC.
+    `probability` is that of the time of the decision, by the run whose identity is `made_from`, and
+    `decided_at` is ISO 8601 in UTC.
     """
 
     head: str
@@ -75,6 +76,7 @@ class Decision:
     verdict: Verdict
     probability: float | None
     decided_at: str
+    made_from: str | None = None
 
     @property
     def triple(self) -> Triple:
@@ -109,7 +111,7 @@ class DecisionStore:
 
     def _lines(self) -> list[bytes]:
         try:
-            if not self.path.exists():
+            if not exists(self.path):
                 return []
             return self.path.read_bytes().split(b"\n")
         except OSError as error:

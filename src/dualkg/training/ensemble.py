@@ -26,7 +26,7 @@ from dualkg.errors import (
     Unsupported,
 )
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS, eval_mode, full_precision
-from dualkg.files import check_type, locks, read_json, recover, write_text
+from dualkg.files import check_type, exists, locks, read_json, recover, write_text
 from dualkg.models.ensemble import EnsembleModel, no_embeddings
 from dualkg.training.run import Run, RunFolder, TrainedRun, hash_of, load_single_run
 
@@ -313,13 +313,12 @@ class Ensemble(Run):
             ensemble = cls(seeds, weights="equal", trust_code=trust_code)
             ensemble.folder = folder.path
             identities = {}
-            for seed, member in zip(seeds, ensemble.members, strict=True):
-                identities[seed.name] = member.identity
+            for seed, run in zip(seeds, ensemble.members, strict=True):
+                identities[seed.name] = run.identity
             ensemble.identity = hash_of(identities)
             return ensemble
 
         saved = SavedEnsemble.read(folder.ensemble)
-        identity = folder.identity() if folder.report.exists() else None
         members = saved.folders(folder.path)
         for member, reference in zip(members, saved.members, strict=True):
             # A member is no ensemble: the members of one are saved in its place.
@@ -327,6 +326,10 @@ class Ensemble(Run):
                 raise ChangedMember(folder.path, member.path, missing=True)
             if member.weights_checksum() != reference.sha256:
                 raise ChangedMember(folder.path, member.path, missing=False)
+        identity = None
+        if exists(folder.report):
+            folder.check_files()
+            identity = folder.identity()
         ensemble = cls(
             [member.path for member in members],
             weights=[reference.weight for reference in saved.members],

@@ -165,6 +165,30 @@ def hash_of(parts: Mapping[str, str | None]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+class OtherSource(RequestError):
+    """A file was derived from another run than the one that it is used with."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"{self.path} was made from another run: the weights, the recipe or the graph are "
+            "other ones here."
+        )
+
+
+def check_source(path: Path, made_from: object, identity: str | None) -> None:
+    """Refuse a file that was derived from another run than that of an identity.
+
+    A file of an earlier version does not say what it was made from, and is accepted. So is any, if
+    there is no identity to compare with.
+    """
+    if None not in (made_from, identity) and made_from != identity:
+        raise OtherSource(path)
+
+
 # -- what a run was made with ------------------------------------------------
 
 
@@ -298,11 +322,8 @@ class Run(ABC):
         """Whether the folder still holds this run: it may have been moved or replaced since."""
         if self.folder is None:
             return False
-        try:
-            identity = RunFolder(self.folder).identity()
-        except (OSError, RequestError):
-            return False
-        return self.identity in (None, identity)
+        identity = RunFolder(self.folder).known_identity()
+        return identity is not None and self.identity in (None, identity)
 
     def predictor(self, **options: Any) -> Any:
         """A `Predictor` of this run, with probabilities if its folder has a calibration.
@@ -413,7 +434,8 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         weights = (self.weights, self.weights_index, self.ensemble)
-        return self.report.exists() and any(path.exists() for path in weights)
+        # A link that leads nowhere is damage, and not a run that was never finished.
+        return os.path.lexists(self.report) and any(map(os.path.lexists, weights))
 
     @property
     def resumable(self) -> bool:
@@ -435,6 +457,18 @@ class RunFolder:
                     parts[name] = record["sha256"]
             parts["weights"] = self.weights_checksum()
         return hash_of(parts)
+
+    def known_identity(self) -> str | None:
+        """The identity, or None of a run that is not finished or has a damaged report."""
+        try:
+            return self.identity()
+        except (OSError, RequestError):
+            return None
+
+    @property
+    def has_calibration(self) -> bool:
+        """Whether there is a file, also one that cannot be read, or a link."""
+        return os.path.lexists(self.calibration)
 
     def weights_checksum(self) -> str:
         """The checksum of the weights, or those of their files one after the other.
@@ -471,7 +505,7 @@ class RunFolder:
         if foreign:
             raise ForeignFiles(self.path, foreign[:3])
         if overwrite:
-            if self.decisions.exists():
+            if files.exists(self.decisions):
                 raise DecisionsExist(self.path, self.decisions.name)
             return
         if self.finished:
@@ -735,7 +769,7 @@ class RunFolder:
 
     def read(self, path: Path, kind: Any = Any, *, default: Any = None) -> Any:
         """The content of a JSON file of the run as a type, or the default without the file."""
-        return files.read_json(path, kind) if path.exists() else default
+        return files.read_json(path, kind) if files.exists(path) else default
 
     @cached_property
     def saved_environment(self) -> dict[str, Any]:
