@@ -1,8 +1,8 @@
 """Swaps: derived files of one run beside the weights of another, links that lead nowhere, damage.
 
 Two runs on one graph differ in their seed only, so every file of one fits the other. A command must
-refuse what was made from the other run with a sentence that names the file, or do as if the file
-were its own: the same predictions, bit for bit. `dualkg check` must say so, too.
+refuse what was made from the other run with a sentence that names it, or do as if the file were its
+own: the same predictions or weights, bit for bit. `dualkg check` must say so, too.
 """
 
 import os
@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from benchmarks.torture.common import (
     rounds,
     run_command,
     training,
+    weights_of,
     write_triples,
 )
 
@@ -33,11 +35,15 @@ PREDICT = ("predict", "own", *QUERY, "--json", *CPU)
 
 
 class Derived(NamedTuple):
-    """A file that is derived from a run: its path, and commands that read it."""
+    """A file that is derived from a run: its path, and commands that read it.
+
+    The result of a command is what it prints, or the file `result`.
+    """
 
     path: str
     commands: tuple[Words, ...]
     is_checked: bool = True  # whether `dualkg check` reads it
+    result: str = ""
 
 
 DERIVED = {
@@ -60,6 +66,17 @@ DERIVED = {
     "ensemble": Derived(
         "own-ensemble/ensemble.json", (("predict", "own-ensemble", *QUERY, "--json", *CPU),)
     ),
+    # The last checkpoint of several processes, which may be resumed by one.
+    "shard": Derived(
+        "own-shards/checkpoint/last/shard-00001-model-00001-of-00001.safetensors",
+        (("resume", "own-shards", *CPU),),
+        result="own-shards/weights-00001-of-00001.safetensors",
+    ),
+    "pointer to shards": Derived(
+        "own-shards/checkpoint/latest.json",
+        (("resume", "own-shards", *CPU),),
+        result="own-shards/weights-00001-of-00001.safetensors",
+    ),
 }
 
 
@@ -68,9 +85,10 @@ DERIVED = {
 
 def other(path: Path, chance: random.Random) -> None:
     """The file of the other run takes its place."""
-    source = path.with_name(path.name.replace("own", "other"))
-    if source == path:
-        source = path.parent.with_name(path.parent.name.replace("own", "other")) / path.name
+    parts = [
+        part.replace("own", "other") if part.startswith("own") else part for part in path.parts
+    ]
+    source = Path(*parts)
     _remove(path)
     if source.is_dir():
         shutil.copytree(source, path)
@@ -125,12 +143,13 @@ class Arena:
         self.good = home / "good"
         self.here = home / "here"
         self.good.mkdir()
-        self.expected: dict[Words, str] = {}
+        self.expected: dict[Words, object] = {}
         write_triples(self.good / "mine.tsv")
         for seed, name in enumerate(("own", "other")):
             self._make(seed, name)
 
     def _make(self, seed: int, name: str) -> None:
+        """Train and derive."""
         lines: list[Words] = [
             training(seed=seed, epochs=EPOCHS, out=name),
             (*training(seed=10 * seed, epochs=EPOCHS, out=f"{name}-seeds"), "--seeds", 2),
@@ -143,6 +162,23 @@ class Arena:
             status, text = self.run(line, self.good)
             if status:
                 raise RuntimeError(f"{line[:2]} ended with {status}: {text[-500:]}")
+        train_shards(self.good / name, self.good / f"{name}-shards")
+
+    def result(self, words: Words, derived: Derived, home: Path) -> tuple[Status, str, object]:
+        """The exit status of a command, its output, and its result."""
+        status, text = self.run(words, home)
+        if not derived.result or status:
+            return status, text, text
+        return status, text, weights_of(home / derived.result)
+
+    def fresh(self, derived: Derived) -> Path:
+        """A copy of the good files, and the path of the derived one in it."""
+        shutil.rmtree(self.here, ignore_errors=True)
+        shutil.copytree(self.good, self.here)
+        path = self.here / derived.path
+        if path.parent.name == "last":
+            path = sorted(path.parent.parent.glob("0*"))[-1] / path.name
+        return path
 
     def run(self, words: Words, home: Path) -> tuple[Status, str]:
         """Run a command in a folder; its exit status and its output."""
@@ -156,26 +192,46 @@ class Arena:
     def case(self, name: str, change: str, words: Words, chance: random.Random) -> list[str]:
         """What is wrong after a change of a derived file."""
         derived = DERIVED[name]
+        run = derived.path.partition("/")[0]
         if words not in self.expected:
-            status, text = self.run(words, self.good)
+            self.fresh(derived)
+            status, text, result = self.result(words, derived, self.here)
             if status:
                 return [f"fails without a change: {text[-500:]}"]
-            self.expected[words] = text
-        shutil.rmtree(self.here, ignore_errors=True)
-        shutil.copytree(self.good, self.here)
-        CHANGES[change](self.here / derived.path, chance)
-        status, text = self.run(words, self.here)
+            self.expected[words] = result
+        CHANGES[change](self.fresh(derived), chance)
+        status, text, result = self.result(words, derived, self.here)
         wrong = []
-        is_named = Path(derived.path).name in text or Path(derived.path).parent.name in text
-        if status == 0 and text != self.expected[words]:
+        is_named = Path(derived.path).name in text or run in text or "The index" in text
+        if status == 0 and result != self.expected[words]:
             wrong.append(f"succeeded with other results: {text[-400:]}")
         if status not in (0, 1, 2) or TRACEBACK in text or (status and not is_named):
             wrong.append(f"ended with {status}: {text[-600:]}")
         if derived.is_checked and status:
-            status, text = self.run(("check", Path(derived.path).parent.name), self.here)
+            status, text = self.run(("check", run), self.here)
             if status == 0:
                 wrong.append(f"refused, and 'check' says that all is good: {text[-400:]}")
         return wrong
+
+
+def train_shards(source: Path, out: Path) -> None:
+    """Train as one of several processes to the second epoch, and leave an unfinished run."""
+    import torch
+
+    import dualkg as kg
+    from dualkg.tables import Processes
+    from dualkg.training.distributed import train_in_processes
+
+    def stop(event: Any) -> None:
+        if event.epoch == 2:
+            raise KeyboardInterrupt
+
+    changes = {"training.epochs": 3, "training.checkpoint_seconds": 0.0}
+    recipe = kg.load_recipe(source / "recipe.toml").with_changes(changes)
+    graph = kg.load_run(source).graph
+    group = Processes(0, 1, torch.device("cpu"))
+    with suppress(KeyboardInterrupt):
+        train_in_processes(recipe, graph, group, out=out, on_progress=stop)
 
 
 def campaign(*, minutes: float, seed: int) -> dict[str, Any]:

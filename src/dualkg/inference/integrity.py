@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from dualkg.analysis.projection import load_map
 from dualkg.data.graph import SPLITS
 from dualkg.errors import PYTHON, RequestError, Words
@@ -15,6 +17,7 @@ from dualkg.evaluation.report import load_ranks
 from dualkg.files import exists, lock_holder, read_json, strays
 from dualkg.inference.calibration import NOT_BOUND, load_calibration
 from dualkg.inference.decisions import DecisionStore
+from dualkg.tables.processes import one_process
 from dualkg.training.checkpoint import load_tensors
 from dualkg.training.ensemble import SavedEnsemble
 from dualkg.training.run import RunFolder
@@ -202,6 +205,7 @@ def _readers(folder: RunFolder) -> dict[Path, Reader]:
         folder.graph: lambda _: folder.load_graph(),
         folder.weights: lambda file: load_tensors(file, check=True),
         folder.checkpoint: lambda file: load_tensors(file, check=True),
+        folder.checkpoint_folder: _check_shards,
         folder.environment: read_json,
         folder.tuning: read_json,
         folder.ensemble: SavedEnsemble.read,
@@ -217,6 +221,16 @@ def _readers(folder: RunFolder) -> dict[Path, Reader]:
     readers[folder.map] = read_map
     readers[folder.decisions] = read_decisions
     return readers
+
+
+def _check_shards(folder: Path) -> None:
+    """Read and hash the last checkpoint of several processes."""
+    from dualkg.training.distributed import CheckpointFolder  # It takes long to import.
+
+    checkpoint = CheckpointFolder(folder, one_process(torch.device("cpu")))
+    about = checkpoint.about()
+    if about["when"] != "start":
+        checkpoint.check(about)
 
 
 # -- advice ------------------------------------------------------------------
@@ -294,7 +308,7 @@ def _training_advice(
         )
     if weights_damaged and checkpoint_good:
         return Advice("The checkpoint is good. Finish the run from it: {call}", resume)
-    if weights_damaged or folder.checkpoint.name in damaged:
+    if weights_damaged or damaged & {folder.checkpoint.name, folder.checkpoint_folder.name}:
         return Advice(
             "The recipe and the graph are good. Train again, with the same seed: {call}. The "
             "weights are the same on the same type of CPU, with the same number of threads and "

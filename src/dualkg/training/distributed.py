@@ -22,9 +22,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dualkg.data.graph import Graph
-from dualkg.errors import PYTHON, DivergedError, DualkgError, FolderMoved, RequestError, Words
+from dualkg.errors import (
+    PYTHON,
+    DamagedFile,
+    DivergedError,
+    DualkgError,
+    FolderMoved,
+    RequestError,
+    Words,
+)
 from dualkg.files import (
     check_held,
+    check_type,
+    file_damage,
+    file_record,
     is_held,
     locked,
     make_folder,
@@ -34,10 +45,11 @@ from dualkg.files import (
     watched,
     write_json,
 )
+from dualkg.logs import logger
 from dualkg.models.base import Model
 from dualkg.models.partial import PartialModel
 from dualkg.tables import Processes, Shard, ShardedTables
-from dualkg.tables.files import is_divided, load_checkpoint, save_checkpoint
+from dualkg.tables.files import is_divided, load_checkpoint, save_checkpoint, shard_file
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.api import choose_device, finish
 from dualkg.training.callbacks import Callback, find_callbacks, saved_trackers
@@ -54,9 +66,13 @@ from dualkg.training.run import RunFolder, TrainedRun
 from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
 
 OnStart = Callable[[str], None]
+Records = dict[str, dict[str, Any]]  # size and checksum by the name of a file
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MEETING_TIME = timedelta(minutes=10)  # in which all processes have to start, or to answer
 MAX_REASON = 300  # characters of a reason that a library gives
+RECORD_NUMBERS = 1 + 32  # the size of a file, and the bytes of its sha256
+DAMAGED_SHARD = "its size or its sha256 is not the one in latest.json"
+AFTER_DAMAGE = "Restore it from a copy, or train the run again."
 
 
 class IncompleteEnvironment(RequestError):
@@ -241,12 +257,54 @@ class CheckpointFolder:
         number = int(self.group.largest(last + 1)[0])
         return self.path / f"{number:06d}"
 
-    def point_to(self, folder: Path, about: dict[str, Any]) -> None:
+    def records(self, folder: Path) -> Records:
+        """Size and checksum of each shard of a checkpoint; each process reads its own."""
+        count = self.group.count
+        numbers = [0] * (count * RECORD_NUMBERS)
+        own = shard_file(folder, self.group.index)
+        if own.exists():
+            record = file_record(own)
+            start = self.group.index * RECORD_NUMBERS
+            own_numbers = [record["bytes"], *bytes.fromhex(record["sha256"])]
+            numbers[start : start + RECORD_NUMBERS] = own_numbers
+        # Only the process that has a shard has other numbers than 0 in its place.
+        gathered = [int(number) for number in self.group.largest(*numbers)]
+        records: Records = {}
+        for process in range(count):
+            size, *digest = gathered[process * RECORD_NUMBERS : (process + 1) * RECORD_NUMBERS]
+            if size:
+                name = shard_file(folder, process).name
+                records[name] = {"bytes": size, "sha256": bytes(digest).hex()}
+        return records
+
+    def check(self, about: dict[str, Any]) -> None:
+        """Refuse a damaged checkpoint in all processes, each of which reads some of its shards.
+
+        Earlier versions wrote no checksums.
+        """
+        folder = self.path / str(about["folder"])
+        if "files" not in about:
+            logger.warning("%s has no checksums: an earlier version wrote it", folder)
+            return
+        records = check_type(about["files"], Records, source=self.pointer)
+        found = {file.name for file in folder.glob("*.safetensors")}
+        names = sorted(found | records.keys())
+        damaged = 0
+        for number, name in enumerate(names[self.group.index :: self.group.count]):
+            if name not in records or file_damage(folder / name, records[name]):
+                damaged = max(damaged, 1 + self.group.index + number * self.group.count)
+        damaged = int(self.group.largest(damaged)[0])
+        if damaged:
+            error = DamagedFile(folder / names[damaged - 1], DAMAGED_SHARD, advice=AFTER_DAMAGE)
+            error.silent = not self.group.first
+            raise error
+
+    def point_to(self, folder: Path, about: dict[str, Any], records: Records) -> None:
         """Make a folder the last checkpoint; the one before it is kept."""
         for file in (*folder.iterdir(), folder):
             sync(file)
         before = self.about().get("folder") if self.pointer.exists() else None
-        write_json(self.pointer, {**about, "folder": folder.name})
+        write_json(self.pointer, {**about, "folder": folder.name, "files": records})
         for old in self._folders():
             if old.name not in (folder.name, before):
                 remove(old)
@@ -277,12 +335,15 @@ class FolderStore(CheckpointStore):
         checkpoint = CheckpointFolder(path, self.group)
         folder = checkpoint.next_folder()
         save_checkpoint(tensors, folder, self.shard, divided=divided)
-        self.group.on_first(partial(checkpoint.point_to, folder, about))
+        records = checkpoint.records(folder)
+        self.group.on_first(partial(checkpoint.point_to, folder, about, records))
 
     def read(self, path: Path) -> tuple[Groups, dict[str, Any]]:
-        about = CheckpointFolder(path, self.group).about()
+        checkpoint = CheckpointFolder(path, self.group)
+        about = checkpoint.about()
         if about["when"] == "start":
             return {}, about
+        checkpoint.check(about)
         folder = path / str(about["folder"])
         groups: Groups = {}
         tensors = load_checkpoint(folder, self.shard, is_divided=self._is_divided)
