@@ -668,6 +668,13 @@ def test_a_folder_that_is_moved_before_a_subfolder_is_made_is_not_made_again(
     assert not path.exists()
 
 
+def test_a_lock_in_a_folder_that_was_moved_is_removed(tmp_path: Path) -> None:
+    home = folder_of(tmp_path / "run")
+    with refused(FolderMoved), locked(home), locked(home / "seed-0"):
+        move(home)
+    assert not list((tmp_path / "moved").iterdir())
+
+
 def test_a_moved_folder_is_locked_under_its_new_name(tmp_path: Path) -> None:
     path = folder_of(tmp_path / "run")
     with holder(path) as process:

@@ -486,6 +486,7 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
 
     # A soft lock is a file that filelock writes itself.
     names_holder = not lock.is_nested and not lock.is_soft
+    folder = os.open(lock.file.parent, os.O_RDONLY)
     try:
         if names_holder:
             _write_holder(lock.file)
@@ -503,9 +504,10 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
                 _remove(_hidden(real_path, "old"))
             yield
     finally:
-        if names_holder and lock.is_there():
+        if names_holder:
             # While the lock is held: filelock tries again if the file that it locked has no name.
-            _remove(lock.file)
+            lock.remove(folder)
+        os.close(folder)
         lock.release()
         for parent in missing:
             with suppress(OSError):  # it is not empty
@@ -521,12 +523,12 @@ class _HeldLock(NamedTuple):
     is_nested: bool
     is_soft: bool
 
-    def is_there(self) -> bool:
-        """Whether the file of its name is the one that was locked."""
-        try:
-            return os.path.samestat(self.file.stat(), self.status)
-        except OSError:
-            return False
+    def remove(self, folder: int) -> None:
+        """Remove the file that was locked from its folder, whatever the name of that is now."""
+        with suppress(OSError):
+            status = os.stat(self.file.name, dir_fd=folder)
+            if os.path.samestat(status, self.status):
+                os.unlink(self.file.name, dir_fd=folder)
 
 
 def _acquire(path: Path, given: str | Path, *, wait: bool) -> _HeldLock | None:
