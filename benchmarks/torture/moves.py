@@ -100,8 +100,11 @@ def run_changed(home: Path, change: str, place: int, words: list[str]) -> int:
         nonlocal count, is_busy
         if event not in OPERATIONS or is_busy:
             return
+        # A new folder is held just before it has its name.
         is_held = any(held.descriptor is not None for held in files._HELD)
-        if not is_held or (event == "open" and not _writes(arguments)):
+        if not (is_held and (home / "run").exists()) or (
+            event == "open" and not _writes(arguments)
+        ):
             return
         count += 1
         if count - 1 == place:
