@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from benchmarks.torture.power import Recorder
 from dualkg import files
-from dualkg.errors import DamagedFile, LockedError
+from dualkg.errors import DamagedFile, FolderMoved, LockedError
 from dualkg.files import (
     atomic_folder,
     atomic_write,
@@ -231,15 +231,15 @@ def test_the_old_folder_stays_if_the_new_one_cannot_take_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = folder_of(tmp_path / "run", old="1")
-    replace = Path.replace
+    replace = os.replace
 
-    def fail(self: Path, target: Path) -> Path:
-        if self.suffix == ".tmp":
+    def fail(source: Path, target: str, **folders: int) -> None:
+        if Path(source).suffix == ".tmp":
             raise OSError(5, "Input/output error")
-        return replace(self, target)
+        replace(source, target, **folders)
 
     monkeypatch.setattr(files, "_exchange_names", lambda one, other: False)
-    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr("os.replace", fail)
     with (
         pytest.raises(OSError, match="Input/output"),
         atomic_folder(path, existing="replace") as fresh,
@@ -305,17 +305,17 @@ def test_a_folder_that_cannot_be_synced(tmp_path, monkeypatch, number, place, ex
 def test_a_new_folder_is_removed_if_its_name_can_be_neither_synced_nor_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace = Path.replace
+    replace = os.replace
 
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **folders: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    def replace_once(self: Path, target: Path) -> Path:
-        monkeypatch.setattr(Path, "replace", fail)
+    def replace_once(source: Path, target: str, **folders: int) -> None:
+        monkeypatch.setattr("os.replace", fail)
         monkeypatch.setattr("os.fsync", fail)
-        return replace(self, target)
+        replace(source, target, **folders)
 
-    monkeypatch.setattr(Path, "replace", replace_once)
+    monkeypatch.setattr("os.replace", replace_once)
     with pytest.raises(OSError, match="Input/output"), atomic_folder(tmp_path / "new") as fresh:
         (fresh / "table").write_text("1")
     assert list(tmp_path.iterdir()) == []
@@ -362,12 +362,13 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
         with pytest.raises(LockedError), locked(tmp_path / "run" / ".." / "run"):
             pass
         files.remove_strays(path)  # the file that is being written is not taken for a stray one
-        assert len(list(path.iterdir())) == 2
+        assert len(list(path.iterdir())) == 3  # with that file, and the lock of the folder
         process.kill()
         process.wait()
-        assert len(list(path.iterdir())) == 2
+        assert len(list(path.iterdir())) == 3  # with that file, and the lock of the folder
         with locked(path):
-            assert [found.name for found in path.iterdir()] == ["other"]
+            assert files.contents(path) == ["other"]
+            assert len(list(path.iterdir())) == 2  # with the lock of the folder
             assert (tmp_path / ".run.lock").read_text().startswith(f"{os.getpid()}\n")
     assert [found.name for found in tmp_path.iterdir()] == ["run"]
 
@@ -419,10 +420,10 @@ def test_a_lock_that_nobody_holds_is_removed_when_the_folder_is_opened(tmp_path:
         process.wait()
         recover(path)
     assert [found.name for found in tmp_path.iterdir()] == ["run"]
-    (path / ".lock").touch()
+    (path / files.INNER_LOCK).touch()
     (tmp_path / ".run.lock").touch()
     recover(path)
-    assert not (path / ".lock").exists()
+    assert not (path / files.INNER_LOCK).exists()
     assert not (tmp_path / ".run.lock").exists()
 
 
@@ -468,7 +469,7 @@ def test_a_folder_in_a_place_that_cannot_be_written_is_locked_inside(
     )
     path = folder_of(tmp_path / "run")
     with locked(path):
-        assert [found.name for found in path.iterdir()] == [".lock"]
+        assert [found.name for found in path.iterdir()] == [files.INNER_LOCK]
         with atomic_folder(path) as fresh:
             (fresh / "recipe").write_text("1")
     assert [found.name for found in path.iterdir()] == ["recipe"]
@@ -516,7 +517,7 @@ def test_the_lock_of_a_folder_that_is_replaced_is_that_of_the_new_one(tmp_path: 
             (path / "decisions").write_text("2")
         written.set()
 
-    with folder_lock(path):
+    with files._own_lock(path):
         thread = threading.Thread(target=write)
         thread.start()
         waiting.wait()
@@ -524,6 +525,214 @@ def test_the_lock_of_a_folder_that_is_replaced_is_that_of_the_new_one(tmp_path: 
         folder_of(path, new="1")
     thread.join()
     assert sorted(found.name for found in path.iterdir()) == ["decisions", "new"]
+
+
+# -- folders that are held ---------------------------------------------------
+
+
+def swap(path: Path) -> None:
+    """Another folder of the same contents takes the name of a folder."""
+    path.rename(path.with_name("moved"))
+    folder_of(path, weights="of another")
+
+
+def unlink_folder(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+def move(path: Path) -> None:
+    path.rename(path.with_name("moved"))
+
+
+def link(path: Path) -> None:
+    """A link to another folder takes the name of a folder."""
+    path.rename(path.with_name("moved"))
+    folder_of(path.with_name("other"), weights="of another")
+    path.symlink_to(path.with_name("other"))
+
+
+CHANGES = [swap, unlink_folder, move, link]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_folder_that_is_gone_is_not_written(tmp_path: Path, change, is_new: bool) -> None:
+    path = tmp_path / "run"
+    if not is_new:
+        folder_of(path, weights="old")
+    with refused(FolderMoved, path=path) as caught, locked(path):
+        if is_new:
+            with atomic_folder(path) as fresh:
+                (fresh / "weights").write_text("old")
+        change(path)
+        write_text(path / "weights", "new")
+    moved = tmp_path / "moved"
+    assert caught.value.now == (None if change is unlink_folder else moved)
+    texts = {file.parent.name: file.read_text() for file in tmp_path.glob("*/weights")}
+    assert "new" not in texts.values()
+    assert texts.get("moved", "old") == "old"
+    assert not list(tmp_path.glob("**/.*"))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_end_of_a_lock_finds_that_the_folder_is_gone(tmp_path: Path, change) -> None:
+    path = folder_of(tmp_path / "run", weights="old")
+    with refused(FolderMoved), locked(path):
+        change(path)
+    path = folder_of(tmp_path / "home") / "run"
+    with refused(FolderMoved), locked(folder_of(path, weights="old")):
+        change(path)
+        raise FileNotFoundError(2, "No such file or directory", "run/weights")
+
+
+def test_an_error_of_its_own_is_not_taken_for_a_moved_folder(tmp_path: Path) -> None:
+    path = folder_of(tmp_path / "run", weights="old")
+    with pytest.raises(KeyboardInterrupt), locked(path):  # noqa: PT012
+        move(path)
+        raise KeyboardInterrupt
+    path = folder_of(tmp_path / "run")
+    with pytest.raises(PermissionError), locked(path):
+        raise PermissionError
+
+
+@pytest.mark.parametrize("operation", [write_text, lambda path, _: files.remove(path)])
+def test_a_folder_that_is_swapped_between_check_and_write_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation
+) -> None:
+    """The last step goes to the folder that is held, whatever has its name."""
+    path = folder_of(tmp_path / "run", weights="old")
+    is_in = files._is_in
+
+    def swap_first(folder: int, name: str) -> bool:
+        monkeypatch.undo()
+        swap(path)
+        return is_in(folder, name)
+
+    def swap_before_removal(folder: int, name: str) -> None:
+        monkeypatch.undo()
+        swap(path)
+        files._remove_in(folder, name)
+
+    monkeypatch.setattr(files, "_is_in", swap_first)
+    monkeypatch.setattr(files, "_remove_in", swap_before_removal)
+    with refused(FolderMoved), locked(path):
+        operation(path / "weights", "new")
+    assert (path / "weights").read_text() == "of another"
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_folder_that_takes_the_name_before_it_is_replaced_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    path = folder_of(tmp_path / "run", weights="old")
+    exchange_names = files._exchange_names
+
+    def swap_first(fresh: Path, name: Path) -> bool:
+        monkeypatch.setattr(files, "_exchange_names", exchange_names)
+        swap(path)
+        return exchange_names(fresh, name) if exchange else False
+
+    monkeypatch.setattr(files, "_exchange_names", swap_first)
+    with refused(FolderMoved), locked(path), atomic_folder(path, existing="replace") as fresh:
+        (fresh / "weights").write_text("new")
+    assert (path / "weights").read_text() == "of another"
+    assert (tmp_path / "moved" / "weights").read_text() == "old"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["moved", "run"]
+
+
+def test_a_subfolder_of_a_folder_that_is_gone_is_not_made(tmp_path: Path) -> None:
+    path = folder_of(tmp_path / "run")
+    with refused(FolderMoved), locked(path):
+        shutil.rmtree(path)
+        write_text(path / "checkpoint" / "latest.json", "{}")
+    assert not path.exists()
+
+
+def test_a_folder_that_is_moved_before_a_subfolder_is_made_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder_of(tmp_path / "run")
+    mkdir = os.mkdir
+
+    def move_first(name: Path, *options: int, **folders: int) -> None:
+        monkeypatch.undo()
+        move(path)
+        mkdir(name, *options, **folders)
+
+    with refused(FolderMoved), locked(path):
+        files.make_folder(path)
+        files.make_folder(path / "a" / "b")
+        assert (path / "a" / "b").is_dir()
+        monkeypatch.setattr("os.mkdir", move_first)
+        write_text(path / "checkpoint" / "latest.json", "{}")
+    assert not path.exists()
+
+
+def test_a_lock_in_a_folder_that_was_moved_is_removed(tmp_path: Path) -> None:
+    home = folder_of(tmp_path / "run")
+    with refused(FolderMoved), locked(home), locked(home / "seed-0"):
+        move(home)
+    assert not list((tmp_path / "moved").iterdir())
+
+
+def test_a_moved_folder_is_locked_under_its_new_name(tmp_path: Path) -> None:
+    path = folder_of(tmp_path / "run")
+    with holder(path) as process:
+        move(path)
+        with refused(LockedError, path=tmp_path / "moved") as caught, locked(tmp_path / "moved"):
+            pass
+        assert caught.value.holder.startswith(f"process {process.pid} on ")
+        assert f"process {process.pid} on " in (files.lock_holder(tmp_path / "moved") or "")
+    with locked(tmp_path / "moved"):  # the first process was killed
+        pass
+    assert not list((tmp_path / "moved").iterdir())
+
+
+def test_a_new_folder_is_locked_inside_from_its_first_moment(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with locked(path):
+        with atomic_folder(path) as fresh:
+            (fresh / "weights").write_text("old")
+        locks = [(path / files.INNER_LOCK).stat().st_ino]
+        with atomic_folder(path, existing="replace") as fresh:
+            (fresh / "weights").write_text("new")
+        locks.append((path / files.INNER_LOCK).stat().st_ino)
+        write_text(path / "report", "new")
+    assert locks[0] != locks[1]
+    assert sorted(file.name for file in path.iterdir()) == ["report", "weights"]
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_folder_that_is_mounted_twice_is_locked_once(tmp_path: Path) -> None:
+    """A second mount is simulated by the lock in the folder: both paths lead to one file."""
+    path = folder_of(tmp_path / "run")
+    with locked(path):
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            with refused(LockedError, path="elsewhere"):
+                files._lock_inside(folder, "elsewhere")
+        finally:
+            os.close(folder)
+
+
+def test_a_process_that_does_not_hold_the_lock_watches_the_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with refused(FolderMoved), files.watched(path):
+        folder_of(path)
+        write_text(path / "first", "1")
+        assert files.is_held(path / "checkpoint")
+        swap(path)
+        assert not files.is_held(path / "checkpoint")
+        write_text(path / "second", "2")
+    assert [file.name for file in path.iterdir()] == ["weights"]
+
+
+def test_the_message_says_where_the_folder_is_now() -> None:
+    assert str(FolderMoved("a", now="/runs/b")) == (
+        "a was moved, removed or replaced while it was being written, so nothing more was saved. "
+        "It is /runs/b now; what was saved until then is there."
+    )
+    assert str(FolderMoved("a")).endswith("It was removed, or where it is now is not known.")
 
 
 # -- checksums ---------------------------------------------------------------

@@ -35,6 +35,8 @@ FIGURES = {
     "power": ("states", "different_states", "cuts", "events"),
     "faults": ("cases",),
     "inputs": ("inputs", "past_the_first_parser", "longest_seconds", "most_mib"),
+    "moves": ("moves",),
+    "swaps": ("swaps",),
     "races": ("races", "processes", "refused with a message"),
     "server": (
         "num_requests",

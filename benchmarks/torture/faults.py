@@ -55,7 +55,7 @@ COMMANDS = {
     "train": ["train", "graph.tsv", *SMALL, "--out", "new"],
     "overwrite": ["train", "graph.tsv", *SMALL, "--out", "run", "--overwrite"],
     "resume": ["resume", "stopped"],
-    "calibrate": ["calibrate", "run", "--overwrite"],
+    "calibrate": ["calibrate", "run", "--overwrite", "--coverage", "0.8"],
     "complete": ["complete", "run", "--out", "new.tsv"],
     "complete parquet": ["complete", "run", "--out", "new.parquet"],
     "predict": ["predict", "run", "--queries", "queries.tsv", "--out", "new.jsonl"],
@@ -139,6 +139,7 @@ class FailingDisk:
         # On a good disk: the calls of a command by their kinds, and the files that it makes.
         self.num_calls: dict[tuple[str, int], int] = {}
         self.good_files: dict[str, dict[str, str]] = {}
+        self.replaced_files: dict[str, dict[str, str]] = {}
 
     def run_case(self, name: str, fault: str, draw: random.Random) -> tuple[str, str | None]:
         """Fail one call of a command, or all from one on.
@@ -189,6 +190,7 @@ class FailingDisk:
         status, text = run_command(COMMANDS[name])
         self.num_calls[name, kinds] = self.shim.fault_disarm()
         self.good_files[name] = self.made_files()
+        self.replaced_files[name] = hashes(self.folder)
         return f"it fails on a good disk: {text[-300:]}" if status else None
 
     def made_files(self) -> dict[str, str]:
@@ -200,13 +202,17 @@ class FailingDisk:
         return made
 
     def check_unchanged(self, name: str, before: dict[str, str], status: Status) -> str | None:
-        """Only files that the command replaces may have changed."""
+        """Only files that the command replaces may have changed, and are then the new ones."""
         replaced = REPLACED.get(name, [])
         if replaced is None:
             return None
         after = hashes(self.folder)
         changed = [file for file, sha in before.items() if after.get(file) != sha]
-        damaged = [file for file in changed if Path(file).name not in replaced]
+        damaged = []
+        for file in changed:
+            is_new = after.get(file) == self.replaced_files[name].get(file)
+            if Path(file).name not in replaced or not is_new:
+                damaged.append(file)
         if damaged:
             return f"{', '.join(damaged)} changed, and the command ended with {status}"
         return None

@@ -49,7 +49,7 @@ SCENARIOS: dict[str, Words] = {
     "tune, TPE": ("tune", "tpe.toml", "--out", "new", *CPU),
     "tune, two processes": ("tune", "space.toml", "--jobs", 2, "--out", "new", *CPU),
     "calibrate": ("calibrate", "run", *CPU),
-    "calibrate, overwrite": ("calibrate", "calibrated", "--overwrite", *CPU),
+    "calibrate, overwrite": ("calibrate", "calibrated", "--overwrite", "--coverage", 0.8, *CPU),
     "extend": ("extend", "run", "new-triples.tsv", "--out", "new", *CPU),
     "index, exact": (*INDEX, "--kind", "exact"),
     "index, ivf": (*INDEX, "--kind", "ivf", "--recall", 0.1),

@@ -41,7 +41,7 @@ from benchmarks.torture.common import (
     rounds,
 )
 from benchmarks.torture.faults import compile_shim, load_shim
-from benchmarks.torture.fingerprints import difference, raw
+from benchmarks.torture.fingerprints import difference, fingerprint, raw
 from benchmarks.torture.killed import (
     EVENTS,
     SCENARIOS,
@@ -54,7 +54,7 @@ from benchmarks.torture.killed import (
 MOMENT = "moment"  # a kill by the clock, and not at a file operation
 SECONDS = 120  # only a broken program needs more
 PR_SET_CHILD_SUBREAPER = 36
-# The beginnings of files that a command replaces.
+# The file that a command replaces, or the beginning of such files in a folder.
 REPLACED = {
     "resume": "stopped/",
     "calibrate, overwrite": "calibrated/calibration.json",
@@ -216,12 +216,23 @@ class Arena:
         return resumed(name, out) if begun and "train" in words else words
 
     def _lost(self, name: str) -> list[str]:
-        """Files that were there before and must still be: all that the command does not replace."""
+        """Files that were there before and must still be, all that the command does not replace.
+
+        A single file that it replaces must be the old or the new one.
+        """
         after = raw(self.here)
         changed = [file for file, content in self.before.items() if after.get(file) != content]
-        if name in REPLACED:
-            changed = [file for file in changed if not file.startswith(REPLACED[name])]
-        return sorted(changed)
+        lost = []
+        for file in changed:
+            replaced = REPLACED.get(name)
+            is_new = file == replaced and file in after
+            if is_new:
+                is_new = fingerprint(self.here / file) == self.expected[name][file]
+            is_in_folder = replaced is not None and replaced.endswith("/")
+            is_replaced = is_in_folder and file.startswith(str(replaced))
+            if not (is_new or is_replaced):
+                lost.append(file)
+        return sorted(lost)
 
 
 def resumed(name: str, folder: str) -> Words:

@@ -69,7 +69,8 @@ def calibration_outcome(home: Path) -> str:
     run = load_run(home / "run")
     if not (home / "run" / "calibration.json").exists():
         return "nothing"
-    return str(load_calibration(home / "run", run.graph).calibration.as_dict())
+    saved = load_calibration(home / "run", run.graph)
+    return str((saved.calibration.as_dict(), saved.checks))
 
 
 def file_outcome(name: str) -> Callable[[Path], str]:
@@ -121,6 +122,11 @@ SCENARIOS = {
         [TRAIN, ("unlink", "run/report.json")], [("resume", "run", "--device", "cpu")], run_outcome
     ),
     "calibrate": Scenario([TRAIN], [CALIBRATE], calibration_outcome),
+    "calibrate again": Scenario(
+        [TRAIN, CALIBRATE],
+        [(*CALIBRATE, "--overwrite", "--coverage", 0.8)],
+        calibration_outcome,
+    ),
     "extend": Scenario(
         [training(seed=0, epochs=EPOCHS, out="base")],
         [("extend", "base", "new.tsv", "--out", "run", "--device", "cpu")],

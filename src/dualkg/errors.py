@@ -311,6 +311,28 @@ class LockedError(RequestError):
         return f"{self.path} is being written by {holder}. Try again when that has ended."
 
 
+class FolderMoved(DualkgError):
+    """A folder that was being written was moved, removed or replaced.
+
+    `now` is where it is now, if that is known.
+    """
+
+    def __init__(self, path: object, *, now: object = None) -> None:
+        super().__init__()
+        self.path = path
+        self.now = now
+
+    def message(self, words: Words = PYTHON) -> str:
+        if self.now is None:
+            place = "It was removed, or where it is now is not known."
+        else:
+            place = f"It is {self.now} now; what was saved until then is there."
+        return (
+            f"{self.path} was moved, removed or replaced while it was being written, so nothing "
+            f"more was saved. {place}"
+        )
+
+
 class DataError(RequestError):
     """The triples cannot be read, or are not those of the named graph."""
 

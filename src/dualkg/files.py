@@ -1,7 +1,8 @@
 """Files and folders: atomic writes, locks and checksums.
 
 A reader never sees an incomplete file or folder. What a killed process leaves is finished or undone
-by `recover` when the folder is next opened, and removed when it is next locked.
+by `recover` when the folder is next opened, and removed when it is next locked. A folder that is
+locked is held by its descriptor: what is written goes there or nowhere, whatever takes its name.
 """
 
 import ctypes
@@ -17,22 +18,33 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
-from dualkg.errors import DamagedFile, LockedError, PathExists
+from dualkg.errors import (
+    DamagedFile,
+    DualkgError,
+    FolderMoved,
+    LockedError,
+    PathExists,
+    RequestError,
+)
 
 # A complete folder that is moved file by file is `full`.
 TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.(tmp|full)")
-INNER_LOCK = ".lock"  # of a folder whose parent cannot be written
+INNER_LOCK = ".dualkg.lock"  # in a folder, whatever its name and wherever it is mounted
 MAX_NAME = 200  # bytes of a name that others are made from; file systems allow 255
 REMEMBERED_BYTES = 2**22  # files of this size are hashed on first use only, smaller ones always
 HANDOVER_SECONDS = 0.2  # in which a process that ends may release its lock
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)  # there is nothing of this name
 # Some systems cannot sync a folder.
 CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.ENOSYS)
 NO_CHECKSUM = "0" * 64  # in the place of the checksum while it is computed
@@ -48,7 +60,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
     It is in a folder of its own, as some libraries write temporary files beside it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with _temporary(path, path.parent) as folder:
         fresh = folder / path.name
         yield fresh
@@ -74,7 +86,7 @@ def atomic_folder(
     path = Path(os.path.realpath(path))
     is_empty_folder = path.is_dir() and not contents(path)
     parent = path if is_empty_folder else path.parent
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent)
     if existing == "keep":
         remove_strays(path, inside=False)
 
@@ -83,6 +95,7 @@ def atomic_folder(
         fresh.chmod(0o777 & ~_umask())
         if not _is_temporary(parent):
             _sync_tree(fresh)
+        check_held(path)
         if is_empty_folder:
             full = fresh.with_suffix(".full")
             _put(fresh, full)
@@ -91,7 +104,8 @@ def atomic_folder(
             _replace(fresh, path, keep=keep)
         else:
             try:
-                _put(fresh, path)
+                with _taken_over(fresh, path):
+                    _put(fresh, path)
             except OSError:
                 if existing != "keep" or not path.is_dir():
                     raise
@@ -107,13 +121,15 @@ def _sync_tree(folder: Path) -> None:
 
 def _replace(fresh: Path, path: Path, *, keep: Collection[str]) -> None:
     """Put a folder in the place of another, whose files in `keep` it takes over."""
-    with folder_lock(path):
+    with _own_lock(path) as former:
+        check_held(path)
         for name in keep:
             if (path / name).exists():
                 link_or_copy(path / name, fresh / name)
                 sync(fresh / name)
         sync(fresh)
-        _exchange(fresh, path)
+        with _taken_over(fresh, path):
+            _exchange(fresh, path, former=former)
 
 
 @contextmanager
@@ -145,18 +161,39 @@ def _temporary(path: Path, parent: Path) -> Iterator[Path]:
 
 def _put(fresh: Path, path: Path) -> None:
     """Give a file or folder its name, on the disk too; if that fails, take a new name back."""
-    is_new = not path.exists()
-    fresh.replace(path)
-    if _is_temporary(path.parent):
-        return
+    with _opened(path.parent) as folder:
+        is_new = not _is_in(folder, path.name)
+        os.replace(fresh, path.name, dst_dir_fd=folder)
+        if _is_temporary(path.parent):
+            return
+        try:
+            _sync_folder(folder)
+        except OSError:
+            if is_new:
+                with suppress(OSError):
+                    os.replace(path.name, fresh, src_dir_fd=folder)
+                with suppress(OSError):  # if the disk refuses that, too
+                    _remove_in(folder, path.name)
+            raise
+
+
+def _is_in(folder: int, name: str) -> bool:
+    """Whether a folder, by its descriptor, has a name."""
     try:
-        sync(path.parent)
-    except OSError:
-        if is_new:
-            with suppress(OSError):
-                path.replace(fresh)
-            _remove(path)  # if the disk refuses that, too
-        raise
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _remove_in(folder: int, name: str) -> None:
+    """Remove a file or folder of a folder, by its descriptor, if it is there."""
+    with suppress(FileNotFoundError):
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if S_ISDIR(status.st_mode):
+            shutil.rmtree(name, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
 
 
 def check_new_folder(path: Path) -> None:
@@ -183,16 +220,33 @@ def link_or_copy(source: Path, target: Path) -> None:
             shutil.copyfile(source, fresh)
 
 
+def exists(path: Path) -> bool:
+    """Whether there is a file or folder; a link that leads nowhere is not taken for no file."""
+    if path.exists():
+        return True
+    if path.is_symlink():
+        raise DamagedFile(path, f"it is a link to {path.readlink()}, which cannot be found")
+    return False
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in CANNOT_SYNC or not path.is_dir():
-            raise
+        if path.is_dir():
+            _sync_folder(descriptor)
+        else:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync_folder(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in CANNOT_SYNC:
+            raise
 
 
 @contextmanager
@@ -212,6 +266,7 @@ def read_json(path: Path, kind: Any = Any, *, checksum: bool = False) -> Any:
 
     With `checksum`, the file was written by `write_json`.
     """
+    exists(path)  # refuses a link that leads nowhere
     text = path.read_bytes()
     try:
         content = json.loads(text.decode())
@@ -273,15 +328,17 @@ def write_text(path: Path, text: str) -> None:
 # -- replacing a folder ------------------------------------------------------
 
 
-def _exchange(fresh: Path, path: Path) -> None:
-    """Replace a folder by another, which gets its name.
+def _exchange(fresh: Path, path: Path, *, former: int) -> None:
+    """Replace a folder, by its descriptor, by another, which gets its name.
 
-    If the process is killed in between, `recover` finds the former one.
+    A folder that has taken the name meanwhile is put back, and `FolderMoved` is raised. If the
+    process is killed in between, `recover` finds the former one.
     """
     if _exchange_names(fresh, path):
         try:
+            _check_is(fresh, former, path)
             sync(path.parent)  # the former folder is deleted only then
-        except OSError:
+        except (OSError, FolderMoved):
             _exchange_names(fresh, path)
             raise
         return
@@ -289,11 +346,18 @@ def _exchange(fresh: Path, path: Path) -> None:
     _remove(aside)
     path.rename(aside)
     try:
+        _check_is(aside, former, path)
         _put(fresh, path)
     except BaseException:
         recover(path)
         raise
     aside.rename(fresh)
+
+
+def _check_is(place: Path, folder: int, name: Path) -> None:
+    """Refuse a place that does not have a folder, by its descriptor, whose name was `name`."""
+    if not os.path.samestat(place.stat(), os.fstat(folder)):
+        raise FolderMoved(name, now=_place_of(folder))
 
 
 def _exchange_names(fresh: Path, path: Path) -> bool:
@@ -400,10 +464,13 @@ def _remove(path: Path) -> None:
 def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
     """Hold the lock of a file or folder that is being written; others are refused, or wait.
 
-    The lock is the file `.NAME.lock` beside it, or `.lock` in a folder whose parent cannot be
-    written. It names process and host, and is released by the operating system if the process is
-    killed. A thread may hold it more than once. None needs no lock, and a place that cannot be
-    written gets none.
+    The lock is the file `.NAME.lock` beside it, for what does not exist yet, and `.dualkg.lock` in
+    a folder, which stays with it under any name. It names process and host, and is released by the
+    operating system if the process is killed. A thread may hold it more than once. None needs no
+    lock, and a place that cannot be written gets none.
+
+    If the folder is moved, removed or replaced in the block, nothing more is written, and
+    `FolderMoved` is raised.
     """
     if path is None:
         yield
@@ -411,7 +478,7 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
 
     real_path = Path(os.path.realpath(path))
     missing = [parent for parent in real_path.parents if not parent.exists()]
-    real_path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(real_path.parent)
     lock = _acquire(real_path, path, wait=wait)
     if lock is None:
         yield
@@ -419,19 +486,28 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
 
     # A soft lock is a file that filelock writes itself.
     names_holder = not lock.is_nested and not lock.is_soft
+    folder = os.open(lock.file.parent, os.O_RDONLY)
     try:
         if names_holder:
             _write_holder(lock.file)
-        if not lock.is_nested:
+        if lock.is_nested:
+            yield
+            return
+        is_locked_inside = lock.file.name != INNER_LOCK and not lock.is_soft
+        held = _HeldFolder(path, _names_of(path), is_locked_inside=is_locked_inside)
+        if real_path.is_dir():
+            held.take(real_path)
+        with _registered(held):
             recover(real_path)
             remove_strays(real_path)
             if real_path.exists():
                 _remove(_hidden(real_path, "old"))
-        yield
+            yield
     finally:
         if names_holder:
             # While the lock is held: filelock tries again if the file that it locked has no name.
-            _remove(lock.file)
+            lock.remove(folder)
+        os.close(folder)
         lock.release()
         for parent in missing:
             with suppress(OSError):  # it is not empty
@@ -442,9 +518,17 @@ class _HeldLock(NamedTuple):
     """A lock that this process holds; it is nested if the same thread held it already."""
 
     file: Path
+    status: os.stat_result
     release: Callable[[], None]
     is_nested: bool
     is_soft: bool
+
+    def remove(self, folder: int) -> None:
+        """Remove the file that was locked from its folder, whatever the name of that is now."""
+        with suppress(OSError):
+            status = os.stat(self.file.name, dir_fd=folder)
+            if os.path.samestat(status, self.status):
+                os.unlink(self.file.name, dir_fd=folder)
 
 
 def _acquire(path: Path, given: str | Path, *, wait: bool) -> _HeldLock | None:
@@ -458,7 +542,7 @@ def _acquire(path: Path, given: str | Path, *, wait: bool) -> _HeldLock | None:
             lock = kind(file, mode=0o666, is_singleton=True)
             is_nested = lock.is_locked
             lock.acquire(timeout=-1 if wait else HANDOVER_SECONDS, poll_interval=0.02)
-            return _HeldLock(file, lock.release, is_nested, is_soft)
+            return _HeldLock(file, file.stat(), lock.release, is_nested, is_soft)
         except Timeout:
             raise _refusal(given, file) from None
         except OSError as error:
@@ -471,9 +555,13 @@ def _acquire(path: Path, given: str | Path, *, wait: bool) -> _HeldLock | None:
 
 def _write_holder(file: Path) -> None:
     """Write process, host and time into the file of a lock, for messages to others."""
-    now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     with suppress(OSError):
-        file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n{now}\n", encoding="utf-8")
+        file.write_text(_holder_text(), encoding="utf-8")
+
+
+def _holder_text() -> str:
+    now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    return f"{os.getpid()}\n{socket.gethostname()}\n{now}\n"
 
 
 def _has_locks(folder: Path) -> bool:
@@ -521,19 +609,32 @@ def lock_holder(path: str | Path, *, other: bool = False) -> str | None:
     """
     path = Path(os.path.realpath(path))
     for file in (_hidden(path, "lock"), path / INNER_LOCK):
-        with suppress(OSError, ValueError):
-            pid, host, *rest = file.read_text(encoding="utf-8").splitlines()
-            if host == socket.gethostname():
-                if other and int(pid) == os.getpid():
-                    return None
-                with suppress(PermissionError):  # a process of another user
-                    os.kill(int(pid), 0)  # raises ProcessLookupError, an OSError, if it has ended
-            holder = f"process {int(pid)} on {host}"
-            # The third line is a time, or a mark of filelock's.
-            if rest and ":" in rest[0]:
-                holder = f"{holder} since {rest[0]}"
-            return holder
+        with suppress(OSError):
+            holder = _holder_of(file.read_text(encoding="utf-8", errors="replace"), other=other)
+            if holder is not None:
+                return holder or None
     return None
+
+
+def _holder_of(text: str, *, other: bool = False) -> str | None:
+    """`process 12 on host`, by the text of a lock; None if that process has ended.
+
+    With `other`, it is empty for this process.
+    """
+    try:
+        pid, host, *rest = text.splitlines()
+        if host == socket.gethostname():
+            if other and int(pid) == os.getpid():
+                return ""
+            with suppress(PermissionError):  # a process of another user
+                os.kill(int(pid), 0)  # raises ProcessLookupError, an OSError, if it has ended
+        holder = f"process {int(pid)} on {host}"
+    except (OSError, ValueError):
+        return None
+    # The third line is a time, or a mark of filelock's.
+    if rest and ":" in rest[0]:
+        holder = f"{holder} since {rest[0]}"
+    return holder
 
 
 def _refusal(path: str | Path, file: Path) -> LockedError:
@@ -549,8 +650,18 @@ def _refusal(path: str | Path, file: Path) -> LockedError:
 def folder_lock(folder: Path) -> Iterator[None]:
     """Wait for the lock of a folder itself, for a short change of one of its files.
 
-    A folder that is replaced meanwhile is locked again. The lock leaves no file.
+    A folder that is replaced meanwhile is locked again. The lock leaves no file. If the folder is
+    moved in the block, `FolderMoved` is raised.
     """
+    with _own_lock(folder) as descriptor:
+        held = _HeldFolder(folder, _names_of(folder), descriptor=os.dup(descriptor))
+        with _registered(held):
+            yield
+
+
+@contextmanager
+def _own_lock(folder: Path) -> Iterator[int]:
+    """Wait for the lock of a folder itself; the value is its descriptor."""
     while True:
         descriptor = os.open(folder, os.O_RDONLY)
         with suppress(OSError):  # a file system without locks
@@ -559,8 +670,266 @@ def folder_lock(folder: Path) -> Iterator[None]:
             break
         os.close(descriptor)
     try:
-        yield
+        yield descriptor
     finally:
+        os.close(descriptor)
+
+
+# -- folders that are held ---------------------------------------------------
+
+
+@dataclass(eq=False)
+class _HeldFolder:
+    """A folder that is being written: `given` as it is called in messages, and its `paths`.
+
+    The descriptor is None until the folder exists. `inner_lock` is that of the file INNER_LOCK in
+    it, if it `is_locked_inside`.
+    """
+
+    given: str | Path
+    paths: list[Path]
+    is_locked_inside: bool = False
+    descriptor: int | None = None
+    inner_lock: int | None = None
+
+    def check(self) -> None:
+        """Raise `FolderMoved` if another folder, or none, has the name of this one."""
+        if self.descriptor is None:
+            return
+        status = os.fstat(self.descriptor)
+        for path in self.paths:
+            try:
+                is_there = os.path.samestat(status, path.stat())
+            except OSError as error:
+                if error.errno not in GONE:
+                    raise
+                is_there = False
+            if not is_there:
+                raise FolderMoved(self.given, now=_place_of(self.descriptor))
+
+    def take(self, folder: Path) -> None:
+        """Hold a folder, in place of the former one; refuse one that another process holds."""
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        inner_lock = None
+        try:
+            if not os.path.samestat(os.fstat(descriptor), folder.stat()):
+                # It was replaced at this moment, or the file system has no lasting inodes.
+                os.close(descriptor)
+                return
+            if self.is_locked_inside:
+                inner_lock = _lock_inside(descriptor, self.given)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self.release()
+        self.descriptor = descriptor
+        self.inner_lock = inner_lock
+
+    def release(self) -> None:
+        """Let the folder go, wherever it is, and leave no lock in it."""
+        if self.inner_lock is not None:
+            with suppress(OSError):
+                os.unlink(INNER_LOCK, dir_fd=self.descriptor)
+            os.close(self.inner_lock)
+            self.inner_lock = None
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+_HELD: list[_HeldFolder] = []  # innermost last
+_HELD_LOCK = threading.RLock()
+
+
+@contextmanager
+def watched(path: str | Path) -> Iterator[None]:
+    """Hold a folder that another process has locked for this one, from the first write on."""
+    with _registered(_HeldFolder(path, _names_of(path))):
+        yield
+
+
+@contextmanager
+def _registered(held: _HeldFolder) -> Iterator[None]:
+    """Let all writes below a folder go to the folder that is held, or nowhere.
+
+    An error that comes of a folder that is gone is raised as `FolderMoved`.
+    """
+    with _HELD_LOCK:
+        _HELD.append(held)
+    try:
+        yield
+        held.check()
+    except Exception as error:
+        # An error of a library or of a request may come of a folder that is gone. One of training,
+        # such as divergence, does not.
+        if isinstance(error, RequestError) or not isinstance(error, DualkgError):
+            held.check()
+        raise
+    finally:
+        with _HELD_LOCK:
+            _HELD.remove(held)
+            held.release()
+
+
+def _names_of(path: str | Path) -> list[Path]:
+    """The path as it was given, which may be a link, and where that leads."""
+    return [Path(path).absolute(), Path(os.path.realpath(path))]
+
+
+def _held_above(path: Path) -> tuple[_HeldFolder, Path] | None:
+    """The innermost folder that is held and contains a path or is it; and the path in it."""
+    names = _names_of(path)
+    with _HELD_LOCK:
+        for held in reversed(_HELD):
+            for name in names:
+                for home in held.paths:
+                    if name.is_relative_to(home):
+                        return held, name.relative_to(home)
+    return None
+
+
+def check_held(path: Path) -> None:
+    """Raise `FolderMoved` if a folder that is held, and has this path in it, was moved."""
+    with _HELD_LOCK:
+        found = _held_above(path)
+        if found is None:
+            return
+        held, _ = found
+        if held.descriptor is None and held.paths[0].is_dir():
+            held.take(held.paths[0])
+        held.check()
+
+
+def is_held(path: Path) -> bool:
+    """Whether `check_held` raises nothing."""
+    try:
+        check_held(path)
+    except FolderMoved:
+        return False
+    return True
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """The descriptor of a folder; below a folder that is held, whatever has its name now."""
+    check_held(folder)
+    with _HELD_LOCK:
+        found = _held_above(folder)
+        home = None
+        if found is not None and found[0].descriptor is not None:
+            home = os.dup(found[0].descriptor)
+    if found is None or home is None:
+        descriptor = os.open(folder, os.O_RDONLY)
+    else:
+        try:
+            descriptor = os.open(found[1], os.O_RDONLY, dir_fd=home)
+        finally:
+            os.close(home)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _taken_over(fresh: Path, path: Path) -> Iterator[None]:
+    """Hold a folder that gets the name of one that is held, from before it has the name."""
+    with _HELD_LOCK:
+        held = None
+        for candidate in reversed(_HELD):
+            if path in candidate.paths:
+                held = candidate
+                break
+    if held is None:
+        yield
+        return
+    former = replace(held)
+    held.descriptor = None
+    held.inner_lock = None
+    try:
+        held.take(fresh)
+        yield
+    except BaseException:
+        held.release()
+        held.descriptor = former.descriptor
+        held.inner_lock = former.inner_lock
+        raise
+    former.release()
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it; below a folder that is held, only in that."""
+    check_held(path)
+    with _HELD_LOCK:
+        found = _held_above(path)
+        if found is None or found[0].descriptor is None:
+            home = None
+        else:
+            home = os.dup(found[0].descriptor)
+    if found is None or home is None:
+        path.mkdir(parents=True, exist_ok=True)
+        check_held(path)
+        return
+    try:
+        for folder in reversed([found[1], *found[1].parents][:-1]):
+            with suppress(FileExistsError):
+                os.mkdir(folder, dir_fd=home)
+    finally:
+        os.close(home)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there; below a folder that is held, only from that."""
+    if not path.parent.exists():
+        check_held(path)
+        return
+    with _opened(path.parent) as folder:
+        _remove_in(folder, path.name)
+
+
+def _place_of(descriptor: int) -> Path | None:
+    """Where a folder is now, if the system says it and it was not removed."""
+    with suppress(OSError):
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if os.path.samestat(place.stat(), os.fstat(descriptor)):
+            return place
+    return None
+
+
+def _lock_inside(folder: int, given: str | Path) -> int | None:
+    """Lock a folder by a file in it, whatever its name; None if no lock can be written.
+
+    The file is opened through the descriptor of the folder. Another process that holds it has the
+    folder under another name: it was moved or is mounted there.
+    """
+    deadline = time.monotonic() + HANDOVER_SECONDS
+    while True:
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            descriptor = os.open(INNER_LOCK, flags, 0o666, dir_fd=folder)
+        except OSError as error:
+            if error.errno in (*NOT_WRITABLE, errno.ELOOP, errno.ENOENT):
+                return None
+            raise
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            status = os.stat(INNER_LOCK, dir_fd=folder, follow_symlinks=False)
+            if os.path.samestat(status, os.fstat(descriptor)):
+                os.ftruncate(descriptor, 0)
+                with suppress(OSError):  # a full disk
+                    os.write(descriptor, _holder_text().encode())
+                return descriptor
+        except FileNotFoundError:
+            pass  # the former holder has removed the file that was locked here
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                holder = _holder_of(os.pread(descriptor, 1000, 0).decode(errors="replace"))
+                os.close(descriptor)
+                raise LockedError(given, holder=holder or "") from None
+            time.sleep(0.02)
+        except OSError:
+            os.close(descriptor)
+            return None  # a file system without locks
         os.close(descriptor)
 
 

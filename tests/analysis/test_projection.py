@@ -1,5 +1,6 @@
 """t-SNE of vectors, and the map of all entities of a run."""
 
+import shutil
 import sys
 import warnings
 
@@ -21,7 +22,7 @@ from dualkg.analysis.projection import (
     tsne,
 )
 from dualkg.errors import DamagedFile, InvalidValue, MissingExtra
-from dualkg.training.run import RunFolder
+from dualkg.training.run import OtherSource, RunFolder
 from tests.raising import refused
 
 pytest.importorskip("openTSNE")
@@ -154,6 +155,25 @@ def test_a_map_is_computed_once_and_saved_with_the_run(small_graph, tmp_path, mo
     monkeypatch.setattr(projection, "compute_map", None)
     np.testing.assert_allclose(entity_map(kg.load_run(tmp_path / "run")), positions, atol=1e-6)
     RunFolder(tmp_path / "run").check_free(overwrite=True)  # a run with a map may be overwritten
+
+
+def test_a_map_of_another_run_is_computed_again(small_graph, tmp_path, caplog):
+    paths = [tmp_path / "run", tmp_path / "other"]
+    for seed, path in enumerate(paths):
+        kg.train(kg.CP(small_graph.shape, dim=4, seed=seed), small_graph, epochs=1, out=path)
+    run = kg.load_run(paths[0])
+    positions = entity_map(run)
+    entity_map(kg.load_run(paths[1]))
+    shutil.copyfile(paths[1] / "map.parquet", paths[0] / "map.parquet")
+    with refused(OtherSource, path=paths[0] / "map.parquet"):
+        load_map(paths[0] / "map.parquet", 30, identity=run.identity)
+    np.testing.assert_array_equal(entity_map(run), positions)
+    assert "was made from another run" in caplog.text
+    load_map(paths[0] / "map.parquet", 30, identity=run.identity)
+    (paths[0] / "map.parquet").unlink()
+    (paths[0] / "map.parquet").symlink_to("nowhere")
+    with refused(DamagedFile, path=paths[0] / "map.parquet"):
+        entity_map(run)
 
 
 def test_the_same_model_has_the_same_map(small_graph):

@@ -3,6 +3,7 @@ arguments.
 """
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,44 @@ def test_calibrate_fits_saves_and_checks(run):
         one.probability is not None
         for one in kg.load_run(run.folder).predictor().tails("e1", "r0", known="omit")
     )
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_calibration_that_is_replaced_is_the_old_or_the_new_one(
+    run, monkeypatch, failure, is_done
+):
+    """With its checks, wherever the command is killed or the disk is full."""
+    path = run.folder / "calibration.json"
+    kg.calibrate(run, coverage=0.8, overwrite=True)
+    allowed = [path.read_bytes()]
+    kg.calibrate(run, coverage=0.7, overwrite=True)
+    allowed.append(path.read_bytes())
+    assert len(set(allowed)) == 2
+    replace = os.replace
+    for last in range(1, 10):
+        path.write_bytes(allowed[0])
+        calls = []
+
+        def stop(*names, calls=calls, last=last, **folders):
+            calls.append(names)
+            if len(calls) == last and not is_done:
+                raise failure
+            replace(*names, **folders)
+            if len(calls) == last:
+                raise failure
+
+        monkeypatch.setattr("os.replace", stop)
+        try:
+            kg.calibrate(run, coverage=0.7, overwrite=True)
+        except (KeyboardInterrupt, OSError):
+            pass
+        else:
+            break  # there is no further call
+        finally:
+            monkeypatch.undo()
+        assert path.read_bytes() in allowed
+    assert last == 2
 
 
 def test_calibrate_a_run_without_a_folder(graph):

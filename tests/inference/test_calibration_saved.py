@@ -1,6 +1,7 @@
 """The calibration of a run is fitted once and saved; a damaged file is refused."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import dualkg as kg
 from dualkg.errors import DamagedFile
 from dualkg.files import write_json
 from dualkg.inference.calibration import (
+    NOT_BOUND,
     SavedCalibration,
     UnusableCalibration,
     calibration_for,
@@ -17,9 +19,11 @@ from dualkg.inference.calibration import (
     save_calibration,
 )
 from dualkg.inference.errors import MissingTriples
+from dualkg.inference.integrity import check_run
 from dualkg.inference.recalibration import Recalibration
+from dualkg.training.run import OtherSource
 from tests.conftest import graph_of
-from tests.raising import refused
+from tests.raising import check_error, refused
 
 
 @pytest.fixture
@@ -49,6 +53,74 @@ def test_a_saved_calibration_is_not_fitted_again(run):
     assert isinstance(calibration_for(run), SavedCalibration)
     with pytest.raises(kg.DivergedError):
         calibration_for(run, overwrite=True)
+
+
+@pytest.fixture
+def other(small_graph, tmp_path) -> kg.Run:
+    """Another run on the same graph, calibrated."""
+    model = kg.CP(small_graph.shape, dim=4, seed=1)
+    made = kg.train(model, small_graph, epochs=1, seed=1, out=tmp_path / "other")
+    calibration_for(made)
+    return made
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_calibration_of_another_run_is_refused(run, other, is_link):
+    calibration_for(run)
+    path = run.folder / "calibration.json"
+    path.unlink()
+    if is_link:
+        path.symlink_to(other.folder / "calibration.json")
+    else:
+        shutil.copyfile(other.folder / "calibration.json", path)
+    for use in (calibration_for, kg.calibrate, kg.Predictor.of):
+        with refused(UnusableCalibration, run=run.folder) as caught:
+            use(kg.load_run(run.folder))
+        check_error(caught.value.cause, OtherSource, path=path)
+    assert str(caught.value) == (
+        f"{path} was made from another run: the weights, the recipe or the graph are other ones "
+        f"here. Make it again: kg.calibrate('{run.folder}', overwrite=True)"
+    )
+    (check,) = check_run(run.folder)
+    assert not check.ok
+    kg.calibrate(run, overwrite=True)
+    assert check_run(run.folder)[0].ok
+    assert not path.is_symlink()
+
+
+def test_a_run_that_was_replaced_after_it_was_loaded_has_its_calibration_no_longer(run, other):
+    loaded = kg.load_run(run.folder)
+    shutil.rmtree(run.folder)
+    other.folder.rename(run.folder)
+    with refused(UnusableCalibration, run=run.folder):
+        calibration_for(loaded)
+
+
+@pytest.mark.parametrize("target", ["nowhere", "calibration.json"])
+def test_a_link_that_leads_nowhere_is_not_a_run_without_probabilities(run, target):
+    path = run.folder / "calibration.json"
+    path.symlink_to(target)
+    for use in (calibration_for, kg.calibrate, kg.Predictor.of):
+        with refused(UnusableCalibration, run=run.folder) as caught:
+            use(run)
+        reason = f"it is a link to {target}, which cannot be found"
+        check_error(caught.value.cause, DamagedFile, path=path, reason=reason)
+    (check,) = check_run(run.folder)
+    assert not check.ok
+
+
+def test_a_calibration_of_an_earlier_version_is_accepted_with_a_note(run, caplog):
+    calibration_for(run)
+    path = run.folder / "calibration.json"
+    content = json.loads(path.read_text())
+    assert content.pop("made_from") == run.identity == kg.load_run(run.folder).identity
+    content.pop("sha256")
+    write_json(path, content)
+    assert calibration_for(run).made_from is None
+    assert NOT_BOUND in caplog.text
+    (check,) = check_run(run.folder)
+    assert check.ok
+    assert {file.file: file.reason for file in check.files}["calibration.json"] == NOT_BOUND
 
 
 def test_a_run_without_a_folder_saves_nothing(run):

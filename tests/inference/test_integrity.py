@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -214,6 +215,28 @@ def test_no_flipped_bit_goes_unseen(folder, data):
                 kg.load_run(folder.path)
     finally:
         file.write_bytes(before)
+
+
+def test_decisions_say_whose_probabilities_they_have(folder):
+    store = DecisionStore(folder.decisions)
+    made = Decision("a", "r", "b", "accepted", 0.5, "2026-01-01T00:00:00+00:00", folder.identity())
+    store.update([made, replace(made, tail="c", made_from=None)])
+    assert {file.file: file.reason for file in check_run(folder.path)[0].files}[
+        "decisions.jsonl"
+    ] == ""
+    store.update([replace(made, tail="d", made_from="another")])
+    (check,) = check_run(folder.path)
+    assert check.ok
+    reasons = {file.file: file.reason for file in check.files}
+    assert reasons["decisions.jsonl"] == "the probabilities of 1 decisions are of another run"
+
+
+@pytest.mark.parametrize("name", ["decisions.jsonl", "map.parquet", "report.json", "history.json"])
+def test_a_link_that_leads_nowhere_is_damage(folder, name):
+    path = folder.path / name
+    path.unlink(missing_ok=True)
+    path.symlink_to("nowhere")
+    assert damaged_files(folder.path) == [name]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

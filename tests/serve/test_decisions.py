@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape
 
+from dualkg.inference import decisions
 from dualkg.inference.decisions import (
     FORMULA,
     Decision,
+    DecisionsNotStored,
     DecisionStore,
     InvalidDecision,
     as_csv,
@@ -145,6 +147,69 @@ def test_a_full_disk_is_named(curator, folder, monkeypatch):
     assert error.startswith(f"{folder / 'decisions.jsonl'} cannot be written: No space left on")
     assert error.endswith("Nothing was stored.")
     assert len(curator.get("/api/decisions").json()["decisions"]) == 1
+
+
+@pytest.mark.parametrize("change", ["move", "remove", "replace", "unfinished"])
+def test_a_folder_that_is_gone_gets_no_decision(curator, folder, untouched_folders, change):
+    assert decide(curator, REJECT).status_code == 200
+    if change == "remove":
+        shutil.rmtree(folder)
+    elif change == "unfinished":
+        RunFolder(folder).report.unlink()
+    else:
+        folder.rename(folder.with_name("moved"))
+    if change == "replace":
+        shutil.copytree(untouched_folders[1], folder)
+    files = sorted(folder.parent.rglob("*"))
+    for reply in (decide(curator, ACCEPT), curator.get("/api/decisions"), curator.get("/facts")):
+        assert reply.status_code == 503
+    assert decide(curator, ACCEPT).json()["error"] == (
+        f"The folder {folder} of the run mine was moved, removed or replaced after the server had "
+        "loaded it, so decisions are neither read nor saved. Put it back, or restart the server."
+    )
+    assert sorted(folder.parent.rglob("*")) == files
+    if change == "move":
+        folder.with_name("moved").rename(folder)
+        assert decide(curator, ACCEPT).json() == {"run": "mine", "accepted": 1, "rejected": 1}
+
+
+@pytest.mark.parametrize("when", ["locked", "written"])
+def test_a_folder_that_is_replaced_while_a_decision_is_saved(
+    curator, folder, untouched_folders, monkeypatch, when
+):
+    """What took the place of the folder has no decision."""
+
+    def replace_folder():
+        monkeypatch.undo()
+        folder.rename(folder.with_name("moved"))
+        shutil.copytree(untouched_folders[1], folder)
+
+    if when == "locked":
+        lock = decisions.folder_lock
+
+        def lock_after(path):
+            replace_folder()
+            return lock(path)
+
+        monkeypatch.setattr(decisions, "folder_lock", lock_after)
+    else:
+        write = decisions.write_text
+
+        def write_after(path, text):
+            replace_folder()
+            write(path, text)
+
+        monkeypatch.setattr(decisions, "write_text", write_after)
+    assert decide(curator, ACCEPT).status_code == 503
+    assert not list(folder.parent.rglob("decisions.jsonl"))
+
+
+def test_a_store_in_a_folder_that_is_not_there(tmp_path):
+    store = DecisionStore(tmp_path / "run" / "decisions.jsonl")
+    decision = Decision("a", "r", "b", "accepted", None, "2026-01-01T00:00:00+00:00")
+    with refused(DecisionsNotStored, path=store.path, reason="No such file or directory"):
+        store.update([decision])
+    assert not store.path.parent.exists()
 
 
 def test_a_name_that_tsv_cannot_hold(curator):

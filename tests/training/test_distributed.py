@@ -25,6 +25,7 @@ from dualkg.cli.words import COMMAND
 from dualkg.data.graph import Graph
 from dualkg.errors import DamagedFile, DualkgError, Unsupported
 from dualkg.evaluation import ranking
+from dualkg.files import file_record, read_json, write_json
 from dualkg.inference.integrity import check_run
 from dualkg.losses.base import BoundLoss
 from dualkg.models.base import EmbeddingModel, Factors, Model
@@ -32,6 +33,7 @@ from dualkg.models.bilinear import Dual
 from dualkg.models.partial import PartialModel
 from dualkg.regularizers import REGULARIZERS, Regularizer
 from dualkg.tables import EntityTables, LocalTables, Processes, Shard, ShardedTables
+from dualkg.tables.files import shard_file
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training import distributed, run
 from dualkg.training.batches import one_of_each_query
@@ -44,6 +46,7 @@ from dualkg.training.trainer import Trainer
 from dualkg.training.updates import OnePassAdagrad, optimizer_tensors
 from tests.families import EMBEDDINGS
 from tests.processes import FORKS, until
+from tests.raising import refused
 
 LOSSES = {
     "1-vs-all": kg.OneVsAll(),
@@ -703,11 +706,90 @@ def test_two_checkpoints_are_kept_and_an_incomplete_one_is_not_used(tmp_path: Pa
     (path / "000004" / "shard-00001-model-00001-of-00001.safetensors").write_bytes(b"half")
     train_some_steps(group, CHANGES, path, 3, 4, None)
     assert sorted(found.name for found in path.iterdir()) == ["000003", "000005", "latest.json"]
-    for file in (path / "000005").iterdir():
-        file.write_bytes(b"damaged")
-    with pytest.raises(DamagedFile) as damaged:
+    [file] = (path / "000005").iterdir()
+    file.write_bytes(b"damaged")
+    with refused(DamagedFile, path=file, reason=distributed.DAMAGED_SHARD, silent=False):
         train_some_steps(group, CHANGES, path, 4, 5, None)
-    assert damaged.value.path == path / "000005"
+
+
+def change_bytes(file: Path) -> None:
+    """Change 64 bytes of the numbers, which are finite before and after."""
+    content = bytearray(file.read_bytes())
+    content[-64:] = bytes(number ^ 1 for number in content[-64:])
+    file.write_bytes(content)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def add(file: Path) -> None:
+    shutil.copyfile(file, file.with_name("shard-00002-model-00001-of-00001.safetensors"))
+
+
+@pytest.mark.parametrize("damage", [change_bytes, cut, add, Path.unlink])
+def test_a_damaged_shard_is_not_resumed_from(tmp_path: Path, damage: Callable[[Path], None]):
+    group = Processes(0, 1, torch.device("cpu"))
+    path = tmp_path / "checkpoint"
+    train_some_steps(group, CHANGES, path, 0, 1, None)
+    [file] = (path / "000001").iterdir()
+    damage(file)
+    damaged = file.with_name("shard-00002-model-00001-of-00001.safetensors")
+    with refused(DamagedFile, path=damaged if damage is add else file):
+        train_some_steps(group, CHANGES, path, 1, 2, None)
+
+
+def test_check_reads_the_shards_of_an_unfinished_run(tmp_path: Path) -> None:
+    changes = {"data.graph": "x", "training.epochs": 3, "training.checkpoint_seconds": 0}
+    recipe = Recipe().with_changes({**CHANGES, **changes})
+    group = Processes(0, 1, torch.device("cpu"))
+
+    def stop(event: Any) -> None:
+        if event.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distributed.train_in_processes(
+            recipe, graph_of(50), group, out=tmp_path / "run", on_progress=stop
+        )
+    (check,) = check_run(tmp_path / "run")
+    assert check.ok
+    assert "checkpoint" in [file.file for file in check.files]
+    shards = sorted((tmp_path / "run" / "checkpoint").glob("*/*.safetensors"))
+    change_bytes(shards[-1])
+    (check,) = check_run(tmp_path / "run")
+    assert [file.file for file in check.files if file.damaged] == ["checkpoint"]
+    assert "Train again, with the same seed" in str(check.advice[0])
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_checksums(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = Processes(0, 1, torch.device("cpu"))
+    path = tmp_path / "checkpoint"
+    train_some_steps(group, CHANGES, path, 0, 1, None)
+    about = read_json(path / "latest.json", checksum=True)
+    assert list(about.pop("files")) == ["shard-00001-model-00001-of-00001.safetensors"]
+    write_json(path / "latest.json", about)
+    train_some_steps(group, CHANGES, path, 1, 2, None)
+    assert "has no checksums: an earlier version wrote it" in caplog.text
+
+
+def save_and_damage(group: Processes, path: Path) -> None:
+    """A checkpoint of two processes; the shard of the second is damaged, which both find."""
+    train_some_steps(group, CHANGES, path, 0, 1, None)
+    folder = path / "000001"
+    records = read_json(path / "latest.json", checksum=True)["files"]
+    assert records == {file.name: file_record(file) for file in sorted(folder.iterdir())}
+    assert len(records) == group.count
+    file = shard_file(folder, 1)
+    group.on_first(lambda: change_bytes(file))
+    with refused(DamagedFile, path=file, silent=not group.first):
+        train_some_steps(group, CHANGES, path, 1, 2, None)
+
+
+def test_all_processes_refuse_the_damaged_shard_of_one(tmp_path: Path) -> None:
+    in_processes(2, save_and_damage, tmp_path / "checkpoint", folder=tmp_path)
 
 
 def test_best_weights_of_batch_normalization_are_restored(tmp_path: Path) -> None:
@@ -755,6 +837,7 @@ def test_two_processes_and_gather_that_is_killed_anywhere(
     own = train_own_classes(Processes(0, 1, torch.device("cpu")), None)
     in_processes(2, compare_all_and_train, tmp_path / "shards", own, folder=tmp_path)
     expected = kg.load_run(tmp_path / "shards").model.state_dict()
+    identity = RunFolder(tmp_path / "shards").identity()
     calls = 0
     last = -1
 
@@ -771,7 +854,7 @@ def test_two_processes_and_gather_that_is_killed_anywhere(
     steps = (
         (run.checkpoint, "save_tensors"),
         (RunFolder, "save_reports"),
-        (Path, "unlink"),
+        (run.files, "remove"),
         (run.files, "sync"),
     )
     for owner, name in steps:
@@ -790,8 +873,10 @@ def test_two_processes_and_gather_that_is_killed_anywhere(
             assert check_run(path)[0].ok
             found = kg.load_run(path).model.state_dict()
             assert all(torch.equal(found[key], expected[key]) for key in expected)
+            assert RunFolder(path).identity() == identity
             if RunFolder(path).weights_index.exists():
                 run.gather(path)
+        assert RunFolder(path).identity() == identity
         files = {found.name for found in path.iterdir()}
         assert "weights.safetensors" in files
         assert not any("-of-" in name or "index" in name for name in files)

@@ -20,7 +20,7 @@ from dualkg.training.ensemble import (
     InvalidMembers,
     fit_weights,
 )
-from dualkg.training.run import RunNotFinished
+from dualkg.training.run import DamagedRun, RunNotFinished
 from dualkg.workflows import train_seeds
 from tests.conftest import graph_of
 from tests.raising import refused as raises_error
@@ -404,6 +404,16 @@ def test_an_ensemble_is_no_member_of_a_saved_one(saved):
     path.write_text(json.dumps({"members": [{**MEMBER, "run": ""}], "fit": {}}))
     with raises_error(ChangedMember, ensemble=saved / "both", missing=True):
         kg.load_run(saved / "both")
+
+
+def test_the_file_of_another_ensemble_is_refused(saved):
+    kg.Ensemble([saved / "complex", saved / "transe"], weights=[1, 3]).save(saved / "other")
+    for name in ("ensemble.json", "report.json"):
+        shutil.copyfile(saved / "other" / name, saved / "both" / name)
+        if name == "ensemble.json":
+            with raises_error(DamagedRun, run=saved / "both", file=name):
+                kg.load_run(saved / "both")
+    assert kg.load_run(saved / "both").identity == kg.load_run(saved / "other").identity
 
 
 def test_wrong_requests(graph, folder, tmp_path):

@@ -1,6 +1,7 @@
 """`fit`, `train_source` and `resume`: from triples to a run, and the events on the way."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,14 @@ import torch
 import dualkg as kg
 from dualkg.data.errors import WrongObject
 from dualkg.data.triples import Notes
-from dualkg.errors import InvalidValue, MissingExtra, PathExists, UnknownName, Unsupported
+from dualkg.errors import (
+    FolderMoved,
+    InvalidValue,
+    MissingExtra,
+    PathExists,
+    UnknownName,
+    Unsupported,
+)
 from dualkg.settings import UnknownSetting
 from dualkg.training.api import WrongArgument
 from dualkg.training.callbacks import MissingFolder
@@ -124,6 +132,45 @@ def test_a_tracker_survives_an_interrupt_while_tuning(graph, tmp_path, monkeypat
     found = accumulator.EventAccumulator(str(next(tmp_path.rglob("events*")).parent)).Reload()
     assert [event.step for event in found.Scalars("train/loss")] == [1, 2, 3, 4]
     assert found.Scalars("final/test/mrr")[-1].value == pytest.approx(run.report.mrr, rel=1e-5)
+
+
+def move(run: Path) -> None:
+    run.rename(run.with_name("moved"))
+
+
+def swap(run: Path) -> None:
+    move(run)
+    shutil.copytree(run.with_name("other"), run)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize("change", [move, swap, shutil.rmtree])
+def test_a_training_whose_folder_is_gone_fails_and_leaves_what_is_there(graph, tmp_path, change):
+    recipe = kg.Recipe().with_changes(QUICK)
+    other = kg.train_recipe(recipe, graph=graph, device="cpu", out=tmp_path / "other").folder
+    before = contents(other)
+    run = tmp_path / "run"
+    changes = []
+
+    def on_progress(event):
+        if event.epoch == 2 and not changes:
+            changes.append(event)
+            change(run)
+
+    with refused(FolderMoved, path=run):
+        kg.train_recipe(recipe, graph=graph, device="cpu", out=run, on_progress=on_progress)
+    assert run.exists() == (change is swap)
+    if change is swap:
+        assert contents(run) == before
+    if change is not shutil.rmtree:
+        resumed = kg.resume(tmp_path / "moved", device="cpu")
+        undisturbed = kg.load_run(other)
+        for name, table in resumed.model.state_dict().items():
+            assert torch.equal(table, undisturbed.model.state_dict()[name])
 
 
 def test_fit_warns_of_leakage_and_of_what_the_reader_noted(tmp_path, caplog):

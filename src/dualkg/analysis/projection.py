@@ -11,9 +11,10 @@ import torch
 from dualkg.data.archives import read_parquet
 from dualkg.errors import PYTHON, DamagedFile, InvalidValue, RequestError, Words
 from dualkg.extras import optional_import
-from dualkg.files import atomic_write
+from dualkg.files import atomic_write, exists
+from dualkg.logs import logger
 from dualkg.models.base import Model
-from dualkg.training.run import Run, RunFolder
+from dualkg.training.run import OtherSource, Run, RunFolder, check_source
 
 Vectors = npt.NDArray[np.float64]
 # A map reduces its vectors to this number of principal components first, which makes finding
@@ -158,14 +159,17 @@ class NonfiniteVectors(RequestError):
 def entity_map(run: Run) -> Vectors:
     """Positions of all entities between −1 and 1, `(num_entities, 2)`.
 
-    They are computed once and saved with the run.
+    They are computed once and saved with the run. A map of another run is computed again.
     """
     path = RunFolder(run.folder).map if run.folder else None
-    if path and path.exists():
-        return load_map(path, len(run.graph.entities))
+    if path and exists(path):
+        try:
+            return load_map(path, len(run.graph.entities), identity=run.identity)
+        except OtherSource as error:
+            logger.warning("%s It is computed again.", error)
     positions = compute_map(run.model)
     if path and run.is_current:
-        save_map(positions, path)
+        save_map(positions, path, made_from=run.identity)
     return positions
 
 
@@ -183,21 +187,25 @@ def compute_map(model: Model, *, seed: int = 0) -> Vectors:
     return scaled
 
 
-def save_map(positions: Vectors, path: Path) -> None:
+def save_map(positions: Vectors, path: Path, *, made_from: str | None = None) -> None:
+    """Write positions, and the identity of the run that they are of."""
     coordinates = positions.astype(np.float32)
     table = pa.table({"x": pa.array(coordinates[:, 0]), "y": pa.array(coordinates[:, 1])})
+    table = table.replace_schema_metadata({"made_from": made_from or ""})
     with atomic_write(path) as fresh:
         pq.write_table(table, fresh, compression="zstd")
 
 
-def load_map(path: Path, num_entities: int) -> Vectors:
-    """Read positions that `save_map` wrote."""
+def load_map(path: Path, num_entities: int, *, identity: str | None = None) -> Vectors:
+    """Read positions that `save_map` wrote; those of a run of another identity are refused."""
     try:
         table = read_parquet(path)
         coordinates = np.stack([table["x"].to_numpy(), table["y"].to_numpy()], axis=1)
         positions = coordinates.astype(np.float64)
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise _damaged_map(path, str(error)) from None
+    made_from = (table.schema.metadata or {}).get(b"made_from", b"")
+    check_source(path, made_from.decode(errors="replace") or None, identity)
     if len(positions) != num_entities:
         raise _damaged_map(
             path, f"it has {len(positions):,} positions and the graph {num_entities:,} entities"

@@ -168,6 +168,7 @@ def sparsify(
 
         sparsity = {
             "source": str(path),
+            "made_from": run.identity,
             "target_share": share,
             "share": share_of_zeros(sparse_model),
             "threshold": threshold,

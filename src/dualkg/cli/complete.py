@@ -252,7 +252,14 @@ def index(
         if storage is None:
             is_sparse = isinstance(loaded, kg.TrainedRun) and loaded.sparsity is not None
             storage = "sparse" if is_sparse and kind == "exact" else "float32"
-        built = build_index(loaded.model, loaded.graph, kind=kind, recall=recall, storage=storage)
+        built = build_index(
+            loaded.model,
+            loaded.graph,
+            kind=kind,
+            recall=recall,
+            storage=storage,
+            made_from=loaded.identity,
+        )
         facts = describe_index(save_index(built, folder))
     yield cli.Result({"index": str(folder), **facts})
     tables = facts["tables"]

@@ -8,7 +8,12 @@ import torch
 
 from dualkg.errors import RequestError
 from dualkg.files import locked, locks
-from dualkg.inference.calibration import Calibration, calibration_for, save_calibration
+from dualkg.inference.calibration import (
+    Calibration,
+    calibration_for,
+    fit_calibration,
+    save_calibration,
+)
 from dualkg.inference.completion import Completion, check_file
 from dualkg.inference.completion import complete as complete_graph
 from dualkg.inference.prediction_sets import PredictionSets
@@ -21,7 +26,7 @@ from dualkg.inference.reliability import (
 )
 from dualkg.training.api import WrongArgument, choose_device
 from dualkg.training.ensemble import load_run
-from dualkg.training.run import Run
+from dualkg.training.run import Run, RunFolder
 
 # `run.predictor()` is defined in a package that may not import this one.
 Run.predictor_factory = Predictor.of
@@ -75,7 +80,10 @@ def calibrate(
     """
     run = open_run(run, device=device, trust_code=trust_code)
     with locked(run.folder):
-        saved = calibration_for(run, overwrite=overwrite)
+        has_calibration = run.folder is not None and RunFolder(run.folder).has_calibration
+        # It is saved once, with its checks: a kill or a full disk leaves the former one.
+        is_fitted = overwrite or not has_calibration
+        saved = fit_calibration(run) if is_fitted else calibration_for(run)
         checked = CheckedCalibration(
             saved.calibration,
             saved.prediction_sets,

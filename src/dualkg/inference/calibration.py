@@ -41,10 +41,10 @@ from dualkg.inference.recalibration import (
 )
 from dualkg.inference.sampling import Candidates, DomainRange, sample_candidates
 from dualkg.inference.scoring import Flags, Floats, Ids, triple_log_probabilities
-from dualkg.logs import ProgressLog
+from dualkg.logs import ProgressLog, logger
 from dualkg.models.base import Model
 from dualkg.tables.lookup import Side
-from dualkg.training.run import Run, RunFolder
+from dualkg.training.run import Run, RunFolder, check_source
 
 NUM_PATTERNS = 4
 MIN_TRIPLES = 5  # valid triples that a relation needs for parameters of its own
@@ -64,6 +64,10 @@ NEW_ENDS = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 1]])
 MIN_SLOPE = 1e-3  # above 0, so that a larger log-probability never lowers the probability
 FIXED = 1e12  # the prior precision of a parameter that is not fitted
 ROUNDING = 1e-9  # difference of log odds that counts as none
+NOT_BOUND = (
+    "an earlier version wrote it, and it does not say which run it was made from; calibrate the "
+    "run again to be sure"
+)
 
 
 @dataclass(frozen=True)
@@ -457,7 +461,7 @@ def _query_priors(train: Ids, valid: Ids, shape: GraphShape) -> Tensor:
 
 
 class UnusableCalibration(RequestError):
-    """The calibration of a run cannot be read; `cause` is the error that says why."""
+    """The calibration of a run cannot be used; `cause` is the error that says why."""
 
     def __init__(self, run: Path, cause: DualkgError) -> None:
         super().__init__()
@@ -474,16 +478,19 @@ class SavedCalibration:
     """Calibration and prediction sets of a model, both fitted on the valid split.
 
     `checks` are the reports of their evaluation on test, which `dualkg.calibrate` makes.
+    `made_from` is the identity of the run in a file that was read; earlier versions wrote none.
     """
 
     calibration: Calibration
     prediction_sets: PredictionSets
     checks: dict[str, Any] = field(default_factory=dict)
+    made_from: str | None = None
 
 
 def save_calibration(saved: SavedCalibration, folder: str | Path) -> None:
-    """Write `calibration.json` into a run folder."""
+    """Write `calibration.json` into the folder of the run that it was fitted for."""
     content = {
+        "made_from": RunFolder(folder).known_identity(),
         "calibration": saved.calibration.as_dict(),
         "prediction_sets": saved.prediction_sets.as_dict(),
         "checks": saved.checks,
@@ -491,12 +498,24 @@ def save_calibration(saved: SavedCalibration, folder: str | Path) -> None:
     write_json(RunFolder(folder).calibration, content, indent=None)
 
 
-def load_calibration(folder: str | Path, graph: Graph) -> SavedCalibration:
-    """Read `calibration.json` from the folder of a run on this graph; a damaged file is refused."""
+def load_calibration(
+    folder: str | Path, graph: Graph, *, identity: str | None = None
+) -> SavedCalibration:
+    """Read `calibration.json` from the folder of a run on this graph.
+
+    A damaged file is refused, and one that was fitted for another run; `identity` is that of the
+    run, by default what the folder has now.
+    """
     folder = Path(folder)
     path = RunFolder(folder).calibration
     try:
-        return _parse_calibration(read_json(path, checksum=True), graph.shape.num_relations)
+        content = read_json(path, checksum=True)
+        saved = _parse_calibration(content, graph.shape.num_relations)
+        identity = identity or RunFolder(folder).known_identity()
+        check_source(path, saved.made_from, identity)
+        if saved.made_from is None and identity is not None:
+            logger.warning("%s: %s", path, NOT_BOUND)
+        return saved
     except RequestError as error:
         raise UnusableCalibration(folder, error) from None
     except KeyError as error:
@@ -524,17 +543,25 @@ def _parse_calibration(content: Any, num_relations: int) -> SavedCalibration:
 
     prediction_sets = PredictionSets.from_dict(content["prediction_sets"], num_relations)
     checks = dict(content.get("checks", {}))
-    return SavedCalibration(calibration, prediction_sets, checks)
+    return SavedCalibration(calibration, prediction_sets, checks, content.get("made_from"))
+
+
+def fit_calibration(run: Run) -> SavedCalibration:
+    """Fit probabilities and prediction sets of a run, and save nothing."""
+    return SavedCalibration(
+        calibrate(run.model, run.graph), PredictionSets.fit(run.model, run.graph)
+    )
 
 
 def calibration_for(run: Run, *, overwrite: bool = False) -> SavedCalibration:
     """Read the calibration of a run from its folder, or fit it now.
 
-    A calibration that is fitted now is saved if the run has a folder.
+    A calibration that is fitted now is saved if the run has a folder. The former one is there until
+    then.
     """
     folder = run.folder
-    if folder and RunFolder(folder).calibration.exists() and not overwrite:
-        return load_calibration(folder, run.graph)
+    if folder and RunFolder(folder).has_calibration and not overwrite:
+        return load_calibration(folder, run.graph, identity=run.identity)
 
     with ExitStack() as stack:
         try:
@@ -544,9 +571,7 @@ def calibration_for(run: Run, *, overwrite: bool = False) -> SavedCalibration:
                 raise
             folder = None  # Another process is about to save one, and this one is used once.
 
-        fitted = SavedCalibration(
-            calibrate(run.model, run.graph), PredictionSets.fit(run.model, run.graph)
-        )
+        fitted = fit_calibration(run)
         if folder and run.is_current:
             save_calibration(fitted, folder)
     return fitted

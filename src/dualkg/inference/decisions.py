@@ -5,7 +5,7 @@ lines.
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from dualkg.errors import PYTHON, DualkgError, RequestError, Words
-from dualkg.files import folder_lock, write_text
+from dualkg.files import exists, folder_lock, write_text
 from dualkg.inference.errors import NameNotForTsv
 
 Verdict = Literal["accepted", "rejected"]
@@ -66,7 +66,8 @@ class DecisionsNotStored(DualkgError):
 class Decision:
     """An accepted or rejected triple, by name, so that other models of the same graph can use it.
 
-    `probability` is that of the time of the decision, and `decided_at` is ISO 8601 in UTC.
+    `probability` is that of the time of the decision, by the run whose identity is `made_from`, and
+    `decided_at` is ISO 8601 in UTC.
     """
 
     head: str
@@ -75,6 +76,7 @@ class Decision:
     verdict: Verdict
     probability: float | None
     decided_at: str
+    made_from: str | None = None
 
     @property
     def triple(self) -> Triple:
@@ -88,13 +90,18 @@ DECISION = TypeAdapter(Decision)
 class DecisionStore:
     """The decisions of one file, oldest first.
 
-    The file is written atomically, and processes that write it wait for each other.
+    The file is written atomically, and processes that write it wait for each other. `check` raises
+    if the folder is not the right one; it is called before the file is read and, while the folder
+    is locked, before it is written.
     """
 
     path: Path
+    check: Callable[[], None] | None = None
 
     def load(self) -> dict[Triple, Decision]:
         """Return all decisions by triple."""
+        if self.check is not None:
+            self.check()
         decisions = {}
         for number, line in enumerate(self._lines(), start=1):
             if line.strip():
@@ -104,7 +111,7 @@ class DecisionStore:
 
     def _lines(self) -> list[bytes]:
         try:
-            if not self.path.exists():
+            if not exists(self.path):
                 return []
             return self.path.read_bytes().split(b"\n")
         except OSError as error:
@@ -122,23 +129,25 @@ class DecisionStore:
         self, added: Iterable[Decision], *, removed: Iterable[Triple] = ()
     ) -> dict[Triple, Decision]:
         """Remove and add decisions, replacing earlier ones on the same triple; return all."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with folder_lock(self.path.parent):
-            decisions = self.load()
-            for triple in removed:
-                decisions.pop(triple, None)
-            for decision in added:
-                decisions.pop(decision.triple, None)  # A decision that is changed moves to the end.
-                decisions[decision.triple] = decision
-            self._save(decisions.values())
+        if self.check is not None:
+            self.check()
+        try:
+            with folder_lock(self.path.parent):
+                decisions = self.load()
+                for triple in removed:
+                    decisions.pop(triple, None)
+                for decision in added:
+                    # A decision that is changed moves to the end.
+                    decisions.pop(decision.triple, None)
+                    decisions[decision.triple] = decision
+                self._save(decisions.values())
+        except OSError as error:
+            raise DecisionsNotStored(self.path, str(error.strerror)) from None
         return decisions
 
     def _save(self, decisions: Iterable[Decision]) -> None:
         lines = [f"{json.dumps(asdict(decision), ensure_ascii=False)}\n" for decision in decisions]
-        try:
-            write_text(self.path, "".join(lines))
-        except OSError as error:
-            raise DecisionsNotStored(self.path, str(error.strerror)) from None
+        write_text(self.path, "".join(lines))
 
 
 def as_tsv(decisions: Iterable[Decision]) -> str:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from dualkg.errors import InvalidValue
-from dualkg.files import atomic_folder, check_new_folder, file_record, locks, writing
+from dualkg.files import atomic_folder, check_new_folder, contents, file_record, locks, writing
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.score_text import ScoreText
 from dualkg.tables.lookup import TABLE_NAMES
@@ -96,7 +96,7 @@ def export(run: Run, folder: str | Path, *, format: str = "numpy") -> list[Path]
             _write_json(fresh / f"{name}.json", rows, indent=0)
         manifest = _manifest(run, tables, fresh, format=format)
         _write_json(fresh / "manifest.json", manifest, indent=1)
-    return sorted(folder.iterdir())
+    return [folder / name for name in contents(folder)]
 
 
 def _row_names(run: Run) -> dict[str, list[str]]:

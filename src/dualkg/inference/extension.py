@@ -279,11 +279,12 @@ def extend_run(
 
     reports = evaluate_held_out(extension.model, extension.graph)
     folder = RunFolder(path)
-    was_calibrated = folder.calibration.exists()
+    was_calibrated = folder.has_calibration
     if was_calibrated:
         remarks.append(CALIBRATION_NOT_KEPT)
     note: dict[str, Any] = {
         "source": str(path),
+        "made_from": run.identity,
         "file": str(file),
         "num_entities": len(extension.new_entities),
         "num_triples": len(extension.graph.train) - len(run.graph.train),

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -429,6 +429,14 @@ def fingerprint(table: Tensor) -> str:
     return sha256(str(tuple(table.shape)).encode() + rows.numpy().tobytes()).hexdigest()
 
 
+def checksum(table: Tensor) -> str:
+    """A hash of all rows of a table."""
+    digest = sha256(str(tuple(table.shape)).encode())
+    for rows in torch.split(table.detach().cpu(), ENCODED_ROWS):
+        digest.update(rows.float().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
 @dataclass(frozen=True)
 class IndexStats:
     """Recall@k on queries that were not used for tuning, and speed.
@@ -448,7 +456,8 @@ class IndexStats:
 class ModelIndex:
     """The indexes of a model: for tails, and for heads if they are in another table.
 
-    `fingerprints` are those of the tables.
+    `fingerprints` are those of the tables, of some of their rows, and `checksums` of all.
+    `made_from` is the identity of the run, if it was made from a saved one.
     """
 
     model: str
@@ -456,6 +465,8 @@ class ModelIndex:
     indexes: dict[Side, Index]
     stats: dict[Side, IndexStats]
     fingerprints: dict[Side, str]
+    checksums: dict[Side, str] = field(default_factory=dict)
+    made_from: str | None = None
 
     @property
     def kind(self) -> str:
@@ -464,10 +475,19 @@ class ModelIndex:
     def for_side(self, side: Side) -> Index:
         return self.indexes.get(side, self.indexes["tail"])
 
-    def check_model(self, model: Model) -> None:
-        """Refuse a model other than the one that was indexed."""
-        fingerprints = {side: fingerprint(table) for side, table in tables_of(model).items()}
-        if fingerprints != self.fingerprints or metric_of(model) != self.metric:
+    def check_model(self, model: Model, *, identity: str | None = None) -> None:
+        """Refuse a model other than the one that was indexed.
+
+        That of a run with the same identity has the same rows. Otherwise all are compared, unless
+        an earlier version has built the index.
+        """
+        tables = tables_of(model)
+        is_same = metric_of(model) == self.metric
+        is_same &= self.fingerprints == {side: fingerprint(tables[side]) for side in tables}
+        is_same_run = identity is not None and identity == self.made_from
+        if is_same and self.checksums and not is_same_run:
+            is_same = self.checksums == {side: checksum(tables[side]) for side in tables}
+        if not is_same:
             given = type(model.embedding).__name__
             raise OtherModelIndexed(self.model, self.metric, given=given)
 
@@ -485,12 +505,14 @@ def build_index(
     num_queries: int | None = None,
     seconds: float | None = None,
     seed: int = 0,
+    made_from: str | None = None,
 ) -> ModelIndex:
     """Index the entities of a model and measure the result.
 
     `recall` is the target of the FAISS kinds, `storage` the format of the exact one. `num_queries`
     (default: 1,000) queries of training triples, drawn by `seed`, are used half for tuning and half
-    for measuring. Each speed is measured for `seconds` (default: 1).
+    for measuring. Each speed is measured for `seconds` (default: 1). `made_from` is the identity of
+    a saved run, by which its model is known again without a comparison of all rows.
     """
     _check_kind(kind, storage)
     metric = metric_of(model)
@@ -500,6 +522,7 @@ def build_index(
     indexes: dict[Side, Index] = {}
     stats: dict[Side, IndexStats] = {}
     fingerprints: dict[Side, str] = {}
+    checksums: dict[Side, str] = {}
     log = ProgressLog(f"Index {kind} of {graph.name}")
     for side, table in tables_of(model).items():
         log(lambda table=table: f"building, {len(table):,} entities", last=True)  # type: ignore[misc]
@@ -522,6 +545,7 @@ def build_index(
         log(lambda seconds=build_seconds: f"built in {seconds:.1f} s, now measured", last=True)  # type: ignore[misc]
         indexes[side] = index
         fingerprints[side] = fingerprint(table)
+        checksums[side] = checksum(table)
         stats[side] = IndexStats(
             recall=recalls(index, held_out, exact.search(held_out, max(DEPTHS)).ids),
             queries_per_second=queries_per_second(index, held_out, seconds=seconds),
@@ -530,7 +554,7 @@ def build_index(
             num_queries=len(held_out),
         )
     name = type(model.embedding).__name__
-    return ModelIndex(name, metric, indexes, stats, fingerprints)
+    return ModelIndex(name, metric, indexes, stats, fingerprints, checksums, made_from)
 
 
 def _check_kind(kind: IndexKind, storage: StorageFormat) -> None:
@@ -653,9 +677,16 @@ def describe_index(index: ModelIndex) -> dict[str, Any]:
             "shape": list(table_index.shape),
             "config": table_index.config,
             "fingerprint": index.fingerprints[side],
+            "sha256": index.checksums.get(side),
             "stats": asdict(index.stats[side]),
         }
-    return {"kind": index.kind, "model": index.model, "metric": index.metric, "tables": tables}
+    return {
+        "kind": index.kind,
+        "model": index.model,
+        "metric": index.metric,
+        "made_from": index.made_from,
+        "tables": tables,
+    }
 
 
 def load_index(folder: str | Path, *, in_memory: bool = True) -> ModelIndex:
@@ -691,6 +722,7 @@ def _load_tables(folder: Path, saved: dict[str, Any], *, in_memory: bool) -> Mod
     indexes: dict[Side, Index] = {}
     stats: dict[Side, IndexStats] = {}
     fingerprints: dict[Side, str] = {}
+    checksums: dict[Side, str] = {}
     for side in SIDES[: len(saved["tables"])]:
         table = saved["tables"][side]
         rows, width = map(int, table["shape"])
@@ -707,4 +739,7 @@ def _load_tables(folder: Path, saved: dict[str, Any], *, in_memory: bool) -> Mod
         recall = {int(k): share for k, share in table["stats"]["recall"].items()}
         stats[side] = IndexStats(**{**table["stats"], "recall": recall})
         fingerprints[side] = table["fingerprint"]
-    return ModelIndex(saved["model"], metric, indexes, stats, fingerprints)
+        if table.get("sha256"):  # earlier versions have none
+            checksums[side] = table["sha256"]
+    made_from = saved.get("made_from")
+    return ModelIndex(saved["model"], metric, indexes, stats, fingerprints, checksums, made_from)

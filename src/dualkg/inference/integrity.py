@@ -1,5 +1,6 @@
 """Checking the files of a run: which are damaged, and what can be saved."""
 
+import os
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -7,23 +8,34 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from dualkg.analysis.projection import load_map
 from dualkg.data.graph import SPLITS
 from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.evaluation.report import load_ranks
-from dualkg.files import lock_holder, read_json, strays
-from dualkg.inference.calibration import load_calibration
+from dualkg.files import exists, lock_holder, read_json, strays
+from dualkg.inference.calibration import NOT_BOUND, load_calibration
 from dualkg.inference.decisions import DecisionStore
+from dualkg.tables.processes import one_process
 from dualkg.training.checkpoint import load_tensors
 from dualkg.training.ensemble import SavedEnsemble
 from dualkg.training.run import RunFolder
+
+
+class Note(str):
+    """What is worth knowing of a file that can be read."""
+
 
 Reader = Callable[[Path], object]
 
 
 @dataclass(frozen=True)
 class FileCheck:
-    """One file: good by its checksum, readable if it has none, or damaged for a reason."""
+    """One file: good by its checksum, readable if it has none, or damaged for a reason.
+
+    The reason of a readable file is a note.
+    """
 
     file: str
     state: Literal["good", "readable", "damaged"]
@@ -127,7 +139,7 @@ def _check(folder: RunFolder) -> RunCheck:
 
 def _check_recorded_files(folder: RunFolder) -> list[FileCheck]:
     """Check the files whose checksums the report has, and the report."""
-    if not folder.report.exists():
+    if not os.path.lexists(folder.report):
         return []
     damage = folder.damage()
     names = [folder.report.name]
@@ -147,11 +159,13 @@ def _check_other_files(folder: RunFolder, checked: set[str]) -> list[FileCheck]:
     """Check the files that the report has no checksums of, by reading them."""
     checks = []
     for file, read in _readers(folder).items():
-        if file.name in checked or not file.exists():
+        if file.name in checked or not os.path.lexists(file):
             continue
         try:
-            read(file)
-            checks.append(FileCheck(file.name, "readable"))
+            exists(file)  # refuses a link that leads nowhere
+            result = read(file)
+            note = str(result) if isinstance(result, Note) else ""
+            checks.append(FileCheck(file.name, "readable", note))
         except Exception as error:  # Libraries raise many kinds of errors for damaged bytes.
             checks.append(FileCheck(file.name, "damaged", str(error) or type(error).__name__))
     return checks
@@ -166,19 +180,32 @@ def _readers(folder: RunFolder) -> dict[Path, Reader]:
     with suppress(RequestError):
         graph = folder.load_graph()
 
+    identity = folder.known_identity()
+
     def read_calibration(file: Path) -> object:
         if graph is None:
             return read_json(file, checksum=True)
-        return load_calibration(folder.path, graph)
+        made_from = load_calibration(folder.path, graph, identity=identity).made_from
+        return Note(NOT_BOUND) if made_from is None else None
 
     def read_map(file: Path) -> object:
-        return None if graph is None else load_map(file, len(graph.entities))
+        if graph is None:
+            return None
+        return load_map(file, len(graph.entities), identity=identity)
+
+    def read_decisions(file: Path) -> object:
+        decisions = DecisionStore(file).load().values()
+        others = [decision for decision in decisions if decision.made_from not in (None, identity)]
+        if identity is None or not others:
+            return None
+        return Note(f"the probabilities of {len(others):,} decisions are of another run")
 
     readers: dict[Path, Reader] = {
         folder.recipe: lambda file: tomllib.loads(file.read_text(encoding="utf-8")),
         folder.graph: lambda _: folder.load_graph(),
         folder.weights: lambda file: load_tensors(file, check=True),
         folder.checkpoint: lambda file: load_tensors(file, check=True),
+        folder.checkpoint_folder: _check_shards,
         folder.environment: read_json,
         folder.tuning: read_json,
         folder.ensemble: SavedEnsemble.read,
@@ -192,8 +219,18 @@ def _readers(folder: RunFolder) -> dict[Path, Reader]:
         readers[folder.ranks(split)] = load_ranks
     readers[folder.calibration] = read_calibration
     readers[folder.map] = read_map
-    readers[folder.decisions] = lambda file: DecisionStore(file).load()
+    readers[folder.decisions] = read_decisions
     return readers
+
+
+def _check_shards(folder: Path) -> None:
+    """Read and hash the last checkpoint of several processes."""
+    from dualkg.training.distributed import CheckpointFolder  # It takes long to import.
+
+    checkpoint = CheckpointFolder(folder, one_process(torch.device("cpu")))
+    about = checkpoint.about()
+    if about["when"] != "start":
+        checkpoint.check(about)
 
 
 # -- advice ------------------------------------------------------------------
@@ -271,7 +308,7 @@ def _training_advice(
         )
     if weights_damaged and checkpoint_good:
         return Advice("The checkpoint is good. Finish the run from it: {call}", resume)
-    if weights_damaged or folder.checkpoint.name in damaged:
+    if weights_damaged or damaged & {folder.checkpoint.name, folder.checkpoint_folder.name}:
         return Advice(
             "The recipe and the graph are good. Train again, with the same seed: {call}. The "
             "weights are the same on the same type of CPU, with the same number of threads and "

@@ -150,7 +150,8 @@ class Predictor:
     has self-loops of the relation; with `loops`, it is a candidate for every relation. `recipe`
     defines the training loss that inductive entities and explanations need. With an `index`, tails
     and heads are searched in it and rescored by the model. With `cache`, normalizers of queries are
-    kept for later probabilities, which then agree up to rounding.
+    kept for later probabilities, which then agree up to rounding. `identity` is that of a saved
+    run, by which an index is known to be of it.
     """
 
     model: Model
@@ -162,11 +163,12 @@ class Predictor:
     index: ModelIndex | None = None
     loops: bool = False
     cache: bool = False
+    identity: str | None = None
 
     def __post_init__(self) -> None:
         self.model.check_shape(self.graph.shape)
         if self.index is not None:
-            self.index.check_model(self.model)
+            self.index.check_model(self.model, identity=self.identity)
 
         model = self.model.eval()
         self._log_probabilities: Callable[[Ids], Tensor]
@@ -190,9 +192,15 @@ class Predictor:
         `calibrated` fits a missing calibration.
         """
         predictor = cls(
-            run.model, run.graph, recipe=run.recipe, index=index, loops=loops, cache=cache
+            run.model,
+            run.graph,
+            recipe=run.recipe,
+            index=index,
+            loops=loops,
+            cache=cache,
+            identity=run.identity,
         )
-        has_calibration = run.folder is not None and RunFolder(run.folder).calibration.exists()
+        has_calibration = run.folder is not None and RunFolder(run.folder).has_calibration
         if calibrated or has_calibration:
             saved = calibration_for(run)
             predictor.calibration = saved.calibration

@@ -6,6 +6,7 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlencode
 
@@ -161,6 +162,22 @@ class UnsavedRun(RequestError):
 
     def message(self, words: Words = PYTHON) -> str:
         return f"The run {self.run} has no folder to store decisions in. Save it first."
+
+
+class ServedFolderGone(DualkgError):
+    """The folder of a run was moved, removed or replaced after the server had loaded it."""
+
+    def __init__(self, run: str, folder: Path) -> None:
+        super().__init__()
+        self.run = run
+        self.folder = folder
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"The folder {self.folder} of the run {self.run} was moved, removed or replaced after "
+            "the server had loaded it, so decisions are neither read nor saved. Put it back, or "
+            "restart the server."
+        )
 
 
 # -- a server that has too much to do ----------------------------------------

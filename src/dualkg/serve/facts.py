@@ -275,6 +275,7 @@ async def _decision(
         verdict=new.verdict,
         probability=prediction.probability,
         decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        made_from=context.run.run.identity,
     )
     return triple, decision
 

@@ -8,11 +8,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from dualkg.errors import DualkgError, RequestError
+from dualkg.errors import DualkgError, FolderMoved, RequestError
 from dualkg.serve.errors import (
     HTTP,
     BusyError,
     DecisionsRefused,
+    ServedFolderGone,
     UnknownNameError,
     UnknownRunError,
 )
@@ -28,7 +29,10 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     422: {"model": Error, "description": "A value is not valid."},
     429: {"model": Error, "description": "This client has too many requests in progress."},
     431: {"model": Error, "description": "The address and headers are too large."},
-    503: {"model": Error, "description": "The server is busy, or the request took too long."},
+    503: {
+        "model": Error,
+        "description": "The server is busy, the request took too long, or the run is gone.",
+    },
 }
 
 NOT_AN_INTEGER = "{name} must be an integer; {got}."
@@ -103,6 +107,8 @@ def _reply_to_own(error: DualkgError) -> ErrorReply:
             return ErrorReply(400, message)
         case BusyError():
             return ErrorReply(503, message, headers=RETRY)
+        case ServedFolderGone() | FolderMoved():
+            return ErrorReply(503, message)
     return ErrorReply(500, message)
 
 

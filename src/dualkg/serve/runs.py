@@ -11,7 +11,6 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from dualkg.analysis.sparsity import storage_of
-from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.comparison import (
     check_comparable,
@@ -110,7 +109,7 @@ def _details(served: ServedRun) -> RunDetails:
     run = served.run
     graph = served.graph
     folder = RunFolder(run.folder) if run.folder else None
-    checks = _calibration_checks(folder, graph)
+    checks = _calibration_checks(run, folder)
     trained = run if isinstance(run, TrainedRun) else None
     return RunDetails(
         run=served.name,
@@ -132,10 +131,10 @@ def _details(served: ServedRun) -> RunDetails:
     )
 
 
-def _calibration_checks(folder: RunFolder | None, graph: Graph) -> dict[str, Any]:
-    if folder is None or not folder.calibration.exists():
+def _calibration_checks(run: Run, folder: RunFolder | None) -> dict[str, Any]:
+    if folder is None or not folder.has_calibration:
         return {}
-    return load_calibration(folder.path, graph).checks
+    return load_calibration(folder.path, run.graph, identity=run.identity).checks
 
 
 def _reports(run: Run, folder: RunFolder | None) -> dict[str, Any]:

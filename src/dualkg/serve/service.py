@@ -26,6 +26,7 @@ from dualkg.serve.batching import MAX_BATCH_PREDICTIONS, MicroBatcher
 from dualkg.serve.errors import (
     DuplicateRunName,
     NoRunsToServe,
+    ServedFolderGone,
     UnknownNameError,
     UnknownRunError,
     UnsavedRun,
@@ -177,12 +178,17 @@ class Service:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="slow")
 
     def decisions(self, run: ServedRun, work: Callable[[DecisionStore], Result]) -> Result:
-        """The result of reading or changing the decisions on a run."""
+        """The result of reading or changing the decisions on a run, whose folder must be there."""
         folder = run.run.folder
         if folder is None:
             raise UnsavedRun(run.name)
+
+        def check() -> None:
+            if not run.run.is_current:
+                raise ServedFolderGone(run.name, folder)
+
         with self._deciding:
-            return work(DecisionStore(RunFolder(folder).decisions))
+            return work(DecisionStore(RunFolder(folder).decisions, check=check))
 
     def entity_map(self, run: ServedRun) -> Future[Vectors]:
         """The map of a run: read, or computed by a daemon thread, which takes minutes.

@@ -21,6 +21,11 @@ def is_divided(name: str) -> bool:
     return name.rpartition(".")[2] in TABLE_NAMES
 
 
+def shard_file(folder: Path, process: int) -> Path:
+    """The file of a checkpoint that a process writes, if it has something to write."""
+    return folder / f"shard-{process + 1:05d}-model-00001-of-00001.safetensors"
+
+
 def save_checkpoint(
     tensors: Mapping[str, Tensor], folder: Path, shard: Shard, *, divided: Iterable[str]
 ) -> None:

@@ -142,6 +142,16 @@ def load_tensors(
     return groups, about
 
 
+def read_about(path: Path) -> dict[str, Any]:
+    """The metadata of a file that `save_tensors` wrote; empty if there are none to be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("about", "{}"))
+    except (SafetensorError, OSError, ValueError, RecursionError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
 def load_weights(model: nn.Module, tensors: dict[str, Any], *, source: object) -> None:
     """Load the parameters of a model; tensors of other names or shapes are refused."""
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}

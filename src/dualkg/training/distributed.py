@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
@@ -23,13 +22,35 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dualkg.data.graph import Graph
-from dualkg.errors import PYTHON, DivergedError, DualkgError, RequestError, Words
-from dualkg.files import locked, read_json, sync, write_json
+from dualkg.errors import (
+    PYTHON,
+    DamagedFile,
+    DivergedError,
+    DualkgError,
+    FolderMoved,
+    RequestError,
+    Words,
+)
+from dualkg.files import (
+    check_held,
+    check_type,
+    file_damage,
+    file_record,
+    is_held,
+    locked,
+    make_folder,
+    read_json,
+    remove,
+    sync,
+    watched,
+    write_json,
+)
+from dualkg.logs import logger
 from dualkg.models.base import Model
 from dualkg.models.partial import PartialModel
 from dualkg.models.paths import PathNetwork
 from dualkg.tables import Processes, Shard, ShardedTables
-from dualkg.tables.files import is_divided, load_checkpoint, save_checkpoint
+from dualkg.tables.files import is_divided, load_checkpoint, save_checkpoint, shard_file
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.api import choose_device, finish
 from dualkg.training.callbacks import Callback, find_callbacks, saved_trackers
@@ -47,9 +68,13 @@ from dualkg.training.run import RunFolder, TrainedRun
 from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
 
 OnStart = Callable[[str], None]
+Records = dict[str, dict[str, Any]]  # size and checksum by the name of a file
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MEETING_TIME = timedelta(minutes=10)  # in which all processes have to start, or to answer
 MAX_REASON = 300  # characters of a reason that a library gives
+RECORD_NUMBERS = 1 + 32  # the size of a file, and the bytes of its sha256
+DAMAGED_SHARD = "its size or its sha256 is not the one in latest.json"
+AFTER_DAMAGE = "Restore it from a copy, or train the run again."
 
 
 class IncompleteEnvironment(RequestError):
@@ -150,7 +175,7 @@ def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
     group = _join_group(int(os.environ["RANK"]), count, device)
     try:
         yield group
-    except (InterruptedRunError, DivergedError) as error:
+    except (InterruptedRunError, DivergedError, FolderMoved) as error:
         # All processes raise it at once, and the first reports it.
         error.silent = not group.first
         raise
@@ -187,7 +212,14 @@ def _reason(error: Exception) -> str:
 
 def group_lock(group: Processes, path: Path) -> AbstractContextManager[Any]:
     """The lock of a run folder, which process 0 holds for all."""
-    return locked(path) if group.first else nullcontext()
+    return locked(path) if group.first else watched(path)
+
+
+def check_folder(group: Processes, path: Path) -> None:
+    """Refuse in all processes to write a folder that was moved, if one of them sees it."""
+    if group.any(not is_held(path)):
+        check_held(path)
+        raise FolderMoved(path)
 
 
 def group_shard(group: Processes, graph: Graph) -> Shard:
@@ -211,12 +243,12 @@ class CheckpointFolder:
 
     def start(self) -> None:
         """Before the first step there is nothing but the recipe."""
-        self.path.mkdir(exist_ok=True)
+        make_folder(self.path)
         about = {"when": "start", "optimizer": None, "progress": asdict(Progress())}
         write_json(self.pointer, about)
 
     def _folders(self) -> list[Path]:
-        self.path.mkdir(exist_ok=True)
+        make_folder(self.path)
         return [folder for folder in self.path.iterdir() if folder.name.isdigit()]
 
     def next_folder(self) -> Path:
@@ -227,15 +259,57 @@ class CheckpointFolder:
         number = int(self.group.largest(last + 1)[0])
         return self.path / f"{number:06d}"
 
-    def point_to(self, folder: Path, about: dict[str, Any]) -> None:
+    def records(self, folder: Path) -> Records:
+        """Size and checksum of each shard of a checkpoint; each process reads its own."""
+        count = self.group.count
+        numbers = [0] * (count * RECORD_NUMBERS)
+        own = shard_file(folder, self.group.index)
+        if own.exists():
+            record = file_record(own)
+            start = self.group.index * RECORD_NUMBERS
+            own_numbers = [record["bytes"], *bytes.fromhex(record["sha256"])]
+            numbers[start : start + RECORD_NUMBERS] = own_numbers
+        # Only the process that has a shard has other numbers than 0 in its place.
+        gathered = [int(number) for number in self.group.largest(*numbers)]
+        records: Records = {}
+        for process in range(count):
+            size, *digest = gathered[process * RECORD_NUMBERS : (process + 1) * RECORD_NUMBERS]
+            if size:
+                name = shard_file(folder, process).name
+                records[name] = {"bytes": size, "sha256": bytes(digest).hex()}
+        return records
+
+    def check(self, about: dict[str, Any]) -> None:
+        """Refuse a damaged checkpoint in all processes, each of which reads some of its shards.
+
+        Earlier versions wrote no checksums.
+        """
+        folder = self.path / str(about["folder"])
+        if "files" not in about:
+            logger.warning("%s has no checksums: an earlier version wrote it", folder)
+            return
+        records = check_type(about["files"], Records, source=self.pointer)
+        found = {file.name for file in folder.glob("*.safetensors")}
+        names = sorted(found | records.keys())
+        damaged = 0
+        for number, name in enumerate(names[self.group.index :: self.group.count]):
+            if name not in records or file_damage(folder / name, records[name]):
+                damaged = max(damaged, 1 + self.group.index + number * self.group.count)
+        damaged = int(self.group.largest(damaged)[0])
+        if damaged:
+            error = DamagedFile(folder / names[damaged - 1], DAMAGED_SHARD, advice=AFTER_DAMAGE)
+            error.silent = not self.group.first
+            raise error
+
+    def point_to(self, folder: Path, about: dict[str, Any], records: Records) -> None:
         """Make a folder the last checkpoint; the one before it is kept."""
         for file in (*folder.iterdir(), folder):
             sync(file)
         before = self.about().get("folder") if self.pointer.exists() else None
-        write_json(self.pointer, {**about, "folder": folder.name})
+        write_json(self.pointer, {**about, "folder": folder.name, "files": records})
         for old in self._folders():
             if old.name not in (folder.name, before):
-                shutil.rmtree(old)
+                remove(old)
 
 
 class FolderStore(CheckpointStore):
@@ -259,15 +333,19 @@ class FolderStore(CheckpointStore):
             for name, value in members.items():
                 tensors[f"{group}/{name}"] = value.detach().cpu()
         divided = [key for key, value in tensors.items() if self._is_divided(key, value.shape)]
+        check_folder(self.group, path)
         checkpoint = CheckpointFolder(path, self.group)
         folder = checkpoint.next_folder()
         save_checkpoint(tensors, folder, self.shard, divided=divided)
-        self.group.on_first(partial(checkpoint.point_to, folder, about))
+        records = checkpoint.records(folder)
+        self.group.on_first(partial(checkpoint.point_to, folder, about, records))
 
     def read(self, path: Path) -> tuple[Groups, dict[str, Any]]:
-        about = CheckpointFolder(path, self.group).about()
+        checkpoint = CheckpointFolder(path, self.group)
+        about = checkpoint.about()
         if about["when"] == "start":
             return {}, about
+        checkpoint.check(about)
         folder = path / str(about["folder"])
         groups: Groups = {}
         tensors = load_checkpoint(folder, self.shard, is_divided=self._is_divided)
@@ -436,7 +514,7 @@ def _check_resumable(folder: RunFolder, group: Processes) -> None:
     if folder.checkpoint.exists() and load_tensors(folder.checkpoint)[1].get("when") == "start":
         # The run was only prepared, by one process.
         CheckpointFolder(folder.checkpoint_folder, group).start()
-        folder.checkpoint.unlink()
+        remove(folder.checkpoint)
     if not folder.checkpoint_folder.exists():
         reason = "was started in one process"
         raise CannotResumeInProcesses(folder.path, reason, resume_alone="Resume it")
@@ -458,6 +536,7 @@ def _finish(trainer: Trainer, folder: RunFolder, on_start: OnStart | None) -> Tr
 def _save_results(trainer: Trainer, folder: RunFolder, run: TrainedRun) -> None:
     """All processes write their rows, and the first also all that is not divided."""
     group = trainer.group
+    check_folder(group, folder.path)
     if trainer.model.tables.has_all_entities:
         group.on_first(partial(folder.finish, run))
         return

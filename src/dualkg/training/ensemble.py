@@ -26,9 +26,9 @@ from dualkg.errors import (
     Unsupported,
 )
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS, eval_mode, full_precision
-from dualkg.files import check_type, file_record, locks, read_json, recover, write_text
+from dualkg.files import check_type, exists, locks, read_json, recover, write_text
 from dualkg.models.ensemble import EnsembleModel, no_embeddings
-from dualkg.training.run import Run, RunFolder, TrainedRun, load_single_run
+from dualkg.training.run import Run, RunFolder, TrainedRun, hash_of, load_single_run
 
 Weights = Sequence[float] | Literal["equal"]
 
@@ -172,7 +172,7 @@ class Ensemble(Run):
         self.recipe = None
         self.reports = {}
         self.folder = None
-        self.opened = None
+        self.identity: str | None = None
         if weights is None and len(first.graph.valid):
             self.fit_weights()
 
@@ -261,6 +261,7 @@ class Ensemble(Run):
         self.model.weights, self.fit = fit_weights(self.model, self.graph)
         self.reports = {}
         self.folder = None
+        self.identity = None
         return self.model.weights
 
     @locks("path")
@@ -297,7 +298,7 @@ class Ensemble(Run):
                 {
                     "run": os.path.relpath(member_folder, home),
                     "model": member.model_name,
-                    "sha256": _checksum(member.folder),
+                    "sha256": RunFolder(member.folder).weights_checksum(),
                     "weight": weight,
                 }
             )
@@ -311,6 +312,10 @@ class Ensemble(Run):
             seeds = [file.parent for file in folder.seeds()]
             ensemble = cls(seeds, weights="equal", trust_code=trust_code)
             ensemble.folder = folder.path
+            identities = {}
+            for seed, run in zip(seeds, ensemble.members, strict=True):
+                identities[seed.name] = run.identity
+            ensemble.identity = hash_of(identities)
             return ensemble
 
         saved = SavedEnsemble.read(folder.ensemble)
@@ -319,8 +324,12 @@ class Ensemble(Run):
             # A member is no ensemble: the members of one are saved in its place.
             if not member.finished or member.ensemble.exists():
                 raise ChangedMember(folder.path, member.path, missing=True)
-            if _checksum(member.path) != reference.sha256:
+            if member.weights_checksum() != reference.sha256:
                 raise ChangedMember(folder.path, member.path, missing=False)
+        identity = None
+        if exists(folder.report):
+            folder.check_files()
+            identity = folder.identity()
         ensemble = cls(
             [member.path for member in members],
             weights=[reference.weight for reference in saved.members],
@@ -328,6 +337,7 @@ class Ensemble(Run):
         )
         ensemble.fit = saved.fit
         ensemble.folder = folder.path
+        ensemble.identity = identity
         for run in ensemble.members:
             run.graph = ensemble.graph  # one copy in memory
         return ensemble
@@ -379,13 +389,6 @@ def load_trained_run(path: str | Path) -> TrainedRun:
     if not isinstance(run, TrainedRun):
         raise no_embeddings(run.model_name)
     return run
-
-
-def _checksum(folder: Path) -> str:
-    """The checksum of the weights of a run, or those of its files one after the other."""
-    run = RunFolder(folder)
-    files = run.weight_files() or [run.weights]
-    return " ".join(str(file_record(file)["sha256"]) for file in files)
 
 
 NamedGraph = tuple[str, Graph]  # of a run, with the name of the run

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import re
-import shutil
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -160,6 +160,35 @@ class DamagedRun(RequestError):
         return f"{path} is damaged: {self.reason}. To see what can be saved: {check}"
 
 
+def hash_of(parts: Mapping[str, str | None]) -> str:
+    """One hash of several, by name."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+class OtherSource(RequestError):
+    """A file was derived from another run than the one that it is used with."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"{self.path} was made from another run: the weights, the recipe or the graph are "
+            "other ones here."
+        )
+
+
+def check_source(path: Path, made_from: object, identity: str | None) -> None:
+    """Refuse a file that was derived from another run than that of an identity.
+
+    A file of an earlier version does not say what it was made from, and is accepted. So is any, if
+    there is no identity to compare with.
+    """
+    if None not in (made_from, identity) and made_from != identity:
+        raise OtherSource(path)
+
+
 # -- what a run was made with ------------------------------------------------
 
 
@@ -239,7 +268,7 @@ class Run(ABC):
     recipe: Recipe | None  # an ensemble has none: each of its members has one
     reports: dict[str, Report]
     folder: Path | None
-    opened: tuple[int, ...] | None  # which report the folder had when it was loaded
+    identity: str | None  # `RunFolder.identity` when it was loaded or saved
 
     def __repr__(self) -> str:
         has_mrr = "test" in self.reports and len(self.graph.test)
@@ -290,8 +319,11 @@ class Run(ABC):
 
     @property
     def is_current(self) -> bool:
-        """Whether the folder still holds this run: another may have replaced it since."""
-        return self.folder is not None and self.opened in (None, RunFolder(self.folder).stamp())
+        """Whether the folder still holds this run: it may have been moved or replaced since."""
+        if self.folder is None:
+            return False
+        identity = RunFolder(self.folder).known_identity()
+        return identity is not None and self.identity in (None, identity)
 
     def predictor(self, **options: Any) -> Any:
         """A `Predictor` of this run, with probabilities if its folder has a calibration.
@@ -320,7 +352,7 @@ class TrainedRun(Run):
     costs: dict[str, float | None] | None = None  # seconds of training and ranking, peak memory
     sparsity: dict[str, Any] | None = None  # how it was made sparse; `tables` are stored as CSR
     extension: dict[str, Any] | None = None  # the entities that were added after training
-    opened: tuple[int, ...] | None = None
+    identity: str | None = None
 
     @property
     def model_name(self) -> str:
@@ -402,7 +434,8 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         weights = (self.weights, self.weights_index, self.ensemble)
-        return self.report.exists() and any(path.exists() for path in weights)
+        # A link that leads nowhere is damage, and not a run that was never finished.
+        return os.path.lexists(self.report) and any(map(os.path.lexists, weights))
 
     @property
     def resumable(self) -> bool:
@@ -410,13 +443,53 @@ class RunFolder:
         saved = (self.checkpoint, self.checkpoint_folder, self.weights, self.tuning)
         return any(path.exists() for path in saved)
 
-    def stamp(self) -> tuple[int, ...] | None:
-        """What tells the report of this folder from another."""
+    def identity(self) -> str:
+        """The hash of what predictions of a finished run come from: recipe, graph and weights.
+
+        Files that are derived from a run keep it. Several seeds have that of all of them.
+        """
+        parts = {}
+        for recipe in self.seeds():
+            parts[recipe.parent.name] = RunFolder(recipe.parent).identity()
+        if not parts:
+            for name, record in self._needed_records().items():
+                if not name.startswith("weights"):
+                    parts[name] = record["sha256"]
+            parts["weights"] = self.weights_checksum()
+        return hash_of(parts)
+
+    def known_identity(self) -> str | None:
+        """The identity, or None of a run that is not finished or has a damaged report."""
         try:
-            status = self.report.stat()
-        except OSError:
+            return self.identity()
+        except (OSError, RequestError):
             return None
-        return status.st_ino, status.st_mtime_ns, status.st_size
+
+    @property
+    def has_calibration(self) -> bool:
+        """Whether there is a file, also one that cannot be read, or a link."""
+        return os.path.lexists(self.calibration)
+
+    def weights_checksum(self) -> str:
+        """The checksum of the weights, or those of their files one after the other.
+
+        Weights that `gather` has joined have that of the files that they were in.
+        """
+        records = self._needed_records()
+        if self.weights.name in records:
+            joined_from = checkpoint.read_about(self.weights).get("joined_from")
+            return str(joined_from or records[self.weights.name]["sha256"])
+        return self._checksum_of(self.weight_files(), records)
+
+    def _checksum_of(self, paths: Iterable[Path], records: dict[str, Any]) -> str:
+        return " ".join(str(records[path.name]["sha256"]) for path in paths)
+
+    def _needed_records(self) -> dict[str, Any]:
+        """Sizes and checksums of the files that predictions need, by the report or computed."""
+        records = self.records()
+        if not records:  # a report that was written without them
+            records = {name: files.file_record(self.path / name) for name in self.fixed_files()}
+        return {name: record for name, record in records.items() if self._is_needed(name)}
 
     def seeds(self) -> list[Path]:
         """The recipes of the runs `seed-*` in this folder, if it is no run itself."""
@@ -432,7 +505,7 @@ class RunFolder:
         if foreign:
             raise ForeignFiles(self.path, foreign[:3])
         if overwrite:
-            if self.decisions.exists():
+            if files.exists(self.decisions):
                 raise DecisionsExist(self.path, self.decisions.name)
             return
         if self.finished:
@@ -568,8 +641,8 @@ class RunFolder:
             sparse = run.sparsity["tables"] if run.sparsity else ()
             checkpoint.save_weights(run.model.state_dict(), self.weights, sparse=sparse)
         self._save_results(run)
-        self.checkpoint.unlink(missing_ok=True)
-        shutil.rmtree(self.checkpoint_folder, ignore_errors=True)
+        files.remove(self.checkpoint)
+        files.remove(self.checkpoint_folder)
         self.remove_weight_files()
 
     def finish_in_parts(self, run: TrainedRun, count: int) -> None:
@@ -578,10 +651,10 @@ class RunFolder:
         for path in self.path.glob(WEIGHT_FILES):
             # Another number of processes may have been killed before they wrote the report.
             if path.name not in names:
-                path.unlink()
+                files.remove(path)
         files.write_json(self.weights_index, {"files": names})
         self._save_results(run)
-        shutil.rmtree(self.checkpoint_folder)
+        files.remove(self.checkpoint_folder)
 
     def _save_results(self, run: TrainedRun) -> None:
         contents = {
@@ -602,6 +675,7 @@ class RunFolder:
         reports = {split: report.as_dict() for split, report in run.reports.items()}
         records = {name: files.file_record(self.path / name) for name in self.fixed_files()}
         files.write_json(self.report, {**reports, "files": records})
+        run.identity = self.identity()
 
     def remove_checkpoint(self) -> None:
         """Remove the checkpoint of a finished run that was killed just before it did.
@@ -610,8 +684,8 @@ class RunFolder:
         """
         has_checkpoint = self.checkpoint.exists() or self.checkpoint_folder.exists()
         if has_checkpoint and not self.damage():
-            self.checkpoint.unlink(missing_ok=True)
-            shutil.rmtree(self.checkpoint_folder, ignore_errors=True)
+            files.remove(self.checkpoint)
+            files.remove(self.checkpoint_folder)
 
     def join_weights(self, graph: Graph) -> None:
         """Write weights in several files into one, too, unless that was done before a kill."""
@@ -620,15 +694,17 @@ class RunFolder:
         tables, about = checkpoint.read_weight_files(
             self.weight_files(), len(graph.entities), check=True
         )
+        records = {path.name: files.file_record(path) for path in self.weight_files()}
+        about["joined_from"] = self._checksum_of(self.weight_files(), records)
         checkpoint.save_tensors({"model": tables}, self.weights, about=about)
 
     def remove_weight_files(self) -> None:
         if not self.weights_index.exists():
             return
         for path in self.weight_files():
-            path.unlink(missing_ok=True)
+            files.remove(path)
         files.sync(self.path)
-        self.weights_index.unlink()
+        files.remove(self.weights_index)
 
     # -- reading --------------------------------------------------------------
 
@@ -694,7 +770,7 @@ class RunFolder:
 
     def read(self, path: Path, kind: Any = Any, *, default: Any = None) -> Any:
         """The content of a JSON file of the run as a type, or the default without the file."""
-        return files.read_json(path, kind) if path.exists() else default
+        return files.read_json(path, kind) if files.exists(path) else default
 
     @cached_property
     def saved_environment(self) -> dict[str, Any]:
@@ -732,7 +808,7 @@ def load_single_run(path: str | Path, *, trust_code: bool = False) -> TrainedRun
     folder = RunFolder(path)
     folder.check_is_run()
     folder.check_finished()
-    opened = folder.stamp()
+    identity = folder.identity()
     folder.check_files()
     recipe = load_recipe(folder.recipe, trust_code=trust_code)
     graph = folder.load_graph()
@@ -749,5 +825,5 @@ def load_single_run(path: str | Path, *, trust_code: bool = False) -> TrainedRun
         folder=folder.path,
         costs=folder.read(folder.costs, dict[str, float | None]),
         sparsity=folder.read(folder.sparsity, dict[str, Any]),
-        opened=opened,
+        identity=identity,
     )

@@ -19,7 +19,7 @@ from dualkg.data.graph import Graph
 from dualkg.errors import PYTHON, PathExists, RequestError, Sentence, Unsupported, Words
 from dualkg.evaluation.metrics import columns
 from dualkg.extras import trusted_code
-from dualkg.files import locked, locks, write_text
+from dualkg.files import locked, locks, remove, write_text
 from dualkg.logs import logger
 from dualkg.training.api import (
     WrongArgument,
@@ -453,8 +453,6 @@ def train_seeds(
         logger.info("%s: seed %d", graph.name, seed)
         folder = RunFolder(Path(out) / f"seed-{seed}")
         if overwrite or not _has_run_of(folder, of_seed, graph):
-            # The ensemble of the former seeds may have been calibrated.
-            RunFolder(out).calibration.unlink(missing_ok=True)
             train_recipe(
                 of_seed,
                 graph=graph,
@@ -464,8 +462,11 @@ def train_seeds(
                 on_event=report,
                 callbacks=callback_objects,
             )
+            # The ensemble of the former seeds may have been calibrated.
+            remove(RunFolder(out).calibration)
         elif not folder.finished:
             resume(folder.path, device=device, on_event=report, callbacks=callback_objects)
+            remove(RunFolder(out).calibration)
         else:
             with locked(folder.path, wait=True):
                 folder.remove_checkpoint()

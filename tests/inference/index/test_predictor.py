@@ -3,6 +3,7 @@
 from dataclasses import replace
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.errors import InvalidValue
 from dualkg.inference.index import ExactIndex, SearchResult
-from dualkg.inference.index_build import OtherModelIndexed
+from dualkg.inference.index_build import OtherModelIndexed, build_index
 from tests.conftest import graph_of
 from tests.inference.index.conftest import quick_index
 
@@ -117,6 +118,26 @@ def test_an_index_of_another_model_is_refused(small_graph):
         assert (error.value.model, error.value.metric) == ("ComplEx", "inner product")
         assert "made of another model, ComplEx by inner product" in str(error.value)
         assert "Build it again: kg." in str(error.value)
+
+
+def test_an_index_of_other_rows_is_refused(monkeypatch):
+    """Also if the rows differ that are not among those of the fingerprint."""
+    random = np.random.default_rng(0)
+    triples = np.stack([random.integers(0, size, 50) for size in (2500, 2, 2500)], axis=1)
+    graph = graph_of(triples, triples[:5], triples[5:10], num_entities=2500, num_relations=2)
+    model = kg.ComplEx(graph.shape, dim=4, init_scale=1.0)
+    index = build_index(
+        model, graph, kind="exact", num_queries=4, seconds=0.01, made_from="identity"
+    )
+    index.check_model(model)
+    with torch.no_grad():
+        model.entities[1] += 1
+    with pytest.raises(OtherModelIndexed):
+        index.check_model(model)
+    with pytest.raises(OtherModelIndexed):
+        index.check_model(model, identity="of another")
+    index.check_model(model, identity="identity")  # which stands for all weights
+    replace(index, checksums={}).check_model(model)  # an earlier version
 
 
 def test_the_entity_of_a_query_is_omitted_as_without_an_index(small_graph):
