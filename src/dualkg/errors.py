@@ -5,6 +5,7 @@ messages: similar ones, and characters that would change what is displayed.
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -264,6 +265,29 @@ class DamagedFile(RequestError):
     def message(self, words: Words = PYTHON) -> str:
         advice = self.advice.in_words(words) if isinstance(self.advice, Sentence) else self.advice
         return f"{self.path} is damaged: {self.reason}. {advice}".rstrip()
+
+
+class NotRegularFile(OSError):
+    """A file to read is a pipe, a device or a socket, which may wait for ever or have no end."""
+
+    def __init__(self, path: object, kind: str) -> None:
+        super().__init__(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
+        self.path = path
+        self.kind = kind
+
+
+class FileTooLarge(OSError):
+    """A file to read is larger than it may be; `stored` are its bytes on the disk, if few."""
+
+    def __init__(self, path: object, size: int, *, limit: int, stored: int | None = None) -> None:
+        reason = f"it has {size:,} bytes, and at most {limit:,} are read"
+        if stored is not None:
+            reason = f"{reason}: it is sparse, and {stored:,} bytes are stored"
+        super().__init__(errno.EFBIG, reason, str(path))
+        self.path = path
+        self.size = size
+        self.limit = limit
+        self.stored = stored
 
 
 class Unsupported(RequestError):

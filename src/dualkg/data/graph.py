@@ -29,7 +29,7 @@ from dualkg.data.triples import (
 )
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, InvalidValue, Sentence
-from dualkg.files import atomic_folder
+from dualkg.files import atomic_folder, read_text, regular_file
 
 __all__ = [
     "SPLITS",
@@ -256,7 +256,7 @@ def load_saved_graph(folder: Path) -> Graph:
     Raises OSError or ValueError if it is missing, damaged or of another format.
     """
     try:
-        about = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
+        about = json.loads(read_text(folder / "graph.json"))
         saved_format = about.pop("format")
         if saved_format not in (FORMAT, MAPPED_FORMAT):
             raise ValueError(
@@ -356,7 +356,7 @@ def _load_vocabulary(path: Path, kind: str, *, mapped: bool) -> Vocabulary:
     """The names and labels of a saved graph, each text checked."""
     if mapped:
         path = path.with_suffix(".arrow")
-        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        table = pa.ipc.open_file(pa.memory_map(str(regular_file(path)))).read_all()
     else:
         path = path.with_suffix(".parquet")
         table = read_parquet(path)
@@ -380,7 +380,7 @@ def _load_triples(path: Path, shape: GraphShape, *, mapped: bool) -> Triples:
     if mapped:
         path = path.with_suffix(".npy")
         # PyTorch takes no read-only arrays: changes would stay in memory.
-        triples = np.load(path, mmap_mode="c", allow_pickle=False)
+        triples = np.load(regular_file(path), mmap_mode="c", allow_pickle=False)
     else:
         path = path.with_suffix(".parquet")
         table = read_parquet(path)

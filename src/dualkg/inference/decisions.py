@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from dualkg.errors import PYTHON, DualkgError, RequestError, Words
-from dualkg.files import folder_lock, write_text
+from dualkg.files import folder_lock, read_bytes, write_text
 from dualkg.inference.errors import NameNotForTsv
 
 Verdict = Literal["accepted", "rejected"]
@@ -106,7 +106,7 @@ class DecisionStore:
         try:
             if not self.path.exists():
                 return []
-            return self.path.read_bytes().split(b"\n")
+            return read_bytes(self.path).split(b"\n")
         except OSError as error:
             raise UnreadableDecisions(self.path, str(error.strerror)) from None
 

@@ -1,6 +1,5 @@
 """Checking the files of a run: which are damaged, and what can be saved."""
 
-import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -11,11 +10,12 @@ from dualkg.analysis.projection import load_map
 from dualkg.data.graph import SPLITS
 from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.evaluation.report import load_ranks
-from dualkg.files import lock_holder, read_json, strays
+from dualkg.files import lock_holder, read_json, read_text, strays
 from dualkg.inference.calibration import load_calibration
 from dualkg.inference.decisions import DecisionStore
 from dualkg.training.checkpoint import load_tensors
 from dualkg.training.ensemble import SavedEnsemble
+from dualkg.training.recipe import parse_toml
 from dualkg.training.run import RunFolder
 
 Reader = Callable[[Path], object]
@@ -175,7 +175,7 @@ def _readers(folder: RunFolder) -> dict[Path, Reader]:
         return None if graph is None else load_map(file, len(graph.entities))
 
     readers: dict[Path, Reader] = {
-        folder.recipe: lambda file: tomllib.loads(file.read_text(encoding="utf-8")),
+        folder.recipe: lambda file: parse_toml(read_text(file)),
         folder.graph: lambda _: folder.load_graph(),
         folder.weights: lambda file: load_tensors(file, check=True),
         folder.checkpoint: lambda file: load_tensors(file, check=True),
