@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from dualkg.data.archives import read_parquet
+from dualkg.data.parquet_files import read_parquet
 from dualkg.errors import PYTHON, DamagedFile, InvalidValue, RequestError, Words
 from dualkg.extras import optional_import
 from dualkg.files import atomic_write

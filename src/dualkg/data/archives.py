@@ -22,7 +22,6 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dualkg.data.errors import DamagedData, ExpandsTooMuch, FileMissing, UnusableData
 from dualkg.errors import DataError, InvalidValue, close_matches
@@ -197,26 +196,6 @@ def _size_of(path: Path) -> int:
         return max(1, path.stat().st_size)
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         raise unreadable(error, path, str(path)) from None
-
-
-def read_parquet(path: Path) -> pa.Table:
-    """Read a Parquet file, unless its metadata name far more rows than it can hold.
-
-    A few bytes of metadata can stand for many rows. `pq.read_table` would load another library.
-    """
-    with pq.ParquetFile(regular_file(path), page_checksum_verification=True) as file:
-        limit = expansion_limit(_size_of(path))
-        if parquet_size(file.metadata) > limit:
-            problem = f"expands to more than {limit >> 20:,} MiB, far more than it holds"
-            raise UnusableData(path, problem, advice="Make it again.")
-        return file.read()
-
-
-def parquet_size(metadata: Any) -> int:
-    """The bytes that a file of three columns expands to, by its metadata."""
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    content = sum(group.total_byte_size for group in groups)
-    return int(max(24 * metadata.num_rows, content))
 
 
 # -- temporary files ---------------------------------------------------------

@@ -18,8 +18,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from dualkg.data.archives import read_parquet
 from dualkg.data.graph import Graph, Split
+from dualkg.data.parquet_files import read_parquet
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, InvalidValue, RequestError
 from dualkg.files import expansion_limit, read_bytes, regular_file
@@ -206,7 +206,8 @@ def _read_npz(path: Path) -> pa.Table:
         _check_expanded_size(path)
         with np.load(regular_file(path), allow_pickle=False) as arrays:
             return _table_of_arrays(dict(arrays), str(path))
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, MemoryError, zipfile.BadZipFile) as error:
+        # NumPy makes room for as many numbers as the header of an array names.
         reason = f"cannot be read as arrays: {error}"
         raise InvalidCandidates(str(path), reason, advice="Save them with numpy.savez.") from None
 
