@@ -210,6 +210,7 @@ HARMLESS = {
     "data/formats/rdf.py": {"self.data.open"},
     "data/graph.py": {"(fresh / 'graph.json').write_text", "pa.OSFile"},
     "data/catalogue.py": {"(resources.files('dualkg.data') / 'catalogue.json').read_text"},
+    "data/parquet_files.py": {"pq.ParquetFile"},  # of a stream
     "data/spill.py": {"np.memmap"},  # of a temporary file without a name
     "inference/completion/result.py": {"path.open"},  # within `atomic_write`
     "inference/export.py": {"path.open", "path.write_text"},  # within `atomic_folder`

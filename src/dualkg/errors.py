@@ -47,6 +47,12 @@ SYNONYMS = (  # words for one setting in dualkg, other libraries and the literat
     {"top", "top_k", "topk", "k"},
     {"track", "tracker", "result_tracker", "logger"},
 )
+# How libraries say that the system refuses memory, or a thread, which needs some.
+NO_MEMORY = re.compile(
+    "(can.?t|cannot|failed to) allocate|(not enough|out of) memory|bad_alloc|failed to map segment"
+    "|can.?t start new thread|failed to launch worker thread",
+    re.IGNORECASE,
+)
 # Control codes of terminals, bidirectional overrides and isolates, which reorder text around them,
 # and invisible ones.
 REORDERING = (
@@ -333,6 +339,39 @@ class LockedError(RequestError):
     def message(self, words: Words = PYTHON) -> str:
         holder = self.holder or "another process"
         return f"{self.path} is being written by {holder}. Try again when that has ended."
+
+
+class NameNotText(OSError):
+    """A file or folder to write has a name that is no UTF-8, which JSON and libraries need."""
+
+    def __init__(self, path: object) -> None:
+        super().__init__(errno.EILSEQ, "its name, or that of its folder, is not UTF-8", str(path))
+        self.path = path
+
+
+class OutOfMemory(DualkgError):
+    """The system or a GPU refused memory; `num_bytes` were wanted, if the library says it."""
+
+    def __init__(self, num_bytes: int | None = None) -> None:
+        super().__init__()
+        self.num_bytes = num_bytes
+
+    def message(self, words: Words = PYTHON) -> str:
+        wanted = f": {self.num_bytes / 2**30:,.2f} GiB were refused" if self.num_bytes else ""
+        smaller = f"a smaller {words.key('model.dim')} or {words.key('training.batch_size')}"
+        return f"There is not enough memory{wanted}. Use {smaller}, or allow more memory."
+
+
+def out_of_memory(error: BaseException) -> OutOfMemory | None:
+    """What an error of Python, NumPy, Arrow or PyTorch stands for, if it is about memory.
+
+    PyTorch raises a RuntimeError if a CPU has too little, and others raise their own.
+    """
+    text = str(error)
+    if not isinstance(error, MemoryError) and not NO_MEMORY.search(text):
+        return None
+    wanted = re.search(r"allocate (\d+) bytes", text)
+    return OutOfMemory(int(wanted[1]) if wanted else None)
 
 
 class DataError(RequestError):

@@ -26,7 +26,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, NamedTuple, ParamSpec, TypeVar
 
-from dualkg.errors import DamagedFile, FileTooLarge, LockedError, NotRegularFile, PathExists
+from dualkg.errors import (
+    DamagedFile,
+    FileTooLarge,
+    LockedError,
+    NameNotText,
+    NotRegularFile,
+    PathExists,
+)
 
 # A complete folder that is moved file by file is `full`.
 TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.(tmp|full)")
@@ -144,6 +151,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
     It is in a folder of its own, as some libraries write temporary files beside it.
     """
+    _check_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _temporary(path, path.parent) as folder:
         fresh = folder / path.name
@@ -168,6 +176,7 @@ def atomic_folder(
     filled, the file named `last` last.
     """
     path = Path(os.path.realpath(path))
+    _check_name(path)
     is_empty_folder = path.is_dir() and not contents(path)
     parent = path if is_empty_folder else path.parent
     parent.mkdir(parents=True, exist_ok=True)
@@ -237,6 +246,14 @@ def _temporary(path: Path, parent: Path) -> Iterator[Path]:
         place = str(error.filename or name).replace(f"{name}/{path.name}", name)
         place = place.replace(name, str(path), 1)
         raise OSError(error.errno or errno.EIO, error.strerror or str(error), place) from error
+
+
+def _check_name(path: Path) -> None:
+    """Refuse to write what has a name that JSON and libraries in C cannot hold."""
+    try:
+        os.path.realpath(path).encode()
+    except UnicodeEncodeError:
+        raise NameNotText(path) from None
 
 
 def _put(fresh: Path, path: Path) -> None:
@@ -514,6 +531,7 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
         return
 
     real_path = Path(os.path.realpath(path))
+    _check_name(real_path)
     missing = [parent for parent in real_path.parents if not parent.exists()]
     real_path.parent.mkdir(parents=True, exist_ok=True)
     lock = _acquire(real_path, path, wait=wait)

@@ -1,5 +1,6 @@
 """t-SNE of embeddings: of some vectors, and of all entities of a run (the map of the service)."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -165,7 +166,8 @@ def entity_map(run: Run) -> Vectors:
         return load_map(path, len(run.graph.entities))
     positions = compute_map(run.model)
     if path and run.is_current:
-        save_map(positions, path)
+        with suppress(OSError):  # a disk that cannot be written: it is computed again next time
+            save_map(positions, path)
     return positions
 
 

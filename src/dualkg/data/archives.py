@@ -231,6 +231,9 @@ def find_sources(path: str | Path, *, max_size: int | str | None = None) -> list
     times its size.
     """
     path = Path(path)
+    if not _is_text(str(path)):
+        problem = "has a name that is not UTF-8, which no saved graph could hold"
+        raise UnusableData(str(path), problem, advice="Rename it.")
     limit = _size_limit(path, max_size)
     if path.name.lower().endswith((".zip", *TARS)):
         return _members(path, limit)
@@ -239,6 +242,11 @@ def find_sources(path: str | Path, *, max_size: int | str | None = None) -> list
     source = Source(str(path), file_name, compression, path, partial(open_regular, path), limit)
     source.open().close()
     return [source]
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name is UTF-8; other bytes of it are surrogates."""
+    return name.encode("utf-8", "ignore").decode() == name
 
 
 def uncompressed(file_name: str) -> tuple[str, str]:

@@ -8,14 +8,14 @@ and the sums at the end of a file may be wrong, so the headers are read here.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dualkg.data.errors import UnusableData
-from dualkg.files import expansion_limit, open_regular, regular_file
+from dualkg.files import expansion_limit, open_regular
 
 MAX_HEADER = 1 << 20  # bytes
 MAX_PAGES = 200_000
@@ -213,7 +213,7 @@ def read_parquet(path: Path) -> pa.Table:
     """
     with (
         open_regular(path) as stream,
-        pq.ParquetFile(regular_file(path), page_checksum_verification=True) as file,
+        pq.ParquetFile(stream, page_checksum_verification=True) as file,
     ):
         limit = expansion_limit(max(1, stream.seek(0, 2)))
         columns = pages_of(stream, file.metadata)
@@ -225,7 +225,7 @@ def read_parquet(path: Path) -> pa.Table:
             name for name, column in columns.items() if column.is_text and column.has_dictionary
         ]
         if repeated:
-            _check_size(path, _size_of_texts(path, repeated, limit), limit)
+            _check_size(path, _size_of_texts(stream, repeated, limit), limit)
         return file.read()
 
 
@@ -235,12 +235,12 @@ def _check_size(path: Path, size: int, limit: int) -> None:
         raise UnusableData(path, problem, advice="Make it again.")
 
 
-def _size_of_texts(path: Path, columns: list[str], limit: int) -> int:
+def _size_of_texts(stream: BinaryIO, columns: list[str], limit: int) -> int:
     """The bytes of texts whose rows name entries of a dictionary, or more than the limit."""
     import pyarrow.compute as pc
 
     size = 0
-    with pq.ParquetFile(regular_file(path), read_dictionary=columns) as file:
+    with pq.ParquetFile(stream, read_dictionary=columns) as file:
         for batch in file.iter_batches(CHECKED_ROWS, columns=columns):
             for column in batch.columns:
                 while pa.types.is_nested(column.type) and hasattr(column, "values"):

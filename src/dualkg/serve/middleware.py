@@ -27,7 +27,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dualkg.serve.errors import HTTP, TimeLimitExceeded
-from dualkg.serve.replies import RETRY, ErrorReply, error_reply
+from dualkg.serve.replies import RETRY, ErrorReply, environment_reply, error_reply
 from dualkg.serve.service import Service
 from dualkg.serve.templating import error_response
 
@@ -37,6 +37,7 @@ HOST = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[0-9a-zA-Z.-]+))(?::\
 # Addresses that stream a completion, or wait for one.
 COMPLETIONS = ("/api/complete", "/facts/rows", "/facts.json")
 MAX_LOGGED_PATH = 500  # characters
+MAX_LOGGED_ERROR = 2000
 GRACE = 5.0  # seconds in which a stream may end itself with a message
 CLOSE = {"Connection": "close"}
 FAILED = ErrorReply(500, "The server failed to answer. The error is in its log.")
@@ -229,9 +230,13 @@ class RequestMiddleware:
                 await self._answer(exchange)
         except TimeoutError:
             await _fail(exchange, error_reply(TimeLimitExceeded("The request", seconds=limit)))
-        except Exception:
-            write_log(failed=exchange.route, trace=traceback.format_exc())
-            await _fail(exchange, FAILED)
+        except Exception as error:
+            reply = environment_reply(error)
+            if reply is None:
+                write_log(failed=exchange.route, trace=traceback.format_exc())
+            else:
+                write_log(failed=exchange.route, error=str(error)[:MAX_LOGGED_ERROR])
+            await _fail(exchange, reply or FAILED)
 
     def _time_limit(self, path: str) -> float:
         limits = self._service.limits
