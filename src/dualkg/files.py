@@ -28,6 +28,7 @@ from typing import IO, Any, BinaryIO, Literal, NamedTuple, ParamSpec, TypeVar
 
 from dualkg.errors import (
     DamagedFile,
+    DualkgError,
     FileTooLarge,
     LockedError,
     NameNotText,
@@ -39,6 +40,7 @@ from dualkg.errors import (
 TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.(tmp|full)")
 MAX_LOCK = 1 << 16  # bytes of a lock: process, host and time
 INNER_LOCK = ".lock"  # of a folder whose parent cannot be written
+MAX_READS = 5  # of a folder that is replaced again and again
 MAX_NAME = 200  # bytes of a name that others are made from; file systems allow 255
 REMEMBERED_BYTES = 2**22  # files of this size are hashed on first use only, smaller ones always
 HANDOVER_SECONDS = 0.2  # in which a process that ends may release its lock
@@ -634,6 +636,44 @@ def locks(argument: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         return holding
 
     return wrap
+
+
+def rereads(argument: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function that reads the folder given as this argument.
+
+    If another process puts another folder in its place meanwhile, it is read again: what was read
+    may be of both.
+    """
+
+    def wrap(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def reading(*args: P.args, **options: P.kwargs) -> T:
+            path = signature.bind(*args, **options).arguments[argument]
+            for _ in range(MAX_READS - 1):
+                folder = _identity(path)
+                try:
+                    result = function(*args, **options)
+                except (DualkgError, OSError):
+                    if _identity(path) == folder:
+                        raise
+                else:
+                    if _identity(path) == folder:
+                        return result
+            return function(*args, **options)
+
+        return reading
+
+    return wrap
+
+
+def _identity(path: str | Path) -> tuple[int, int] | None:
+    try:
+        status = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 def lock_holder(path: str | Path, *, other: bool = False) -> str | None:

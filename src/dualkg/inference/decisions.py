@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+from unicodedata import category, normalize
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,7 +19,8 @@ from dualkg.inference.errors import NameNotForTsv
 
 Verdict = Literal["accepted", "rejected"]
 Triple = tuple[str, str, str]
-FORMULA = set("=+-@＝＋－＠")  # the characters that a formula of a spreadsheet begins with
+FORMULA = set("=+-@")  # the characters that a formula of a spreadsheet begins with
+INVISIBLE = ("C", "Z", "M")  # categories: control and format characters, spaces and marks
 COLUMNS = ("head", "relation", "tail", "probability", "decided_at")
 
 
@@ -169,7 +171,14 @@ def as_csv(decisions: Iterable[Decision]) -> str:
 
 
 def _without_formula(cell: str) -> str:
-    return f"'{cell}" if cell.strip()[:1] in FORMULA else cell
+    """A cell that no spreadsheet takes for a formula.
+
+    Some skip characters that are not seen before the first, and read wide or small ones as ASCII.
+    """
+    seen = next((letter for letter in cell if not category(letter).startswith(INVISIBLE)), "")
+    is_formula = normalize("NFKC", seen)[:1] in FORMULA if seen else False
+    has_control = category(cell[:1] or "x").startswith("C")
+    return f"'{cell}" if is_formula or has_control else cell
 
 
 def _rows(decisions: Iterable[Decision]) -> Iterator[tuple[str, ...]]:

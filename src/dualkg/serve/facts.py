@@ -25,7 +25,12 @@ from dualkg.inference.decisions import (
     as_tsv,
 )
 from dualkg.serve import schemas
-from dualkg.serve.errors import HTTP, CompletionRunning, DecisionsRefused, TimeLimitExceeded
+from dualkg.serve.errors import (
+    CompletionRunning,
+    DecisionsRefused,
+    TimeLimitExceeded,
+    public_message,
+)
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_NEW_TRIPLES
 from dualkg.serve.schemas import CompletionLine
 from dualkg.serve.service import Context, RequestContext, ServedRun
@@ -129,7 +134,7 @@ def _stream(
 
 
 def _error_line(error: DualkgError) -> CompletionLine:
-    return CompletionLine(kind="error", error=error.in_words(HTTP))
+    return CompletionLine(kind="error", error=public_message(error))
 
 
 async def completion(

@@ -40,6 +40,11 @@ MAX_LOGGED_PATH = 500  # characters
 MAX_LOGGED_ERROR = 2000
 GRACE = 5.0  # seconds in which a stream may end itself with a message
 CLOSE = {"Connection": "close"}
+# Two servers may disagree where such a request ends (RFC 9112, 6.3), so the connection is closed.
+TWO_LENGTHS = ErrorReply(
+    400, "A request must not have both Content-Length and Transfer-Encoding.", headers=CLOSE
+)
+STOPPED = ErrorReply(503, "The server is stopping.", headers=RETRY | CLOSE)
 FAILED = ErrorReply(500, "The server failed to answer. The error is in its log.")
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="dualkg", Basic realm="dualkg", charset="UTF-8"'}
 # No page loads anything from another host, and nothing in a name can become a script.
@@ -230,6 +235,10 @@ class RequestMiddleware:
                 await self._answer(exchange)
         except TimeoutError:
             await _fail(exchange, error_reply(TimeLimitExceeded("The request", seconds=limit)))
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            # The server gives up what it is answering when it stops. uvicorn would reply that it
+            # failed.
+            await _fail(exchange, STOPPED)
         except Exception as error:
             reply = environment_reply(error)
             if reply is None:
@@ -264,6 +273,8 @@ class RequestMiddleware:
         return body
 
     def _refusal(self, exchange: Exchange) -> ErrorReply | None:
+        if "content-length" in exchange.headers and "transfer-encoding" in exchange.headers:
+            return TWO_LENGTHS
         for check in self._checks:
             refusal = check(exchange.scope, exchange.headers)
             if refusal:

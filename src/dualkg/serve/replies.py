@@ -10,11 +10,11 @@ from starlette.exceptions import HTTPException
 
 from dualkg.errors import DualkgError, RequestError, out_of_memory
 from dualkg.serve.errors import (
-    HTTP,
     BusyError,
     DecisionsRefused,
     UnknownNameError,
     UnknownRunError,
+    public_message,
 )
 from dualkg.serve.schemas import Error
 
@@ -105,7 +105,7 @@ def environment_reply(error: Exception) -> ErrorReply | None:
 
 
 def _reply_to_own(error: DualkgError) -> ErrorReply:
-    message = error.in_words(HTTP)
+    message = public_message(error)
     match error:
         case UnknownNameError():
             return ErrorReply(404, message, suggestions=error.suggestions)

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, field_serializer, model_validator
 from dualkg.data.graph import GraphShape
 from dualkg.errors import (
     PYTHON,
+    InvalidValue,
     RequestError,
     Unsupported,
     Words,
@@ -38,6 +39,7 @@ from dualkg.training.optimizers import OPTIMIZERS, Adagrad, Optimizer
 
 MAX_DEPTH = 20  # of nested tables and lists
 MAX_RECIPE = 1 << 20  # bytes of a file
+MAX_VALUE = 4096  # characters of a text, as of a path
 # A dotted key with more parts, which may be quoted.
 KEY_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 LONG_KEY = re.compile(rf"(?<![\w-]){KEY_PART}(?:[ \t]*+\.[ \t]*+{KEY_PART}){{{MAX_DEPTH + 1}}}")
@@ -591,9 +593,24 @@ def changed(tables: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def recipe_from(tables: Mapping[str, Any], *, source: str) -> Recipe:
     """Validate tables as a recipe; the error is about the first problem."""
     try:
+        _check_lengths(tables)
         return Recipe.model_validate(tables)
     except RequestError as error:
         raise InvalidRecipe(source, error) from None
+
+
+def _check_lengths(value: Any, key: str = "") -> None:
+    """Refuse texts that are longer than any name or path: they are printed."""
+    if isinstance(value, str) and len(value) > MAX_VALUE:
+        expected = f"at most {MAX_VALUE:,} characters long"
+        raise InvalidValue(key, expected=expected, found=f"{value[:50]}…")
+    items: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, Mapping):
+        items = ((f"{key}.{name}" if key else str(name), item) for name, item in value.items())
+    elif isinstance(value, list | tuple):
+        items = ((key, item) for item in value)
+    for name, item in items:
+        _check_lengths(item, name)
 
 
 def keys_like(key: str) -> list[str]:
