@@ -11,6 +11,7 @@ import fcntl
 import functools
 import hashlib
 import inspect
+import io
 import json
 import os
 import re
@@ -66,7 +67,7 @@ KINDS = {
 # -- careful reads -----------------------------------------------------------
 
 
-def open_regular(path: str | Path, *, max_bytes: int | None = None) -> BinaryIO:
+def open_regular(path: str | Path, *, max_bytes: int | None = None) -> io.BufferedReader:
     """Open a file to read it; a pipe, a device, a socket, and a file that is too large are refused.
 
     Opening never waits, as it would for the other end of a pipe. A file whose holes are more than

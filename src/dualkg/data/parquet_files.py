@@ -135,7 +135,7 @@ def _read_header(stream: Any, start: int) -> _Page:
     num_values = about.get(1, 0)
     if not isinstance(num_values, int) or num_values < 0:
         raise pa.ArrowInvalid("the header of a page has no number of values")
-    return _Page(fields[1], fields[2], fields[3], num_values, encoding, start + end)
+    return _Page(fields[1], fields[2], fields[3], num_values, int(encoding or 0), start + end)
 
 
 def _structure(header: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
@@ -203,7 +203,7 @@ def expanded_size(metadata: pq.FileMetaData, columns: Iterable[ColumnPages]) -> 
     """The bytes of some columns in memory, each text counted once for an entry of a dictionary."""
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
     num_rows = max(metadata.num_rows, sum(group.num_rows for group in groups))
-    return max(3 * VALUE_BYTES * num_rows, sum(column.size for column in columns))
+    return max(3 * VALUE_BYTES * int(num_rows), sum(column.size for column in columns))
 
 
 def read_parquet(path: Path) -> pa.Table:
