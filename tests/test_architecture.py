@@ -168,6 +168,122 @@ def test_the_command_line_leaves_arrays_to_the_packages():
     assert users == ["set_threads"]
 
 
+# Functions and classes that open a file by its path, of Python and of libraries.
+OPENERS = {
+    "open",
+    "read_text",
+    "read_bytes",
+    "write_text",
+    "write_bytes",
+    "safe_open",
+    "load_file",
+    "ParquetFile",
+    "read_table",
+    "memory_map",
+    "OSFile",
+    "ZipFile",
+    "read_index",
+    "np.load",
+    "torch.load",
+    "memmap",
+    "fromfile",
+    "loadtxt",
+    "copyfile",
+    "HuggingFaceStorageReader",
+    "JournalFileBackend",
+    "mkfifo",
+}
+CAREFUL = {"regular_file", "open_regular", "read_text", "read_bytes", "write_text"}  # of `files`
+# Calls of these names that open no file of a user's, or one that this process has just made.
+HARMLESS = {
+    "data/archives.py": {
+        "self.open",
+        "source.open",
+        "archive_source.open",
+        "archive.open",
+        "tarfile.open",
+    },
+    "data/text.py": {"source.open"},
+    "data/formats/json_lines.py": {"self.data.open"},
+    "data/formats/openke.py": {"source.open"},
+    "data/formats/parquet.py": {"self.data.open", "pa.parquet.ParquetFile"},  # of a stream
+    "data/formats/rdf.py": {"self.data.open"},
+    "data/graph.py": {"(fresh / 'graph.json').write_text", "pa.OSFile"},
+    "data/catalogue.py": {"(resources.files('dualkg.data') / 'catalogue.json').read_text"},
+    "data/parquet_files.py": {"pq.ParquetFile"},  # of a stream
+    "data/spill.py": {"np.memmap"},  # of a temporary file without a name
+    "inference/completion/result.py": {"path.open"},  # within `atomic_write`
+    "inference/export.py": {"path.open", "path.write_text"},  # within `atomic_folder`
+    "kernels/hardware.py": {"description.read_text"},  # /proc/cpuinfo
+    "tables/files.py": {"hf_storage.HuggingFaceStorageReader"},  # every file is checked
+    "training/callbacks.py": {"self.open"},
+    "training/importing.py": {"np.loadtxt"},  # of a text
+    "training/memory.py": {  # /proc/meminfo and /sys/fs/cgroup
+        "description.read_text",
+        "(folder / 'memory.max').read_text",
+        "(folder / 'memory.current').read_text",
+        "(folder / 'memory.stat').read_text",
+    },
+    "training/recipe.py": {
+        "files('dualkg').joinpath('recipes', f'{name}.toml').read_text",
+    },
+    "training/run.py": {"path.read_text"},  # /proc/cpuinfo
+    "tuning/launch.py": {"log.open"},  # a new file
+    "tuning/results.py": {"fresh.open"},
+    "tuning/storage.py": {"JournalFileBackend", "self._path.open"},  # checked when it is opened
+    "workflows/predict.py": {"fresh.open"},
+}
+
+
+def opening_calls(tree: ast.AST) -> set[str]:
+    """The functions that a module calls to open files, unless `files` has checked the path."""
+    calls = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        is_opener = name in OPENERS or ast.unparse(function) in OPENERS
+        if not is_opener or (isinstance(function, ast.Name) and name in CAREFUL):
+            continue
+        words = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        is_from_files = ast.unparse(function).startswith("files.")
+        if not is_from_files and "regular_file" not in words:
+            calls.add(ast.unparse(function))
+    return calls
+
+
+def test_files_are_opened_by_the_module_for_files():
+    """It refuses pipes, devices and what is too large: a module that opens a file by its own means
+    could hang, or fill the memory.
+    """
+    wrong = {}
+    for path, tree in trees().items():
+        name = path.relative_to(SOURCE).as_posix()
+        calls = opening_calls(tree) - HARMLESS.get(name, set())
+        if calls and name != "files.py":
+            wrong[name] = calls
+        assert HARMLESS.get(name, set()) <= opening_calls(tree), f"{name} has changed"
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "calls"),
+    [
+        ("open(path)", {"open"}),
+        ("os.open(path, 0)", {"os.open"}),
+        ("path.read_text()", {"path.read_text"}),
+        ("pq.ParquetFile(path)", {"pq.ParquetFile"}),
+        ("pq.ParquetFile(regular_file(path))", set()),
+        ("safe_open(path)", {"safe_open"}),
+        ("read_text(path)", set()),
+        ("files.read_text(path)", set()),
+    ],
+)
+def test_calls_that_open_a_file_are_seen(code, calls):
+    assert opening_calls(ast.parse(code)) == calls
+
+
 def test_a_name_means_one_class():
     names = Counter(
         node.name

@@ -853,3 +853,47 @@ def test_a_power_cut_leaves_the_old_or_the_new(tmp_path, monkeypatch, change, ex
                 ]
                 shutil.rmtree(disk)
     assert found == {"old", "new"}
+
+
+def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    calls = 0
+
+    def replace() -> None:
+        with atomic_folder(path, existing="replace") as fresh:
+            (fresh / "number").write_text(str(calls))
+
+    @files.rereads("path")
+    def read(path: Path, *, replaced: int, fails: bool) -> str:
+        nonlocal calls
+        calls += 1
+        content = (path / "number").read_text()
+        if calls <= replaced:
+            replace()
+            if fails:
+                raise DamagedFile(path, "a file is missing")
+        return content
+
+    for fails in (True, False):
+        calls = 0
+        replace()
+        assert read(path, replaced=2, fails=fails) == "2"
+        assert calls == 3
+    calls = 0
+    with refused(DamagedFile):
+        read(path, replaced=100, fails=True)
+    assert calls == files.MAX_READS
+
+
+def test_a_folder_that_stays_is_read_once(tmp_path: Path) -> None:
+    calls = 0
+
+    @files.rereads("path")
+    def read(path: Path) -> None:
+        nonlocal calls
+        calls += 1
+        raise FileNotFoundError
+
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path)
+    assert calls == 1

@@ -46,6 +46,7 @@ FIGURES = {
         "memory_growth",
     ),
     "api": ("num_operations", "num_requests"),
+    "greedy": ("num_requests", "p99_worst_ratio"),
 }
 
 

@@ -26,6 +26,7 @@ from benchmarks.torture.mutations import (
     sometimes_mutated,
     with_checksum,
 )
+from benchmarks.torture.special_files import SPECIAL, replace_by_special
 
 LOAD_SPACE = "LOAD_SPACE"  # not a command, but the function that reads a search space
 INDEX_KINDS: tuple[Literal["exact", "ivf", "hnsw", "sq8"], ...] = ("exact", "ivf", "hnsw", "sq8")
@@ -53,6 +54,31 @@ SPACE = {
 }
 QUERY = ["--head", "e1", "--relation", "r1"]
 COLUMN_CHOICES = ("1,2,3", "head,relation,tail", "3,1,2", "1,2,99")
+# Files that a run of the campaign does not have, and those that a killed process leaves.
+UNUSUAL = (
+    "map.parquet",
+    "ensemble.json",
+    "sparsity.json",
+    "extension.json",
+    "tracking.json",
+    "tuning.json",
+    "weights.safetensors.index.json",
+    ".lock",
+    ".report.json.abcdefgh.tmp",
+)
+MINE = (
+    "mine.tsv",
+    "mine.tsv.gz",
+    "mine.csv",
+    "mine.jsonl",
+    "mine.nt",
+    "mine.parquet",
+    "mine.zip",
+    "mine.tar",
+    "mine.tar.gz",
+    "mine.npz",
+    "mine.toml",
+)
 PAGES = ("/", "/run", "/api/runs", "/api/decisions", "/api/tails?head=e1&relation=r1")
 
 
@@ -91,6 +117,8 @@ class Inputs:
             self.index,
             self.index,
             self.beside,
+            self.special,
+            self.special,
             self.words,
         ]
 
@@ -255,6 +283,43 @@ class Inputs:
         content = sometimes_mutated(content, draw)
         path.write_bytes(content)
         return Case("TSV", [*words, str(path)], is_parsed(path.name, content))
+
+    def special(self, draw: random.Random) -> Case:
+        """A pipe, a socket, an endless or a sparse file in the place of a file or a lock."""
+        kind = draw.choice(sorted(SPECIAL))
+        place = draw.choice(("run", "run", "run", "stopped", "index", "mine"))
+        if place == "mine":
+            path = self.here / draw.choice(MINE)
+            replace_by_special(path, kind)
+            return Case("special files", self._command_on_a_file(path, draw), False)
+        source = f"index-{draw.choice(INDEX_KINDS)}" if place == "index" else place
+        folder = self.here / place
+        shutil.copytree(self.good / source, folder)
+        files = sorted(file for file in folder.rglob("*") if file.is_file())
+        files += [folder / name for name in UNUSUAL]
+        files += [folder.with_name(f".{place}.lock"), folder.with_name(f".{place}.abcdefgh.tmp")]
+        replace_by_special(draw.choice(files), kind)
+        if place == "index":
+            words = ["predict", self.good_run, *QUERY, "--index", str(folder)]
+        elif place == "stopped":
+            words = ["resume", str(folder)]
+        else:
+            commands = self._commands_on_a_run(str(folder), page=draw.choice(PAGES))
+            words = draw.choice(commands)
+        return Case("special files", words, False)
+
+    def _command_on_a_file(self, path: Path, draw: random.Random) -> list[str]:
+        if path.suffix == ".toml":
+            return draw.choice([["train", str(path), *self.out], [LOAD_SPACE, str(path)]])
+        commands = [
+            ["inspect", str(path)],
+            ["inspect", self.good_graph, "--labels", str(path)],
+            ["extend", self.good_run, str(path), *self.out],
+            ["predict", self.good_run, "--queries", str(path)],
+            ["evaluate", self.good_run, "--candidates", str(path)],
+            ["evaluate", self.good_run, "--task", "classification", "--negatives", str(path)],
+        ]
+        return draw.choice(commands)
 
     def words(self, draw: random.Random) -> Case:
         """Arguments of any kind: names, numbers, paths."""

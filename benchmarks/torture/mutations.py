@@ -252,9 +252,64 @@ def mutated_parquet(content: bytes, draw: random.Random) -> bytes:
         else:
             column = pa.array(_random_column(table.num_rows, draw))
             table = table.set_column(place, table.column_names[place], column)
+    if draw.random() < 0.1:
+        return expanding_parquet(table.column_names, draw)
     sink = io.BytesIO()
     pq.write_table(table, sink, compression=draw.choice(("zstd", "none", "gzip")))
     return sink.getvalue()
+
+
+def expanding_parquet(names: list[str], draw: random.Random) -> bytes:
+    """A small file whose columns take gigabytes: each row repeats an entry, or continues a text."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    num_rows = draw.choice((1000, 20_000))
+    text = "x" * draw.choice((100_000, 1_000_000))
+    sink = io.BytesIO()
+    if draw.random() < 0.5:
+        indices = pa.array([0] * num_rows, pa.int32())
+        column = pa.DictionaryArray.from_arrays(indices, pa.array([text]))
+        table = pa.table(dict.fromkeys(names, column))
+        # Without the schema of Arrow, a reader does not know that it was a dictionary.
+        pq.write_table(table, sink, compression="zstd", store_schema=False)
+    else:
+        # The file is written from few rows, and has more of them where they cost nothing.
+        column = pa.array([text] * (100_000_000 // len(text)))
+        table = pa.table(dict.fromkeys(names, column))
+        encodings = dict.fromkeys(names, "DELTA_BYTE_ARRAY")
+        pq.write_table(
+            table, sink, compression="zstd", use_dictionary=False, column_encoding=encodings
+        )
+    return with_smaller_sums(sink.getvalue()) if draw.random() < 0.5 else sink.getvalue()
+
+
+def with_smaller_sums(content: bytes) -> bytes:
+    """A Parquet file whose end says that its columns are smaller than they are."""
+    import pyarrow.parquet as pq
+
+    metadata = pq.ParquetFile(io.BytesIO(content)).metadata
+    footer_start = len(content) - 8 - struct.unpack("<I", content[-8:-4])[0]
+    footer = content[footer_start:]
+    for group in range(metadata.num_row_groups):
+        sizes = [metadata.row_group(group).total_byte_size]
+        for place in range(metadata.num_columns):
+            sizes.append(metadata.row_group(group).column(place).total_uncompressed_size)
+        for size in sizes:
+            number = _varint(2 * size)
+            if len(number) > 2:
+                # A number of as many bytes: 1, and then nothing.
+                footer = footer.replace(number, b"\x82" + b"\x80" * (len(number) - 2) + b"\0")
+    return content[:footer_start] + footer
+
+
+def _varint(number: int) -> bytes:
+    digits = []
+    while True:
+        number, digit = divmod(number, 128)
+        digits.append(digit | (128 if number else 0))
+        if not number:
+            return bytes(digits)
 
 
 def _random_column(num_rows: int, draw: random.Random) -> list[Any]:
@@ -323,7 +378,8 @@ def _parse(content: bytes, suffix: str) -> bool:
     elif suffix == ".parquet":
         import pyarrow.parquet as pq
 
-        pq.ParquetFile(io.BytesIO(content)).read()
+        # A few rows: all may take gigabytes.
+        next(pq.ParquetFile(io.BytesIO(content)).iter_batches(1), None)
     elif suffix == ".safetensors":
         from safetensors import deserialize
 

@@ -5,6 +5,7 @@ messages: similar ones, and characters that would change what is displayed.
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -45,6 +46,12 @@ SYNONYMS = (  # words for one setting in dualkg, other libraries and the literat
     {"out", "output", "output_dir", "save_dir", "save_path"},
     {"top", "top_k", "topk", "k"},
     {"track", "tracker", "result_tracker", "logger"},
+)
+# How libraries say that the system refuses memory, or a thread, which needs some.
+NO_MEMORY = re.compile(
+    "(can.?t|cannot|failed to) allocate|(not enough|out of) memory|bad_alloc|failed to map segment"
+    "|can.?t start new thread|failed to launch worker thread",
+    re.IGNORECASE,
 )
 # Control codes of terminals, bidirectional overrides and isolates, which reorder text around them,
 # and invisible ones.
@@ -266,6 +273,29 @@ class DamagedFile(RequestError):
         return f"{self.path} is damaged: {self.reason}. {advice}".rstrip()
 
 
+class NotRegularFile(OSError):
+    """A file to read is a pipe, a device or a socket, which may wait for ever or have no end."""
+
+    def __init__(self, path: object, kind: str) -> None:
+        super().__init__(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
+        self.path = path
+        self.kind = kind
+
+
+class FileTooLarge(OSError):
+    """A file to read is larger than it may be; `stored` are its bytes on the disk, if few."""
+
+    def __init__(self, path: object, size: int, *, limit: int, stored: int | None = None) -> None:
+        reason = f"it has {size:,} bytes, and at most {limit:,} are read"
+        if stored is not None:
+            reason = f"{reason}: it is sparse, and {stored:,} bytes are stored"
+        super().__init__(errno.EFBIG, reason, str(path))
+        self.path = path
+        self.size = size
+        self.limit = limit
+        self.stored = stored
+
+
 class Unsupported(RequestError):
     """Something that exists cannot be combined with something else.
 
@@ -331,6 +361,39 @@ class FolderMoved(DualkgError):
             f"{self.path} was moved, removed or replaced while it was being written, so nothing "
             f"more was saved. {place}"
         )
+
+
+class NameNotText(OSError):
+    """A file or folder to write has a name that is no UTF-8, which JSON and libraries need."""
+
+    def __init__(self, path: object) -> None:
+        super().__init__(errno.EILSEQ, "its name, or that of its folder, is not UTF-8", str(path))
+        self.path = path
+
+
+class OutOfMemory(DualkgError):
+    """The system or a GPU refused memory; `num_bytes` were wanted, if the library says it."""
+
+    def __init__(self, num_bytes: int | None = None) -> None:
+        super().__init__()
+        self.num_bytes = num_bytes
+
+    def message(self, words: Words = PYTHON) -> str:
+        wanted = f": {self.num_bytes / 2**30:,.2f} GiB were refused" if self.num_bytes else ""
+        smaller = f"a smaller {words.key('model.dim')} or {words.key('training.batch_size')}"
+        return f"There is not enough memory{wanted}. Use {smaller}, or allow more memory."
+
+
+def out_of_memory(error: BaseException) -> OutOfMemory | None:
+    """What an error of Python, NumPy, Arrow or PyTorch stands for, if it is about memory.
+
+    PyTorch raises a RuntimeError if a CPU has too little, and others raise their own.
+    """
+    text = str(error)
+    if not isinstance(error, MemoryError) and not NO_MEMORY.search(text):
+        return None
+    wanted = re.search(r"allocate (\d+) bytes", text)
+    return OutOfMemory(int(wanted[1]) if wanted else None)
 
 
 class DataError(RequestError):

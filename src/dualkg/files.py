@@ -1,8 +1,9 @@
-"""Files and folders: atomic writes, locks and checksums.
+"""Files and folders: careful reads, atomic writes, locks and checksums.
 
 A reader never sees an incomplete file or folder. What a killed process leaves is finished or undone
 by `recover` when the folder is next opened, and removed when it is next locked. A folder that is
 locked is held by its descriptor: what is written goes there or nowhere, whatever takes its name.
+Every file that is read is opened here, or by a library after `regular_file`.
 """
 
 import ctypes
@@ -11,11 +12,13 @@ import fcntl
 import functools
 import hashlib
 import inspect
+import io
 import json
 import os
 import re
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 import threading
@@ -26,20 +29,25 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from stat import S_ISDIR
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import IO, Any, BinaryIO, Literal, NamedTuple, ParamSpec, TypeVar
 
 from dualkg.errors import (
     DamagedFile,
     DualkgError,
+    FileTooLarge,
     FolderMoved,
     LockedError,
+    NameNotText,
+    NotRegularFile,
     PathExists,
     RequestError,
 )
 
 # A complete folder that is moved file by file is `full`.
 TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.(tmp|full)")
+MAX_LOCK = 1 << 16  # bytes of a lock: process, host and time
 INNER_LOCK = ".dualkg.lock"  # in a folder, whatever its name and wherever it is mounted
+MAX_READS = 5  # of a folder that is replaced again and again
 MAX_NAME = 200  # bytes of a name that others are made from; file systems allow 255
 REMEMBERED_BYTES = 2**22  # files of this size are hashed on first use only, smaller ones always
 HANDOVER_SECONDS = 0.2  # in which a process that ends may release its lock
@@ -49,6 +57,99 @@ GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)  # there is nothing of this n
 CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.ENOSYS)
 NO_CHECKSUM = "0" * 64  # in the place of the checksum while it is computed
 _HAS_LOCKS: dict[int, bool] = {}  # by device
+MAX_TEXT = 1 << 28  # bytes of a file that is read as a whole
+# The bytes that a file may have, in all and for each byte that is stored, whether it is compressed,
+# has holes, or repeats entries of a dictionary.
+FREE_SIZE = 16 << 20
+MAX_RATIO = 100
+MAX_PARTS = 1000  # of a sparse file, which are counted
+KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+# -- careful reads -----------------------------------------------------------
+
+
+def open_regular(path: str | Path, *, max_bytes: int | None = None) -> io.BufferedReader:
+    """Open a file to read it; a pipe, a device, a socket, and a file that is too large are refused.
+
+    Opening never waits, as it would for the other end of a pipe. A file whose holes are more than
+    `MAX_RATIO` times what is stored is too large, as a compressed one would be.
+    """
+    file = open(path, "rb", opener=_regular_descriptor)  # noqa: SIM115 - the caller closes it
+    try:
+        size = os.fstat(file.fileno()).st_size
+        if max_bytes is not None and size > max_bytes:
+            raise FileTooLarge(path, size, limit=max_bytes)
+        _check_holes(file, size, path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def regular_file(path: str | Path, *, max_bytes: int | None = None) -> Path:
+    """A path that `open_regular` accepts, for a library that opens files by their paths."""
+    open_regular(path, max_bytes=max_bytes).close()
+    return Path(path)
+
+
+def read_bytes(path: str | Path, *, max_bytes: int = MAX_TEXT) -> bytes:
+    """The content of a regular file."""
+    with open_regular(path, max_bytes=max_bytes) as file:
+        return file.read(max_bytes)
+
+
+def read_text(path: str | Path, *, max_bytes: int = MAX_TEXT, errors: str = "strict") -> str:
+    """The text of a regular file, with its line ends as \\n."""
+    text = read_bytes(path, max_bytes=max_bytes).decode("utf-8", errors)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def expansion_limit(stored: int) -> int:
+    """The bytes that a file may expand to, by those that are stored."""
+    return max(FREE_SIZE, MAX_RATIO * stored)
+
+
+def _regular_descriptor(path: str, flags: int, *, folder: int | None = None) -> int:
+    """Open a regular file without waiting for anything; `folder` is a descriptor."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o666, dir_fd=folder)
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind == stat.S_IFREG:
+        return descriptor
+    os.close(descriptor)
+    if kind == stat.S_IFDIR:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise NotRegularFile(path, KINDS.get(kind, "a special file"))
+
+
+def _check_holes(file: BinaryIO, size: int, path: str | Path) -> None:
+    """Refuse a sparse file that expands as far as no compressed file may."""
+    blocks = os.fstat(file.fileno()).st_blocks
+    if size <= expansion_limit(512 * blocks):
+        return
+    # Some file systems report no blocks; those that know no holes report one part.
+    stored = 0
+    end = 0
+    try:
+        for _ in range(MAX_PARTS):
+            start = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            stored += end - start
+            if size <= expansion_limit(stored):
+                break
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # there are no data after this position
+            return
+    finally:
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+    limit = expansion_limit(stored)
+    if size > limit:
+        raise FileTooLarge(path, size, limit=limit, stored=stored)
 
 
 # -- atomic writes -----------------------------------------------------------
@@ -60,6 +161,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
     It is in a folder of its own, as some libraries write temporary files beside it.
     """
+    _check_name(path)
     make_folder(path.parent)
     with _temporary(path, path.parent) as folder:
         fresh = folder / path.name
@@ -84,6 +186,7 @@ def atomic_folder(
     filled, the file named `last` last.
     """
     path = Path(os.path.realpath(path))
+    _check_name(path)
     is_empty_folder = path.is_dir() and not contents(path)
     parent = path if is_empty_folder else path.parent
     make_folder(parent)
@@ -140,7 +243,7 @@ def _temporary(path: Path, parent: Path) -> Iterator[Path]:
         while not name or not Path(name).exists():  # it may have been removed before it was locked
             name = tempfile.mkdtemp(prefix=f".{_short(path)}.", suffix=".tmp", dir=parent)
             try:
-                descriptor = os.open(name, os.O_RDONLY)
+                descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:
                 continue
             with suppress(OSError):  # a file system without locks
@@ -157,6 +260,14 @@ def _temporary(path: Path, parent: Path) -> Iterator[Path]:
         place = str(error.filename or name).replace(f"{name}/{path.name}", name)
         place = place.replace(name, str(path), 1)
         raise OSError(error.errno or errno.EIO, error.strerror or str(error), place) from error
+
+
+def _check_name(path: Path) -> None:
+    """Refuse to write what has a name that JSON and libraries in C cannot hold."""
+    try:
+        os.path.realpath(path).encode()
+    except UnicodeEncodeError:
+        raise NameNotText(path) from None
 
 
 def _put(fresh: Path, path: Path) -> None:
@@ -214,6 +325,7 @@ def link_or_copy(source: Path, target: Path) -> None:
     The former target stays until the new one is complete.
     """
     with atomic_write(target) as fresh:
+        regular_file(source)
         try:
             fresh.hardlink_to(source)
         except OSError:
@@ -231,7 +343,7 @@ def exists(path: Path) -> bool:
 
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         if path.is_dir():
             _sync_folder(descriptor)
@@ -267,9 +379,11 @@ def read_json(path: Path, kind: Any = Any, *, checksum: bool = False) -> Any:
     With `checksum`, the file was written by `write_json`.
     """
     exists(path)  # refuses a link that leads nowhere
-    text = path.read_bytes()
     try:
+        text = read_bytes(path)
         content = json.loads(text.decode())
+    except (NotRegularFile, FileTooLarge) as error:
+        raise DamagedFile(path, str(error.strerror)) from None
     except (ValueError, RecursionError) as error:
         raise DamagedFile(path, f"it is not JSON ({error})") from None
     if checksum:
@@ -318,6 +432,11 @@ def write_json(path: Path, content: dict[str, Any], *, indent: int | None = 1) -
     checksum = hashlib.sha256(text.encode()).hexdigest()
     before, after = text.rsplit(NO_CHECKSUM, 1)
     write_text(path, f"{before}{checksum}{after}")
+
+
+def _open_text(path: Path, mode: Literal["a", "w"]) -> IO[str]:
+    """Open a regular file to write it in its place, which no reader depends on."""
+    return open(path, mode, encoding="utf-8", opener=_regular_descriptor)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -425,7 +544,7 @@ def remove_strays(path: Path, *, inside: bool = True) -> None:
 def _is_left(stray: Path, *, remove: bool = False) -> bool:
     """Whether no process holds the lock of a temporary file or folder, or of a lock file."""
     try:
-        descriptor = os.open(stray, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(stray, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:
@@ -477,6 +596,7 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
         return
 
     real_path = Path(os.path.realpath(path))
+    _check_name(real_path)
     missing = [parent for parent in real_path.parents if not parent.exists()]
     make_folder(real_path.parent)
     lock = _acquire(real_path, path, wait=wait)
@@ -555,8 +675,8 @@ def _acquire(path: Path, given: str | Path, *, wait: bool) -> _HeldLock | None:
 
 def _write_holder(file: Path) -> None:
     """Write process, host and time into the file of a lock, for messages to others."""
-    with suppress(OSError):
-        file.write_text(_holder_text(), encoding="utf-8")
+    with suppress(OSError), _open_text(file, "w") as lock:
+        lock.write(_holder_text())
 
 
 def _holder_text() -> str:
@@ -602,6 +722,44 @@ def locks(argument: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return wrap
 
 
+def rereads(argument: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function that reads the folder given as this argument.
+
+    If another process puts another folder in its place meanwhile, it is read again: what was read
+    may be of both.
+    """
+
+    def wrap(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def reading(*args: P.args, **options: P.kwargs) -> T:
+            path = signature.bind(*args, **options).arguments[argument]
+            for _ in range(MAX_READS - 1):
+                folder = _identity(path)
+                try:
+                    result = function(*args, **options)
+                except (DualkgError, OSError):
+                    if _identity(path) == folder:
+                        raise
+                else:
+                    if _identity(path) == folder:
+                        return result
+            return function(*args, **options)
+
+        return reading
+
+    return wrap
+
+
+def _identity(path: str | Path) -> tuple[int, int] | None:
+    try:
+        status = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino
+
+
 def lock_holder(path: str | Path, *, other: bool = False) -> str | None:
     """`process 12 on host`, if a process holds the lock of a file or folder.
 
@@ -610,7 +768,8 @@ def lock_holder(path: str | Path, *, other: bool = False) -> str | None:
     path = Path(os.path.realpath(path))
     for file in (_hidden(path, "lock"), path / INNER_LOCK):
         with suppress(OSError):
-            holder = _holder_of(file.read_text(encoding="utf-8", errors="replace"), other=other)
+            text = read_text(file, max_bytes=MAX_LOCK, errors="replace")
+            holder = _holder_of(text, other=other)
             if holder is not None:
                 return holder or None
     return None
@@ -663,7 +822,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
 def _own_lock(folder: Path) -> Iterator[int]:
     """Wait for the lock of a folder itself; the value is its descriptor."""
     while True:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat()):
@@ -906,7 +1065,7 @@ def _lock_inside(folder: int, given: str | Path) -> int | None:
     while True:
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-            descriptor = os.open(INNER_LOCK, flags, 0o666, dir_fd=folder)
+            descriptor = _regular_descriptor(INNER_LOCK, flags, folder=folder)
         except OSError as error:
             if error.errno in (*NOT_WRITABLE, errno.ELOOP, errno.ENOENT):
                 return None
@@ -938,9 +1097,9 @@ def _lock_inside(folder: int, given: str | Path) -> int | None:
 
 def file_record(path: Path) -> dict[str, Any]:
     """The size and the checksum of a file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return {
-            "bytes": path.stat().st_size,
+            "bytes": os.fstat(file.fileno()).st_size,
             "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
         }
 
@@ -965,7 +1124,7 @@ def file_damage(
         version = f"{stat.st_size} {stat.st_mtime_ns} {record['sha256']}"
         line = hashlib.sha256(os.fsencode(f"{identity} {version}")).hexdigest()
         remembered = memory if stat.st_size >= remembered_bytes else None
-        if remembered and remembered.exists() and line in remembered.read_text(encoding="utf-8"):
+        if remembered and remembered.exists() and line in read_text(remembered):
             return None
         if file_record(path)["sha256"] != record["sha256"]:
             return "its content has changed: its sha256 is not the one in the report"
@@ -977,7 +1136,7 @@ def file_damage(
         with suppress(OSError):
             remembered.parent.mkdir(parents=True, exist_ok=True)
             keep = remembered.exists() and remembered.stat().st_size < 10**5
-            with remembered.open("a" if keep else "w", encoding="utf-8") as file:
+            with _open_text(remembered, "a" if keep else "w") as file:
                 file.write(f"{line}\n")
     return None
 

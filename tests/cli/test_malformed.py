@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,7 +90,10 @@ def refused(made: Path, tmp_path: Path, monkeypatch, run_cli) -> Callable[..., s
             f"[training]\nepochs = {2**70}",
             f"mine.toml: training.epochs should be less than {2**31}; {2**70} was given.",
         ),
-        (f'[model]\nname = "{"x" * 10**6}"', "No model is named 'xxx"),
+        (
+            f'[model]\nname = "{"x" * 10**6}"',
+            "model.name should be at most 4,096 characters long; 'xxx",
+        ),
         ("[loss]\nname = 3.5", "mine.toml: loss: name should be text; it is 3.5"),
         ('[regularizer]\nname = "DURA"', "DURA needs a weight, the paper's λ: set --weight."),
     ],
@@ -112,7 +116,7 @@ def test_recipes(refused, text: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("value", "expected", "quoted"),
     [
-        ("9" * 5000, "a valid integer of fewer digits; ", "'999"),
+        ("9" * 5000, "at most 4,096 characters long; ", "'999"),
         ("[" * 3000, "a valid integer", "'[[["),
         (str(2**63), f"less than {2**31}; ", f"{2**63} was given"),
     ],
@@ -330,3 +334,26 @@ def test_few_bytes_that_stand_for_many_rows(refused) -> None:
             name, ["compare", "run", "run"]
         )
         assert f"{name} expands to more than 16 MiB" in refused(*words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[model]\nname = "' + "x" * 1_000_000 + '"\n',
+        '[data]\ngraph = "' + "x" * 5000 + '"\n',
+        "[model]\n" + "a" * 40_000 + " = 1\n",
+        ".".join(["a"] * 20_000) + " = 1\n",
+        "[" + " . ".join(['"a\\"b"'] * 8000) + "]\n",
+        "x = {" + ".".join(["a"] * 20_000) + " = 1}\n",
+        "a" * 40_000 + "\n",
+        '"' * 40_000,
+    ],
+)
+def test_long_texts_and_keys_of_a_recipe_are_refused_at_once(refused, tmp_path, text):
+    """`tomllib` takes 40 s for a key of 20,000 parts; the test has 20 s, also on a busy machine."""
+    (tmp_path / "long.toml").write_text(text)
+    started = time.process_time()
+    refused("train", "long.toml", *SMALL)
+    assert time.process_time() - started < 20
+    sentences = refused("train", "long.toml", "--out", "other")
+    assert len(sentences) < 2000

@@ -80,7 +80,7 @@ def test_pending_queries_are_one_batch_per_kind(served):
         finally:
             await batcher.stop()
 
-    batching = MicroBatcher(max_pending=1000, on_batch=metrics.batch)
+    batching = MicroBatcher(max_pending=1000, on_batch=metrics.batch, max_predictions=10**6)
     alone = MicroBatcher(max_pending=1000, on_batch=lambda size: None, max_predictions=1)
     batched = asyncio.run(all_at_once(batching))
     assert_same(batched, asyncio.run(all_at_once(alone)))

@@ -1,5 +1,7 @@
 """Refused requests and their messages."""
 
+import errno
+
 import pytest
 
 from dualkg.errors import DivergedError, InvalidValue, UnknownName
@@ -187,6 +189,35 @@ def test_a_request_that_takes_too_long_is_cancelled(client_of, blocked):
     assert reply.status_code == 503
     assert reply.json()["error"] == "The request took longer than its limit of 0.2 seconds."
     until(lambda: client.get("/api/tails", params=TAILS).status_code == 200)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (
+            OSError(errno.EROFS, "Read-only file system", "/secret/run"),
+            500,
+            "The server could not read or write a file: Read-only file system.",
+        ),
+        (
+            MemoryError("/secret/run"),
+            503,
+            "The server has not enough memory for this request. Ask for less, or try later.",
+        ),
+    ],
+)
+def test_a_disk_or_a_memory_that_fails_has_no_traceback(
+    client_of, served, monkeypatch, capfd, error, status, message
+):
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("dualkg.serve.runs._details", fail)
+    reply = client_of(runs=served).get("/api/run")
+    assert (reply.status_code, reply.json()["error"]) == (status, message)
+    log = capfd.readouterr().err
+    assert "/secret/run" in log
+    assert "Traceback" not in log
 
 
 def test_an_unexpected_exception_is_not_shown(client_of, failing, capfd):

@@ -1,5 +1,6 @@
 """The page of the map; tests of the drawing are in browser/."""
 
+import errno
 import re
 import shutil
 from dataclasses import replace
@@ -8,6 +9,7 @@ from threading import Event
 import numpy as np
 import pytest
 
+from dualkg.analysis import projection
 from dualkg.analysis.projection import save_map
 from dualkg.serve.app import application
 from dualkg.serve.limits import Limits
@@ -93,3 +95,16 @@ def test_the_predictions_of_a_query(client):
     strengths = [float(value) for value in re.findall(r'data-strength="([\d.e-]+)"', page.text)]
     assert max(strengths) == strengths[0] == 1
     assert client.get("/map/predictions", params=params | {"entity": "nobody"}).status_code == 404
+
+
+def test_a_map_that_cannot_be_saved_is_shown(untouched_folders, tmp_path, monkeypatch):
+    folder = shutil.copytree(untouched_folders[0], tmp_path / "fixed")
+    (folder / "map.parquet").unlink(missing_ok=True)
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system", str(folder / "map.parquet"))
+
+    monkeypatch.setattr(projection, "save_map", refuse)
+    reply, _ = get(ServedRuns.load([folder], device="cpu"), "/api/map")
+    assert reply.status == 200
+    assert not (folder / "map.parquet").exists()

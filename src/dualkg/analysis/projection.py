@@ -1,5 +1,6 @@
 """t-SNE of embeddings: of some vectors, and of all entities of a run (the map of the service)."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from dualkg.data.archives import read_parquet
+from dualkg.data.parquet_files import read_parquet
 from dualkg.errors import PYTHON, DamagedFile, InvalidValue, RequestError, Words
 from dualkg.extras import optional_import
 from dualkg.files import atomic_write, exists
@@ -169,7 +170,8 @@ def entity_map(run: Run) -> Vectors:
             logger.warning("%s It is computed again.", error)
     positions = compute_map(run.model)
     if path and run.is_current:
-        save_map(positions, path, made_from=run.identity)
+        with suppress(OSError):  # a disk that cannot be written: it is computed again next time
+            save_map(positions, path, made_from=run.identity)
     return positions
 
 

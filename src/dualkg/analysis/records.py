@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dualkg.data.archives import read_parquet
 from dualkg.data.graph import Graph, Split, Triples
+from dualkg.data.parquet_files import read_parquet
 from dualkg.errors import PYTHON, DamagedFile, RequestError, Unsupported, Words
 from dualkg.evaluation.comparison import Floats, stack_mean_ranks
 from dualkg.evaluation.ranking import Ranks

@@ -26,7 +26,7 @@ from dualkg.cli.predict import explain, predict, serve, similar
 from dualkg.cli.train import check, gather, resume, train, tune
 from dualkg.cli.training_display import TrainingDisplay
 from dualkg.cli.words import COMMAND
-from dualkg.errors import DualkgError, close_settings, shortened, visible
+from dualkg.errors import DualkgError, close_settings, out_of_memory, shortened, visible
 from dualkg.files import write_text
 from dualkg.logs import log_to_stderr
 
@@ -73,6 +73,13 @@ def main(commands: typer.Typer = app) -> None:
         reason = f"{error.strerror or error}."
         sentence = f"{error.filename}: {reason}" if error.filename else reason
         _exit(shortened(sentence), 1)
+    except UnicodeEncodeError as error:  # half of a character, as in a name that is no text
+        _exit(shortened(f"'{error.object}' cannot be written as {error.encoding}."), 2)
+    except Exception as error:
+        shortage = out_of_memory(error)
+        if shortage is None:
+            raise
+        _exit(shortage.in_words(COMMAND), shortage.exit_code)
 
 
 def _prepare_process() -> None:

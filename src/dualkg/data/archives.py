@@ -22,15 +22,13 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dualkg.data.errors import DamagedData, ExpandsTooMuch, FileMissing, UnusableData
 from dualkg.errors import DataError, InvalidValue, close_matches
+from dualkg.files import expansion_limit, open_regular, regular_file
 
 BUFFER_SIZE = 1 << 20
-MAX_SIZE = 16 << 30
-MAX_RATIO = 100  # bytes that a file may expand to, in all and for each byte that is stored
-FREE_SIZE = 16 << 20  # bytes that any file may expand to
+MAX_SIZE = 16 << 30  # bytes that a file may expand to
 IN_MEMORY = 256 << 20  # bytes of an archive; larger ones are decompressed into a temporary file
 
 COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
@@ -190,11 +188,7 @@ def _size_limit(path: Path, max_size: int | str | None) -> int:
     """The bytes that a file may expand to."""
     if max_size is not None:
         return parse_size(max_size)
-    return min(MAX_SIZE, _ratio_limit(path))
-
-
-def _ratio_limit(path: Path) -> int:
-    return max(FREE_SIZE, MAX_RATIO * _size_of(path))
+    return min(MAX_SIZE, expansion_limit(_size_of(path)))
 
 
 def _size_of(path: Path) -> int:
@@ -202,26 +196,6 @@ def _size_of(path: Path) -> int:
         return max(1, path.stat().st_size)
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         raise unreadable(error, path, str(path)) from None
-
-
-def read_parquet(path: Path) -> pa.Table:
-    """Read a Parquet file, unless its metadata name far more rows than it can hold.
-
-    A few bytes of metadata can stand for many rows. `pq.read_table` would load another library.
-    """
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        limit = _ratio_limit(path)
-        if parquet_size(file.metadata) > limit:
-            problem = f"expands to more than {limit >> 20:,} MiB, far more than it holds"
-            raise UnusableData(path, problem, advice="Make it again.")
-        return file.read()
-
-
-def parquet_size(metadata: Any) -> int:
-    """The bytes that a file of three columns expands to, by its metadata."""
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    content = sum(group.total_byte_size for group in groups)
-    return int(max(24 * metadata.num_rows, content))
 
 
 # -- temporary files ---------------------------------------------------------
@@ -253,18 +227,26 @@ def temporary_file() -> tuple[IO[bytes], str]:
 def find_sources(path: str | Path, *, max_size: int | str | None = None) -> list[Source]:
     """The source of a file, or those of the files inside a .zip or .tar archive.
 
-    A file that is decompressed may have `max_size` bytes, or by default `MAX_SIZE` and `MAX_RATIO`
+    A file that is decompressed may have `max_size` bytes, or by default `MAX_SIZE` and 100
     times its size.
     """
     path = Path(path)
+    if not _is_text(str(path)):
+        problem = "has a name that is not UTF-8, which no saved graph could hold"
+        raise UnusableData(str(path), problem, advice="Rename it.")
     limit = _size_limit(path, max_size)
     if path.name.lower().endswith((".zip", *TARS)):
         return _members(path, limit)
 
     file_name, compression = uncompressed(path.name)
-    source = Source(str(path), file_name, compression, path, partial(path.open, "rb"), limit)
+    source = Source(str(path), file_name, compression, path, partial(open_regular, path), limit)
     source.open().close()
     return [source]
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name is UTF-8; other bytes of it are surrogates."""
+    return name.encode("utf-8", "ignore").decode() == name
 
 
 def uncompressed(file_name: str) -> tuple[str, str]:
@@ -301,10 +283,10 @@ def _members(path: Path, limit: int) -> list[Source]:
 
 def _zip_members(path: Path) -> dict[str, Opener]:
     def open_member(member: zipfile.ZipInfo) -> Any:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(regular_file(path)) as archive:
             return archive.open(member)
 
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(regular_file(path)) as archive:
         members = [member for member in archive.infolist() if not member.is_dir()]
     return {member.filename: partial(open_member, member) for member in members}
 
@@ -313,10 +295,13 @@ def _tar_members(path: Path, limit: int) -> dict[str, Opener]:
     lower_name = path.name.lower()
     compression = next(kind for suffix, kind in TARS.items() if lower_name.endswith(suffix))
     archive_source = Source(
-        str(path), path.name, compression, path, partial(path.open, "rb"), limit
+        str(path), path.name, compression, path, partial(open_regular, path), limit
     )
     with archive_source.open() as stream:
-        content = _decompressed(stream, limit) if compression else pa.OSFile(str(path))
+        if compression:
+            content = _decompressed(stream, limit)
+        else:
+            content = pa.OSFile(str(regular_file(path)))
 
     with tarfile.open(fileobj=content, mode="r:") as archive:
         members = [member for member in archive if member.isreg() and not member.issparse()]

@@ -25,6 +25,7 @@ from dualkg.data.errors import (
 from dualkg.data.readers import one_source
 from dualkg.data.triples import SPLITS
 from dualkg.errors import DataError, Sentence
+from dualkg.files import open_regular, read_text, write_text
 
 ARCHIVE_SUFFIXES = (*TARS, ".zip")
 
@@ -201,7 +202,7 @@ def _has_published_checksum(entry: Entry, sources: Mapping[str, Source]) -> bool
 
 
 def _digest(path: Path, kind: str) -> str:
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         return hashlib.file_digest(stream, kind).hexdigest()
 
 
@@ -272,11 +273,11 @@ def _download(entry: Entry, address: str, target: Path, published: str) -> Path:
     known_hash = published or None
     is_repeated = not published and first.exists()
     if is_repeated:
-        known_hash = f"sha256:{first.read_text(encoding='utf-8').strip()}"
+        known_hash = f"sha256:{read_text(first).strip()}"
     try:
         path = pooch.retrieve(address, known_hash=known_hash, fname=target.name, path=target.parent)
         if known_hash is None:
-            first.write_text(f"{_digest(Path(path), 'sha256')}\n", encoding="utf-8")
+            write_text(first, f"{_digest(Path(path), 'sha256')}\n")
         return Path(path)
     except ValueError as error:  # a checksum that differs
         reason = str(error).partition(". ")[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dualkg.data import conversion
-from dualkg.data.archives import read_parquet
 from dualkg.data.inspection import Inspection
+from dualkg.data.parquet_files import read_parquet
 from dualkg.data.spill import is_mapped, release, slices, text_of
 from dualkg.data.triples import (
     SPLITS,
@@ -29,7 +30,7 @@ from dualkg.data.triples import (
 )
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, InvalidValue, Sentence
-from dualkg.files import atomic_folder
+from dualkg.files import atomic_folder, read_text, regular_file
 
 __all__ = [
     "SPLITS",
@@ -49,6 +50,7 @@ __all__ = [
 COLUMNS = ("head", "relation", "tail")
 TEXT = (pa.string(), pa.large_string())
 FORMAT = 1  # of Parquet files
+ARROW_MAGIC = b"ARROW1\0\0"
 MAPPED_FORMAT = 2  # of files that are memory-mapped
 # The least fraction of self-loops in train by which a relation may have more of them.
 MIN_SELF_LOOPS = 0.01
@@ -256,7 +258,7 @@ def load_saved_graph(folder: Path) -> Graph:
     Raises OSError or ValueError if it is missing, damaged or of another format.
     """
     try:
-        about = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
+        about = json.loads(read_text(folder / "graph.json"))
         saved_format = about.pop("format")
         if saved_format not in (FORMAT, MAPPED_FORMAT):
             raise ValueError(
@@ -352,11 +354,49 @@ def _write_arrow(columns: dict[str, pa.Array], path: Path) -> None:
         writer.write_batch(batch)
 
 
+def _read_arrow(path: Path) -> pa.Table:
+    """Map what `_write_arrow` wrote; compressed columns, which may expand to any size, are refused.
+
+    The batches are read in their order, and not at the places that the end of the file names.
+    """
+    file = pa.memory_map(str(regular_file(path)))
+    if file.read(len(ARROW_MAGIC)) != ARROW_MAGIC:
+        raise ValueError(f"{path} is damaged: it is no Arrow file")
+    for message in pa.ipc.MessageReader.open_stream(file):
+        if message.type != "schema" and _is_compressed(message.metadata.to_pybytes()):
+            raise ValueError(f"{path} is damaged: its columns are compressed")
+    file.seek(len(ARROW_MAGIC))
+    return pa.ipc.open_stream(file).read_all()
+
+
+def _is_compressed(message: bytes) -> bool:
+    """Whether a batch has the field `compression`, by Arrow's description of messages.
+
+    A table of FlatBuffers begins with the distance to the offsets of its fields.
+    """
+
+    def offset(table: int, field: int) -> int:
+        [distance] = struct.unpack_from("<i", message, table)
+        [num_bytes] = struct.unpack_from("<H", message, table - distance)
+        place = 4 + 2 * field
+        if place >= num_bytes:
+            return 0
+        return int(struct.unpack_from("<H", message, table - distance + place)[0])
+
+    try:
+        [root] = struct.unpack_from("<I", message)
+        header = root + offset(root, 2)
+        header += struct.unpack_from("<I", message, header)[0]
+        return offset(header, 3) != 0
+    except struct.error:
+        raise ValueError("a message of the Arrow file is incomplete") from None
+
+
 def _load_vocabulary(path: Path, kind: str, *, mapped: bool) -> Vocabulary:
     """The names and labels of a saved graph, each text checked."""
     if mapped:
         path = path.with_suffix(".arrow")
-        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        table = _read_arrow(path)
     else:
         path = path.with_suffix(".parquet")
         table = read_parquet(path)
@@ -380,7 +420,7 @@ def _load_triples(path: Path, shape: GraphShape, *, mapped: bool) -> Triples:
     if mapped:
         path = path.with_suffix(".npy")
         # PyTorch takes no read-only arrays: changes would stay in memory.
-        triples = np.load(path, mmap_mode="c", allow_pickle=False)
+        triples = np.load(regular_file(path), mmap_mode="c", allow_pickle=False)
     else:
         path = path.with_suffix(".parquet")
         table = read_parquet(path)

@@ -313,17 +313,31 @@ class TableReader(Reader):
         if column.null_count:
             raise self._bad_row(role, column.is_null(), first_row, "is missing")
 
+        # Rows of a dictionary are not decoded: each could repeat a long name.
+        values = column
+        rows = None
         if pa.types.is_dictionary(column.type):
-            column = _decoded(column)
+            values, rows = _used_entries(column)
+
+        def bad_row(is_bad: Any, problem: str) -> UnusableData:
+            is_bad = np.asarray(is_bad)
+            return self._bad_row(role, is_bad if rows is None else is_bad[rows], first_row, problem)
+
+        if values.null_count:
+            raise bad_row(values.is_null(), "is missing")
         try:
-            strings = column.cast(pa.string())
+            strings = values.cast(pa.string())
             strings.validate(full=True)
         except pa.ArrowInvalid:
-            contents = column.cast(pa.binary()).to_pylist()
+            contents = values.cast(pa.binary()).to_pylist()
             is_bad = [_is_invalid_text(content) for content in contents]
-            raise self._bad_row(role, is_bad, first_row, "is not valid UTF-8") from None
+            raise bad_row(is_bad, "is not valid UTF-8") from None
 
-        encoded = self.strip(strings.dictionary_encode())
+        encoded = strings.dictionary_encode()
+        if rows is not None:  # two entries may be the same name
+            indices = encoded.indices.take(pa.array(rows))
+            encoded = pa.DictionaryArray.from_arrays(indices, encoded.dictionary)
+        encoded = self.strip(encoded)
         empty = is_empty(encoded.dictionary)
         if empty.any():
             raise self._bad_row(role, empty[encoded.indices], first_row, "is empty")
@@ -335,12 +349,22 @@ class TableReader(Reader):
         return self.unusable(f"the {role} {problem}", place=f"row {row:,}", advice=advice)
 
 
-def _decoded(column: pa.DictionaryArray) -> pa.Array:
+def _used_entries(column: pa.DictionaryArray) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    """The entries of a dictionary in the order in which rows have them, and that of each row."""
     values = column.dictionary
     # Polars has views of strings, which Arrow cannot take from.
     if values.type == pa.string_view():
         values = values.cast(pa.string())
-    return values.take(column.indices)
+    indices = column.indices.to_numpy().astype(np.int64)
+
+    # The last assignment to an entry is that of its first row.
+    first_rows = np.full(len(values), len(indices))
+    first_rows[indices[::-1]] = np.arange(len(indices))[::-1]
+    entries = np.flatnonzero(first_rows < len(indices))
+    entries = entries[np.argsort(first_rows[entries])]
+    places = np.zeros(len(values), dtype=np.int64)
+    places[entries] = np.arange(len(entries))
+    return values.take(pa.array(entries)), places[indices]
 
 
 def _is_invalid_text(content: bytes) -> bool:

@@ -18,10 +18,11 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from dualkg.data.archives import FREE_SIZE, MAX_RATIO, read_parquet
 from dualkg.data.graph import Graph, Split
+from dualkg.data.parquet_files import read_parquet
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, InvalidValue, RequestError
+from dualkg.files import expansion_limit, read_bytes, regular_file
 
 Ids = npt.NDArray[np.int64]
 PARTS = ("head", "relation", "tail")
@@ -30,6 +31,7 @@ LISTS = {"tail_candidates": "tail_neg", "head_candidates": "head_neg"}
 ADVICE = "Rows have head, relation, tail, tail_candidates and head_candidates."
 MAX_BLOCK = 4096  # queries
 MIB = 2**20
+MAX_LINES = 4 << 30  # bytes of a file of JSON lines
 
 
 class InvalidCandidates(DataError):
@@ -169,11 +171,18 @@ def _read_parquet(path: Path) -> pa.Table:
 
 def _read_json_lines(path: Path) -> pa.Table:
     rows = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(_read_lines(path), start=1):
         rows.append(_read_json_line(line, f"{path}, line {number:,}"))
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in names}
     return _table_of_arrays(columns, str(path))
+
+
+def _read_lines(path: Path) -> list[bytes]:
+    try:
+        return read_bytes(path, max_bytes=MAX_LINES).splitlines()
+    except OSError as error:
+        raise InvalidCandidates(str(path), f"cannot be read: {error.strerror}") from None
 
 
 def _read_json_line(line: bytes, place: str) -> dict[str, Any]:
@@ -195,18 +204,19 @@ def _read_json_line(line: bytes, place: str) -> dict[str, Any]:
 def _read_npz(path: Path) -> pa.Table:
     try:
         _check_expanded_size(path)
-        with np.load(path, allow_pickle=False) as arrays:
+        with np.load(regular_file(path), allow_pickle=False) as arrays:
             return _table_of_arrays(dict(arrays), str(path))
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, MemoryError, zipfile.BadZipFile) as error:
+        # NumPy makes room for as many numbers as the header of an array names.
         reason = f"cannot be read as arrays: {error}"
         raise InvalidCandidates(str(path), reason, advice="Save them with numpy.savez.") from None
 
 
 def _check_expanded_size(path: Path) -> None:
     """Refuse an archive that expands to far more than its own size."""
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(regular_file(path)) as archive:
         size = sum(member.file_size for member in archive.infolist())
-    allowed = max(FREE_SIZE, MAX_RATIO * path.stat().st_size)
+    allowed = expansion_limit(path.stat().st_size)
     if size > allowed:
         raise ValueError(
             f"they expand to {size / MIB:,.0f} MiB, and {allowed / MIB:,.0f} are allowed"

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dualkg.data.archives import read_parquet
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, GraphShape, Split, Triples
 from dualkg.data.inspection import CARDINALITIES, cardinalities
+from dualkg.data.parquet_files import read_parquet
 from dualkg.errors import DamagedFile, Unsupported
 from dualkg.evaluation.candidates import CandidateLists, GivenCandidates
 from dualkg.evaluation.metrics import HITS, Metrics, Numbers, check_hits

@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+from unicodedata import category, normalize
 
 from pydantic import TypeAdapter, ValidationError
 
 from dualkg.errors import PYTHON, DualkgError, RequestError, Words
-from dualkg.files import exists, folder_lock, write_text
+from dualkg.files import exists, folder_lock, read_bytes, write_text
 from dualkg.inference.errors import NameNotForTsv
 
 Verdict = Literal["accepted", "rejected"]
 Triple = tuple[str, str, str]
-FORMULA = set("=+-@＝＋－＠")  # the characters that a formula of a spreadsheet begins with
+FORMULA = set("=+-@")  # the characters that a formula of a spreadsheet begins with
+INVISIBLE = ("C", "Z", "M")  # categories: control and format characters, spaces and marks
 COLUMNS = ("head", "relation", "tail", "probability", "decided_at")
 
 
@@ -113,7 +115,7 @@ class DecisionStore:
         try:
             if not exists(self.path):
                 return []
-            return self.path.read_bytes().split(b"\n")
+            return read_bytes(self.path).split(b"\n")
         except OSError as error:
             raise UnreadableDecisions(self.path, str(error.strerror)) from None
 
@@ -178,7 +180,14 @@ def as_csv(decisions: Iterable[Decision]) -> str:
 
 
 def _without_formula(cell: str) -> str:
-    return f"'{cell}" if cell.strip()[:1] in FORMULA else cell
+    """A cell that no spreadsheet takes for a formula.
+
+    Some skip characters that are not seen before the first, and read wide or small ones as ASCII.
+    """
+    seen = next((letter for letter in cell if not category(letter).startswith(INVISIBLE)), "")
+    is_formula = normalize("NFKC", seen)[:1] in FORMULA if seen else False
+    has_control = category(cell[:1] or "x").startswith("C")
+    return f"'{cell}" if is_formula or has_control else cell
 
 
 def _rows(decisions: Iterable[Decision]) -> Iterator[tuple[str, ...]]:

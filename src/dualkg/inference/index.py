@@ -26,7 +26,7 @@ from dualkg.errors import PYTHON, DivergedError, InvalidValue, Unsupported, Word
 from dualkg.evaluation.metrics import Metrics
 from dualkg.evaluation.ranking import full_precision
 from dualkg.evaluation.report import evaluate
-from dualkg.files import writing
+from dualkg.files import regular_file, writing
 from dualkg.models.base import Model
 from dualkg.models.bilinear import BilinearModel, Dual
 from dualkg.models.distance import NormModel
@@ -237,7 +237,7 @@ class ExactIndex:
         if storage not in STORAGE_FORMATS:
             raise ValueError(f"its storage format is '{storage}'")
         try:
-            with safe_open(folder / FILE, framework="pt") as file:
+            with safe_open(regular_file(folder / FILE), framework="pt") as file:
                 parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
         except SafetensorError as error:
             raise ValueError(str(error)) from None

@@ -28,6 +28,7 @@ from dualkg.files import (
     locks,
     read_json,
     recover,
+    regular_file,
     write_json,
     writing,
 )
@@ -215,7 +216,7 @@ class FaissIndex:
     def load(cls, folder: Path, metric: Metric, shape: Shape, **config: Any) -> Self:
         """Read what `save` wrote; a file that does not fit raises ValueError."""
         try:
-            index = faiss().read_index(str(folder / FILE))
+            index = faiss().read_index(str(regular_file(folder / FILE)))
         except RuntimeError as error:
             raise ValueError(str(error).splitlines()[0]) from None
 

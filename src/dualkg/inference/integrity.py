@@ -1,7 +1,6 @@
 """Checking the files of a run: which are damaged, and what can be saved."""
 
 import os
-import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -14,12 +13,13 @@ from dualkg.analysis.projection import load_map
 from dualkg.data.graph import SPLITS
 from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.evaluation.report import load_ranks
-from dualkg.files import exists, lock_holder, read_json, strays
+from dualkg.files import exists, lock_holder, read_json, read_text, strays
 from dualkg.inference.calibration import NOT_BOUND, load_calibration
 from dualkg.inference.decisions import DecisionStore
 from dualkg.tables.processes import one_process
 from dualkg.training.checkpoint import load_tensors
 from dualkg.training.ensemble import SavedEnsemble
+from dualkg.training.recipe import parse_toml
 from dualkg.training.run import RunFolder
 
 
@@ -201,7 +201,7 @@ def _readers(folder: RunFolder) -> dict[Path, Reader]:
         return Note(f"the probabilities of {len(others):,} decisions are of another run")
 
     readers: dict[Path, Reader] = {
-        folder.recipe: lambda file: tomllib.loads(file.read_text(encoding="utf-8")),
+        folder.recipe: lambda file: parse_toml(read_text(file)),
         folder.graph: lambda _: folder.load_graph(),
         folder.weights: lambda file: load_tensors(file, check=True),
         folder.checkpoint: lambda file: load_tensors(file, check=True),

@@ -1,31 +1,44 @@
-"""Micro-batching: pending queries are answered together, by one call of the model."""
+"""Micro-batching: pending queries are answered together, by one call of the model, in turns."""
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 
 from dualkg.inference.predictor import Prediction, Predictor, Query, QueryType
 from dualkg.serve.errors import QueueFull
+from dualkg.serve.fairness import FairQueue
 
-MAX_BATCH_PREDICTIONS = 4000  # a batch with more would make all other requests wait for it
+MAX_BATCH_PREDICTIONS = 400  # a batch with more would make all other requests wait for it
+MAX_GROUP = 25  # queries of one request that are one item of the queue
+MIN_COST = {"triple": 2}  # predictions that the scores of a query take the time of
+USUAL_MIN_COST = 10
+FULL_QUEUES = 8  # clients that may have as many pending queries as one may
 
 
 @dataclass(frozen=True, eq=False)
-class PendingQuery:
-    """A query and the future of its predictions."""
+class PendingQueries:
+    """Queries of one kind, and the future of their predictions."""
 
     predictor: Predictor
     kind: QueryType
-    query: Query
-    future: asyncio.Future[list[Prediction]]
+    queries: Sequence[Query]
+    future: asyncio.Future[list[list[Prediction]]]
+
+    @property
+    def cost(self) -> int:
+        """The predictions whose time the queries take."""
+        least = MIN_COST.get(self.kind, USUAL_MIN_COST)
+        return sum(max(least, query.k) for query in self.queries)
 
 
 class MicroBatcher:
     """Answers pending queries of one run and kind by one call in a thread.
 
-    With `max_predictions=1`, every query is answered alone.
+    Clients take turns, by the cost of their queries, so that no client waits for all queries of
+    another. With `max_predictions=1`, every query is answered alone.
     """
 
     def __init__(
@@ -38,7 +51,8 @@ class MicroBatcher:
         self._max_pending = max_pending
         self._on_batch = on_batch
         self._max_predictions = max_predictions
-        self._pending: deque[PendingQuery] = deque()
+        self._pending: FairQueue[PendingQueries] = FairQueue()
+        self._num_pending: Counter[str] = Counter()  # queries by client
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="predictions")
         self._task: asyncio.Task[None] | None = None
@@ -53,47 +67,74 @@ class MicroBatcher:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def predict(
-        self, predictor: Predictor, kind: QueryType, query: Query
+        self, predictor: Predictor, kind: QueryType, query: Query, *, client: str = ""
     ) -> list[Prediction]:
         """The predictions for one query; a wrong query raises a DualkgError."""
-        if len(self._pending) >= self._max_pending:
-            raise QueueFull(len(self._pending))
+        [predictions] = await self.predict_all(predictor, kind, [query], client=client)
+        return predictions
 
-        future: asyncio.Future[list[Prediction]] = asyncio.get_running_loop().create_future()
-        self._pending.append(PendingQuery(predictor, kind, query, future))
-        self._arrived.set()
-        return await future
+    async def predict_all(
+        self, predictor: Predictor, kind: QueryType, queries: Sequence[Query], *, client: str = ""
+    ) -> list[list[Prediction]]:
+        """The predictions for several queries of a request, which are some items of the queue."""
+        self._check_room(client)
+        size = MAX_GROUP if self._max_predictions > 1 else 1
+        groups = [queries[start : start + size] for start in range(0, len(queries), size)]
+        loop = asyncio.get_running_loop()
+        futures = []
+        self._num_pending[client] += len(queries)
+        try:
+            for group in groups:
+                pending = PendingQueries(predictor, kind, group, loop.create_future())
+                self._pending.put(client, pending, cost=pending.cost)
+                futures.append(pending.future)
+            self._arrived.set()
+            answers = await asyncio.gather(*futures)
+        finally:
+            self._num_pending[client] -= len(queries)
+            if not self._num_pending[client]:
+                del self._num_pending[client]
+        return [predictions for group in answers for predictions in group]
+
+    def _check_room(self, client: str) -> None:
+        """Refuse a query if its client has enough, or all have and it has more than others."""
+        num_own = self._num_pending[client]
+        num_all = self._num_pending.total()
+        is_full = num_all >= FULL_QUEUES * self._max_pending
+        if num_own >= self._max_pending or (is_full and num_own * len(self._num_pending) > num_all):
+            raise QueueFull(num_own)
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
             for batch in self._next_batches():
-                self._on_batch(len(batch))
+                self._on_batch(sum(len(pending.queries) for pending in batch))
                 results = await loop.run_in_executor(self._thread, predict_batch, batch)
                 for pending, result in zip(batch, results, strict=True):
                     _deliver(pending, result)
 
-    def _next_batches(self) -> list[list[PendingQuery]]:
-        """The pending queries by run and kind, in the order of arrival.
+    def _next_batches(self) -> list[list[PendingQueries]]:
+        """The pending queries by run and kind, in turns of their clients.
 
         The excess stays for the next round.
         """
-        batches: dict[tuple[Predictor, QueryType], list[PendingQuery]] = {}
-        num_predictions = 0
-        while self._pending and num_predictions < self._max_predictions:
-            pending = self._pending.popleft()
+        batches: dict[tuple[Predictor, QueryType, bool], list[PendingQueries]] = {}
+        cost = 0
+        while cost < self._max_predictions and (pending := self._pending.take()):
             if pending.future.done():  # its request was cancelled
                 continue
-            batch = batches.setdefault((pending.predictor, pending.kind), [])
+            # Small queries are not answered together with a large one, and before it.
+            is_large = 4 * pending.cost > self._max_predictions > 1
+            batch = batches.setdefault((pending.predictor, pending.kind, is_large), [])
             batch.append(pending)
-            num_predictions += pending.query.k
+            cost += pending.cost
         if not self._pending:
             self._arrived.clear()
-        return list(batches.values())
+        return [batches[key] for key in sorted(batches, key=lambda key: key[2])]
 
 
-def _deliver(pending: PendingQuery, result: list[Prediction] | Exception) -> None:
+def _deliver(pending: PendingQueries, result: list[list[Prediction]] | Exception) -> None:
     if pending.future.done():  # its request was cancelled
         return
     if isinstance(result, Exception):
@@ -102,15 +143,16 @@ def _deliver(pending: PendingQuery, result: list[Prediction] | Exception) -> Non
         pending.future.set_result(result)
 
 
-def predict_batch(batch: list[PendingQuery]) -> list[list[Prediction] | Exception]:
-    """The predictions for each query.
+def predict_batch(batch: list[PendingQueries]) -> list[list[list[Prediction]] | Exception]:
+    """The predictions for each item.
 
-    If the batch fails, each query is answered alone, so that one cannot fail the others.
+    If the batch fails, each item is answered alone, so that one cannot fail the others.
     """
     first = batch[0]
-    queries = [pending.query for pending in batch]
+    queries = [query for pending in batch for query in pending.queries]
     try:
-        return list(first.predictor.predict(first.kind, queries))
+        predictions = iter(first.predictor.predict(first.kind, queries))
+        return [list(islice(predictions, len(pending.queries))) for pending in batch]
     except Exception as error:
         if len(batch) == 1:
             return [error]

@@ -19,8 +19,8 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from dualkg.serve.fairness import client_of
 from dualkg.serve.limits import Limits
-from dualkg.serve.middleware import client_of
 from dualkg.serve.replies import RETRY, ErrorReply
 
 # Seconds by which a connection that has had a response counts as younger than others.

@@ -4,13 +4,14 @@
 """
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlencode
 
-from dualkg.errors import PYTHON, DualkgError, RequestError, Words
+from dualkg.errors import PYTHON, DualkgError, InvalidValue, RequestError, UnknownName, Words
 
 
 class HttpWords(Words):
@@ -65,6 +66,24 @@ class HttpWords(Words):
 
 
 HTTP = HttpWords()
+
+
+# An absolute path up to the name of its file; addresses of the API are none.
+FOLDERS = re.compile(r"(?<![\w./])/(?!api/)(?:[^\s/'\"()]+/)+(?=[^\s/])")
+
+
+def public_message(error: DualkgError) -> str:
+    """The message of an error in the words of a request, without the folders of this machine.
+
+    Names that a request has sent are quoted as they are, since some contain slashes.
+    """
+    message = error.in_words(HTTP)
+    if isinstance(error, UnknownNameError | UnknownRunError | UnknownName | InvalidValue):
+        return message
+    for value in vars(error).values():
+        if isinstance(value, Path) and value.name:
+            message = message.replace(str(value), value.name)
+    return FOLDERS.sub("", message)
 
 
 def _parameter_value(value: object) -> str:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime
+from itertools import compress
 from threading import Event
 from typing import Annotated, Any
 
@@ -25,7 +26,12 @@ from dualkg.inference.decisions import (
     as_tsv,
 )
 from dualkg.serve import schemas
-from dualkg.serve.errors import HTTP, CompletionRunning, DecisionsRefused, TimeLimitExceeded
+from dualkg.serve.errors import (
+    CompletionRunning,
+    DecisionsRefused,
+    TimeLimitExceeded,
+    public_message,
+)
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_NEW_TRIPLES
 from dualkg.serve.schemas import CompletionLine
 from dualkg.serve.service import Context, RequestContext, ServedRun
@@ -129,7 +135,7 @@ def _stream(
 
 
 def _error_line(error: DualkgError) -> CompletionLine:
-    return CompletionLine(kind="error", error=error.in_words(HTTP))
+    return CompletionLine(kind="error", error=public_message(error))
 
 
 async def completion(
@@ -238,14 +244,25 @@ async def decide(context: Context, new: schemas.NewDecisions) -> schemas.Decisio
     if service.read_only:
         raise DecisionsRefused
 
-    resolved = await asyncio.gather(*(_decision(context, decision) for decision in new.decisions))
-    made: list[Decision] = []
-    taken_back: list[Triple] = []
-    for triple, decision in dict(resolved).items():
-        if decision is None:
-            taken_back.append(triple)
-        else:
-            made.append(decision)
+    names = [(decision.head, decision.relation, decision.tail) for decision in new.decisions]
+    is_made = [decision.verdict != "undecided" for decision in new.decisions]
+    ids = await context.ids_of(names)
+    predictions = await context.score(list(compress(ids, is_made)))
+    probabilities = iter([prediction.probability for prediction in predictions])
+    by_triple: dict[Triple, Decision | None] = {}  # none if a decision is taken back
+    for decision, of_triple, made_now in zip(new.decisions, ids, is_made, strict=True):
+        triple = _names(context, of_triple)
+        by_triple[triple] = None
+        if made_now:
+            by_triple[triple] = Decision(
+                *triple,
+                verdict=decision.verdict,  # type: ignore[arg-type]
+                probability=next(probabilities),
+                decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                made_from=context.run.run.identity,
+            )
+    made = [decision for decision in by_triple.values() if decision]
+    taken_back = [triple for triple, decision in by_triple.items() if not decision]
 
     def update(store: DecisionStore) -> ByTriple:
         return store.update(made, removed=taken_back)
@@ -254,30 +271,10 @@ async def decide(context: Context, new: schemas.NewDecisions) -> schemas.Decisio
     return schemas.DecisionCounts(**_counts(context, decided))
 
 
-async def _decision(
-    context: RequestContext, new: schemas.NewDecision
-) -> tuple[Triple, Decision | None]:
-    """The triple by its names, and the decision on it; none if it is taken back."""
+def _names(context: RequestContext, ids: tuple[int, ...]) -> Triple:
     graph = context.run.graph
-    ids = await context.ids(head=new.head, relation=new.relation, tail=new.tail)
-    head = graph.entities[ids["head"]]
-    relation = graph.relations[ids["relation"]]
-    tail = graph.entities[ids["tail"]]
-    triple = (head, relation, tail)
-    if new.verdict == "undecided":
-        return triple, None
-
-    [prediction] = await context.predict("triple", *ids.values(), k=1)
-    decision = Decision(
-        head,
-        relation,
-        tail,
-        verdict=new.verdict,
-        probability=prediction.probability,
-        decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        made_from=context.run.run.identity,
-    )
-    return triple, decision
+    head, relation, tail = ids
+    return graph.entities[head], graph.relations[relation], graph.entities[tail]
 
 
 async def _load_decisions(context: RequestContext) -> ByTriple:

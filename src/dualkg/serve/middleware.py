@@ -18,8 +18,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from fastapi import Request
@@ -27,7 +26,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dualkg.serve.errors import HTTP, TimeLimitExceeded
-from dualkg.serve.replies import RETRY, ErrorReply, error_reply
+from dualkg.serve.fairness import client_of
+from dualkg.serve.replies import RETRY, ErrorReply, environment_reply, error_reply
 from dualkg.serve.service import Service
 from dualkg.serve.templating import error_response
 
@@ -37,8 +37,15 @@ HOST = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[0-9a-zA-Z.-]+))(?::\
 # Addresses that stream a completion, or wait for one.
 COMPLETIONS = ("/api/complete", "/facts/rows", "/facts.json")
 MAX_LOGGED_PATH = 500  # characters
+MAX_LOGGED_ERROR = 2000
+LARGE_BODY = 4096  # bytes
 GRACE = 5.0  # seconds in which a stream may end itself with a message
 CLOSE = {"Connection": "close"}
+# Two servers may disagree where such a request ends (RFC 9112, 6.3), so the connection is closed.
+TWO_LENGTHS = ErrorReply(
+    400, "A request must not have both Content-Length and Transfer-Encoding.", headers=CLOSE
+)
+STOPPED = ErrorReply(503, "The server is stopping.", headers=RETRY | CLOSE)
 FAILED = ErrorReply(500, "The server failed to answer. The error is in its log.")
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="dualkg", Basic realm="dualkg", charset="UTF-8"'}
 # No page loads anything from another host, and nothing in a name can become a script.
@@ -103,21 +110,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback and not has_zone
     except ValueError:
         return False
-
-
-@lru_cache(4096)
-def client_of(address: tuple[str, int] | None) -> str:
-    """The client of an address: an IPv4 address, or the first half of an IPv6 address."""
-    host = address[0] if address else ""
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:  # a proxy may write anything
-        return host
-    if isinstance(ip, ipaddress.IPv4Address):
-        return str(ip)
-    if ip.ipv4_mapped:
-        return str(ip.ipv4_mapped)
-    return ip.exploded[:19]
 
 
 def same_origin(scope: Scope, headers: Headers) -> ErrorReply | None:
@@ -229,9 +221,17 @@ class RequestMiddleware:
                 await self._answer(exchange)
         except TimeoutError:
             await _fail(exchange, error_reply(TimeLimitExceeded("The request", seconds=limit)))
-        except Exception:
-            write_log(failed=exchange.route, trace=traceback.format_exc())
-            await _fail(exchange, FAILED)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            # The server gives up what it is answering when it stops. uvicorn would reply that it
+            # failed.
+            await _fail(exchange, STOPPED)
+        except Exception as error:
+            reply = environment_reply(error)
+            if reply is None:
+                write_log(failed=exchange.route, trace=traceback.format_exc())
+            else:
+                write_log(failed=exchange.route, error=str(error)[:MAX_LOGGED_ERROR])
+            await _fail(exchange, reply or FAILED)
 
     def _time_limit(self, path: str) -> float:
         limits = self._service.limits
@@ -244,9 +244,15 @@ class RequestMiddleware:
         if isinstance(body, ErrorReply):
             await body.as_json()(exchange.scope, exchange.receive, exchange.send)
             return
+        self._service.large_requests.see(exchange.client)
+        self._service.work.see(exchange.client)
+        # What a large body asks for, and reading it, takes long.
+        is_large = len(body) > LARGE_BODY
+        turn = self._service.large_requests.turn(exchange.client) if is_large else nullcontext()
         with self._counted(exchange.client):
             receive = _with_body(body, exchange.receive)
-            await self._app(exchange.scope, receive, exchange.send)
+            async with turn:
+                await self._app(exchange.scope, receive, exchange.send)
 
     async def _accept(self, exchange: Exchange) -> bytes | ErrorReply | None:
         """The body of a request, or its refusal, or None if the client has gone."""
@@ -259,6 +265,8 @@ class RequestMiddleware:
         return body
 
     def _refusal(self, exchange: Exchange) -> ErrorReply | None:
+        if "content-length" in exchange.headers and "transfer-encoding" in exchange.headers:
+            return TWO_LENGTHS
         for check in self._checks:
             refusal = check(exchange.scope, exchange.headers)
             if refusal:

@@ -8,14 +8,14 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from dualkg.errors import DualkgError, FolderMoved, RequestError
+from dualkg.errors import DualkgError, FolderMoved, RequestError, out_of_memory
 from dualkg.serve.errors import (
-    HTTP,
     BusyError,
     DecisionsRefused,
     ServedFolderGone,
     UnknownNameError,
     UnknownRunError,
+    public_message,
 )
 from dualkg.serve.schemas import Error
 
@@ -94,8 +94,22 @@ def error_reply(error: Exception, method: str = "GET") -> ErrorReply:
     return ErrorReply(500, str(error))
 
 
+def environment_reply(error: Exception) -> ErrorReply | None:
+    """The reply if the disk or the memory failed, which no change of the program would mend.
+
+    The file, or the size, is in the log.
+    """
+    if out_of_memory(error):
+        message = "The server has not enough memory for this request. Ask for less, or try later."
+        return ErrorReply(503, message, headers=RETRY)
+    if isinstance(error, OSError):
+        reason = error.strerror or type(error).__name__
+        return ErrorReply(500, f"The server could not read or write a file: {reason}.")
+    return None
+
+
 def _reply_to_own(error: DualkgError) -> ErrorReply:
-    message = error.in_words(HTTP)
+    message = public_message(error)
     match error:
         case UnknownNameError():
             return ErrorReply(404, message, suggestions=error.suggestions)

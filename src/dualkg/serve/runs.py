@@ -21,7 +21,7 @@ from dualkg.evaluation.comparison import (
 from dualkg.evaluation.metrics import METRICS
 from dualkg.inference.calibration import load_calibration
 from dualkg.serve import schemas
-from dualkg.serve.errors import HTTP, NothingToCompareWith
+from dualkg.serve.errors import NothingToCompareWith, public_message
 from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.schemas import ComparisonResponse, DifferingQuery, RunDetails, RunPage
 from dualkg.serve.service import Context, ServedRun, Service, service_of
@@ -101,7 +101,7 @@ async def run_page(context: Context, other: OtherRun = None) -> RunPage:
     try:
         comparison = await compare(context.service, context.run.name, other, PAGE_QUERIES)
     except RequestError as error:  # such as two graphs
-        return RunPage(runs=runs, problem=error.in_words(HTTP))
+        return RunPage(runs=runs, problem=public_message(error))
     return RunPage(runs=runs, comparison=comparison)
 
 

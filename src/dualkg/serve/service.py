@@ -1,9 +1,9 @@
 """The served runs and what requests share: the micro-batcher, metrics, threads and decisions."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,7 @@ from dualkg.serve.errors import (
     UnknownRunError,
     UnsavedRun,
 )
+from dualkg.serve.fairness import FairThreads, Shares, client_of
 from dualkg.serve.limits import MAX_NAME_LENGTH, Limits
 from dualkg.serve.metrics import ServerMetrics
 from dualkg.serve.schemas import PARTS, Item, Part, vocabulary_of
@@ -40,6 +41,7 @@ from dualkg.training.run import Run, RunFolder
 
 Result = TypeVar("Result")
 NUM_SUGGESTIONS = 5  # similar names
+LARGE_REQUEST = 100  # predictions
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +177,9 @@ class Service:
         self._mapping = Lock()  # held while a map is computed
         self._maps: dict[str, Future[Vectors]] = {}
         self._deciding = Lock()  # held while decisions are read or written
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="slow")
+        self.large_requests = Shares()
+        self.work = Shares()  # of requests in threads
+        self._threads = FairThreads(3, most_of_one=2, name="slow")
 
     def decisions(self, run: ServedRun, work: Callable[[DecisionStore], Result]) -> Result:
         """The result of reading or changing the decisions on a run, whose folder must be there."""
@@ -212,12 +216,12 @@ class Service:
         except Exception as error:
             future.set_exception(error)
 
-    async def in_thread(self, work: Callable[[], Result]) -> Result:
-        """Do some work in a thread.
+    async def in_thread(self, work: Callable[[], Result], *, client: str = "") -> Result:
+        """Do some work of a client in a thread.
 
         Work that has begun runs to its end even if its request is cancelled.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await self._threads.run(work, client=client)
 
     async def start(self) -> None:
         await self.batcher.start()
@@ -226,7 +230,7 @@ class Service:
 
     async def stop(self) -> None:
         await self.batcher.stop()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.stop()
         self.completions.shutdown(wait=False, cancel_futures=True)
 
 
@@ -284,10 +288,46 @@ class RequestContext:
     async def predict(
         self, kind: QueryType, *ids: int, k: int, known: Known = "mark"
     ) -> list[Prediction]:
-        return await self.service.batcher.predict(self.run.predictor, kind, Query(ids, k, known))
+        query = Query(ids, k, known)
+        return await self.service.batcher.predict(
+            self.run.predictor, kind, query, client=self.client
+        )
+
+    async def score(self, triples: Sequence[tuple[int, ...]]) -> list[Prediction]:
+        """What the model says about triples by id, in their order."""
+        queries = [Query(ids, 1) for ids in triples]
+        answers = await self.service.batcher.predict_all(
+            self.run.predictor, "triple", queries, client=self.client
+        )
+        return [prediction for [prediction] in answers]
+
+    async def ids_of(
+        self, triples: Sequence[tuple[str | int, str | int, str | int]]
+    ) -> list[tuple[int, ...]]:
+        """The ids of triples by name; the first unknown name alone is searched for."""
+
+        def find() -> list[tuple[int, ...]]:
+            return [
+                tuple(self._find(name, part) for name, part in zip(triple, PARTS, strict=True))
+                for triple in triples
+            ]
+
+        return await self.in_thread(find)
+
+    @property
+    def client(self) -> str:
+        """Whose request it is; requests of one client take turns with those of others."""
+        return client_of(self.request.scope.get("client"))
+
+    def large_request(self, size: int) -> AbstractAsyncContextManager[None]:
+        """The turn of a request for so many predictions, if it is a large one."""
+        if size <= LARGE_REQUEST:
+            return nullcontext()
+        return self.service.large_requests.turn(self.client)
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
-        return await self.service.in_thread(work)
+        async with self.service.work.turn(self.client):
+            return await self.service.in_thread(work, client=self.client)
 
 
 async def service_of(request: Request) -> Service:

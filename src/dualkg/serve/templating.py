@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from dualkg import errors
 from dualkg.inference.explanation import relation_words, share_text
-from dualkg.serve.errors import HTTP
+from dualkg.serve.errors import public_message
 from dualkg.serve.replies import RESPONSES, ErrorReply
 from dualkg.serve.service import RequestContext, service_of
 
@@ -61,7 +61,7 @@ def decimals(value: float, format: str) -> str:
 
 def message(error: errors.DualkgError) -> str:
     """The message of an error in the words of a request."""
-    return error.in_words(HTTP)
+    return public_message(error)
 
 
 class LineBreaks(Extension):

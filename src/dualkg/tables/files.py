@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dualkg.errors import DamagedFile
+from dualkg.files import regular_file
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.tables.shard import Shard
 
@@ -52,6 +53,8 @@ def load_checkpoint(
     reader = hf_storage.HuggingFaceStorageReader(str(folder))
     state: dict[str, Any] = {}
     try:
+        for file in folder.iterdir():
+            regular_file(file)
         for name, facts in reader.read_metadata().state_dict_metadata.items():
             shape = tuple(facts.size)  # type: ignore[union-attr]
             dtype = facts.properties.dtype  # type: ignore[union-attr]

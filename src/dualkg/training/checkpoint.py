@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dualkg.errors import DamagedFile, DivergedError, RequestError
-from dualkg.files import atomic_write, check_type, writing
+from dualkg.files import atomic_write, check_type, regular_file, writing
 from dualkg.models.base import Model
 from dualkg.tables.files import join_weights
 
@@ -122,7 +122,7 @@ def load_tensors(
     """
     groups: dict[str, dict[str, Tensor]] = {}
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(regular_file(path), framework="pt") as file:
             metadata = json.loads((file.metadata() or {}).get("about", "{}"))
             about = check_type(metadata, dict[str, Any], source=path)
             # The file is not a mapping.
@@ -145,7 +145,7 @@ def load_tensors(
 def read_about(path: Path) -> dict[str, Any]:
     """The metadata of a file that `save_tensors` wrote; empty if there are none to be read."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(regular_file(path), framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("about", "{}"))
     except (SafetensorError, OSError, ValueError, RecursionError):
         return {}

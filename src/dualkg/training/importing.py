@@ -15,6 +15,7 @@ from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples, count_repeats
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import Unsupported
 from dualkg.evaluation.ranking import eval_mode
+from dualkg.files import read_text, regular_file
 from dualkg.models import MODELS
 from dualkg.models.base import EmbeddingModel
 from dualkg.models.diagonal import SimplE
@@ -27,6 +28,7 @@ from dualkg.training.recipe import Data, ModelConfig, Recipe
 from dualkg.training.run import TrainedRun
 
 Array = npt.ArrayLike
+MAX_DATASET = 4 << 30  # bytes of a file of LibKGE's
 UNIT = 1e-3  # how far the modulus of a rotation may be from 1
 PYKEEN_MODELS = (
     "ComplEx",
@@ -426,7 +428,9 @@ def _load_checkpoint(path: Path) -> dict[str, Any]:
     ]
     try:
         with torch.serialization.safe_globals(allowed):
-            checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            checkpoint: dict[str, Any] = torch.load(
+                regular_file(path), map_location="cpu", weights_only=True
+            )
     except OSError as error:
         raise Unsupported(str(path), f"cannot be read: {error.strerror or error}") from None
     except Exception as error:  # a file of another kind may raise anything
@@ -492,14 +496,16 @@ def _read_dataset(folder: Path) -> Graph:
     names: list[list[str]] = []
     try:
         for kind in ("entity", "relation"):
-            lines = (folder / f"{kind}_ids.del").read_text(encoding="utf-8").split("\n")
+            lines = read_text(folder / f"{kind}_ids.del", max_bytes=MAX_DATASET).split("\n")
             rows = sorted(
                 (int(id), name) for id, name in (line.split("\t", 1) for line in lines if line)
             )
             if [id for id, _ in rows] != list(range(len(rows))):
                 raise ValueError(f"the ids of {kind}_ids.del are not 0 to {len(rows) - 1:,}")
             names.append([name for _, name in rows])
-        texts = {split: (folder / f"{split}.del").read_text(encoding="utf-8") for split in SPLITS}
+        texts = {
+            split: read_text(folder / f"{split}.del", max_bytes=MAX_DATASET) for split in SPLITS
+        }
         splits = {
             split: np.loadtxt(StringIO(text), np.int32, ndmin=2)[:, :3]
             for split, text in texts.items()

@@ -2,6 +2,7 @@
 
 import math
 import re
+import resource
 import sys
 import time
 import timeit
@@ -404,7 +405,7 @@ def available_memory(device: torch.device) -> float:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(torch.cuda.mem_get_info(device)[0] + unused)
-    return min(_free_on_machine(), _free_in_group())
+    return min(_free_on_machine(), _free_in_group(), _free_in_process())
 
 
 def _free_on_machine(description: Path = Path("/proc/meminfo")) -> float:
@@ -424,6 +425,15 @@ def _free_in_group(folder: Path = Path("/sys/fs/cgroup")) -> float:
         return math.inf if limit == "max" else max(float(limit) - used + cached, 0.0)
     except (OSError, ValueError, KeyError):
         return math.inf
+
+
+def _free_in_process(description: Path = Path("/proc/self/statm")) -> float:
+    """Bytes of addresses up to the limit of the process (`ulimit -v`)."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY or not description.exists():
+        return math.inf
+    num_pages = int(description.read_text().split()[0])
+    return float(max(limit - num_pages * resource.getpagesize(), 0))
 
 
 def gib(num_bytes: float) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import reduce
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, field_serializer, model_validator
 from dualkg.data.graph import GraphShape
 from dualkg.errors import (
     PYTHON,
+    InvalidValue,
     RequestError,
     Unsupported,
     Words,
@@ -26,6 +27,7 @@ from dualkg.errors import (
     one_of,
 )
 from dualkg.extras import check_trusted, trusted_code
+from dualkg.files import read_text
 from dualkg.losses import LOSSES, Loss, OneVsAll
 from dualkg.models import MODELS, Dual
 from dualkg.models.base import Model
@@ -36,6 +38,11 @@ from dualkg.training.classes import find_class, known_name, name_of
 from dualkg.training.optimizers import OPTIMIZERS, Adagrad, Optimizer
 
 MAX_DEPTH = 20  # of nested tables and lists
+MAX_RECIPE = 1 << 20  # bytes of a file
+MAX_VALUE = 4096  # characters of a text, as of a path
+# A dotted key with more parts, which may be quoted.
+KEY_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+LONG_KEY = re.compile(rf"(?<![\w-]){KEY_PART}(?:[ \t]*+\.[ \t]*+{KEY_PART}){{{MAX_DEPTH + 1}}}")
 MAX_SUGGESTIONS = 3
 
 
@@ -489,9 +496,7 @@ def read_tables(path: str | Path) -> dict[str, Any]:
     Classes that the tables name are checked: they must be trusted, or imported already.
     """
     try:
-        tables = tomllib.loads(_find(path).read_text(encoding="utf-8"))
-        if _nested(tables):
-            raise RecursionError
+        tables = parse_toml(_read(path))
     except OSError as error:
         raise UnreadableRecipe(path, f"cannot be read: {error.strerror}") from None
     except RecursionError:
@@ -504,16 +509,29 @@ def read_tables(path: str | Path) -> dict[str, Any]:
     return tables
 
 
-def _find(path: str | Path) -> Traversable:
-    """The file of a path, or of a recipe that ships with dualkg."""
+def _read(path: str | Path) -> str:
+    """The text of a file, or of a recipe that ships with dualkg."""
     name = str(path)
     file = Path(path)
     if name.endswith(".toml") or file.is_file():
-        return file
+        return read_text(file, max_bytes=MAX_RECIPE)
     names = list_recipes()
     if name not in names:
         raise RecipeNotFound(name, close_matches(name, names))
-    return files("dualkg").joinpath("recipes", f"{name}.toml")
+    return files("dualkg").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8")
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text; nested too deeply they raise RecursionError.
+
+    That is found first, as the time of `tomllib` for a key grows with the square of its parts.
+    """
+    if LONG_KEY.search(text):
+        raise RecursionError
+    tables = tomllib.loads(text)
+    if _nested(tables):
+        raise RecursionError
+    return tables
 
 
 def _nested(value: Any, depth: int = MAX_DEPTH) -> bool:
@@ -575,9 +593,24 @@ def changed(tables: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def recipe_from(tables: Mapping[str, Any], *, source: str) -> Recipe:
     """Validate tables as a recipe; the error is about the first problem."""
     try:
+        _check_lengths(tables)
         return Recipe.model_validate(tables)
     except RequestError as error:
         raise InvalidRecipe(source, error) from None
+
+
+def _check_lengths(value: Any, key: str = "") -> None:
+    """Refuse texts that are longer than any name or path: they are printed."""
+    if isinstance(value, str) and len(value) > MAX_VALUE:
+        expected = f"at most {MAX_VALUE:,} characters long"
+        raise InvalidValue(key, expected=expected, found=f"{value[:50]}…")
+    items: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, Mapping):
+        items = ((f"{key}.{name}" if key else str(name), item) for name, item in value.items())
+    elif isinstance(value, list | tuple):
+        items = ((key, item) for item in value)
+    for name, item in items:
+        _check_lengths(item, name)
 
 
 def keys_like(key: str) -> list[str]:
@@ -609,7 +642,7 @@ def parse_changes(settings: Sequence[str]) -> dict[str, Any]:
         if "." not in key:
             raise InvalidChange(setting, [f"{similar}={text}" for similar in keys_like(key)])
         try:
-            changes[key] = tomllib.loads(f"value = {text}")["value"]
+            changes[key] = parse_toml(f"value = {text}")["value"]
         except (ValueError, RecursionError):  # no TOML, or a number or brackets without end
             changes[key] = text
     return changes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import re
@@ -19,6 +18,7 @@ import torch
 
 from dualkg.data.graph import Graph
 from dualkg.errors import PYTHON, DualkgError, Words
+from dualkg.files import read_text
 from dualkg.training.checkpoint import Progress, save_tensors
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
@@ -73,10 +73,10 @@ def launch_trial(
     log = log_of(path)
     status = _run(command, log=log, on_wait=on_wait)
     if status or not folder.finished:
-        reason = _last_words(log.read_text(encoding="utf-8", errors="replace"))
+        reason = _last_words(read_text(log, errors="replace"))
         raise LaunchFailed(command, status, log=log, reason=reason)
 
-    history = json.loads(folder.history.read_text())
+    history = folder.read(folder.history)
     mrrs = [epoch["valid_mrr"] for epoch in history if "valid_mrr" in epoch]
     remove_trial(path)
     return float(max(mrrs) if recipe.validation.keep == "best" else mrrs[-1])
@@ -120,9 +120,10 @@ def _run(command: Sequence[str], *, log: Path, on_wait: Callable[[], None]) -> i
         wrapped = [sys.executable, "-IS", "-c", END_WITH_PARENT, str(os.getpid()), *command]
     shutdown = GracefulShutdown()
     terminated = False
+    log.unlink(missing_ok=True)
     with (
         shutdown.listening(),
-        log.open("w", encoding="utf-8") as file,
+        log.open("x", encoding="utf-8") as file,
         subprocess.Popen(
             wrapped, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file
         ) as process,

@@ -21,7 +21,7 @@ from optuna.storages.journal import (
 )
 
 from dualkg.errors import PYTHON, DamagedFile, InvalidValue, MissingExtra, RequestError, Words
-from dualkg.files import atomic_write, locked
+from dualkg.files import atomic_write, locked, regular_file
 
 SQLITE_TIMEOUT_SECONDS = 60  # how long a process waits for another one that writes
 OPENING_ATTEMPTS = 5
@@ -132,10 +132,12 @@ def _create_sqlite(path: Path) -> None:
     which names of studies are not unique, and does not notice that some are missing.
     """
     with locked(path, wait=True):
-        if not path.exists():
-            with atomic_write(path) as fresh:
-                # Without a pool, no connection to the file remains open when it is renamed.
-                RDBStorage(sqlite_url(fresh), {"poolclass": sqlalchemy.NullPool})
+        if path.exists():
+            regular_file(path)
+            return
+        with atomic_write(path) as fresh:
+            # Without a pool, no connection to the file remains open when it is renamed.
+            RDBStorage(sqlite_url(fresh), {"poolclass": sqlalchemy.NullPool})
 
 
 class Journal(BaseJournalBackend):
@@ -147,6 +149,8 @@ class Journal(BaseJournalBackend):
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        if path.exists():
+            regular_file(path)
         self._file = JournalFileBackend(str(path))
         self._lock = JournalFileSymlinkLock(str(path))
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dualkg.data.graph import Graph
-from dualkg.errors import DivergedError, RequestError
+from dualkg.errors import DivergedError, RequestError, out_of_memory
 from dualkg.training.recipe import Recipe
 from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer
 from dualkg.tuning.starts import Params
@@ -75,7 +75,9 @@ class TrialTrainer:
             if not plan.params and isinstance(problem, RequestError):
                 raise  # the request itself is wrong, not what the search tried
             error = str(problem)
-        except torch.OutOfMemoryError:
+        except (MemoryError, RuntimeError) as problem:
+            if out_of_memory(problem) is None:
+                raise
             error = f"{self.device} is out of memory"
         mrrs = [epoch["valid_mrr"] for epoch in history if "valid_mrr" in epoch]
         seconds_of_epochs = [epoch["seconds"] for epoch in history]

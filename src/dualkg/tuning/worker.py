@@ -15,7 +15,7 @@ from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler, TPE
 from optuna.trial import Trial, TrialState
 
 from dualkg.data.graph import Graph
-from dualkg.errors import DivergedError, RequestError
+from dualkg.errors import DivergedError, RequestError, out_of_memory
 from dualkg.training.trainer import InterruptedRunError, ProgressEvent, Trainer
 from dualkg.tuning.launch import LaunchFailed, launch_trial, parent_has_ended, remove_trial
 from dualkg.tuning.results import TuningProgress, TuningResult
@@ -110,7 +110,9 @@ class Worker:
             if self.launcher:
                 return self._launch(params, slot, trial.number)
             return self._train(params, trial)
-        except torch.OutOfMemoryError:
+        except (MemoryError, RuntimeError) as error:
+            if out_of_memory(error) is None:
+                raise
             reason = (
                 f"{self.device} is out of memory. Search smaller dimensions and batches, or train "
                 "fewer trials in parallel."

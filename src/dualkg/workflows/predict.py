@@ -22,7 +22,7 @@ from dualkg.errors import (
     RequestError,
     Words,
 )
-from dualkg.files import atomic_write, locked
+from dualkg.files import atomic_write, locked, read_bytes
 from dualkg.inference.api import open_run
 from dualkg.inference.predictor import Known, Prediction, Predictor, Query, QueryType
 from dualkg.training.run import Run
@@ -33,6 +33,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UNKNOWN = ("", "?")  # what a cell has in place of the part to predict
 SUFFIXES = (".tsv", ".jsonl")
 QUERIES_PER_BLOCK = 1000
+MAX_QUERY_FILE = 1 << 30  # bytes
 MAX_MISTAKES = 5  # bad lines that are named
 
 Given = tuple[str | int | None, str | int | None, str | int | None]
@@ -232,7 +233,7 @@ def read_queries(path: Path, graph: Graph) -> list[tuple[int, Given]]:
     if path == STANDARD_INPUT:
         content = sys.stdin.buffer.read()
     elif path.is_file():
-        content = path.read_bytes()
+        content = read_bytes(path, max_bytes=MAX_QUERY_FILE)
     else:
         raise NotQueries(path, "is not a file")
 

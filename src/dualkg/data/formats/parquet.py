@@ -1,28 +1,47 @@
 """Parquet: columns of strings, or of integers that stand for names."""
 
 from collections.abc import Generator
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
 
-from dualkg.data.archives import parquet_size, unreadable
+from dualkg.data.archives import unreadable
+from dualkg.data.parquet_files import expanded_size, pages_of
 from dualkg.data.readers import TableReader, reads
+
+MAX_EXPANDED = 64 << 20  # bytes of a block of texts that cannot be read as a dictionary
 
 
 @reads(".parquet")
 class ParquetReader(TableReader):
-    """A Parquet file; a compressed one, or one in an archive, is read into memory first."""
+    """A Parquet file; a compressed one, or one in an archive, is read into memory first.
+
+    Names are read as entries of a dictionary, which rows only point to. Where that cannot be,
+    blocks are as small as names can be long.
+    """
 
     def blocks(self) -> Generator[pa.RecordBatch]:
         is_plain = not self.data.compression and not self.data.in_archive
         with self.data.opener() if is_plain else self.data.open() as stream:
             seekable = stream if is_plain else pa.BufferReader(stream.read())
             try:
-                with pa.parquet.ParquetFile(seekable) as table:
-                    self.data.check_size(parquet_size(table.metadata))
-                    names = self.column_names(table.schema_arrow)
-                    batches = table.iter_batches(self.options.block_rows, columns=names)
-                    yield from self.table_blocks(names, batches)
+                yield from self._blocks(seekable)
             # The names of columns may be no valid text.
-            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            except (pa.ArrowException, OSError, ValueError) as error:
                 raise unreadable(error, self.data.path, self.name) from error
+
+    def _blocks(self, seekable: Any) -> Generator[pa.RecordBatch]:
+        with pa.parquet.ParquetFile(seekable) as table:
+            names = self.column_names(table.schema_arrow)
+            pages = pages_of(seekable, table.metadata)
+            columns = {name: pages[name] for name in names if name in pages}
+            self.data.check_size(expanded_size(table.metadata, columns.values()))
+
+        num_rows = self.options.block_rows
+        for column in columns.values():
+            if column.is_text and not column.can_be_dictionary:
+                num_rows = min(num_rows, max(1, MAX_EXPANDED // max(1, column.largest_page)))
+        texts = [name for name, column in columns.items() if column.can_be_dictionary]
+        with pa.parquet.ParquetFile(seekable, read_dictionary=texts) as table:
+            yield from self.table_blocks(names, table.iter_batches(num_rows, columns=names))

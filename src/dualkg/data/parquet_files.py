@@ -1,0 +1,255 @@
+"""Parquet files: what they expand to is known from the headers of their pages before they are read.
+
+A few bytes can stand for very many: pages are compressed, rows repeat an entry of a dictionary, or
+a row continues the one before. PyArrow limits none of that. It does not show the headers of pages,
+and the sums at the end of a file may be wrong, so the headers are read here.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dualkg.data.errors import UnusableData
+from dualkg.files import expansion_limit, open_regular
+
+MAX_HEADER = 1 << 20  # bytes
+MAX_PAGES = 200_000
+USUAL_HEADER = 1 << 12  # bytes that are read at first
+MAX_NESTED = 8  # structures inside a header
+VALUE_BYTES = 8  # of a number, or of the place of a text
+# Encodings of texts by lengths, and by what each shares with the text before. PyArrow does not read
+# them as entries of a dictionary.
+DELTA_LENGTH_BYTE_ARRAY = 6
+DELTA_BYTE_ARRAY = 7
+DATA_PAGES = (0, 3)  # of version 1 and 2
+DICTIONARY_PAGE = 2
+CHECKED_ROWS = 1 << 16
+MIB = 2**20
+
+
+# -- headers of pages --------------------------------------------------------
+
+
+class _Page(NamedTuple):
+    """What the header of a page says, and where its content begins."""
+
+    kind: int
+    num_bytes: int  # decompressed
+    stored: int
+    num_values: int
+    encoding: int
+    content: int
+
+
+@dataclass
+class ColumnPages:
+    """The pages of a column: their bytes when they are decompressed, and how they are encoded."""
+
+    width: int  # bytes of a value in memory, without the letters of a text
+    is_text: bool
+    num_values: int = 0
+    num_bytes: int = 0
+    largest_page: int = 0
+    has_dictionary: bool = False
+    encodings: set[int] = field(default_factory=set)
+
+    @property
+    def can_be_dictionary(self) -> bool:
+        """Whether PyArrow reads the column as entries of a dictionary, however it is stored."""
+        return self.is_text and not self.encodings & {DELTA_LENGTH_BYTE_ARRAY, DELTA_BYTE_ARRAY}
+
+    @property
+    def size(self) -> int:
+        """The bytes of the column in memory, if no text repeats."""
+        return max(self.num_bytes, self.num_values * self.width)
+
+    def add(self, page: _Page) -> None:
+        self.num_bytes += page.num_bytes
+        self.largest_page = max(self.largest_page, page.num_bytes)
+        if page.kind in DATA_PAGES:
+            self.num_values += page.num_values
+            self.encodings.add(page.encoding)
+        self.has_dictionary |= page.kind == DICTIONARY_PAGE
+
+
+def pages_of(stream: Any, metadata: pq.FileMetaData) -> dict[str, ColumnPages]:
+    """The pages of each column by its path; headers that cannot be read raise ArrowInvalid."""
+    columns: dict[str, ColumnPages] = {}
+    num_pages = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for place in range(metadata.num_columns):
+            chunk = group.column(place)
+            if chunk.path_in_schema not in columns:
+                is_text = chunk.physical_type == "BYTE_ARRAY"
+                is_fixed = chunk.physical_type == "FIXED_LEN_BYTE_ARRAY"
+                width = metadata.schema.column(place).length if is_fixed else VALUE_BYTES
+                columns[chunk.path_in_schema] = ColumnPages(width, is_text)
+            for page in _pages(stream, chunk):
+                columns[chunk.path_in_schema].add(page)
+                num_pages += 1
+                if num_pages > MAX_PAGES:
+                    raise pa.ArrowInvalid(f"it has more than {MAX_PAGES:,} pages")
+    return columns
+
+
+def _pages(stream: Any, chunk: pq.ColumnChunkMetaData) -> Iterator[_Page]:
+    """The pages of a column of a row group, as many as PyArrow would read."""
+    start = chunk.data_page_offset
+    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+        start = chunk.dictionary_page_offset
+    end = start + chunk.total_compressed_size
+    num_values = 0
+    while start < end and num_values < chunk.num_values:
+        page = _read_header(stream, start)
+        if page.kind in DATA_PAGES:
+            num_values += page.num_values
+        yield page
+        start = page.content + page.stored
+
+
+def _read_header(stream: Any, start: int) -> _Page:
+    num_bytes = USUAL_HEADER
+    while True:
+        stream.seek(start)
+        header = stream.read(num_bytes)
+        try:
+            fields, end = _structure(header, 0)
+            break
+        except IndexError:
+            if len(header) < num_bytes or num_bytes > MAX_HEADER:
+                raise pa.ArrowInvalid("the header of a page is incomplete") from None
+            num_bytes *= 4
+
+    # By the numbers of their fields: a page of version 1, of version 2, or a dictionary.
+    about = fields.get(5) or fields.get(8) or fields.get(7) or {}
+    encoding = about.get(2 if 5 in fields else 4, -1) if isinstance(about, dict) else None
+    numbers = (fields.get(1), fields.get(2), fields.get(3), encoding)
+    if not all(isinstance(number, int) for number in numbers) or fields[2] < 0 or fields[3] < 0:
+        raise pa.ArrowInvalid("the header of a page has no sizes")
+    num_values = about.get(1, 0)
+    if not isinstance(num_values, int) or num_values < 0:
+        raise pa.ArrowInvalid("the header of a page has no number of values")
+    return _Page(fields[1], fields[2], fields[3], num_values, int(encoding or 0), start + end)
+
+
+def _structure(header: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
+    """A structure of Thrift's compact protocol by the numbers of its fields, and its end."""
+    if depth > MAX_NESTED:
+        raise pa.ArrowInvalid("the header of a page is nested too deeply")
+    fields: dict[int, Any] = {}
+    number = 0
+    while True:
+        byte = header[at]
+        at += 1
+        if byte == 0:
+            return fields, at
+        if byte >> 4:
+            number += byte >> 4
+        else:
+            number, at = _integer(header, at)
+        kind = byte & 15
+        if kind in (1, 2):  # true and false have no content
+            fields[number] = kind == 1
+        else:
+            fields[number], at = _value(header, at, kind, depth)
+
+
+def _value(header: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
+    if kind in (1, 2, 3):
+        return header[at], at + 1
+    if kind in (4, 5, 6):
+        return _integer(header, at)
+    if kind == 7:
+        return None, at + 8
+    if kind == 8:
+        num_bytes, at = _unsigned(header, at)
+        return None, at + num_bytes
+    if kind in (9, 10):
+        first = header[at]
+        num_items, at = (first >> 4, at + 1) if first >> 4 < 15 else _unsigned(header, at + 1)
+        for _ in range(num_items):
+            _, at = _value(header, at, first & 15, depth + 1)
+        return None, at
+    if kind == 12:
+        return _structure(header, at, depth + 1)
+    raise pa.ArrowInvalid("the header of a page has a field of an unknown type")
+
+
+def _integer(header: bytes, at: int) -> tuple[int, int]:
+    zigzag, at = _unsigned(header, at)
+    return (zigzag >> 1) ^ -(zigzag & 1), at
+
+
+def _unsigned(header: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for place in range(10):
+        byte = header[at + place]
+        value |= (byte & 127) << 7 * place
+        if byte < 128:
+            return value, at + place + 1
+    raise pa.ArrowInvalid("the header of a page has a number without end")
+
+
+# -- sizes -------------------------------------------------------------------
+
+
+def expanded_size(metadata: pq.FileMetaData, columns: Iterable[ColumnPages]) -> int:
+    """The bytes of some columns in memory, each text counted once for an entry of a dictionary."""
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    num_rows = max(metadata.num_rows, sum(group.num_rows for group in groups))
+    return max(3 * VALUE_BYTES * int(num_rows), sum(column.size for column in columns))
+
+
+def read_parquet(path: Path) -> pa.Table:
+    """Read a Parquet file that dualkg or a user wrote, unless it is far larger in memory.
+
+    `pq.read_table` would load another library.
+    """
+    with (
+        open_regular(path) as stream,
+        pq.ParquetFile(stream, page_checksum_verification=True) as file,
+    ):
+        limit = expansion_limit(max(1, stream.seek(0, 2)))
+        columns = pages_of(stream, file.metadata)
+        _check_size(path, expanded_size(file.metadata, columns.values()), limit)
+        if any(DELTA_BYTE_ARRAY in column.encodings for column in columns.values()):
+            problem = "has texts in the encoding DELTA_BYTE_ARRAY, whose size is not known"
+            raise UnusableData(path, problem, advice="Write it with another encoding.")
+        repeated = [
+            name for name, column in columns.items() if column.is_text and column.has_dictionary
+        ]
+        if repeated:
+            _check_size(path, _size_of_texts(stream, repeated, limit), limit)
+        return file.read()
+
+
+def _check_size(path: Path, size: int, limit: int) -> None:
+    if size > limit:
+        problem = f"expands to more than {limit // MIB:,} MiB, far more than it holds"
+        raise UnusableData(path, problem, advice="Make it again.")
+
+
+def _size_of_texts(stream: BinaryIO, columns: list[str], limit: int) -> int:
+    """The bytes of texts whose rows name entries of a dictionary, or more than the limit."""
+    import pyarrow.compute as pc
+
+    size = 0
+    with pq.ParquetFile(stream, read_dictionary=columns) as file:
+        for batch in file.iter_batches(CHECKED_ROWS, columns=columns):
+            for column in batch.columns:
+                while pa.types.is_nested(column.type) and hasattr(column, "values"):
+                    column = column.flatten()  # of lists
+                if not pa.types.is_dictionary(column.type):
+                    raise pa.ArrowInvalid(f"it has texts in a column of the type {column.type}")
+                lengths = pc.binary_length(column.dictionary).fill_null(0).to_numpy()
+                indices = column.indices.drop_null().to_numpy()
+                size += int(lengths.astype(np.int64)[indices].sum())
+            if size > limit:
+                break
+    return size

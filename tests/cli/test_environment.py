@@ -1,0 +1,155 @@
+"""A system that refuses memory, and names that are no text: sentences in place of tracebacks."""
+
+import errno
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import typer
+
+import dualkg as kg
+from dualkg.cli.main import main
+from dualkg.data.errors import UnusableData
+from dualkg.errors import NameNotText, OutOfMemory, out_of_memory
+from dualkg.files import atomic_folder, atomic_write, locked
+from dualkg.training import memory
+from tests.conftest import CommandResult, graph_of
+from tests.raising import check_error, refused
+
+NOT_TEXT = "o\udcffx"  # the byte 0xff, as Python reads it from a command line
+SMALL = ["--no-tune", "--epochs", "1", "--dim", "2"]
+OF_PYTORCH = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 3112000000 bytes. Error code 12 (Cannot allocate memory)"
+)
+Command = Callable[..., CommandResult]
+
+
+@pytest.mark.parametrize(
+    ("error", "num_bytes"),
+    [
+        (RuntimeError(OF_PYTORCH), 3112000000),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), None),
+        (MemoryError(), None),
+        (pa.ArrowMemoryError("malloc of size 64 failed"), None),
+        (pa.ArrowException("Unknown error: Failed to launch worker thread: Resource"), None),
+        (RuntimeError("can't start new thread"), None),
+    ],
+)
+def test_errors_of_libraries_that_are_about_memory(error: Exception, num_bytes: int | None) -> None:
+    shortage = out_of_memory(error)
+    assert shortage is not None
+    check_error(shortage, OutOfMemory, num_bytes=num_bytes)
+
+
+def test_other_errors_are_not_about_memory() -> None:
+    assert out_of_memory(RuntimeError("shapes cannot be multiplied")) is None
+    assert out_of_memory(ValueError("memory")) is None
+
+
+def failing(error: Exception) -> typer.Typer:
+    commands = typer.Typer(pretty_exceptions_enable=False)
+
+    @commands.command()
+    def fail() -> None:
+        raise error
+
+    return commands
+
+
+def test_a_command_that_is_refused_memory_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["dualkg"])
+    with pytest.raises(SystemExit) as end:
+        main(failing(RuntimeError(OF_PYTORCH)))
+    assert end.value.code == 1
+    assert capsys.readouterr().err == (
+        "dualkg: There is not enough memory: 2.90 GiB were refused. Use a smaller --dim or "
+        "--batch-size, or allow more memory.\n"
+    )
+    with pytest.raises(RuntimeError, match="a mistake"):
+        main(failing(RuntimeError("a mistake")))
+
+
+def test_the_limit_of_a_process_is_part_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `ulimit -v` sets it, so that a training that does not fit is refused before it starts."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**40, 2**40))
+    free = memory._free_in_process()
+    assert 0 < free < 2**40
+    assert memory._free_in_process(Path("/nowhere")) == float("inf")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1, 1))
+    assert memory._free_in_process() == 0
+    graph = graph_of([(0, 0, 1), (1, 0, 2)])
+    with pytest.raises(memory.NotEnoughMemory):
+        kg.train(kg.ComplEx(graph.shape, dim=4), graph, epochs=1)
+
+
+def test_a_name_that_is_no_text_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / NOT_TEXT
+    for write in (atomic_write, atomic_folder, locked):
+        with pytest.raises(NameNotText) as caught, write(path):
+            pass
+        assert caught.value.errno == errno.EILSEQ
+        with pytest.raises(NameNotText), write(path / "run"):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "mine.tsv", *SMALL, "--out", NOT_TEXT],
+        ["train", f"{NOT_TEXT}.tsv", *SMALL, "--out", "other"],
+        ["train", NOT_TEXT, *SMALL],
+        ["train", "mine.tsv", *SMALL, "--set", f"model.name='{NOT_TEXT}'", "--out", "other"],
+        ["inspect", f"{NOT_TEXT}.tsv", "--json"],
+        ["inspect", "mine.tsv", "--labels", f"{NOT_TEXT}.tsv"],
+        ["predict", "run", "--head", NOT_TEXT, "--relation", "r"],
+        ["predict", NOT_TEXT, "--head", "a0", "--relation", "r"],
+        ["export", "run", "--out", NOT_TEXT],
+        ["complete", "run", "--top", "2", "--out", f"{NOT_TEXT}.tsv"],
+        ["calibrate", NOT_TEXT],
+        ["serve", "run", "--get", f"/entity/{NOT_TEXT}"],
+        ["tune", f"{NOT_TEXT}.toml"],
+    ],
+)
+def test_names_that_are_no_text_end_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: Command, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [f"a{number % 11}\tr\tb{number % 7}\n" for number in range(77)]
+    Path("mine.tsv").write_text("".join(lines))
+    shutil.copy("mine.tsv", f"{NOT_TEXT}.tsv")
+    trained = run_cli("train", "mine.tsv", *SMALL, "--out", "run")
+    assert trained.code == 0, trained.err
+    if words[1] == NOT_TEXT and words[0] != "train":
+        shutil.copytree("run", NOT_TEXT)
+    result = run_cli(*words)
+    assert result.code in (1, 2)
+    assert "dualkg: " in result.err
+
+
+def test_a_file_of_triples_has_a_name_that_can_be_saved(tmp_path: Path) -> None:
+    path = tmp_path / f"{NOT_TEXT}.tsv"
+    path.write_text("a\tr\tb\n")
+    with refused(UnusableData, source=str(path)):
+        kg.load_graph(path)
+
+
+def test_candidates_of_an_impossible_shape_are_refused(tmp_path: Path) -> None:
+    """NumPy makes room for the numbers that the header of an array names."""
+    from dualkg.evaluation.candidates import InvalidCandidates, _read_npz
+
+    path = tmp_path / "candidates.npz"
+    np.savez(path, head=np.zeros(10, np.int64))
+    content = path.read_bytes().replace(b"(10,), }   ", b"(10**0,), }")
+    content = content.replace(b"(10,), }             ", b"(9999999999999,), }  ")
+    path.write_bytes(content)
+    with pytest.raises(InvalidCandidates):
+        _read_npz(path)

@@ -1,0 +1,221 @@
+"""Parquet and Arrow files whose few bytes stand for gigabytes."""
+
+import io
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dualkg as kg
+from benchmarks.torture.mutations import expanding_parquet, with_smaller_sums
+from dualkg.data.errors import ExpandsTooMuch, UnusableData
+from dualkg.data.graph import _read_arrow, load_saved_graph, save_graph
+from dualkg.data.parquet_files import DELTA_BYTE_ARRAY, pages_of, read_parquet
+from tests.conftest import graph_of
+from tests.raising import refused
+
+COLUMNS = ["head", "relation", "tail"]
+LONG = "x" * 100_000
+NUM_ROWS = 100_000  # of 100 kB each: 10 GB
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    monkeypatch.setenv("DUALKG_CACHE", str(tmp_path / "cache"))
+
+    def write(columns: dict[str, Any], **options: Any) -> Path:
+        path = tmp_path / "mine.parquet"
+        options = {"compression": "zstd", "store_schema": False, **options}
+        pq.write_table(pa.table(columns), path, **options)
+        return path
+
+    return write
+
+
+def repeated(text: str = LONG, num_rows: int = NUM_ROWS) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(num_rows, np.int32)), pa.array([text, "other"])
+    )
+
+
+def read(path: Path) -> kg.Graph:
+    return kg.load_graph(path, split="100/0/0")
+
+
+@given(
+    st.lists(st.text(max_size=20), max_size=30),
+    st.sampled_from(["zstd", "none", "gzip", "snappy"]),
+    st.sampled_from(["1.0", "2.0"]),
+    st.booleans(),
+    st.integers(1, 40),
+)
+def test_the_sizes_of_pages_are_those_that_the_file_ends_with(
+    texts: list[str], compression: str, version: str, use_dictionary: bool, group: int
+) -> None:
+    numbers = list(range(len(texts)))
+    lists = [[text] * (number % 3) for number, text in enumerate(texts)]
+    columns = {
+        "text": pa.array(texts, pa.string()),
+        "number": pa.array(numbers, pa.int64()),
+        "list": pa.array(lists, pa.list_(pa.string())),
+    }
+    table = pa.table(columns)
+    sink = io.BytesIO()
+    pq.write_table(
+        table,
+        sink,
+        compression=compression,
+        data_page_version=version,
+        use_dictionary=use_dictionary,
+        row_group_size=group,
+        data_page_size=16,
+    )
+    metadata = pq.ParquetFile(sink).metadata
+    pages = pages_of(sink, metadata)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    for place in range(metadata.num_columns):
+        chunks = [group.column(place) for group in groups]
+        if not texts:
+            continue
+        column = pages[chunks[0].path_in_schema]
+        assert column.num_values == sum(chunk.num_values for chunk in chunks)
+        # The sizes at the end include the headers.
+        largest = sum(chunk.total_uncompressed_size for chunk in chunks)
+        assert column.num_bytes <= largest
+        assert column.has_dictionary == any(chunk.has_dictionary_page for chunk in chunks)
+
+
+def test_rows_that_repeat_a_long_name_are_not_expanded(write: Write) -> None:
+    path = write(dict.fromkeys(COLUMNS, repeated()))
+    assert path.stat().st_size < 10_000
+    graph = read(path)
+    assert graph.entities.names.to_pylist() == [LONG]
+    assert len(graph.train) == 1
+
+
+def test_a_file_of_the_package_that_expands_is_refused(write: Write) -> None:
+    path = write({"name": repeated()})
+    with refused(UnusableData, source=str(path)):
+        read_parquet(path)
+
+
+def test_lists_of_a_long_name_are_refused(write: Write) -> None:
+    lists = pa.ListArray.from_arrays(pa.array([0, NUM_ROWS]), repeated())
+    path = write({"tail_candidates": lists})
+    with refused(UnusableData):
+        read_parquet(path)
+    short = pa.ListArray.from_arrays(pa.array([0, 5]), repeated("a", 5))
+    assert read_parquet(write({"tail_candidates": short})).num_rows == 1
+
+
+def test_a_graph_of_a_run_whose_names_expand_is_refused(tmp_path: Path) -> None:
+    save_graph(graph_of([(0, 0, 1), (1, 0, 2)]), tmp_path / "graph")
+    pq.write_table(
+        pa.table({"name": repeated()}), tmp_path / "graph" / "entities.parquet", store_schema=False
+    )
+    with pytest.raises(ValueError, match="expands to more than 16 MiB"):
+        load_saved_graph(tmp_path / "graph")
+
+
+def test_texts_that_continue_each_other_are_read_in_small_blocks(write: Write) -> None:
+    """100 MB in three columns, of which few rows are read at a time."""
+    texts = pa.array([LONG] * 1000)
+    columns = {"head": texts, "relation": texts, "tail": texts}
+    encodings = dict.fromkeys(COLUMNS, "DELTA_BYTE_ARRAY")
+    path = write(columns, use_dictionary=False, column_encoding=encodings)
+    metadata = pq.ParquetFile(path).metadata
+    with path.open("rb") as stream:
+        assert DELTA_BYTE_ARRAY in pages_of(stream, metadata)["head"].encodings
+    assert read(path).entities.names.to_pylist() == [LONG]
+    with refused(UnusableData):
+        read_parquet(path)
+
+
+def test_pages_that_are_larger_than_the_end_of_the_file_says_are_refused(write: Write) -> None:
+    texts = pa.array([f"{number:09d}" + "x" * 100_000 for number in range(500)])
+    path = write(dict.fromkeys(COLUMNS, texts), use_dictionary=False)
+    path.write_bytes(with_smaller_sums(path.read_bytes()))
+    assert pq.ParquetFile(path).metadata.row_group(0).total_byte_size == 1
+    with pytest.raises(ExpandsTooMuch):
+        read(path)
+    with refused(UnusableData):
+        read_parquet(path)
+
+
+def test_values_of_a_fixed_length_are_counted(write: Write) -> None:
+    kind = pa.binary(100_000)
+    path = write({"name": pa.array([b"x" * 100_000] * 400, kind)})
+    assert path.stat().st_size < 20_000
+    with refused(UnusableData):
+        read_parquet(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x15", b"\x15" * 5000, b"\x1c" * 200, b"\xff" * 300])
+def test_malformed_headers_of_pages_are_refused(write: Write, content: bytes) -> None:
+    path = write({"head": ["a"], "relation": ["r"], "tail": ["b"]}, use_dictionary=False)
+    metadata = pq.ParquetFile(path).metadata
+    with pytest.raises(pa.ArrowInvalid, match="header of a page"):
+        pages_of(io.BytesIO(b"PAR1" + content), metadata)
+
+
+@given(st.binary(max_size=200))
+def test_headers_of_any_bytes_end_in_an_error_or_in_pages(content: bytes) -> None:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"head": ["a"]}), sink)
+    metadata = pq.ParquetFile(sink).metadata
+    with suppress(pa.ArrowInvalid):
+        pages_of(io.BytesIO(b"PAR1" + content), metadata)
+
+
+def test_entries_that_no_row_has_do_not_matter(write: Write) -> None:
+    """And two entries of the same name are one."""
+    dictionary = pa.array(["", "b ", "b", None, "a"])
+    head = pa.DictionaryArray.from_arrays(pa.array([4, 1, 2], pa.int32()), dictionary)
+    graph = kg.Graph.from_dataframe(
+        pa.table({"head": head, "relation": ["r"] * 3, "tail": ["x", "y", "z"]}), split="100/0/0"
+    )
+    assert graph.entities.names.to_pylist() == ["a", "x", "b", "y", "z"]
+    for bad, problem in ((0, "is empty"), (3, "is missing")):
+        head = pa.DictionaryArray.from_arrays(pa.array([4, bad, 2], pa.int32()), dictionary)
+        table = pa.table({"head": head, "relation": ["r"] * 3, "tail": ["x", "y", "z"]})
+        with refused(UnusableData, place="row 2", problem=f"the head {problem}"):
+            kg.Graph.from_dataframe(table, split="100/0/0")
+
+
+def test_compressed_columns_of_a_mapped_graph_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "entities.arrow"
+    batch = pa.record_batch({"name": pa.array([LONG] * 10, pa.large_string())})
+    for compression in (None, "zstd"):
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        with (
+            pa.OSFile(str(path), "wb") as file,
+            pa.ipc.new_file(file, batch.schema, options=options) as writer,
+        ):
+            writer.write_batch(batch)
+        if compression is None:
+            assert _read_arrow(path).num_rows == 10
+        else:
+            with pytest.raises(ValueError, match="compressed"):
+                _read_arrow(path)
+    path.write_bytes(b"ARROW")
+    with pytest.raises(ValueError, match="no Arrow file"):
+        _read_arrow(path)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_campaign_makes_small_files_that_expand(write: Write, seed: int) -> None:
+    content = expanding_parquet(COLUMNS, random.Random(seed))
+    assert len(content) < 100_000
+    path = write({"head": ["a"]})
+    path.write_bytes(content)
+    with pytest.raises(UnusableData):
+        read_parquet(path)
