@@ -26,8 +26,9 @@ NOMINAL = {
     "cuda": Rates(operations=4.0e14, bytes=3e12, calls=1e6),
 }
 VECTOR_PASSES = 20  # passes over the vectors of a batch: maps, penalties and their gradients
-PATH_PASSES = 16  # passes over the messages of a path network, forward and backward
-PATH_RANKING_PASSES = 4  # the same without a gradient
+# Passes over the messages of a path network: forward and backward, and without a gradient.
+PATH_PASSES = {"cpu": 16.0, "cuda": 4.0}
+PATH_RANKING_PASSES = {"cpu": 4.0, "cuda": 1.5}
 RANKING_PASSES = 3  # passes over the scores of a query that is ranked
 SECONDS_TO_MEASURE = 1.0
 MAX_MEASURED_STEPS = 20
@@ -57,7 +58,7 @@ class WorkEstimate:
         rates = NOMINAL[self.device]
         whole = recipe.model.build(GraphShape(2, 1), seed=0)
         if isinstance(whole, PathNetwork):
-            return self._of_paths(whole, 2 * len(self.graph.train), PATH_PASSES)
+            return self._of_paths(whole, 2 * len(self.graph.train), PATH_PASSES[self.device])
         model = whole.embedding
         width = model.entities.shape[1]
         sides = 1 if model.reciprocal else 2
@@ -97,13 +98,13 @@ class WorkEstimate:
         rates = NOMINAL[self.device]
         whole = recipe.model.build(GraphShape(2, 1), seed=0)
         if isinstance(whole, PathNetwork):
-            return self._of_paths(whole, 2 * num_triples, PATH_RANKING_PASSES)
+            return self._of_paths(whole, 2 * num_triples, PATH_RANKING_PASSES[self.device])
         model = whole.embedding
         num_scores = 2.0 * num_triples * self.graph.shape.num_entities
         operations = 2 * num_scores * model.entities.shape[1]
         return operations / rates.operations + RANKING_PASSES * 4 * num_scores / rates.bytes
 
-    def _of_paths(self, model: PathNetwork, num_queries: int, num_passes: int) -> float:
+    def _of_paths(self, model: PathNetwork, num_queries: int, num_passes: float) -> float:
         """The work of a path network: every query passes messages along all edges."""
         num_edges = 2 * len(self.graph.train)
         numbers = num_queries * (num_edges + self.graph.shape.num_entities) * model.dim

@@ -35,10 +35,12 @@ EXAMPLE_BYTES = 160  # triples in two orders, sort keys, and the answers in trai
 ON_DISK_BYTES = 12  # bytes on a GPU of an example of a graph larger than memory
 ANSWER_BYTES = 24  # bytes of such an example, where a loss reads the answers in train
 RANKING_BYTES = 6 * BLOCK_ELEMENTS  # a block of scores and temporary arrays
-# Arrays of entities × dim of a query of a path network: those of a step, those of the step whose
-# gradient is computed and of the score, and arrays of edges × dim where messages are written.
-PATH_ARRAYS = 6
-MORE_PATH_ARRAYS = 24
+# Arrays of entities × dim of a query of a path network: those of each step, those of the step whose
+# gradient is computed and of the score, and those of a query that is ranked. Arrays of edges × dim
+# where messages are written.
+PATH_ARRAYS = {"cpu": 6, "cuda": 5}
+MORE_PATH_ARRAYS = {"cpu": 24, "cuda": 18}
+RANKED_PATH_ARRAYS = {"cpu": 24, "cuda": 10}
 MESSAGE_ARRAYS = 16
 LIBRARY_BYTES = 200 * 2**20  # bytes that matrix products and compiled kernels allocate on a GPU
 
@@ -157,7 +159,9 @@ def _predict_paths(recipe: Recipe, model: PathNetwork, engine: Engine, num_examp
     of_parameters = 4 * copies * sum(table.numel() for table in model.parameters())
     num_entities = model.shape.num_entities
     num_edges = num_examples
-    vectors = PATH_ARRAYS * model.steps + MORE_PATH_ARRAYS
+    # Without compiled kernels, PyTorch has more temporary arrays on any device.
+    kind = model.device.type if engine.passes_messages else "cpu"
+    vectors = PATH_ARRAYS[kind] * model.steps + MORE_PATH_ARRAYS[kind]
     numbers = num_entities * vectors
     if not engine.passes_messages:
         # Messages are written.
@@ -167,7 +171,7 @@ def _predict_paths(recipe: Recipe, model: PathNetwork, engine: Engine, num_examp
     score_numbers = recipe.loss.numbers_per_example(model, recipe.training.batch_size)
     fixed = of_parameters + num_examples * EXAMPLE_BYTES + RANKING_BYTES + LIBRARY_BYTES
     # Queries that are ranked need no gradients, but are answered more at a time.
-    fixed += MAX_QUERIES * size * model.dim * num_entities * MORE_PATH_ARRAYS
+    fixed += MAX_QUERIES * size * model.dim * num_entities * RANKED_PATH_ARRAYS[kind]
     return Need(fixed, per_example, 4.0 * score_numbers, sys.maxsize)
 
 

@@ -2,7 +2,8 @@
 
 Forward, a program goes over a segment of the edges that enter an entity. Backward, it goes over a
 segment of the edges that leave one, and computes the messages again, rounded as before, so that a
-message that is equal to the maximum is known to be it.
+message that is equal to the maximum is known to be it. Edges with one relation have one message, so
+that their gradients are summed before they are multiplied.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from torch import Tensor
 from dualkg.kernels.gpu.path_reach import Reached
 from dualkg.kernels.paths import MIN_VARIANCE, NUM_STATISTICS, Edges
 
-COLUMN_BLOCK = 256  # numbers of an entity's vectors that a program handles
-BACKWARD_BLOCK = 256
+# Numbers of an entity's vectors that a program handles: forward, where segments are combined, and
+# backward.
+COLUMN_BLOCK = 256
 COMBINED_COLUMNS = 64
-UNROLLED = 4  # edges whose messages are loaded at a time
+BACKWARD_BLOCK = 256
+UNROLLED = 4  # edges whose messages are loaded at a time, or segments that are combined
 NUM_GRADIENTS = 6  # what an edge reads backward: see `message_gradients`
 
 
