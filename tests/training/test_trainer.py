@@ -102,6 +102,30 @@ def test_every_example_is_seen_once_an_epoch_in_a_new_order(small_graph):
     assert torch.equal(epochs[0], epochs[2])
 
 
+def test_an_epoch_may_have_fewer_batches_in_each_epoch_others(small_graph):
+    data = {"graph": "small"}
+    recipe = Recipe(data=data, training=Training(batch_size=7, batches_per_epoch=3, epochs=2))
+    model = kg.ComplEx(small_graph.shape, dim=4)
+    few = Trainer(model, small_graph, recipe, kg.NoRegularizer())
+    whole = Trainer(
+        model,
+        small_graph,
+        recipe.with_changes({"training.batches_per_epoch": None}),
+        kg.NoRegularizer(),
+    )
+    assert few.num_steps == 3
+    epochs = [list(few.batches(epoch)) for epoch in range(2)]
+    for epoch, batches in enumerate(epochs):
+        of_whole = list(whole.batches(epoch))[:3]
+        assert all(torch.equal(*pair) for pair in zip(batches, of_whole, strict=True))
+    assert not torch.equal(epochs[0][0], epochs[1][0])
+    few.run()
+    assert [entry["epoch"] for entry in few.progress.history] == [1, 2]
+    # More batches than there are change nothing.
+    many = recipe.with_changes({"training.batches_per_epoch": 10**6})
+    assert Trainer(model, small_graph, many, kg.NoRegularizer()).num_steps == whole.num_steps
+
+
 def test_runs_are_reproducible_by_seed(small_graph):
     one, same, other = (
         kg.train(kg.CP(small_graph.shape, dim=4), small_graph, epochs=2, batch_size=16, seed=seed)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from dualkg.data.graph import Graph, GraphShape
+from dualkg.models.base import EmbeddingModel
 from dualkg.models.paths import PathNetwork
 from dualkg.training.batches import MAX_GROUP
 from dualkg.training.memory import SCORE_PASSES, SMALL_OPERATIONS, UPDATE_PASSES, Rates
@@ -53,18 +54,24 @@ class WorkEstimate:
 
     def epoch(self, recipe: Recipe) -> float:
         """The work of one epoch."""
+        whole = recipe.model.build(GraphShape(2, 1), seed=0)
+        sides = 1 if whole.reciprocal else 2
+        num_examples = len(self.graph.train) * (3 - sides)
+        if recipe.loss.examples == "queries":
+            num_examples = self.num_queries
+        num_batches = -(-num_examples // recipe.training.batch_size)
+        share = recipe.training.num_steps(num_examples) / max(1, num_batches)
+        if isinstance(whole, PathNetwork):
+            return share * self._of_paths(whole, num_examples, PATH_PASSES[self.device])
+        return share * self._of_embeddings(recipe, whole.embedding, num_examples)
+
+    def _of_embeddings(self, recipe: Recipe, model: EmbeddingModel, num_examples: int) -> float:
+        """The work of all examples."""
         loss = recipe.loss
         shape = self.graph.shape
         rates = NOMINAL[self.device]
-        whole = recipe.model.build(GraphShape(2, 1), seed=0)
-        if isinstance(whole, PathNetwork):
-            return self._of_paths(whole, 2 * len(self.graph.train), PATH_PASSES[self.device])
-        model = whole.embedding
         width = model.entities.shape[1]
         sides = 1 if model.reciprocal else 2
-        num_examples = len(self.graph.train) * (3 - sides)
-        if loss.examples == "queries":
-            num_examples = self.num_queries
         batch_size = min(recipe.training.batch_size, max(num_examples, 1))
         num_steps = -(-num_examples // batch_size)
 

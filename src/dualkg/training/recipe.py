@@ -309,17 +309,27 @@ class Training(Section):
     `bf16` is the precision of the fast engine's products with the entity tables, which stay
     float32; `auto` is that where it is faster. With `tf32` all products are TensorFloat-32 on a
     GPU, and float32 elsewhere. Checkpoints are written every `checkpoint_seconds`.
+
+    With `batches_per_epoch`, an epoch ends after so many batches; the next one has others.
     """
 
     table: ClassVar[str] = "training"
 
     epochs: int = Field(20, ge=1, lt=2**31)
     batch_size: int = Field(500, ge=1, lt=2**31)
+    batches_per_epoch: int | None = Field(None, ge=1, lt=2**31)
     order: Literal["triples", "queries"] = "triples"
     seed: int = Field(0, ge=0, lt=2**32)
     checkpoint_seconds: float = Field(60.0, ge=0)
     engine: Literal["auto", "reference", "fast"] = "auto"
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
+
+    def num_steps(self, num_examples: int) -> int:
+        """The steps of an epoch over some examples."""
+        num_batches = -(-num_examples // self.batch_size)
+        if self.batches_per_epoch is None:
+            return num_batches
+        return min(num_batches, self.batches_per_epoch)
 
 
 # -- losses and optimizers by name -------------------------------------------

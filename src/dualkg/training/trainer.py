@@ -255,7 +255,7 @@ class Trainer:
             captured=self.engine.captured,
         )
         self.step = self._step()
-        self.num_steps = math.ceil(len(self.examples) / recipe.training.batch_size)
+        self.num_steps = recipe.training.num_steps(len(self.examples))
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
         self.mean: dict[str, Tensor] = {}
@@ -317,6 +317,10 @@ class Trainer:
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """The batches of one epoch, `(batch, 3)` each."""
+        return islice(self._all_batches(epoch), self.num_steps)
+
+    def _all_batches(self, epoch: int) -> Iterator[Tensor]:
+        """All examples as batches, in the order of an epoch."""
         device = self.examples.device
         size = self.recipe.training.batch_size
         seed = self.recipe.training.seed
