@@ -101,7 +101,7 @@ def test_a_map_that_cannot_be_saved_is_shown(untouched_folders, tmp_path, monkey
     folder = shutil.copytree(untouched_folders[0], tmp_path / "fixed")
     (folder / "map.parquet").unlink(missing_ok=True)
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system", str(folder / "map.parquet"))
 
     monkeypatch.setattr(projection, "save_map", refuse)

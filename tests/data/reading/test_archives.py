@@ -85,7 +85,7 @@ def test_a_file_without_read_permission_is_an_error(
 ) -> None:
     path = write("train.tsv", TSV)
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(files.os, "open", refuse)
