@@ -164,7 +164,7 @@ def test_a_folder_that_is_gone_gets_no_decision(curator, folder, untouched_folde
     for reply in (decide(curator, ACCEPT), curator.get("/api/decisions"), curator.get("/facts")):
         assert reply.status_code == 503
     assert decide(curator, ACCEPT).json()["error"] == (
-        f"The folder {folder.name} of the run mine was moved, removed or replaced after the server had "
+        "The folder mine of the run mine was moved, removed or replaced after the server had "
         "loaded it, so decisions are neither read nor saved. Put it back, or restart the server."
     )
     assert sorted(folder.parent.rglob("*")) == files
