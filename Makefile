@@ -54,12 +54,13 @@ test-pykeen: $(BENCH_READY)
 golden: $(READY)
 	$(BIN)/python -m tests.golden.record
 
-# The results pages, made from the records, and the pictures of the README.
+# The results pages, made from the records, and the pictures of the README and of docs/paths.md.
 records: $(READY)
 	$(BIN)/python -m paper results
 
 picture: $(READY)
 	$(BIN)/dualkg demo --picture docs/demo.svg
+	$(BIN)/python scripts/path_pictures.py --redraw
 	DUALKG_PICTURES=docs $(BIN)/pytest -m slow tests/serve/browser/test_picture.py
 
 # The bundled graph from its sources.

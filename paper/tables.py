@@ -1,4 +1,4 @@
-"""Tables as text, studies with saved results, and the pages RESULTS.md and README.md."""
+"""Tables as text, studies with saved results, and the pages that are made from records."""
 
 import json
 import re
@@ -21,6 +21,7 @@ from paper.registry import (
     GRAPHS,
     MAIN,
     METRICS,
+    PATHS,
     PUBLISHED_GRAPHS,
     TABLES,
     TEXTS,
@@ -31,6 +32,7 @@ from paper.registry import (
 )
 
 README = FOLDER.parent / "README.md"
+PATHS_PAGE = FOLDER.parent / "docs" / "paths.md"
 DATASETS = "figures/datasets.json"
 BEGIN = "<!-- made from records: begin -->"
 END = "<!-- made from records: end -->"
@@ -104,8 +106,13 @@ def training_cell(record: Record | None) -> str:
     return f"≤ {duration(seconds)}" if record.times_are_bounds else duration(seconds)
 
 
-def results_table(table: ResultTable, graph: str, records: Mapping[str, Record]) -> Table:
-    """Measured and published metrics of each row on one graph, and the costs."""
+def results_table(
+    table: ResultTable, graph: str, records: Mapping[str, Record], *, compared: bool = True
+) -> Table:
+    """Measured and published metrics of each row on one graph, and the costs.
+
+    With `compared`, a note has the differences of the table's pairs of rows.
+    """
     with_published = any(published_metrics(row.name, graph) for row in table.rows)
     columns = ["", "MRR"]
     if with_published:
@@ -128,7 +135,7 @@ def results_table(table: ResultTable, graph: str, records: Mapping[str, Record])
         tuple(columns),
         rows,
         facts,
-        notes=_comparisons(table, graph, records),
+        notes=_comparisons(table, graph, records) if compared else [],
     )
 
 
@@ -409,14 +416,20 @@ def merged(results: list[dict[str, Any]], result: dict[str, Any]) -> list[dict[s
 # -- pages -------------------------------------------------------------------
 
 
-def write_pages(records: Path, studies: Iterable[Study], readme: Path | None = None) -> None:
-    """Write RESULTS.md, and the table of the README if one is given."""
+def write_pages(
+    records: Path,
+    studies: Iterable[Study],
+    readme: Path | None = None,
+    paths_page: Path | None = None,
+) -> None:
+    """Write RESULTS.md, and the tables of the README and of docs/paths.md if these are given."""
     with locked(records / "RESULTS.md", wait=True):
         write_text(records / "RESULTS.md", results_page(records, studies))
-    if readme:
-        with locked(readme, wait=True):
-            text = readme.read_text(encoding="utf-8")
-            write_text(readme, with_table(text, readme_table(records)))
+    for page, make_table in ((readme, readme_table), (paths_page, paths_tables)):
+        if page:
+            with locked(page, wait=True):
+                text = page.read_text(encoding="utf-8")
+                write_text(page, with_table(text, make_table(records)))
 
 
 def results_page(root: Path, studies: Iterable[Study]) -> str:
@@ -529,6 +542,16 @@ def readme_table(root: Path) -> str:
     return Table("", tuple(columns), rows, notes=notes).as_markdown(level=0)
 
 
-def with_table(readme: str, table: str) -> str:
-    """The README with the text between its two marks replaced."""
-    return re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{table}\n{END}", readme, flags=re.DOTALL)
+def paths_tables(root: Path) -> str:
+    """The tables of path networks, without the comparisons of RESULTS.md."""
+    records = load_records(root)
+    tables = [
+        results_table(PATHS, graph, records, compared=False).as_markdown()
+        for graph in PUBLISHED_GRAPHS
+    ]
+    return "\n\n".join(tables)
+
+
+def with_table(page: str, table: str) -> str:
+    """A page with the text between its two marks replaced."""
+    return re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{table}\n{END}", page, flags=re.DOTALL)

@@ -18,6 +18,7 @@ import dualkg as kg
 from dualkg.cli.main import app
 from dualkg.losses import LOSSES
 from dualkg.training.recipe import Recipe, _toml
+from scripts import path_pictures
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
@@ -60,6 +61,32 @@ def test_the_page_of_commands_is_what_the_commands_say():
     words = [sys.executable, str(ROOT / "scripts" / "cli_page.py"), "--check"]
     told = subprocess.run(words, capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr
+
+
+def test_the_page_of_path_networks_has_the_numbers_of_its_pictures():
+    numbers = path_pictures.load_numbers()
+    page = path_pictures.PAGE.read_text(encoding="utf-8")
+    for name in ("example", "pairs", "neighbours"):
+        assert page.count(f"<!-- {name}, from paths.json: begin -->") == 1
+    assert path_pictures.with_texts(page, numbers) == page
+
+    graph = kg.load_graph("world")
+    assert numbers["removed"] == path_pictures.removed_triples(graph)
+    assert numbers["pairs"]["world"] == pytest.approx(path_pictures.pair_shares(graph))
+
+
+def test_shares_of_pairs_are_those_of_the_benchmark_graphs(data_folder):
+    for name, shares in path_pictures.load_numbers()["pairs"].items():
+        assert path_pictures.pair_shares(kg.load_graph(name)) == pytest.approx(shares), name
+
+
+def test_the_pictures_of_path_networks_are_drawn_from_their_numbers(tmp_path):
+    pytest.importorskip("matplotlib")
+    if metadata.version("matplotlib") != constraint("matplotlib"):
+        pytest.skip("this is not the version of matplotlib of constraints.txt")
+    for name, drawing in path_pictures.drawings(path_pictures.load_numbers()).items():
+        _, svg = drawing.save(tmp_path / name)
+        assert svg.read_bytes() == (ROOT / "docs" / svg.name).read_bytes(), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)

@@ -61,18 +61,25 @@ class Perturbation(kg.Callback):
             parameter.mul_(1 + self.size * noise)
 
 
+class Float64(kg.Callback):
+    """Trains in float64, so that other rounding changes few digits."""
+
+    def on_start(self, training: kg.training.TrainingInfo) -> None:
+        training.model.double()
+
+
 def train(
     settings: Mapping[str, Any],
     graph: kg.Graph | None = None,
     *,
     folder: Path | None = None,
-    perturbation: Perturbation | None = None,
+    callback: kg.Callback | None = None,
 ) -> kg.Run:
     """Train on the CPU; raises `Refused` if the settings cannot be combined."""
     allowed = nullcontext()
     if settings.get("training.precision") == "bf16":
         allowed = _bfloat16_allowed()
-    callbacks = [perturbation] if perturbation else []
+    callbacks = [callback] if callback else []
     with allowed:
         recipe = kg.Recipe().with_changes(settings)
         return kg.train_recipe(recipe, graph=graph, device="cpu", out=folder, callbacks=callbacks)

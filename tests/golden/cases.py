@@ -93,12 +93,35 @@ SCHEDULES: tuple[Settings, ...] = (
     {"validation.every": 1, "validation.patience": 1, "validation.keep": "best"},
 )
 
+PATH_NETWORK: Settings = {
+    "model.name": "PathNetwork",
+    "model.options.steps": 3,
+    "model.options.edge_dropout": 0.1,
+    "loss.exclude_known": True,
+    "optimizer.name": "Adam",
+    "optimizer.learning_rate": 0.005,
+}
+NETWORKS: tuple[Settings, ...] = (
+    {},
+    {"model.options.remove_pairs": True},
+    {"model.options.steps": 1, "model.options.edge_dropout": 0.0},
+    {"model.options.steps": 6, "model.options.edge_dropout": 0.5, "model.dim": 5},
+    {"loss.exclude_known": False, "optimizer.name": "SGD", "optimizer.learning_rate": 0.5},
+    {"optimizer.warm_up": 0.25, "optimizer.decay_from": 0.5, "training.seed": 7},
+)
+
 
 def cases() -> dict[str, Settings]:
     """All recorded trainings: settings by an id that is made of them."""
+    return {_id(settings): settings for settings in _all_settings()}
+
+
+def network_cases() -> dict[str, Settings]:
+    """The recorded trainings of path networks, in float64, by their ids."""
     settings_by_id = {}
-    for settings in _all_settings():
-        settings_by_id[_id(settings)] = settings
+    for changes in NETWORKS:
+        id = _id({"model.name": PATH_NETWORK["model.name"]} | changes)
+        settings_by_id[id] = PATH_NETWORK | changes
     return settings_by_id
 
 

@@ -13,6 +13,9 @@ made in a process of their own with the trainings in the same order, since PyTor
 products differently after bfloat16 ones.
 
 Settings that cannot be combined are recorded as refused.
+
+Path networks are trained in float64 by the plain form of their kernels. Their numbers agree within
+`NETWORK_RTOL` on every machine, and with those of the compiled form.
 """
 
 import argparse
@@ -33,12 +36,13 @@ import numpy as np
 import torch
 
 from . import adapter, world
-from .cases import DEFAULTS, Settings, cases, depends_on_processor
+from .cases import DEFAULTS, FAST, Settings, cases, depends_on_processor, network_cases
 
 GOLDEN = Path(__file__).with_name("golden.json")
 
 RTOL = 1e-3
 ATOL = 1e-5
+NETWORK_RTOL = 1e-6
 MRR_ATOL = 0.02
 SENSITIVE_MRR_ATOL = 0.2  # of trainings with tolerances of their own
 
@@ -129,6 +133,13 @@ def training_record(settings: Settings, graph: Any, *, perturb: bool = False) ->
     return record
 
 
+def network_record(settings: Settings, graph: Any, *, compiled: bool = False) -> Record:
+    """Numbers of the training of a path network in float64, in the plain or the compiled form."""
+    settings = DEFAULTS | settings | (FAST if compiled else {})
+    run = adapter.train(settings, graph, callback=adapter.Float64())
+    return {"numbers": _numbers(run)}
+
+
 def _numbers(run: Any) -> Record:
     norms = {}
     for name, table in adapter.weight_tables(run).items():
@@ -160,7 +171,7 @@ def _tolerances(settings: Settings, graph: Any, numbers: Record) -> Record:
     largest = dict.fromkeys(("losses", "norms", "scores"), 0.0)
     for seed in range(NUM_PERTURBATIONS):
         perturbation = adapter.Perturbation(seed, PERTURBATION)
-        run = adapter.train(settings, graph, perturbation=perturbation)
+        run = adapter.train(settings, graph, callback=perturbation)
         perturbed = dict(flattened(_numbers(run)))
         for path, number in flattened(numbers):
             group = path.partition(".")[0]
@@ -226,7 +237,7 @@ def _rounded_up(number: float) -> float:
 # -- comparison --------------------------------------------------------------
 
 
-def differences(expected: Record, computed: Record) -> list[str]:
+def differences(expected: Record, computed: Record, *, rtol: float = RTOL) -> list[str]:
     """Where the numbers of a training differ from the record by more than the tolerance."""
     if expected.get("refused") or computed.get("refused"):
         if expected.get("refused") == computed.get("refused"):
@@ -240,7 +251,7 @@ def differences(expected: Record, computed: Record) -> list[str]:
             found.append(f"{path}: {number} in the record, missing now")
             continue
         group = path.partition(".")[0]
-        relative = tolerances.get(group, RTOL)
+        relative = tolerances.get(group, rtol)
         absolute = relative * ATOL / RTOL
         if group == "mrr":
             absolute = SENSITIVE_MRR_ATOL if tolerances else MRR_ATOL
@@ -262,11 +273,13 @@ def record_all(*, perturb: bool) -> Record:
             print(f"{number} of {len(settings_by_id)} trainings", file=sys.stderr)
     with TemporaryDirectory() as folder:
         of_world = world_record(Path(folder) / "run")
+    networks = {id: network_record(settings, graph) for id, settings in network_cases().items()}
     return {
         "machine": machine(),
         "trainings": trainings,
         "bootstrap": adapter.bootstrap(num_samples=1000, seed=0),
         "world": of_world,
+        "networks": networks,
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from . import adapter, record, world
-from .cases import DEFAULTS, Settings, cases, depends_on_processor
+from .cases import DEFAULTS, Settings, cases, depends_on_processor, network_cases
 
 NOT_RECORDED = "not recorded yet; run `make golden`"
 ROOT = Path(__file__).parents[2]
@@ -48,8 +48,26 @@ def test_training(id: str, settings: Settings, graph: Any) -> None:
     assert record.differences(expected, computed) == []
 
 
+@pytest.mark.parametrize("form", ["plain", "compiled"])
+@pytest.mark.parametrize(
+    ("id", "settings"),
+    [pytest.param(id, settings, id=id) for id, settings in network_cases().items()],
+)
+def test_path_network(id: str, settings: Settings, form: str, graph: Any) -> None:
+    """Both forms agree with the record of the plain one, which is in float64 as they are."""
+    if form == "compiled":
+        pytest.importorskip("numba")
+    expected = record.golden()["networks"].get(id)
+    if expected is None:
+        pytest.skip(NOT_RECORDED)
+    computed = record.network_record(settings, graph, compiled=form == "compiled")
+    assert record.differences(expected, computed, rtol=record.NETWORK_RTOL) == []
+
+
 def test_no_recorded_training_was_dropped() -> None:
-    assert set(record.golden()["trainings"]) <= set(cases()), "run `make golden` after a removal"
+    advice = "run `make golden` after a removal"
+    assert set(record.golden()["trainings"]) <= set(cases()), advice
+    assert set(record.golden()["networks"]) <= set(network_cases()), advice
 
 
 def test_bootstrap() -> None:

@@ -101,6 +101,94 @@ def test_without_dropout_only_the_batch_is_removed():
     assert (~kept).nonzero().flatten().tolist() == [4]
 
 
+def parallel(*, valid):
+    """a → b by two relations and b → a by another one; c and d are joined once, to a and to b."""
+    names = kg.Vocabulary(["a", "b", "c", "d"])
+    relations = kg.Vocabulary(["r", "s", "t"], kind="relation")
+    train = [(0, 0, 1), (0, 1, 1), (1, 2, 0), (0, 0, 2), (1, 0, 3), (2, 1, 3)]
+    held_out = np.array(valid, dtype=np.int32).reshape(-1, 3)
+    return kg.Graph("parallel", names, relations, np.array(train, np.int32), held_out, held_out)
+
+
+def removed(model, *triples):
+    """The training triples that are not among the edges when some are to be predicted."""
+    batch = torch.tensor(triples)
+    kept, kept_inverses = model.training_edges(*batch.unbind(1)).kept.chunk(2)
+    assert torch.equal(kept, kept_inverses)
+    return (~kept).nonzero().flatten().tolist()
+
+
+# The pairs of validation triples: none of the first is joined in train, and each of the second is.
+NEW_PAIRS = [(2, 0, 1), (3, 1, 0)]
+JOINED_PAIRS = [(1, 0, 0), (0, 2, 2)]
+
+
+def test_with_pairs_all_edges_between_the_two_entities_are_removed():
+    graph = parallel(valid=JOINED_PAIRS)
+    model = kg.PathNetwork(graph, dim=8, edge_dropout=0.0, remove_pairs=True)
+    assert removed(model, (0, 0, 1)) == [0, 1, 2]
+    # The inverse of a triple, and a triple in the other direction, have the same two entities.
+    assert removed(model, (1, 3, 0)) == [0, 1, 2]
+    assert removed(model, (1, 2, 0)) == [0, 1, 2]
+    assert removed(model, (0, 0, 2)) == [3]
+    assert removed(model, (0, 0, 2), (1, 0, 3)) == [3, 4]
+
+
+def test_without_pairs_only_the_triple_is_removed():
+    model = kg.PathNetwork(parallel(valid=NEW_PAIRS), dim=8, edge_dropout=0.0, remove_pairs=False)
+    assert removed(model, (0, 0, 1)) == [0]
+    assert removed(model, (1, 3, 0)) == [0]
+    assert removed(model, (1, 2, 0)) == [2]
+
+
+@pytest.mark.parametrize(
+    ("valid", "expected"),
+    [
+        pytest.param(NEW_PAIRS, [0, 1, 2], id="validation joins new pairs"),
+        pytest.param(JOINED_PAIRS, [0], id="validation joins pairs of train"),
+        pytest.param(NEW_PAIRS + JOINED_PAIRS[:1], [0], id="some of validation do"),
+        pytest.param([], [0], id="no validation"),
+    ],
+)
+def test_whether_pairs_are_removed_follows_from_validation(valid, expected):
+    model = kg.PathNetwork(parallel(valid=valid), dim=8, edge_dropout=0.0)
+    assert removed(model, (0, 0, 1)) == expected
+    # The choice belongs to the graph, and another graph may need another one.
+    model.read_graph(parallel(valid=NEW_PAIRS))
+    assert removed(model, (0, 0, 1)) == [0, 1, 2]
+    model.read_graph(parallel(valid=JOINED_PAIRS))
+    assert removed(model, (0, 0, 1)) == [0]
+
+
+def test_fewer_than_a_fifth_of_the_pairs_are_few():
+    """Half of the training triples join a pair that another one joins, too."""
+    one_in_eleven = JOINED_PAIRS[:1] + 10 * NEW_PAIRS[:1]
+    one_in_nine = JOINED_PAIRS[:1] + 8 * NEW_PAIRS[:1]
+    few = kg.PathNetwork(parallel(valid=one_in_eleven), dim=8, edge_dropout=0.0)
+    assert removed(few, (0, 0, 1)) == [0, 1, 2]
+    enough = kg.PathNetwork(parallel(valid=one_in_nine), dim=8, edge_dropout=0.0)
+    assert removed(enough, (0, 0, 1)) == [0]
+
+
+@pytest.mark.parametrize("remove_pairs", [None, True, False])
+def test_the_choice_of_pairs_is_kept_in_a_run(remove_pairs, tmp_path):
+    graph = parallel(valid=NEW_PAIRS)
+    model = kg.PathNetwork(graph, dim=4, steps=2, edge_dropout=0.0, remove_pairs=remove_pairs)
+    options = {"steps": 2, "edge_dropout": 0.0}
+    if remove_pairs is not None:
+        options["remove_pairs"] = remove_pairs
+    config = {"dim": 4, **options}
+    assert model.config == config
+    assert kg.PathNetwork(graph, **config).config == config
+
+    run = kg.train(model, graph, epochs=1, out=tmp_path / "run")
+    assert run.recipe.model.options == options
+    loaded = kg.load_run(tmp_path / "run").model
+    assert loaded.config == config
+    assert loaded.remove_pairs is remove_pairs
+    assert removed(loaded, (0, 0, 1)) == removed(run.model, (0, 0, 1))
+
+
 def test_what_it_does_not_have():
     graph = chain()
     model = kg.PathNetwork(graph, dim=8)

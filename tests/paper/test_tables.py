@@ -10,9 +10,11 @@ from paper.studies import STUDIES
 from paper.tables import (
     BEGIN,
     END,
+    PATHS_PAGE,
     README,
     datasets_table,
     hyperparameters_table,
+    paths_tables,
     readme_table,
     results_page,
     results_table,
@@ -146,10 +148,11 @@ def test_committed_pages_have_the_numbers_of_the_committed_records(monkeypatch):
     assert all(
         line in committed for line in results_page(RECORDS, STUDIES.values()).splitlines()
     )  # in the same order
-    readme = README.read_text(encoding="utf-8")
-    assert BEGIN in readme
-    assert END in readme
-    assert with_table(readme, readme_table(RECORDS)) == readme
+    for path, make_table in ((README, readme_table), (PATHS_PAGE, paths_tables)):
+        page = path.read_text(encoding="utf-8")
+        assert BEGIN in page
+        assert END in page
+        assert with_table(page, make_table(RECORDS)) == page
 
 
 def test_only_the_text_between_the_marks_changes():
