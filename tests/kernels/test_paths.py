@@ -145,8 +145,48 @@ def test_kept_edges_count_in_degrees_and_scalers():
     torch.testing.assert_close(kept.scalers[:, 2], 1 / logs)
 
 
+def score_by_steps(form, queries, factors, mixings, of_scores, *, heads, edges):
+    """What is reached after each step, and the scores `(num_entities, batch)`."""
+    reached = form.reach(heads, edges, len(factors))
+    batch, dim = queries.shape
+    numbers = torch.arange(batch, device=heads.device)
+    zeros = queries.new_zeros(edges.num_entities, batch, dim)
+    vectors = zeros.index_put((heads, numbers), queries)
+    for step, mixing in enumerate(mixings):
+        vectors = form.take_step(
+            vectors,
+            factors[step],
+            queries,
+            mixing,
+            heads=heads,
+            edges=edges,
+            before=reached[step],
+            after=reached[step + 1],
+        )
+    return reached, form.score(vectors, *of_scores)
+
+
+def score_by_query(form, queries, factors, mixings, of_scores, *, heads, edges):
+    """The same of a form that computes all steps of a query at once."""
+    reached = form.reach(heads, edges, len(factors))
+    is_placed = reached.places >= 0
+    masks = [(is_placed & (reached.places < counts[:, None])).t() for counts in reached.counts]
+    from_queries, weight, score_weight = of_scores
+    scores = form.score_entities(
+        queries,
+        torch.stack(factors).transpose(1, 2),
+        Mixing(*(torch.stack(parts) for parts in zip(*mixings, strict=True))),
+        heads=heads,
+        edges=edges,
+        from_queries=from_queries,
+        weight=weight,
+        score_weight=score_weight,
+    )
+    return masks, scores.t()
+
+
 def compare(form, *, num_entities, num_triples, batch, dim, dtype, device, tolerances):
-    """Compare the vectors and the gradients of three steps with the plain form in float64.
+    """Compare the scores and the gradients of three steps with the plain form in float64.
 
     In low precision a maximum or a zero may be another one, so that norms are compared.
     """
@@ -164,38 +204,25 @@ def compare(form, *, num_entities, num_triples, batch, dim, dtype, device, toler
         factors = [drawn(6, batch, dim) for _ in range(num_steps)]
         queries = drawn(batch, dim)
         mixings = mixing_of(dim, steps=num_steps, dtype=weight_dtype, device=device)
-        reached = form.reach(heads, edges, num_steps)
-        zeros = torch.zeros(num_entities, batch, dim, dtype=dtype, device=device)
-        vectors = zeros.index_put((heads, torch.arange(batch, device=device)), queries)
-        for step in range(num_steps):
-            vectors = form.take_step(
-                vectors,
-                factors[step],
-                queries,
-                mixings[step],
-                heads=heads,
-                edges=edges,
-                before=reached[step],
-                after=reached[step + 1],
-            )
         numbers = [drawn(batch, 2 * dim), drawn(2 * dim, dim), drawn(2 * dim)]
         of_scores = [number.detach().to(weight_dtype).requires_grad_() for number in numbers]
-        scores = form.score(vectors, *of_scores)
+        arguments = (queries, factors, mixings, of_scores)
+        score_all = score_by_query if hasattr(form, "score_entities") else score_by_steps
+        reached, scores = score_all(form, *arguments, heads=heads, edges=edges)
         weights = torch.randn(scores.shape, generator=generator, dtype=torch.float64)
         (scores.double() * weights.to(device)).sum().backward()
         parameters = [*factors, queries, *(part for mixing in mixings for part in mixing)]
         parameters += of_scores
         gradients = [parameter.grad for parameter in parameters]
-        return reached, (vectors.detach(), scores.detach()), gradients
+        return reached, scores.detach(), gradients
 
     reached, expected, gradients = run(paths, torch.float64, torch.float64)
     weight_dtype = torch.float64 if dtype == torch.float64 else torch.float32
     same_reach, found, other_gradients = run(form, dtype, weight_dtype)
     for one, other in zip(reached, same_reach, strict=True):
         assert torch.equal(one, getattr(other, "mask", other))
-    of_vectors, of_gradients = tolerances
-    for vectors, others in zip(expected, found, strict=True):
-        assert _distance(vectors, others) < of_vectors
+    of_scores, of_gradients = tolerances
+    assert _distance(expected, found) < of_scores
     for gradient, other in zip(gradients, other_gradients, strict=True):
         assert _distance(gradient, other) < of_gradients
 
@@ -212,7 +239,8 @@ SIZES = [(20, 40, 5, 16), (20, 300, 35, 16), (300, 3000, 32, 32), (10, 2000, 3, 
     [(torch.float64, (1e-12, 1e-10)), (torch.float32, (1e-5, 2e-2))],
 )
 @pytest.mark.parametrize(
-    ("num_entities", "num_triples", "batch", "dim"), [(20, 40, 5, 7), (9, 300, 35, 16)]
+    ("num_entities", "num_triples", "batch", "dim"),
+    [(20, 40, 5, 7), (9, 300, 35, 16), (60, 70, 20, 16)],
 )
 def test_the_numba_form_is_the_reference(num_entities, num_triples, batch, dim, dtype, tolerances):
     pytest.importorskip("numba")
@@ -228,6 +256,47 @@ def test_the_numba_form_is_the_reference(num_entities, num_triples, batch, dim, 
         device="cpu",
         tolerances=tolerances,
     )
+
+
+def test_groups_of_queries_and_threads_do_not_change_the_numba_form():
+    pytest.importorskip("numba")
+    from dualkg.kernels import cpu_paths
+
+    num_entities, batch, dim = 30, 35, 16
+    edges = random_edges(num_entities, 3, 60, drop=0.1)
+    heads = torch.arange(batch) % num_entities
+
+    def run(**options):
+        generator = torch.Generator().manual_seed(2)
+
+        def drawn(*sizes):
+            numbers = torch.randn(*sizes, generator=generator, dtype=torch.float64)
+            return numbers.requires_grad_()
+
+        parameters = [drawn(batch, dim), drawn(2, batch, 6, dim)]
+        sizes = ((2, 3 * dim, 4 * dim), (2, dim, dim), (2, dim), (2, dim), (2, dim))
+        mixing = Mixing(*(drawn(*size) for size in sizes))
+        of_scores = {
+            "from_queries": drawn(batch, 2 * dim),
+            "weight": drawn(2 * dim, dim),
+            "score_weight": drawn(2 * dim),
+        }
+        scores = cpu_paths.score_entities(
+            *parameters, mixing, heads=heads, edges=edges, **of_scores, **options
+        )
+        scores.square().sum().backward()
+        parameters += [*mixing, *of_scores.values()]
+        return [scores.detach(), *(parameter.grad for parameter in parameters)]
+
+    expected = run()
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        by_threads = run()
+    finally:
+        torch.set_num_threads(num_threads)
+    torch.testing.assert_close(by_threads, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(run(max_rows=1), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.gpu

@@ -214,43 +214,41 @@ class PathNetwork(Model):
 
         return compiled_paths
 
-    def spread(
+    def _factors(self, queries: Tensor) -> Tensor:
+        """The vectors of relations in all steps, `(num_steps, batch, num_relations, dim)`."""
+        dtype = queries.dtype
+        # One product for all steps, and gradients of all steps at once.
+        factors = torch.einsum("bi,soi->sbo", queries, self.factor_weights.to(dtype))
+        factors = factors + self.factor_biases.to(dtype).unsqueeze(1)
+        return factors.view(self.steps, len(queries), self.num_relation_ids, self.dim)
+
+    @property
+    def _mixing(self) -> paths.Mixing:
+        """The parameters of all steps."""
+        return paths.Mixing(
+            self.statistics_weights, self.own_weights, self.own_biases, self.gains, self.shifts
+        )
+
+    def _spread(
         self,
         heads: Tensor,
-        relations: Tensor,
+        queries: Tensor,
         edges: paths.Edges,
         *,
-        weighted: Sequence[paths.WeightedEdges] | None = None,
+        form: ModuleType,
+        weighted: Sequence[paths.WeightedEdges] | None,
     ) -> Tensor:
-        """The vectors of all entities after the last step, `(num_entities, batch, dim)`.
-
-        `weighted` are edges and weights of each step, which the plain form reads.
-        """
-        form = self._form() if weighted is None else paths
-        dtype = self.query_vectors.dtype
-        if form is not paths and self.bf16 and self.device.type == "cuda":
+        """The vectors of all entities after the last step, `(num_entities, batch, dim)`."""
+        dtype = queries.dtype
+        if form is not paths and self.bf16:
             dtype = torch.bfloat16
-        batch = len(heads)
-        of_relations = self.query_vectors[relations]
-        queries = of_relations.to(dtype)
+        queries = queries.to(dtype)
         reached = form.reach(heads, edges, self.steps)
-        zeros = queries.new_zeros(self.shape.num_entities, batch, self.dim)
-        numbers = torch.arange(batch, device=heads.device)
+        zeros = queries.new_zeros(self.shape.num_entities, len(heads), self.dim)
+        numbers = torch.arange(len(heads), device=heads.device)
         vectors = zeros.index_put((heads, numbers), queries)
-        # One product for all steps, and gradients of all steps at once.
-        factors_of_steps = torch.einsum(
-            "bi,soi->sbo", queries, self.factor_weights.to(dtype)
-        ) + self.factor_biases.to(dtype).unsqueeze(1)
-        shape = (self.steps, batch, self.num_relation_ids, self.dim)
-        factors_of_steps = factors_of_steps.view(shape).transpose(1, 2)
-        mixings = zip(
-            self.statistics_weights.unbind(),
-            self.own_weights.unbind(),
-            self.own_biases.unbind(),
-            self.gains.unbind(),
-            self.shifts.unbind(),
-            strict=True,
-        )
+        factors_of_steps = self._factors(queries).transpose(1, 2)
+        mixings = zip(*(parameters.unbind() for parameters in self._mixing), strict=True)
         steps = zip(factors_of_steps.unbind(), mixings, strict=True)
         for step, (factors, weights) in enumerate(steps):
             mixing = paths.Mixing(*weights)
@@ -275,15 +273,31 @@ class PathNetwork(Model):
         *,
         weighted: Sequence[paths.WeightedEdges] | None = None,
     ) -> Tensor:
-        """Scores of all entities as tails, `(batch, num_entities)`."""
-        vectors = self.spread(heads, relations, edges, weighted=weighted)
+        """Scores of all entities as tails, `(batch, num_entities)`.
+
+        `weighted` are edges and weights of each step, which the plain form reads.
+        """
         form = self._form() if weighted is None else paths
+        queries = self.query_vectors[relations]
         of_vectors = self.hidden_weight[:, : self.dim]
         of_queries = self.hidden_weight[:, self.dim :]
-        from_queries = nn.functional.linear(
-            self.query_vectors[relations], of_queries, self.hidden_bias
-        )
-        scores: Tensor = form.score(vectors, from_queries, of_vectors, self.score_weight.view(-1))
+        from_queries = nn.functional.linear(queries, of_queries, self.hidden_bias)
+        score_weight = self.score_weight.view(-1)
+        scores: Tensor
+        if form is not paths and self.device.type == "cpu":
+            scores = form.score_entities(
+                queries,
+                self._factors(queries),
+                self._mixing,
+                heads=heads,
+                edges=edges,
+                from_queries=from_queries,
+                weight=of_vectors,
+                score_weight=score_weight,
+            )
+            return scores + self.score_bias
+        vectors = self._spread(heads, queries, edges, form=form, weighted=weighted)
+        scores = form.score(vectors, from_queries, of_vectors, score_weight)
         return scores.t() + self.score_bias
 
     def _shared_scores(self, heads: Tensor, relations: Tensor, edges: paths.Edges) -> Tensor:
