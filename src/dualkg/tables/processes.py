@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dualkg.errors import DualkgError
 
 T = TypeVar("T")
+TEXT_END = b"\xff"  # a byte that no text in UTF-8 has
 
 
 class OtherProcessFailed(DualkgError):
@@ -76,6 +77,22 @@ class Processes:
         if self.count > 1:
             dist.all_reduce(numbers, dist.ReduceOp.MAX)
         return numbers.tolist()
+
+    def gather(self, text: str) -> list[str]:
+        """The texts of all processes, by their index."""
+        if self.count == 1:
+            return [text]
+        own = text.encode()
+        size = int(self.largest(len(own))[0])
+        # What is sent has one size, and a text ends at a byte that UTF-8 does not have.
+        padded = torch.tensor(list(own.ljust(size + 1, TEXT_END)), dtype=torch.uint8)
+        received = [torch.empty_like(padded) for _ in range(self.count)]
+        dist.all_gather(received, padded)
+        texts = []
+        for numbers in received:
+            content, _, _ = bytes(numbers.tolist()).partition(TEXT_END)
+            texts.append(content.decode())
+        return texts
 
     def own_part(self, number: int) -> slice:
         """The part of this process of that many things."""

@@ -52,6 +52,7 @@ from dualkg.models.paths import PathNetwork
 from dualkg.tables import Processes, Shard, ShardedTables
 from dualkg.tables.files import is_divided, load_checkpoint, save_checkpoint, shard_file
 from dualkg.tables.lookup import TABLE_NAMES
+from dualkg.training.agreement import check_agreement, training_facts
 from dualkg.training.api import choose_device, finish
 from dualkg.training.callbacks import Callback, find_callbacks, saved_trackers
 from dualkg.training.checkpoint import (
@@ -74,6 +75,7 @@ MEETING_TIME = timedelta(minutes=10)  # in which all processes have to start, or
 MAX_REASON = 300  # characters of a reason that a library gives
 RECORD_NUMBERS = 1 + 32  # the size of a file, and the bytes of its sha256
 DAMAGED_SHARD = "its size or its sha256 is not the one in latest.json"
+ENGINE = "the engine"  # which the kind of a GPU may decide
 AFTER_DAMAGE = "Restore it from a copy, or train the run again."
 
 
@@ -434,6 +436,7 @@ def train_in_processes(
     After a restart by the launcher, the run is resumed. `on_start` gets a sentence in process 0
     before the first step: the memory and the time that each process needs.
     """
+    check_agreement(group, training_facts(recipe, graph, group.device))
     folder = RunFolder(out)
     was_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     with group_lock(group, out):
@@ -450,6 +453,7 @@ def train_in_processes(
         group.on_first(lambda: folder.check_free(overwrite=overwrite))
         called = find_callbacks(callbacks)
         trainer = build_trainer(recipe, graph, group, on_progress=on_progress, callbacks=called)
+        check_agreement(group, {ENGINE: trainer.describe_engine()})
 
         def create() -> None:
             engine = trainer.describe_engine()
@@ -489,6 +493,7 @@ def _resume(
     group.on_first(lambda: _check_resumable(folder, group))
     recipe = load_recipe(folder.recipe, trust_code=trust_code)
     graph = folder.load_graph()
+    check_agreement(group, training_facts(recipe, graph, group.device))
     called = find_callbacks(callbacks or saved_trackers(folder.path)) if group.first else []
     about = CheckpointFolder(folder.checkpoint_folder, group).about()
     trainer = build_trainer(
@@ -500,6 +505,7 @@ def _resume(
         on_progress=on_progress,
         callbacks=called,
     )
+    check_agreement(group, {ENGINE: trainer.describe_engine()})
     trainer.restore(folder.checkpoint_folder)
     return _finish(trainer, folder, on_start)
 
