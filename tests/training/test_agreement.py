@@ -19,8 +19,10 @@ from dualkg.tables import Processes
 from dualkg.training.agreement import (
     CHECKSUM,
     Disagreement,
+    FolderNotShared,
     ProcessesDisagree,
     check_agreement,
+    check_shared,
     find_differences,
     training_facts,
 )
@@ -197,3 +199,59 @@ def test_the_command_says_once_that_processes_disagree(tmp_path: Path) -> None:
     assert "Saved" not in first.err + first.out
     assert "disagree" not in second.err
     assert not (tmp_path / "run").exists()
+
+
+# -- folders that are not shared ---------------------------------------------
+
+
+def look_for_folders(group: Processes, folder: Path) -> None:
+    """Only a folder that both processes see is accepted, whether it exists already or not."""
+    own = folder / str(group.index)
+    host = socket.gethostname()
+    for path in (own / "run", own / "is-there", folder / "only-0" / str(group.index)):
+        with refused(
+            FolderNotShared,
+            path=path,
+            hosts={1: host},
+            first_host=host,
+            silent=not group.first,
+        ):
+            check_shared(group, path, patience=0)
+    check_shared(group, folder / "run")
+    check_shared(group, folder / "shared")
+    (folder / f"link-{group.index}").symlink_to(folder / "shared")
+    check_shared(group, folder / f"link-{group.index}")
+    for path in (folder, own):
+        assert not [child for child in path.iterdir() if child.name.startswith(".")]
+
+
+def test_a_folder_that_is_not_shared_is_noticed(tmp_path: Path) -> None:
+    for name in ("0/is-there", "1/is-there", "shared", "only-0/0"):
+        (tmp_path / "folders" / name).mkdir(parents=True)
+    in_processes(2, look_for_folders, tmp_path / "folders", folder=tmp_path)
+    assert not list((tmp_path / "folders" / "shared").iterdir())
+
+
+def test_the_message_names_the_hosts_that_do_not_see_the_folder() -> None:
+    hosts = {8: "b", 9: "b", 16: "c", 24: "d", 32: "e"}
+    error = FolderNotShared(Path("runs/big"), hosts, first_host="a")
+    assert str(error) == (
+        "The run folder runs/big is not the same for all processes: what process 0 writes there on "
+        "a is not seen by process 8 on b, process 16 on c, process 24 on d, and on 1 more machine. "
+        "Name a folder that all machines share, under the same path, with out; nothing was trained."
+    )
+
+
+def test_the_command_refuses_a_folder_of_each_node(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "r.toml").write_text(RECIPE)
+    words = ["train", "r.toml", "--out", "runs/run"]
+    first, second = run_together([words, words], folders=folders)
+    assert (first.code, second.code) == (2, 2)
+    assert f"is not seen by process 1 on {socket.gethostname()}." in first.err
+    assert "--out" in first.err
+    assert "run folder" not in second.err
+    for folder in folders:
+        assert [child.name for child in folder.iterdir()] == ["r.toml"]

@@ -1,22 +1,28 @@
-"""What the processes of a training have to agree on, compared before anything is written."""
+"""What the processes of a training have to agree on, compared before anything is trained."""
 
 from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from dualkg.data.graph import Graph
 from dualkg.errors import PYTHON, RequestError, Words
+from dualkg.files import Token, written_token
 from dualkg.tables import Processes
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import installed_version
 
 Facts = dict[str, str]  # what a process starts with, as text that is compared
 CHECKSUM = "the checksum of names and triples in their order"
+VISIBLE_SECONDS = 10.0  # in which a network file system shows a new file to all machines
+POLL_SECONDS = 0.1
 MAX_MORE = 3  # further differences that a message names
 
 
@@ -57,6 +63,30 @@ class ProcessesDisagree(RequestError):
         )
 
 
+class FolderNotShared(RequestError):
+    """Some processes do not see the run folder of process 0; `hosts` are theirs, by index."""
+
+    def __init__(self, path: Path, hosts: Mapping[int, str], *, first_host: str) -> None:
+        super().__init__()
+        self.path = path
+        self.hosts = dict(hosts)
+        self.first_host = first_host
+
+    def message(self, words: Words = PYTHON) -> str:
+        first_processes: dict[str, int] = {}
+        for index, host in self.hosts.items():
+            first_processes.setdefault(host, index)
+        places = [f"process {index} on {host}" for host, index in first_processes.items()]
+        named = ", ".join(places[:MAX_MORE])
+        num_more = len(places) - MAX_MORE
+        more = f", and on {num_more} more machine{'s' * (num_more > 1)}" if num_more > 0 else ""
+        return (
+            f"The run folder {self.path} is not the same for all processes: what process 0 writes "
+            f"there on {self.first_host} is not seen by {named}{more}. Name a folder that all "
+            f"machines share, under the same path, with {words.option('out')}; nothing was trained."
+        )
+
+
 def _shown(value: str | None) -> str:
     return "not set" if value is None else value
 
@@ -83,6 +113,36 @@ def check_agreement(group: Processes, facts: Facts) -> None:
         error = ProcessesDisagree(differences, group.gather(socket.gethostname()))
         error.silent = not group.first
         raise error
+
+
+def check_shared(group: Processes, path: Path, *, patience: float = VISIBLE_SECONDS) -> None:
+    """Refuse in all processes a run folder that some of them do not see. The first reports it.
+
+    Process 0 writes a random text, which all look for. `patience` is how many seconds they do.
+    """
+    if group.count == 1:
+        return
+    with ExitStack() as stack:
+        own = group.on_first(lambda: stack.enter_context(written_token(path)))
+        token = Token(*json.loads(group.gather(json.dumps(own))[0]))
+        is_seen = _is_seen_within(patience, token, path)
+        # The token stays until all have looked for it.
+        answers = group.gather("" if is_seen else socket.gethostname())
+    hosts = {index: host for index, host in enumerate(answers) if host}
+    if hosts:
+        first_host = group.gather(socket.gethostname())[0]
+        error = FolderNotShared(path, hosts, first_host=first_host)
+        error.silent = not group.first
+        raise error
+
+
+def _is_seen_within(seconds: float, token: Token, path: Path) -> bool:
+    deadline = time.monotonic() + seconds
+    while not token.is_seen(path):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
 
 
 def training_facts(recipe: Recipe, graph: Graph, device: torch.device) -> Facts:

@@ -52,7 +52,7 @@ from dualkg.models.paths import PathNetwork
 from dualkg.tables import Processes, Shard, ShardedTables
 from dualkg.tables.files import is_divided, load_checkpoint, save_checkpoint, shard_file
 from dualkg.tables.lookup import TABLE_NAMES
-from dualkg.training.agreement import check_agreement, training_facts
+from dualkg.training.agreement import check_agreement, check_shared, training_facts
 from dualkg.training.api import choose_device, finish
 from dualkg.training.callbacks import Callback, find_callbacks, saved_trackers
 from dualkg.training.checkpoint import (
@@ -440,6 +440,7 @@ def train_in_processes(
     folder = RunFolder(out)
     was_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     with group_lock(group, out):
+        check_shared(group, out)
         is_unfinished = folder.checkpoint_folder.exists() and not folder.report.exists()
         if was_restarted and group.any(is_unfinished):
             return _resume(
@@ -478,6 +479,7 @@ def resume_in_processes(
     folder = RunFolder(path)
     with processes(device) as group, group_lock(group, folder.path):
         group.on_first(folder.check_is_run)
+        check_shared(group, folder.path)
         return _resume(folder, group, on_start, trust_code=trust_code, on_progress=on_progress)
 
 
