@@ -50,6 +50,7 @@ from dualkg.models.base import Model
 from dualkg.models.partial import PartialModel
 from dualkg.models.paths import PathNetwork
 from dualkg.tables import Processes, Shard, ShardedTables
+from dualkg.tables.barrier import Barrier
 from dualkg.tables.files import is_divided, load_checkpoint, save_checkpoint, shard_file
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.agreement import check_agreement, check_shared, training_facts
@@ -71,7 +72,7 @@ from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
 OnStart = Callable[[str], None]
 Records = dict[str, dict[str, Any]]  # size and checksum by the name of a file
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-MEETING_TIME = timedelta(minutes=10)  # in which all processes have to start, or to answer
+MEETING_TIME = timedelta(minutes=10)  # in which all processes have to start, or a collective to end
 MAX_REASON = 300  # characters of a reason that a library gives
 RECORD_NUMBERS = 1 + 32  # the size of a file, and the bytes of its sha256
 DAMAGED_SHARD = "its size or its sha256 is not the one in latest.json"
@@ -201,11 +202,15 @@ def _join_group(index: int, count: int, device: str | torch.device | None) -> Pr
         torch.cuda.set_device(chosen)
         backend = f"cpu:gloo,cuda:{'gloo' if shares_gpu else 'nccl'}"
     try:
-        dist.init_process_group(backend, timeout=MEETING_TIME)
+        store, index, count = next(dist.rendezvous("env://", timeout=MEETING_TIME))
+        dist.init_process_group(
+            backend, store=store, rank=index, world_size=count, timeout=MEETING_TIME
+        )
+        barrier = Barrier(store, index, count)
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise ProcessesDidNotMeet(index, count, address=address, reason=_reason(error)) from None
-    return Processes(index, count, chosen, capturable=not shares_gpu)
+    return Processes(index, count, chosen, capturable=not shares_gpu, barrier=barrier)
 
 
 def _reason(error: Exception) -> str:
@@ -453,7 +458,8 @@ def train_in_processes(
             )
         group.on_first(lambda: folder.check_free(overwrite=overwrite))
         called = find_callbacks(callbacks)
-        trainer = build_trainer(recipe, graph, group, on_progress=on_progress, callbacks=called)
+        options: dict[str, Any] = {"on_progress": on_progress, "callbacks": called}
+        trainer = group.together(partial(build_trainer, recipe, graph, group, **options))
         check_agreement(group, {ENGINE: trainer.describe_engine()})
 
         def create() -> None:
@@ -494,11 +500,12 @@ def _resume(
 ) -> TrainedRun:
     group.on_first(lambda: _check_resumable(folder, group))
     recipe = load_recipe(folder.recipe, trust_code=trust_code)
-    graph = folder.load_graph()
+    graph = group.together(folder.load_graph)
     check_agreement(group, training_facts(recipe, graph, group.device))
     called = find_callbacks(callbacks or saved_trackers(folder.path)) if group.first else []
     about = CheckpointFolder(folder.checkpoint_folder, group).about()
-    trainer = build_trainer(
+    build = partial(
+        build_trainer,
         recipe,
         graph,
         group,
@@ -507,6 +514,7 @@ def _resume(
         on_progress=on_progress,
         callbacks=called,
     )
+    trainer = group.together(build)
     check_agreement(group, {ENGINE: trainer.describe_engine()})
     trainer.restore(folder.checkpoint_folder)
     return _finish(trainer, folder, on_start)
