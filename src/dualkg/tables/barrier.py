@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
-import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from dualkg.errors import DualkgError
 
@@ -63,7 +63,7 @@ class Barrier:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Store,
         index: int,
         count: int,
         *,
@@ -74,7 +74,7 @@ class Barrier:
         self.index = index
         self.count = count
         self.pace = pace or Pace()
-        self._store = dist.PrefixStore("dualkg", store)
+        self._store = PrefixStore("dualkg", store)
         self._store.set(f"host/{index}", host or socket.gethostname())
         self._num_meetings = 0
 
@@ -98,14 +98,14 @@ class Barrier:
         it fails in several, the first reports it.
         """
         self._num_meetings += 1
-        store = dist.PrefixStore(str(self._num_meetings), self._store)
+        store = PrefixStore(str(self._num_meetings), self._store)
         return _Meeting(store, self).call(function, after)
 
 
 class _Meeting:
     """One call of a barrier. The store counts who has ended, failed, noticed that, and left."""
 
-    def __init__(self, store: dist.Store, barrier: Barrier) -> None:
+    def __init__(self, store: Store, barrier: Barrier) -> None:
         self.store = store
         self.barrier = barrier
         self.index = barrier.index

@@ -29,6 +29,7 @@ class Processes:
     device: torch.device
     capturable: bool = True
     barrier: Barrier | None = None
+    num_sharing: int = 1  # processes that share the memory of the device, this one included
 
     @property
     def first(self) -> bool:

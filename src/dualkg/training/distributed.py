@@ -64,9 +64,10 @@ from dualkg.training.checkpoint import (
     save_tensors,
 )
 from dualkg.training.costs import WorkEstimate
-from dualkg.training.memory import estimate_step, gib
+from dualkg.training.memory import checkpoint_copy, estimate_step, gib, measure_gradients
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import RunFolder, TrainedRun
+from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
 
 OnStart = Callable[[str], None]
@@ -194,15 +195,19 @@ def _join_group(index: int, count: int, device: str | torch.device | None) -> Pr
     chosen = choose_device(device)
     backend = "gloo"
     shares_gpu = False
+    num_here = int(os.environ.get("LOCAL_WORLD_SIZE", count))
+    num_sharing = num_here
     if chosen.type == "cuda":
         num_gpus = torch.cuda.device_count()
+        num_sharing = math.ceil(num_here / num_gpus)
         # NCCL does not support two processes on one GPU.
-        shares_gpu = int(os.environ.get("LOCAL_WORLD_SIZE", count)) > num_gpus
+        shares_gpu = num_here > num_gpus
         chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % num_gpus)
         torch.cuda.set_device(chosen)
         backend = f"cpu:gloo,cuda:{'gloo' if shares_gpu else 'nccl'}"
     try:
-        store, index, count = next(dist.rendezvous("env://", timeout=MEETING_TIME))
+        meeting = dist.rendezvous("env://", timeout=MEETING_TIME)  # type: ignore[attr-defined]
+        store, index, count = next(meeting)
         dist.init_process_group(
             backend, store=store, rank=index, world_size=count, timeout=MEETING_TIME
         )
@@ -210,7 +215,14 @@ def _join_group(index: int, count: int, device: str | torch.device | None) -> Pr
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise ProcessesDidNotMeet(index, count, address=address, reason=_reason(error)) from None
-    return Processes(index, count, chosen, capturable=not shares_gpu, barrier=barrier)
+    return Processes(
+        index,
+        count,
+        chosen,
+        capturable=not shares_gpu,
+        barrier=barrier,
+        num_sharing=num_sharing,
+    )
 
 
 def _reason(error: Exception) -> str:
@@ -326,6 +338,8 @@ class FolderStore(CheckpointStore):
     weights and negatives do not depend on it.
     """
 
+    copies_state = True
+
     def __init__(self, group: Processes, shard: Shard, parameters: Sequence[str]) -> None:
         self.group = group
         self.shard = shard
@@ -398,6 +412,19 @@ def build_trainer(
     return Trainer(model, graph, recipe, regularizer, group=group, store=store, **shown)
 
 
+def _gradient_seconds(trainer: Trainer) -> float:
+    """The measured time of the gradients of a batch; 0 if computing them may change a training.
+
+    Buffers, as those of batch normalization, and the classes of a user may count batches.
+    """
+    has_state = any(True for _ in trainer.model.buffers()) or bool(trainer.recipe.own_classes)
+    step: object = trainer.step
+    examples = trainer.examples
+    if has_state or not isinstance(step, ReferenceStep) or not isinstance(examples, Tensor):
+        return 0.0
+    return measure_gradients(step, examples[: trainer.recipe.training.batch_size])
+
+
 def expectation(trainer: Trainer) -> str:
     """What a process will need, as a sentence: the most of all processes.
 
@@ -411,6 +438,7 @@ def expectation(trainer: Trainer) -> str:
         own_seconds = work / trainer.num_steps / trainer.group.count
     else:
         own_seconds = estimate_step(recipe, trainer.model, trainer.engine)
+        own_seconds = max(own_seconds, _gradient_seconds(trainer))
     seconds, memory = trainer.group.largest(own_seconds, trainer.need.of(batch_size))
     epochs_left = recipe.training.epochs - trainer.progress.epoch
     total = timedelta(seconds=math.ceil(epochs_left * trainer.num_steps * seconds))
@@ -418,10 +446,14 @@ def expectation(trainer: Trainer) -> str:
     part = f"has {num_rows:,} of {tables.num_entities:,} entities"
     if isinstance(trainer.model, PathNetwork):
         part = f"takes {batch_size:,} queries of a batch"
+    on_host = ""
+    if trainer.model.device.type != "cpu":
+        # Tensors are copied to the host, and there into a file.
+        on_host = f", and {gib(2 * checkpoint_copy(recipe, trainer.model))} on the host to save"
     return (
         f"Each process {part}, and needs at most "
-        f"{gib(memory)} for training in addition to the model. A step takes about {seconds:.2g} "
-        f"s, all epochs about {total}."
+        f"{gib(memory)} for training in addition to the model{on_host}. A step takes about "
+        f"{seconds:.2g} s, all epochs about {total}."
     )
 
 
