@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import stat
@@ -260,6 +261,41 @@ def _temporary(path: Path, parent: Path) -> Iterator[Path]:
         place = str(error.filename or name).replace(f"{name}/{path.name}", name)
         place = place.replace(name, str(path), 1)
         raise OSError(error.errno or errno.EIO, error.strerror or str(error), place) from error
+
+
+class Token(NamedTuple):
+    """A file with random text, by which other machines find out whether they see the same folder.
+
+    `name` is that of the file, in a folder that exists, or else beside it.
+    """
+
+    name: str
+    text: str
+    is_inside: bool
+
+    def is_seen(self, path: Path) -> bool:
+        """Whether this machine has the file at the path that it has written, or was given."""
+        real_path = Path(os.path.realpath(path))
+        home = real_path if self.is_inside else real_path.parent
+        try:
+            return read_text(home / self.name) == self.text
+        except (OSError, ValueError):
+            return False
+
+
+@contextmanager
+def written_token(path: Path) -> Iterator[Token]:
+    """Write a token in a folder, or where it will be, and remove it at the end."""
+    real_path = Path(os.path.realpath(path))
+    is_inside = real_path.is_dir()
+    home = real_path if is_inside else real_path.parent
+    with _temporary(real_path, home) as folder:
+        file = folder / "token"
+        text = secrets.token_hex(32)
+        file.write_text(text)
+        # Machines of another user may read it.
+        folder.chmod(0o777 & ~_umask())
+        yield Token(f"{folder.name}/{file.name}", text, is_inside)
 
 
 def _check_name(path: Path) -> None:

@@ -33,6 +33,7 @@ from dualkg.models.bilinear import Dual
 from dualkg.models.partial import PartialModel
 from dualkg.regularizers import REGULARIZERS, Regularizer
 from dualkg.tables import EntityTables, LocalTables, Processes, Shard, ShardedTables
+from dualkg.tables.barrier import Barrier
 from dualkg.tables.files import shard_file
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training import distributed, run
@@ -104,10 +105,10 @@ def _member(
     arguments: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size
-    )
-    function(Processes(rank, world_size, torch.device("cpu")), *arguments)
+    store = dist.FileStore(meeting, world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    barrier = Barrier(store, rank, world_size)
+    function(Processes(rank, world_size, torch.device("cpu"), barrier=barrier), *arguments)
     dist.destroy_process_group()
 
 
@@ -1008,6 +1009,8 @@ def test_a_lost_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     for name in ("init_process_group", "destroy_process_group"):
         monkeypatch.setattr(dist, name, lambda *args, **options: None)
+    met = (dist.HashStore(), 1, 2)
+    monkeypatch.setattr(dist, "rendezvous", lambda *args, **options: iter([met]))
     lost = "[/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer."
     told = "Process 1 of 2 has lost the others: .* dualkg resume RUN"
     for error in (RuntimeError(lost), dist.DistNetworkError(lost)):

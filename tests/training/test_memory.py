@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.data.graph import GraphShape
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS
+from dualkg.tables import Processes
 from dualkg.training import memory
+from dualkg.training.distributed import build_trainer
 from dualkg.training.engines import Engine
 from dualkg.training.memory import Need, Rates, measure_rates, predict, step_seconds
+from dualkg.training.recipe import Recipe
 from dualkg.training.trainer import Trainer
 from tests.conftest import graph_of
 from tests.processes import run_python
@@ -327,3 +330,34 @@ def test_the_largest_batch_is_the_last_that_fits(fixed, per_example, scores, at_
     largest = need.largest_batch(available)
     assert largest < 1 or need.of(largest) <= available
     assert need.of(max(largest, 0) + 1) > available
+
+
+def test_processes_share_the_memory_of_a_machine() -> None:
+    whole = memory.available_memory(torch.device("cpu"))
+    part = memory.available_memory(torch.device("cpu"), num_sharing=4)
+    assert 0 < part < whole / 2
+
+
+def test_gradients_are_timed_without_a_change() -> None:
+    graph = kg.load_graph("world")
+    changes = {"data.graph": "world", "model.dim": 4, "loss.name": "SampledSoftmax"}
+    recipe = Recipe().with_changes({**changes, "training.engine": "reference"})
+    trainer = Trainer.of_recipe(recipe, graph, device=torch.device("cpu"))
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    assert memory.measure_gradients(trainer.step, trainer.examples[:50]) > 0
+    assert all(
+        torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items()
+    )
+    assert all(table.grad is None for table in trainer.model.parameters())
+
+
+def test_a_checkpoint_of_several_processes_is_part_of_the_need() -> None:
+    graph = kg.load_graph("world")
+    recipe = Recipe().with_changes({"data.graph": "world", "model.dim": 4})
+    group = Processes(0, 1, torch.device("cpu"))
+    alone = Trainer.of_recipe(recipe, graph, device=group.device)
+    trainer = build_trainer(recipe, graph, group)
+    copy = memory.checkpoint_copy(recipe, trainer.model)
+    state = 2 * sum(table.nbytes for table in trainer.model.parameters())
+    assert copy == memory.CHECKPOINT_BYTES + state
+    assert trainer.need.fixed == alone.need.fixed + copy

@@ -10,18 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dualkg.errors import DualkgError
+from dualkg.tables.barrier import Barrier
 
 T = TypeVar("T")
-
-
-class OtherProcessFailed(DualkgError):
-    """Process 0 has failed, and has reported why."""
-
-    silent = True
-
-    def __init__(self) -> None:
-        super().__init__("Process 0 has refused.")
+TEXT_END = b"\xff"  # a byte that no text in UTF-8 has
 
 
 @dataclass(frozen=True)
@@ -29,22 +21,34 @@ class Processes:
     """This process among those that train one model.
 
     `capturable` says whether a CUDA graph can contain the collectives, which is so with NCCL.
+    Several processes have a `barrier`, where they wait for each other without a limit of time.
     """
 
     index: int
     count: int
     device: torch.device
     capturable: bool = True
+    barrier: Barrier | None = None
+    num_sharing: int = 1  # processes that share the memory of the device, this one included
 
     @property
     def first(self) -> bool:
         """Whether this process writes the run folder, shows progress and calls callbacks."""
         return self.index == 0
 
-    def first_then_all(self, function: Callable[[], T]) -> T:
-        """Call a function in process 0 and then, unless that fails, in the others."""
-        result = self.on_first(function)
-        return function() if result is None else result
+    def in_turn(self, function: Callable[[], T]) -> T:
+        """Call a function in process 0, then in one process per machine, and then in the others.
+
+        What process 0 caches is then read by others. All wait as long as those whose turn it is
+        show signs of life, and fail if one fails.
+        """
+        if self.barrier is None:
+            return function()
+        return self.barrier.call(function, after=self.barrier.turn_after)
+
+    def together(self, function: Callable[[], T]) -> T:
+        """Call a function in all processes at once; all wait for all, and fail if one fails."""
+        return function() if self.barrier is None else self.barrier.call(function)
 
     def on_first(self, function: Callable[[], T]) -> T | None:
         """Call a function in process 0 alone when all are here.
@@ -52,19 +56,7 @@ class Processes:
         The others wait, and fail if it fails.
         """
         self.largest(0)
-        result = None
-        failure: BaseException | None = None
-        if self.first:
-            try:
-                result = function()
-            except BaseException as error:
-                failure = error
-        failed = self.any(failure is not None)
-        if failure is not None:
-            raise failure
-        if failed:
-            raise OtherProcessFailed
-        return result
+        return self.together(function if self.first else lambda: None)
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process."""
@@ -76,6 +68,22 @@ class Processes:
         if self.count > 1:
             dist.all_reduce(numbers, dist.ReduceOp.MAX)
         return numbers.tolist()
+
+    def gather(self, text: str) -> list[str]:
+        """The texts of all processes, by their index."""
+        if self.count == 1:
+            return [text]
+        own = text.encode()
+        size = int(self.largest(len(own))[0])
+        # What is sent has one size, and a text ends at a byte that UTF-8 does not have.
+        padded = torch.tensor(list(own.ljust(size + 1, TEXT_END)), dtype=torch.uint8)
+        received = [torch.empty_like(padded) for _ in range(self.count)]
+        dist.all_gather(received, padded)
+        texts = []
+        for numbers in received:
+            content, _, _ = bytes(numbers.tolist()).partition(TEXT_END)
+            texts.append(content.decode())
+        return texts
 
     def own_part(self, number: int) -> slice:
         """The part of this process of that many things."""

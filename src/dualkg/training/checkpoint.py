@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -247,6 +247,8 @@ Groups = dict[str, dict[str, Tensor]]  # tensors of a checkpoint: model, optimiz
 
 class CheckpointStore(ABC):
     """How a trainer writes and reads its checkpoints."""
+
+    copies_state: ClassVar[bool] = False  # whether all that is written is copied in memory first
 
     @abstractmethod
     def module(self, model: Model) -> nn.Module:

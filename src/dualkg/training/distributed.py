@@ -50,8 +50,10 @@ from dualkg.models.base import Model
 from dualkg.models.partial import PartialModel
 from dualkg.models.paths import PathNetwork
 from dualkg.tables import Processes, Shard, ShardedTables
+from dualkg.tables.barrier import Barrier
 from dualkg.tables.files import is_divided, load_checkpoint, save_checkpoint, shard_file
 from dualkg.tables.lookup import TABLE_NAMES
+from dualkg.training.agreement import check_agreement, check_shared, training_facts
 from dualkg.training.api import choose_device, finish
 from dualkg.training.callbacks import Callback, find_callbacks, saved_trackers
 from dualkg.training.checkpoint import (
@@ -62,18 +64,20 @@ from dualkg.training.checkpoint import (
     save_tensors,
 )
 from dualkg.training.costs import WorkEstimate
-from dualkg.training.memory import estimate_step, gib
+from dualkg.training.memory import checkpoint_copy, estimate_step, gib, measure_gradients
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import RunFolder, TrainedRun
+from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
 
 OnStart = Callable[[str], None]
 Records = dict[str, dict[str, Any]]  # size and checksum by the name of a file
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-MEETING_TIME = timedelta(minutes=10)  # in which all processes have to start, or to answer
+MEETING_TIME = timedelta(minutes=10)  # in which all processes have to start, or a collective to end
 MAX_REASON = 300  # characters of a reason that a library gives
 RECORD_NUMBERS = 1 + 32  # the size of a file, and the bytes of its sha256
 DAMAGED_SHARD = "its size or its sha256 is not the one in latest.json"
+ENGINE = "the engine"  # which the kind of a GPU may decide
 AFTER_DAMAGE = "Restore it from a copy, or train the run again."
 
 
@@ -191,19 +195,34 @@ def _join_group(index: int, count: int, device: str | torch.device | None) -> Pr
     chosen = choose_device(device)
     backend = "gloo"
     shares_gpu = False
+    num_here = int(os.environ.get("LOCAL_WORLD_SIZE", count))
+    num_sharing = num_here
     if chosen.type == "cuda":
         num_gpus = torch.cuda.device_count()
+        num_sharing = math.ceil(num_here / num_gpus)
         # NCCL does not support two processes on one GPU.
-        shares_gpu = int(os.environ.get("LOCAL_WORLD_SIZE", count)) > num_gpus
+        shares_gpu = num_here > num_gpus
         chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % num_gpus)
         torch.cuda.set_device(chosen)
         backend = f"cpu:gloo,cuda:{'gloo' if shares_gpu else 'nccl'}"
     try:
-        dist.init_process_group(backend, timeout=MEETING_TIME)
+        meeting = dist.rendezvous("env://", timeout=MEETING_TIME)  # type: ignore[attr-defined]
+        store, index, count = next(meeting)
+        dist.init_process_group(
+            backend, store=store, rank=index, world_size=count, timeout=MEETING_TIME
+        )
+        barrier = Barrier(store, index, count)
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise ProcessesDidNotMeet(index, count, address=address, reason=_reason(error)) from None
-    return Processes(index, count, chosen, capturable=not shares_gpu)
+    return Processes(
+        index,
+        count,
+        chosen,
+        capturable=not shares_gpu,
+        barrier=barrier,
+        num_sharing=num_sharing,
+    )
 
 
 def _reason(error: Exception) -> str:
@@ -319,6 +338,8 @@ class FolderStore(CheckpointStore):
     weights and negatives do not depend on it.
     """
 
+    copies_state = True
+
     def __init__(self, group: Processes, shard: Shard, parameters: Sequence[str]) -> None:
         self.group = group
         self.shard = shard
@@ -391,6 +412,19 @@ def build_trainer(
     return Trainer(model, graph, recipe, regularizer, group=group, store=store, **shown)
 
 
+def _gradient_seconds(trainer: Trainer) -> float:
+    """The measured time of the gradients of a batch; 0 if computing them may change a training.
+
+    Buffers, as those of batch normalization, and the classes of a user may count batches.
+    """
+    has_state = any(True for _ in trainer.model.buffers()) or bool(trainer.recipe.own_classes)
+    step: object = trainer.step
+    examples = trainer.examples
+    if has_state or not isinstance(step, ReferenceStep) or not isinstance(examples, Tensor):
+        return 0.0
+    return measure_gradients(step, examples[: trainer.recipe.training.batch_size])
+
+
 def expectation(trainer: Trainer) -> str:
     """What a process will need, as a sentence: the most of all processes.
 
@@ -404,6 +438,7 @@ def expectation(trainer: Trainer) -> str:
         own_seconds = work / trainer.num_steps / trainer.group.count
     else:
         own_seconds = estimate_step(recipe, trainer.model, trainer.engine)
+        own_seconds = max(own_seconds, _gradient_seconds(trainer))
     seconds, memory = trainer.group.largest(own_seconds, trainer.need.of(batch_size))
     epochs_left = recipe.training.epochs - trainer.progress.epoch
     total = timedelta(seconds=math.ceil(epochs_left * trainer.num_steps * seconds))
@@ -411,10 +446,14 @@ def expectation(trainer: Trainer) -> str:
     part = f"has {num_rows:,} of {tables.num_entities:,} entities"
     if isinstance(trainer.model, PathNetwork):
         part = f"takes {batch_size:,} queries of a batch"
+    on_host = ""
+    if trainer.model.device.type != "cpu":
+        # Tensors are copied to the host, and there into a file.
+        on_host = f", and {gib(2 * checkpoint_copy(recipe, trainer.model))} on the host to save"
     return (
         f"Each process {part}, and needs at most "
-        f"{gib(memory)} for training in addition to the model. A step takes about {seconds:.2g} "
-        f"s, all epochs about {total}."
+        f"{gib(memory)} for training in addition to the model{on_host}. A step takes about "
+        f"{seconds:.2g} s, all epochs about {total}."
     )
 
 
@@ -434,9 +473,11 @@ def train_in_processes(
     After a restart by the launcher, the run is resumed. `on_start` gets a sentence in process 0
     before the first step: the memory and the time that each process needs.
     """
+    check_agreement(group, training_facts(recipe, graph, group.device))
     folder = RunFolder(out)
     was_restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     with group_lock(group, out):
+        check_shared(group, out)
         is_unfinished = folder.checkpoint_folder.exists() and not folder.report.exists()
         if was_restarted and group.any(is_unfinished):
             return _resume(
@@ -449,7 +490,9 @@ def train_in_processes(
             )
         group.on_first(lambda: folder.check_free(overwrite=overwrite))
         called = find_callbacks(callbacks)
-        trainer = build_trainer(recipe, graph, group, on_progress=on_progress, callbacks=called)
+        options: dict[str, Any] = {"on_progress": on_progress, "callbacks": called}
+        trainer = group.together(partial(build_trainer, recipe, graph, group, **options))
+        check_agreement(group, {ENGINE: trainer.describe_engine()})
 
         def create() -> None:
             engine = trainer.describe_engine()
@@ -474,6 +517,7 @@ def resume_in_processes(
     folder = RunFolder(path)
     with processes(device) as group, group_lock(group, folder.path):
         group.on_first(folder.check_is_run)
+        check_shared(group, folder.path)
         return _resume(folder, group, on_start, trust_code=trust_code, on_progress=on_progress)
 
 
@@ -488,10 +532,12 @@ def _resume(
 ) -> TrainedRun:
     group.on_first(lambda: _check_resumable(folder, group))
     recipe = load_recipe(folder.recipe, trust_code=trust_code)
-    graph = folder.load_graph()
+    graph = group.together(folder.load_graph)
+    check_agreement(group, training_facts(recipe, graph, group.device))
     called = find_callbacks(callbacks or saved_trackers(folder.path)) if group.first else []
     about = CheckpointFolder(folder.checkpoint_folder, group).about()
-    trainer = build_trainer(
+    build = partial(
+        build_trainer,
         recipe,
         graph,
         group,
@@ -500,6 +546,8 @@ def _resume(
         on_progress=on_progress,
         callbacks=called,
     )
+    trainer = group.together(build)
+    check_agreement(group, {ENGINE: trainer.describe_engine()})
     trainer.restore(folder.checkpoint_folder)
     return _finish(trainer, folder, on_start)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS
@@ -22,6 +23,7 @@ from dualkg.tables.gradients import rows_at_once
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.engines import Engine
 from dualkg.training.recipe import Recipe
+from dualkg.training.steps import ReferenceStep
 
 LARGEST_TABLES = 2  # temporary copies of the largest table in an optimizer or a backward pass
 WHOLE_TABLES = 6  # the same, where a regularizer reads whole tables
@@ -42,6 +44,7 @@ PATH_ARRAYS = {"cpu": 6, "cuda": 5}
 MORE_PATH_ARRAYS = {"cpu": 24, "cuda": 18}
 RANKED_PATH_ARRAYS = {"cpu": 24, "cuda": 10}
 MESSAGE_ARRAYS = 16
+CHECKPOINT_BYTES = 64 * 2**20  # bytes of the library that writes checkpoints of several processes
 LIBRARY_BYTES = 200 * 2**20  # bytes that matrix products and compiled kernels allocate on a GPU
 
 
@@ -63,6 +66,13 @@ class Need(NamedTuple):
     def largest_batch(self, available: float) -> int:
         """The largest batch that fits; 0 or less if none does."""
         return bisect_right(range(2**31), available, key=self.of) - 1
+
+
+def checkpoint_copy(recipe: Recipe, model: Model) -> float:
+    """Bytes of the copy of weights and optimizer that a checkpoint of several processes makes."""
+    keeps_two = recipe.validation.keep == "best" or recipe.optimizer.average_from < 1
+    copies = 1 + recipe.optimizer.state_tables + keeps_two
+    return CHECKPOINT_BYTES + copies * sum(table.nbytes for table in model.parameters())
 
 
 class NotEnoughMemory(RequestError):
@@ -107,9 +117,12 @@ class NotEnoughMemory(RequestError):
         )
 
 
-def check_memory(need: Need, model: Model, batch_size: int) -> None:
-    """Refuse batches of a size that would not fit on the device of the model."""
-    available = available_memory(model.device)
+def check_memory(need: Need, model: Model, batch_size: int, *, num_sharing: int = 1) -> None:
+    """Refuse batches of a size that would not fit on the device of the model.
+
+    `num_sharing` is how many processes share the memory of the device.
+    """
+    available = available_memory(model.device, num_sharing=num_sharing)
     if need.of(batch_size) > available:
         raise NotEnoughMemory(
             need,
@@ -385,6 +398,20 @@ def estimate_step(recipe: Recipe, model: Model, engine: Engine) -> float:
     return seconds + (2 + num_sides) * of_exchange
 
 
+def measure_gradients(step: ReferenceStep, batch: Tensor) -> float:
+    """Seconds of the gradients of a batch in autograd, with its collectives; no weight changes.
+
+    Autograd writes the result of every operation, how often is known to the loss and the model
+    alone, and processes wait for each other: none of this is in `step_seconds`.
+    """
+
+    def compute() -> None:
+        step.gradients(batch)
+        step.optimizer.zero_grad(set_to_none=True)
+
+    return _seconds(compute, batch.device)
+
+
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
     """The shortest of some measurements after the first.
 
@@ -404,12 +431,16 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
 # -- free memory -------------------------------------------------------------
 
 
-def available_memory(device: torch.device) -> float:
-    """Free bytes: on a GPU with what PyTorch has reserved, on a CPU as Linux reports them."""
+def available_memory(device: torch.device, *, num_sharing: int = 1) -> float:
+    """Free bytes: on a GPU with what PyTorch has reserved, on a CPU as Linux reports them.
+
+    Each of several processes that share the device has its part of what is free.
+    """
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return float(torch.cuda.mem_get_info(device)[0] + unused)
-    return min(_free_on_machine(), _free_in_group(), _free_in_process())
+        return torch.cuda.mem_get_info(device)[0] / num_sharing + unused
+    of_all = min(_free_on_machine(), _free_in_group())
+    return min(of_all / num_sharing, _free_in_process())
 
 
 def _free_on_machine(description: Path = Path("/proc/meminfo")) -> float:

@@ -199,7 +199,7 @@ def environment(
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: installed_version(name) for name in PACKAGES},
         "commit": _commit(),
         "platform": platform.platform(),
         "processor": processor(),
@@ -225,7 +225,7 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

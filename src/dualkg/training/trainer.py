@@ -55,7 +55,7 @@ from dualkg.training.batches import (
 from dualkg.training.callbacks import Callback, StopTraining
 from dualkg.training.checkpoint import CheckpointStore, FileStore, Progress
 from dualkg.training.engines import choose_engine
-from dualkg.training.memory import check_memory, predict
+from dualkg.training.memory import check_memory, checkpoint_copy, predict
 from dualkg.training.optimizers import build_optimizer, learning_rate
 from dualkg.training.recipe import Recipe
 from dualkg.training.steps import CudaGraphStep, Step, build_step
@@ -242,7 +242,10 @@ class Trainer:
             num_examples=len(examples),
             on_disk=isinstance(examples, MappedExamples),
         )
-        check_memory(self.need, model, self.num_own_examples(len(examples)))
+        if self.store.copies_state and model.device.type == "cpu":
+            self.need = self.need._replace(fixed=self.need.fixed + checkpoint_copy(recipe, model))
+        batch_size = self.num_own_examples(len(examples))
+        check_memory(self.need, model, batch_size, num_sharing=self.group.num_sharing)
         self.examples = examples.to(model.device) if isinstance(examples, Tensor) else examples
         self.grouped_by_query: GroupedByQuery | None = None
         if recipe.training.order == "queries" and isinstance(self.examples, Tensor):

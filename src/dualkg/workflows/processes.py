@@ -49,15 +49,15 @@ def train_together(
 ) -> TrainedRun:
     """Train the recipe of a source in all processes, each of which calls this.
 
-    The first process reads the source alone, so that what it refuses is reported once. It also
-    gets all events.
+    The first process reads the source alone, so that what it refuses is reported once, and the
+    others wait for it without a limit. It also gets all events.
     """
     if out is None:
         raise InvalidValue("out", expected="a run folder where several processes train", found=None)
     folder = RunFolder(out)
     with processes(device) as group:
         report = on_event if group.first else _ignore
-        source = group.first_then_all(lambda: read(report))
+        source = group.in_turn(lambda: read(report))
         report(TrainingPlanned(source.recipe, source.graph))
         run = train_in_processes(
             source.recipe,
