@@ -168,13 +168,13 @@ def test_a_run_that_does_not_fit_names_the_largest_batch_that_does(monkeypatch):
     model = kg.ComplEx(graph.shape, dim=4)
     engine = Engine("fused", "float32", CPU)
     need = predict(recipe, model, kg.DURA(0.1), engine, num_examples=examples)
-    monkeypatch.setattr(memory, "available_memory", lambda device: need.of(777) + 1)
+    monkeypatch.setattr(memory, "available_memory", lambda device, **_: need.of(777) + 1)
     assert trained(graph, 777).num_steps == math.ceil(examples / 777)
     with pytest.raises(memory.NotEnoughMemory) as refused:
         trained(graph, 778)
     assert (refused.value.batch_size, refused.value.largest_batch) == (778, 777)
     assert "A batch of up to 777 fits: use training.batch_size = 777." in str(refused.value)
-    monkeypatch.setattr(memory, "available_memory", lambda device: need.of(0))
+    monkeypatch.setattr(memory, "available_memory", lambda device, **_: need.of(0))
     with pytest.raises(memory.NotEnoughMemory) as refused:
         trained(graph, 1)
     assert refused.value.largest_batch < 1
@@ -187,7 +187,7 @@ def test_a_batch_larger_than_the_graph_needs_no_more_than_the_graph(monkeypatch)
     model = kg.ComplEx(graph.shape, dim=4)
     engine = Engine("fused", "float32", CPU)
     need = predict(recipe, model, kg.DURA(0.1), engine, num_examples=4)
-    monkeypatch.setattr(memory, "available_memory", lambda device: need.of(4))
+    monkeypatch.setattr(memory, "available_memory", lambda device, **_: need.of(4))
     assert trained(graph, 10**9).num_steps == 1
 
 
