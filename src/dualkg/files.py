@@ -29,7 +29,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from stat import S_ISDIR
 from typing import IO, Any, BinaryIO, Literal, NamedTuple, ParamSpec, TypeVar
 
 from dualkg.errors import (
@@ -337,7 +336,7 @@ def _remove_in(folder: int, name: str) -> None:
     """Remove a file or folder of a folder, by its descriptor, if it is there."""
     with suppress(FileNotFoundError):
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if S_ISDIR(status.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             shutil.rmtree(name, dir_fd=folder)
         else:
             os.unlink(name, dir_fd=folder)
@@ -1153,13 +1152,13 @@ def file_damage(
     name, size and time, so that each is hashed once.
     """
     try:
-        stat = path.stat()
-        if stat.st_size != record["bytes"]:
-            return f"it has {stat.st_size:,} bytes in place of {record['bytes']:,}"
-        identity = f"{path.resolve()} {stat.st_dev} {stat.st_ino}"
-        version = f"{stat.st_size} {stat.st_mtime_ns} {record['sha256']}"
+        status = path.stat()
+        if status.st_size != record["bytes"]:
+            return f"it has {status.st_size:,} bytes in place of {record['bytes']:,}"
+        identity = f"{path.resolve()} {status.st_dev} {status.st_ino}"
+        version = f"{status.st_size} {status.st_mtime_ns} {record['sha256']}"
         line = hashlib.sha256(os.fsencode(f"{identity} {version}")).hexdigest()
-        remembered = memory if stat.st_size >= remembered_bytes else None
+        remembered = memory if status.st_size >= remembered_bytes else None
         if remembered and remembered.exists() and line in read_text(remembered):
             return None
         if file_record(path)["sha256"] != record["sha256"]:
