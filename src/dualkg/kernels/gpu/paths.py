@@ -115,6 +115,10 @@ def take_step(
 
     The gradient of vectors that are not reached `before` is undefined: they are constants.
     """
+    # Kernels read arrays without gaps. The heads of a batch of triples are one of its columns.
+    vectors = vectors.contiguous()
+    query_vectors = query_vectors.contiguous()
+    heads = heads.contiguous()
     result: Tensor = _Step.apply(  # type: ignore[no-untyped-call]
         vectors, factors, query_vectors, *mixing, heads, edges, before, after
     )
