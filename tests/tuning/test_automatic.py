@@ -19,10 +19,11 @@ from dualkg.tuning.automatic import (
     parse_budget,
 )
 from dualkg.tuning.plan import RUNGS, SMALL_RUNGS, SearchPlan, cheaper_trials
-from dualkg.tuning.starts import dimensions_of, other_start, starting_recipe
+from dualkg.tuning.starts import dimensions_of, network_start, other_start, starting_recipe
 from dualkg.tuning.trials import TrialOutcome
 
 CPU = torch.device("cpu")
+GPU = torch.device("cuda")
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,97 @@ def test_a_learning_rate_that_short_trials_misjudge_is_corrected_in_long_ones(gr
     options = {"fixed": ["regularizer.weight", "loss.relation_weight", "loss.frequency_weight"]}
     chosen = tuner_of(recipe_of(graph, **{"training.epochs": 90}), graph, surface, **options).run()
     assert chosen.optimizer.learning_rate == pytest.approx(0.15)
+
+
+def with_network(mrr):
+    """A surface whose best embeddings have .5, and a path network this MRR."""
+
+    def surface(params, rung):
+        return mrr if "model.name" in params else bowl(params, rung)
+
+    return surface
+
+
+def network_of(graph):
+    """The recipe of a path network for a device that need not be here."""
+    return network_start(starting_recipe_on_gpu(graph), graph, GPU, ())
+
+
+def starting_recipe_on_gpu(graph):
+    return starting_recipe(Data(graph="families"), graph, GPU, {})
+
+
+@pytest.mark.parametrize(("mrr", "model"), [(0.515, "PathNetwork"), (0.505, "ComplEx")])
+def test_a_path_network_is_chosen_where_it_is_clearly_better(graph, mrr, model):
+    tuner = tuner_of(recipe_of(graph, **{"training.epochs": 90}), graph, with_network(mrr))
+    tuner.network = network_of(graph)
+    chosen = tuner.run()
+    assert chosen.model.name == model
+    assert tuner.trials[-1].params == {"model.name": "PathNetwork"}
+    if model == "PathNetwork":
+        assert chosen.training.epochs == tuner.network.training.epochs
+        assert chosen.optimizer.name == "Adam"
+        assert "Chose model PathNetwork" in tuner.summary()
+    else:
+        assert "A path network has 0.5050" in tuner.summary()
+
+
+def test_a_path_network_takes_work_beside_the_budget_and_no_more_than_that(graph):
+    tuner = tuner_of(recipe_of(graph), graph, with_network(0.9))
+    tuner.network = network_of(graph)
+    # Work of one for each epoch, and a third of the epochs.
+    assert tuner.budget == tuner.plan.budget + round(tuner.network.training.epochs / 3)
+    tuner.plan = dataclasses.replace(tuner.plan, budget=2.0)
+    assert tuner.budget == 2.0
+    assert tuner.run().model.name == "ComplEx"
+
+
+def test_in_a_given_time_a_path_network_is_one_of_the_trials(graph):
+    tuner = tuner_of(recipe_of(graph), graph, with_network(0.9), seconds=1000)
+    tuner.network = network_of(graph)
+    assert tuner.budget == tuner.plan.budget == 1000
+    assert tuner.run().model.name == "PathNetwork"
+    assert tuner.spent <= 1000
+
+
+def test_a_path_network_that_fails_is_not_chosen(graph):
+    tuner = tuner_of(recipe_of(graph), graph, with_network(None))
+    tuner.network = network_of(graph)
+    assert tuner.run().model.name == "ComplEx"
+
+
+@pytest.mark.parametrize(
+    ("device", "fixed", "is_tried"),
+    [
+        ("cuda", (), True),
+        ("cuda", ("training.seed",), True),
+        ("cuda", ("model.name",), False),
+        ("cuda", ("loss.name",), False),
+        ("cuda", ("model.dim",), False),
+        ("cpu", (), False),
+    ],
+)
+def test_a_path_network_is_tried_on_a_gpu_if_the_model_is_free(graph, device, fixed, is_tried):
+    device = torch.device(device)
+    start = starting_recipe(Data(graph="families"), graph, device, {})
+    assert (network_start(start, graph, device, fixed) is not None) == is_tried
+
+
+def test_a_path_network_is_not_tried_beside_a_recipe_of_the_user(graph):
+    start = starting_recipe_on_gpu(graph).with_changes({"model.dim": 7})
+    assert network_start(start, graph, GPU, ()) is None
+
+
+@pytest.mark.parametrize(
+    ("num_triples", "epochs", "batches"),
+    # 32 examples a step: 240,000 triples are 15,000 steps, and 96,000 are 6,000.
+    [(200, 8, None), (96_000, 4, None), (240_000, 3, 8000)],
+)
+def test_the_steps_of_a_path_network_are_limited(graph, num_triples, epochs, batches):
+    random = np.random.default_rng(0)
+    train = random.integers(0, (30, 2, 30), (num_triples, 3)).astype(np.int32)
+    training = network_of(dataclasses.replace(graph, train=train)).training
+    assert (training.epochs, training.batches_per_epoch) == (epochs, batches)
 
 
 @pytest.mark.parametrize(

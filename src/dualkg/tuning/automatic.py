@@ -39,12 +39,14 @@ from dualkg.training.recipe import Recipe, named_classes, recipe_from
 from dualkg.training.trainer import InterruptedRunError, OnProgress, ProgressEvent
 from dualkg.tuning.plan import LONG, SHORT, SearchPlan
 from dualkg.tuning.starts import (
+    EPOCHS,
     Dimensions,
     Params,
     Value,
     dimensions_of,
     init_scale_of_margin,
     is_small,
+    network_start,
     other_start,
     values_around,
 )
@@ -52,7 +54,6 @@ from dualkg.tuning.starts import (
     starting_recipe as starting_recipe,
 )
 from dualkg.tuning.trials import (
-    EPOCHS,
     STOPPED_HALF_WAY,
     RunTrial,
     TrialOutcome,
@@ -69,9 +70,14 @@ NUM_SEEDS = 3
 MIN_MEASURED_SHARE = 0.02  # of the budget, before the time left is told
 HOPELESS = 0.8  # a trial stops half-way below this fraction of the best trial's MRR at that time
 NUM_VALIDATIONS = 10  # of the final training
+# The least gain of a path network over the best embeddings, by which it is chosen: it answers
+# queries more slowly.
+MIN_NETWORK_GAIN = 1.02
 
 SEED = "training.seed"
 LOSS = "loss.name"
+MODEL = "model.name"
+NETWORK: Params = {MODEL: "PathNetwork"}
 LEARNING_RATE = "optimizer.learning_rate"
 WEIGHT = "regularizer.weight"
 BATCH_SIZE = "training.batch_size"
@@ -166,8 +172,11 @@ class AutomaticTuner:
 
     Keys in `fixed` are not tuned. The search begins at `start`, or at another recipe with another
     loss (`other`) if that is better in a short trial. The best with each loss are compared in long
-    trials. The `saved` trials of an interrupted search are not repeated; `run_folder` is the run
-    that resumes them. `run_trial` trains; by default by PyTorch.
+    trials. Where that is affordable, the best is compared with a path network (`network`), which
+    takes work beside the budget, and as much as that at most.
+
+    The `saved` trials of an interrupted search are not repeated; `run_folder` is the run that
+    resumes them. `run_trial` trains; by default by PyTorch.
 
     How much is tried follows from the `plan`, which is counted in work. With `seconds`, the search
     also ends when this time is up, even within a trial; `clock` tells the time.
@@ -202,6 +211,7 @@ class AutomaticTuner:
         self.time_is_up = False
         self.tuned: list[str] = []  # the hyperparameters that were varied
         self.other = other_start(self.start, self.graph, self.device, self.fixed)
+        self.network = network_start(self.start, self.graph, self.device, self.fixed)
         self.dimensions = self._dimensions(self.start)
         self.trials: list[AutomaticTrial] = []
         self.log = ProgressLog(f"Tuning {self.start.model.name} on {self.graph.name}")
@@ -276,6 +286,12 @@ class AutomaticTuner:
         return recipe
 
     def _search(self) -> None:
+        self._search_embeddings()
+        # It is compared with embeddings that were trained as long.
+        if self._ranked(rung=LONG) and self._affords_network():
+            self._try(NETWORK, rung=LONG)
+
+    def _search_embeddings(self) -> None:
         self._run_short_trials()
         promoted: list[Params] = []
         for params in self._promoted():
@@ -455,7 +471,7 @@ class AutomaticTuner:
         budget = self.plan.budget
         num_short = max(1, int(SHARE_OF_FIRST_RUNG * budget / max(of_short, 1e-9)))
         num_long = int((budget - num_short * of_short) / max(of_long, 1e-9))
-        return num_short + max(0, num_long)
+        return num_short + max(0, num_long) + (self.budget > budget)
 
     @property
     def spent(self) -> float:
@@ -477,6 +493,27 @@ class AutomaticTuner:
         share = SHARE_OF_FIRST_RUNG if rung == SHORT and long_trial_fits else 1.0
         needed = sum(self._work_of(params, rung) for params in trials)
         return spent + needed <= share * budget
+
+    def _affords_network(self) -> bool:
+        """Whether a path network is tried.
+
+        If the user gave no time, its trial may take as much work as the search of embeddings.
+        """
+        assert self.plan is not None
+        if self.network is None:
+            return False
+        if self.seconds is not None or self.plan.max_trials is not None:
+            return self._has_budget([NETWORK], rung=LONG)
+        return self._work_of(NETWORK, LONG) <= self.plan.budget
+
+    @property
+    def budget(self) -> float:
+        """The most work of the whole search."""
+        assert self.plan is not None
+        has_own_work = self.seconds is None and self.plan.max_trials is None
+        if has_own_work and self._affords_network():
+            return self.plan.budget + self._work_of(NETWORK, LONG)
+        return self.plan.budget
 
     def _work_of(self, params: Params, rung: int) -> float:
         """The work of a trial: its epochs, and two rankings of validation triples."""
@@ -538,8 +575,11 @@ class AutomaticTuner:
     def _hopeless_mrr(self, params: Params, rung: int) -> float:
         """The MRR below which a trial stops half-way.
 
-        Trials with another loss are not compared: half of the time is another stage for them.
+        Trials with another loss or model are not compared: half of the time is another stage for
+        them.
         """
+        if MODEL in params:
+            return 0.0
         for trial in self._ranked(rung=rung):
             if (LOSS in trial.params) == (LOSS in params):
                 return HOPELESS * (trial.half_way or 0.0)
@@ -550,9 +590,7 @@ class AutomaticTuner:
         ranked = self._ranked(rung=rung)
         best_mrr = ranked[0].mrr if ranked else None
         text = describe_params(params)
-        assert self.plan is not None
-        budget = self.plan.budget
-
+        budget = self.budget
         work = self._work_of(params, rung)
 
         def report(event: ProgressEvent) -> None:
@@ -582,14 +620,14 @@ class AutomaticTuner:
 
     def _seconds_left(self, part: float) -> float | None:
         """Time of the rest of the budget, at the speed so far; `part` is of the present trial."""
-        assert self.plan is not None
+        budget = self.budget
         elapsed = self.clock() - self.started
         done = part + sum(trial.work for trial in self.trials if trial not in self.saved)
         # The first steps compile kernels, and say nothing about the others.
-        is_too_early = done < MIN_MEASURED_SHARE * self.plan.budget
-        if is_too_early or not elapsed or math.isinf(self.plan.budget):
+        is_too_early = done < MIN_MEASURED_SHARE * budget
+        if is_too_early or not elapsed or math.isinf(budget):
             return None
-        left = (self.plan.budget - self.spent - part) * elapsed / done
+        left = (budget - self.spent - part) * elapsed / done
         return max(0.0, min(left, self.deadline - self.clock()))
 
     def _recipe(self, params: Params) -> Recipe:
@@ -613,6 +651,8 @@ class AutomaticTuner:
 
     def _start(self, params: Params) -> Recipe:
         """The recipe that these hyperparameters change."""
+        if self.network is not None and MODEL in params:
+            return self.network
         if self.other is not None and LOSS in params:
             return self.other
         return self.start
@@ -621,9 +661,18 @@ class AutomaticTuner:
 
     @property
     def chosen(self) -> AutomaticTrial | None:
-        """The best trial of the last rung that has any; its MRR is the mean of its seeds."""
-        ranked = self._ranked(rung=LONG) or self._ranked(rung=SHORT)
-        return ranked[0] if ranked else None
+        """The best trial of the last rung that has any; its MRR is the mean of its seeds.
+
+        A path network is chosen if it is clearly better than that.
+        """
+        network = _trial_with(self.trials, NETWORK, LONG)
+        ranked = [*self._ranked(rung=LONG), *self._ranked(rung=SHORT)]
+        best = next((trial for trial in ranked if MODEL not in trial.params), None)
+        if network is None or network.mrr is None:
+            return best
+        if best is None or network.mrr > MIN_NETWORK_GAIN * (best.mrr or 0.0):
+            return network
+        return best
 
     def chosen_recipe(self) -> Recipe:
         """The recipe of the final training."""
@@ -664,7 +713,19 @@ class AutomaticTuner:
         else:
             sentence = f"Chose {describe_params(params)}: {result}, the best of "
             sentence += f"{len(self.trials)} trials "
-        return f"{sentence}{spent} {self._not_tried()}".rstrip()
+        others = f"{self._of_network()} {self._not_tried()}".strip()
+        return f"{sentence}{spent} {others}".rstrip()
+
+    def _of_network(self) -> str:
+        """What a path network reached that was not chosen, as a sentence, or nothing."""
+        network = _trial_with(self.trials, NETWORK, LONG)
+        chosen = self.chosen
+        if network is None or chosen is None or MODEL in chosen.params:
+            return ""
+        if network.mrr is None:
+            return f"A path network could not be trained: {network.error}"
+        gain = f"{100 * (MIN_NETWORK_GAIN - 1):.0f} %"
+        return f"A path network has {network.mrr:.4f}; it is chosen if it is {gain} better."
 
     def _not_tried(self) -> str:
         """What the end of the time left out, as a sentence, or nothing."""
@@ -700,7 +761,9 @@ def describe_params(params: Params) -> str:
         return "the starting values"
     parts = []
     for key, value in params.items():
-        name = "loss" if key == LOSS else key.rpartition(".")[2]
+        name = key.rpartition(".")[2]
+        if key in (LOSS, MODEL):
+            name = key.partition(".")[0]
         text = value if isinstance(value, str) else f"{value:g}"
         parts.append(f"{name} {text}")
     return ", ".join(parts)

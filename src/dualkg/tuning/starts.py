@@ -20,6 +20,9 @@ Params = dict[str, Value]  # hyperparameters by the dotted names of their recipe
 # Hyperparameters and their values in order; the search moves between neighbours.
 Dimensions = dict[str, tuple[Value, ...]]
 
+EPOCHS = "training.epochs"
+# Recipe keys that name or concern embeddings and how they are trained.
+CHOICES_OF_MODEL = ("model.", "loss.", "regularizer.", "optimizer.", "training.batch_size")
 SMALL_GRAPH = 20_000  # training triples
 # A large model is cheap up to this number of training triples × entities.
 CHEAP_PRODUCTS = {"cpu": 5e7, "cuda": 2e10}
@@ -39,6 +42,11 @@ MATRIX_MODELS = ("RESCAL", "TuckER", "SE")  # a relation has dim² parameters
 MAX_MATRIX_DIM = 256
 MAX_DIM_OF_STARTS = 500  # of the models in `STARTS`
 MAX_NEGATIVES = 1024
+# A path network is trained in so many steps, over at least and at most so many epochs. It overfits
+# small graphs in a few of them.
+NETWORK_STEPS = 24_000
+MIN_NETWORK_EPOCHS = 3
+MAX_NETWORK_EPOCHS = 8
 
 DISTANCE_LOSS = {
     "regularizer.name": "none",
@@ -165,6 +173,30 @@ def other_start(
     if start != starting_recipe(start.data, graph, device, given):
         return None  # the search begins at a recipe of the user's
     return starting_recipe(start.data, graph, device, given, starts={})
+
+
+def network_start(
+    start: Recipe, graph: Graph, device: torch.device, fixed: Collection[str]
+) -> Recipe | None:
+    """The recipe of a path network that embeddings are compared with, or None.
+
+    It is tried on a GPU, where the user chose nothing of the model and its training.
+    """
+    is_chosen = any(key.startswith(CHOICES_OF_MODEL) for key in fixed)
+    if device.type != "cuda" or is_chosen or graph.is_mapped:
+        return None
+    given = {key: start.value_of(key) for key in fixed}
+    if start != starting_recipe(start.data, graph, device, given):
+        return None  # the search begins at a recipe of the user's
+    network = api.default_recipe(start.data, graph, {**given, "model.name": "PathNetwork"})
+    if EPOCHS in fixed:
+        return network
+    steps_of_epoch = -(-2 * len(graph.train) // network.training.batch_size)
+    epochs = round(NETWORK_STEPS / max(1, steps_of_epoch))
+    changes: Params = {EPOCHS: min(max(epochs, MIN_NETWORK_EPOCHS), MAX_NETWORK_EPOCHS)}
+    if epochs < MIN_NETWORK_EPOCHS:
+        changes["training.batches_per_epoch"] = NETWORK_STEPS // MIN_NETWORK_EPOCHS
+    return network.with_changes(changes)
 
 
 def dimensions_of(

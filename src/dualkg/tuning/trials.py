@@ -15,9 +15,8 @@ from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, RequestError, out_of_memory
 from dualkg.training.recipe import Recipe
 from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer
-from dualkg.tuning.starts import Params
+from dualkg.tuning.starts import EPOCHS, Params
 
-EPOCHS = "training.epochs"
 STOPPED_HALF_WAY = "stopped half-way"
 
 

@@ -89,7 +89,6 @@ def expect_training(
 
 def expect_tuning(tuner: AutomaticTuner) -> Expectation:
     """What a search and the training after it will take, by some steps of the first trial."""
-    assert tuner.plan is not None
     assert tuner.work is not None
     final = expect_training(tuner.start, tuner.graph, tuner.device, work=tuner.work)
     trial_recipe = tuner.trial_recipe({})
@@ -98,7 +97,7 @@ def expect_tuning(tuner: AutomaticTuner) -> Expectation:
         of_trials = expect_training(trial_recipe, tuner.graph, tuner.device, work=tuner.work)
     seconds = max(of_trials.training + of_trials.ranking, 1e-9)
     speed = tuner.work.training(trial_recipe) / seconds
-    tuning = SPENT_SHARE * tuner.plan.budget / speed
+    tuning = SPENT_SHARE * tuner.budget / speed
     if tuner.seconds is not None:
         tuning = min(tuning, tuner.seconds)
     return Expectation(
