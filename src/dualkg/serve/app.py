@@ -12,7 +12,7 @@ from starlette.routing import Match
 from starlette.staticfiles import StaticFiles
 
 from dualkg.errors import DualkgError
-from dualkg.serve import entities, facts, middleware, queries, runs
+from dualkg.serve import entities, facts, middleware, queries, runs, search
 from dualkg.serve.limits import Limits
 from dualkg.serve.replies import error_reply
 from dualkg.serve.service import Context, ServedRuns, Service
@@ -30,6 +30,7 @@ ROUTERS = (
     entities.pages,
     facts.pages,
     runs.pages,
+    search.pages,
     pages,
 )
 # The page of all API routes has no script.

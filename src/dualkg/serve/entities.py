@@ -2,11 +2,12 @@
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import Query, Response
 from fastapi.responses import JSONResponse
 
+from dualkg.data.roles import End
 from dualkg.inference.predictor import known_facts, predicted_facts
 from dualkg.serve.errors import UnknownNameError
 from dualkg.serve.limits import MAX_MATCHES, MAX_NAME_LENGTH
@@ -21,7 +22,16 @@ from dualkg.serve.schemas import (
     ScoredItem,
 )
 from dualkg.serve.service import Context, RequestContext, ServedRun
-from dualkg.serve.templating import api_router, links, page, page_router, page_url, short, visible
+from dualkg.serve.templating import (
+    api_router,
+    links,
+    page,
+    page_router,
+    page_url,
+    relation_text,
+    short,
+    visible,
+)
 
 routes = api_router("entities")
 pages = page_router()
@@ -32,11 +42,11 @@ MAP_PREDICTIONS = 200
 # The probability that is coloured fully on the map if no prediction has a higher one.
 MIN_SCALE = 0.002
 FIRST = "/entities/0/name"  # the JSON pointer to the first name of `MatchedEntities`
+MAX_RELATION = 40  # characters of the relation of a found entity
 MAX_ROWS = 22  # on one side of the wide drawing
 # Known and predicted neighbours of each relation, from the most detailed drawing to the least.
 DETAILS = ((8, 3), (5, 3), (4, 2), (3, 2), (2, 2), (2, 1), (1, 1))
 Name = Annotated[str, Query(max_length=MAX_NAME_LENGTH)]
-End = Literal["tail", "head"]
 
 
 @routes.get("/api/entities", responses=links(entity={"name": FIRST}, similar={"entity": FIRST}))
@@ -52,21 +62,41 @@ async def entities(
 ) -> MatchedEntities:
     """Search entities by name while typing; case and accents are ignored."""
     run = context.run
-    matches = await context.in_thread(lambda: run.name_search.search(q, limit=k))
+    matched = await context.in_thread(lambda: matched_entities(run, q, limit=k))
+    return MatchedEntities(run=run.name, q=q, entities=matched)
+
+
+def matched_entities(run: ServedRun, q: str, *, limit: int) -> list[MatchedEntity]:
+    """Entities by a part of their name, with what they are."""
     matched = []
-    for match in matches:
+    for match in run.name_search.search(q, limit=limit):
         item = Item.of(run.graph.entities, match.id)
+        degree = int(run.roles.degrees[match.id])
+        role = run.roles.of_entity(match.id)
+        relation = None if role is None else run.relations[role.relation]
+        end = None if role is None else role.end
         matched.append(
             MatchedEntity(
-                id=item.id,
-                name=item.name,
-                label=item.label,
+                **item.model_dump(),
                 match_type=match.match_type,
+                degree=degree,
+                relation=relation,
+                end=end,
                 text=short(item.label),
                 note=short(item.name) if item.name != item.label else None,
+                about=about_entity(degree, relation, end),
             )
         )
-    return MatchedEntities(run=run.name, q=q, entities=matched)
+    return matched
+
+
+def about_entity(degree: int, relation: Item | None, end: End | None) -> str:
+    """`borders → · 34 facts` for the head of a relation, `→ currency · 9 facts` for a tail."""
+    facts = f"{degree:,} {'fact' if degree == 1 else 'facts'}"
+    if relation is None:
+        return facts
+    text = relation_text(relation.label, MAX_RELATION)
+    return f"{text} → · {facts}" if end == "head" else f"→ {text} · {facts}"
 
 
 # The last address is for names that a browser would change in a path, such as `..`.

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 from dualkg.data.graph import Graph
+from dualkg.data.roles import End
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.inference import decisions, explanation
 from dualkg.inference.name_search import MatchType
@@ -133,8 +134,12 @@ class MatchedEntity(Item):
     """An entity whose name matches, and how."""
 
     match_type: MatchType
+    degree: int = Field(description="Number of known triples.")
+    relation: Item | None = Field(description="The relation that it has most often.")
+    end: End | None = Field(description="Whether it is head or tail of that relation.")
     text: str = Field(description="The label as pages display it.")
     note: str | None = Field(description="The name as pages display it, where it is not the label.")
+    about: str = Field(description="Relation and degree as pages display them.")
 
 
 class MatchedEntities(OfRun):
@@ -142,6 +147,22 @@ class MatchedEntities(OfRun):
 
     q: str
     entities: list[MatchedEntity]
+
+
+class MatchedRelation(Item):
+    """A relation whose name matches, and how."""
+
+    match_type: MatchType
+    num_triples: int = Field(description="Number of known triples.")
+    text: str = Field(description="The label as pages display it.")
+    note: str | None = Field(description="The name as pages display it, where it is not the label.")
+    about: str = Field(description="The number of triples as pages display it.")
+
+
+class SearchPage(MatchedEntities):
+    """Entities and relations found by a part of their name, best first."""
+
+    relations: list[MatchedRelation]
 
 
 class SetSize(Schema):

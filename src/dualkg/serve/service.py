@@ -11,10 +11,13 @@ from threading import Lock, Thread
 from typing import Annotated, Self, TypeVar
 
 import fastapi
+import numpy as np
 from fastapi import Depends, Request
 
 from dualkg.analysis.projection import Vectors, entity_map
-from dualkg.data.graph import Graph
+from dualkg.data.errors import NotInVocabulary
+from dualkg.data.graph import SPLITS, Graph
+from dualkg.data.roles import EntityRoles
 from dualkg.errors import RequestError
 from dualkg.inference.completion import Completion, complete
 from dualkg.inference.decisions import DecisionStore
@@ -69,6 +72,21 @@ class ServedRun:
         return NameSearch(self.graph.entities)
 
     @cached_property
+    def relation_search(self) -> NameSearch:
+        return NameSearch(self.graph.relations)
+
+    @cached_property
+    def roles(self) -> EntityRoles:
+        return EntityRoles.of(self.graph)
+
+    @cached_property
+    def num_triples(self) -> list[int]:
+        """The number of known triples of each relation."""
+        relations = np.concatenate([self.graph.split(split)[:, 1] for split in SPLITS])
+        counts: list[int] = np.bincount(relations, minlength=len(self.graph.relations)).tolist()
+        return counts
+
+    @cached_property
     def has_explanations(self) -> bool:
         """Whether predictions can be explained by the run alone.
 
@@ -86,7 +104,7 @@ class ServedRun:
 
     def warm_up(self) -> None:
         """Compute everything that is cached, so that the first requests do not wait for it."""
-        _ = self.name_search
+        _ = self.name_search, self.relation_search, self.roles
         self.predictor.warm_up()
         # Looking up an id and a name builds the dictionaries of the vocabularies.
         self.graph.entities.id(0)
@@ -273,11 +291,17 @@ class RequestContext:
         try:
             return vocabulary.id(name)
         except RequestError as error:
-            suggestions = []
-            if part != "relation" and isinstance(name, str):
-                matches = self.run.name_search.search(name, limit=NUM_SUGGESTIONS)
-                suggestions = [vocabulary[match.id] for match in matches]
+            similar = self._similar(name, part) if isinstance(name, str) else []
+            if isinstance(error, NotInVocabulary):
+                # One search finds the names of the message, of the suggestions and while typing.
+                error.suggestions = [vocabulary.text(id) for id in similar]
+            suggestions = [vocabulary[id] for id in similar]
             raise UnknownNameError(error, part=part, suggestions=suggestions) from None
+
+    def _similar(self, name: str, part: Part) -> list[int]:
+        run = self.run
+        search = run.relation_search if part == "relation" else run.name_search
+        return [match.id for match in search.search(name, limit=NUM_SUGGESTIONS)]
 
     async def relation(self, name: str) -> Item | None:
         """The relation of a name; none without a name."""

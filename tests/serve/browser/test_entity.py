@@ -85,8 +85,8 @@ def test_an_unknown_entity_offers_similar_names(opened):
 @pytest.mark.slow
 def test_search_of_another_entity(opened):
     page = opened("/entity/nobody", allow="404")
-    page.fill("#name", "twenty-o")
-    page.wait_for_selector("#name[aria-expanded=true]")
+    page.fill("#search", "twenty-o")
+    page.wait_for_selector("#search[aria-expanded=true]")
     page.keyboard.press("Enter")
     wait_for_heading(page, "Twenty-one")
 

@@ -20,6 +20,11 @@ export function entityAddress(name) {
   return ambiguous ? address("/entity", { name }) : address(`/entity/${encodeURIComponent(name)}`);
 }
 
+/** The page of a relation. */
+export function relationAddress(name) {
+  return address("/facts", { relation: name });
+}
+
 // --- Elements ------------------------------------------------------------------------------------
 
 /** An element: element("a", {href: "/", class: "name"}, "text", other elements …). Text stays text. */
@@ -90,7 +95,7 @@ let numLists = 0;
 /**
  * Make a text field a combobox.
  *
- * `find(text, signal)` returns items {name, text, note}; `onPick(item)` gets the chosen one. The
+ * `find(text, signal)` returns items {name, text, note, about}; `onPick(item)` gets the chosen one. The
  * field has the name of the item as `dataset.name` until its text is changed.
  */
 export function combobox(input, { find, onPick = () => {}, wait = 60 }) {
@@ -157,10 +162,12 @@ export function combobox(input, { find, onPick = () => {}, wait = 60 }) {
         if (active !== number) mark(number);
       },
     };
-    const name = element("span", { class: "name", dir: "auto" }, item.text);
-    if (!item.note) return element("li", attributes, name);
-    const note = element("span", { class: "soft" }, " ", element("bdi", {}, item.note));
-    return element("li", attributes, name, note);
+    const parts = [element("span", { class: "name", dir: "auto" }, item.text)];
+    if (item.note) {
+      parts.push(element("span", { class: "soft" }, " ", element("bdi", {}, item.note)));
+    }
+    if (item.about) parts.push(element("span", { class: "soft about" }, item.about));
+    return element("li", attributes, ...parts);
   };
   const open = (matches) => {
     items = matches;
@@ -219,13 +226,17 @@ export function combobox(input, { find, onPick = () => {}, wait = 60 }) {
 
 /** Search of entities by the server; results are cached. */
 export function findEntities(k = 8) {
+  return cached(async (q, signal) => {
+    const reply = await requestJson(address("/api/entities", { q, k }), { signal });
+    return reply.entities;
+  });
+}
+
+function cached(search) {
   const cache = new Map();
   return async (text, signal) => {
     if (!text.trim()) return null;
-    if (!cache.has(text)) {
-      const reply = await requestJson(address("/api/entities", { q: text, k }), { signal });
-      cache.set(text, reply.entities);
-    }
+    if (!cache.has(text)) cache.set(text, await search(text, signal));
     return cache.get(text);
   };
 }
@@ -267,6 +278,30 @@ function normalized(text) {
 /** The name in a field: of the picked item, or else as it was typed. */
 export function nameIn(input) {
   return input.dataset.name ?? input.value.trim();
+}
+
+// --- The search in the header ---------------------------------------------------------------------
+
+/** Entities and relations of the server; a relation comes first only if it has just this name. */
+async function findPages(q, signal) {
+  const reply = await requestJson(address("/search.json", { q, k: 8 }), { signal });
+  const entities = reply.entities.map((item) => ({ ...item, page: entityAddress(item.name) }));
+  const relations = reply.relations.map((item) => ({ ...item, page: relationAddress(item.name) }));
+  const isExact = (item) => item.match_type === "exact";
+  const items = [...entities, ...relations];
+  return [...items.filter(isExact), ...items.filter((item) => !isExact(item))];
+}
+
+function startSearch() {
+  const field = document.querySelector("[data-search] input[type=search]");
+  combobox(field, { find: cached(findPages), onPick: (item) => location.assign(item.page) });
+  document.addEventListener("keydown", (event) => {
+    const isTyping = event.target.closest("input, select, textarea, [contenteditable]");
+    if (event.key !== "/" || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    field.focus();
+    field.select();
+  });
 }
 
 // --- Light and dark ------------------------------------------------------------------------------
@@ -331,3 +366,4 @@ function startRuns() {
 
 startTheme();
 startRuns();
+startSearch();

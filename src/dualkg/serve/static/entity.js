@@ -1,9 +1,5 @@
-// Entity: explanations in place, and completion for the name of another entity.
+// Entity: explanations in place.
 
-import { combobox, entityAddress, findEntities } from "./common.js";
 import { openExplanationsInPlace } from "./explanation.js";
 
-const field = document.querySelector("[data-lookup]").elements.name;
-const open = (item) => location.assign(entityAddress(item.name));
-combobox(field, { find: findEntities(), onPick: open });
 openExplanationsInPlace();
