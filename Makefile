@@ -7,10 +7,18 @@ BENCH := .venv-bench
 BENCH_READY := $(BENCH)/.ready
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, and each would compile the package again
 
-.PHONY: demo test types unit test-slow test-pykeen torture golden records picture world bench bench-report clean
+# Material announces its successor at each build.
+export NO_MKDOCS_2_WARNING := 1
+
+.PHONY: demo docs test types unit test-slow test-pykeen torture golden records picture world bench bench-report clean
 
 demo: $(READY)
 	$(BIN)/dualkg demo
+
+# The site, in build/site: open build/site/index.html. Warnings are errors.
+docs: $(READY)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "The site is build/site/index.html."
 
 test: $(READY)
 	@command -v chromium chromium-browser google-chrome >/dev/null || echo "The pages' tests need a browser, and are skipped without: apt-get install chromium"
@@ -42,7 +50,7 @@ torture: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "dualkg needs Python 3.11 or newer; this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,search,postgresql,index,analysis,serve,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,search,postgresql,index,analysis,serve,dev,docs]'
 	touch $@
 
 # Models of PyKEEN, imported and ranked beside PyKEEN.
@@ -65,7 +73,7 @@ picture: $(READY)
 
 # The bundled graph from its sources.
 world: $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,search,postgresql,index,analysis,serve,dev,world]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,search,postgresql,index,analysis,serve,dev,docs,world]'
 	$(BIN)/python scripts/build_world.py
 
 # Speed and memory on this machine, for more than half an hour. Peers and pictures have an environment of their own.

@@ -21,7 +21,7 @@ from dualkg.training.recipe import Recipe, _toml
 from scripts import path_pictures
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 
 @dataclass(frozen=True)
