@@ -173,6 +173,11 @@ def _check_unchanged(run: RunFolder) -> None:
             str(run.path),
             "was sparsified after training; only runs as they were trained are recorded",
         )
+    if any("sample" in report for report in run.saved_reports().values()):
+        raise Unsupported(
+            str(run.path),
+            "has ranks of a sample; only runs with the ranks of all triples are recorded",
+        )
     if is_uncommitted(run.saved_environment):
         raise UncommittedChanges(run.saved_environment["commit"], run.path)
 

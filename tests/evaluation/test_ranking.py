@@ -294,3 +294,43 @@ def test_progress_is_reported_to_the_end(small_graph):
     reported_by_evaluate = []
     kg.evaluate(model, small_graph, progress=lambda *done: reported_by_evaluate.append(done))
     assert reported_by_evaluate[-1] == (40, 40)
+
+
+@pytest.mark.parametrize(
+    ("num_queries", "num_triples"), [(1, 1), (2, 1), (7, 4), (39, 20), (60, 20)]
+)
+def test_a_sample_has_a_triple_for_two_queries(small_graph, num_queries, num_triples):
+    valid = small_graph.valid
+    sample = ranking.sample_triples(valid, num_queries)
+    assert len(sample) == num_triples
+    positions = [valid.tolist().index(triple) for triple in sample.tolist()]
+    assert positions == sorted(set(positions))
+    larger = ranking.sample_triples(valid, num_queries + 10).tolist()
+    assert all(triple in larger for triple in sample.tolist())
+
+
+def test_samples_of_other_seeds_differ(small_graph):
+    samples = [ranking.sample_triples(small_graph.valid, 10, seed=seed) for seed in (0, 1)]
+    assert samples[0].tolist() != samples[1].tolist()
+
+
+def test_the_ranks_of_a_sample_are_those_of_the_whole(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=4)
+    whole = kg.evaluate(model, small_graph, split="valid")
+    part = kg.evaluate(model, small_graph, split="valid", queries=14)
+    assert whole.sample == ""
+    assert part.sample == "a sample of 7 of 20 triples"
+    assert part.as_dict()["sample"] == {"triples": 7, "of": 20}
+    assert part.metrics.num_queries == 14
+    rows = [small_graph.valid.tolist().index(triple) for triple in part.ranks.triples.tolist()]
+    np.testing.assert_array_equal(part.ranks.optimistic, whole.ranks.optimistic[:, rows])
+    np.testing.assert_array_equal(part.ranks.pessimistic, whole.ranks.pessimistic[:, rows])
+
+
+def test_a_sample_of_nothing_and_of_lists_is_refused(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=4)
+    with refused(kg.errors.InvalidValue, setting="queries", found=0):
+        kg.evaluate(model, small_graph, queries=0)
+    lists = {"head": [], "relation": [], "tail": [], "direction": [], "candidate": []}
+    with refused(kg.errors.Unsupported, what="Candidates"):
+        kg.evaluate(model, small_graph, queries=4, candidates=lists)

@@ -545,6 +545,12 @@ def compare_ranks(group: Processes) -> None:
             found = ranking.rank(part, graph, split="valid")
             assert np.array_equal(found.optimistic, expected.optimistic)
             assert np.array_equal(found.pessimistic, expected.pessimistic)
+        whole = made(LocalTables(len(graph.entities)))
+        samples = [
+            kg.evaluate(model, graph, split="valid", queries=60).ranks for model in (whole, part)
+        ]
+        assert np.array_equal(samples[0].optimistic, samples[1].optimistic)
+        assert np.array_equal(samples[0].triples, samples[1].triples)
         assert not ties or (expected.optimistic != expected.pessimistic).any()
     with torch.no_grad():
         part.embedding.entities[:1] = torch.nan

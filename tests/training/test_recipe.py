@@ -280,6 +280,13 @@ def test_patience_and_keep_need_validation(table):
     check_error(caught.value.problem, InvalidSettings, where="validation", reason=UNVALIDATED)
 
 
+def test_a_final_sample_needs_its_size():
+    with refused(InvalidRecipe, source="recipe.toml") as caught:
+        recipe_from({"validation": {"final": "sample"}}, source="recipe.toml")
+    reason = "final = 'sample' ranks a sample after training, so queries should be its size"
+    check_error(caught.value.problem, InvalidSettings, where="validation", reason=reason)
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "parameters"),
     [

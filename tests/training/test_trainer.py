@@ -153,6 +153,39 @@ def test_early_stopping_keeps_the_best_weights(small_graph):
     assert run.reports["valid"].mrr == max(seen)
 
 
+def test_validation_of_a_sample_is_exact_after_training(small_graph, tmp_path):
+    validation = Validation(every=1, queries=10, keep="best")
+    events = []
+    run = kg.train(
+        kg.CP(small_graph.shape, dim=4),
+        small_graph,
+        epochs=3,
+        validation=validation,
+        out=tmp_path / "run",
+        on_progress=events.append,
+    )
+    seen = [entry["valid_mrr"] for entry in run.history]
+    assert [entry["valid_queries"] for entry in run.history] == [10, 10, 10]
+    assert "(sample)" in events[-1].text
+    sample = kg.evaluate(run.model, small_graph, split="valid", queries=10)
+    assert sample.mrr == max(seen)
+    assert run.reports["valid"].metrics.num_queries == 40
+    assert run.reports["valid"].sample == ""
+    # The sample does not depend on the seed of training.
+    other = kg.train(
+        kg.CP(small_graph.shape, dim=4),
+        small_graph,
+        epochs=1,
+        seed=5,
+        validation=Validation(queries=10, final="sample"),
+        out=tmp_path / "other",
+    )
+    triples = other.reports["valid"].ranks.triples
+    assert triples.tolist() == sample.ranks.triples.tolist()
+    for report in (other.report, kg.load_run(tmp_path / "other").report):
+        assert report.sample == "a sample of 5 of 20 triples"
+
+
 def test_the_final_weights_are_the_mean_of_the_last_epochs(small_graph):
     """From the second half of six epochs: the ends of the fourth, fifth and sixth."""
     recipe = Recipe(

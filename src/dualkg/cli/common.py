@@ -279,6 +279,9 @@ def print_metrics(
 def print_reports(run: kg.Run) -> None:
     rows = {f"{run.graph.name} {split}": report.metrics for split, report in run.reports.items()}
     print_metrics(rows)
+    for split, report in run.reports.items():
+        if report.sample:
+            stdout.print(f"[dim]Ranked of {split}: {report.sample}.[/dim]")
 
 
 def print_run(run: kg.Run, option: str, entity: int, relation: int) -> None:

@@ -23,6 +23,7 @@ HITS = "The k of Hits@k, such as 1,3,10,50 (default: 1,3,10)."
 CANDIDATES = (
     "Rank among the candidates that this file lists for each triple (.parquet, .jsonl or .npz)."
 )
+QUERIES = "Rank a sample of N queries (default: all queries of the split)."
 TYPES = "Rank only among entities that train has on the same side of the relation."
 STORAGE = (
     "Storage formats of the entity table to compare: float32,float16,bf16,int8,sparse:0.9 (90 % "
@@ -41,6 +42,7 @@ def evaluate(
     hits: Annotated[str | None, Option(help=HITS)] = None,
     candidates: Annotated[Path | None, Option(help=CANDIDATES)] = None,
     type_constrained: Annotated[bool, Option("--type-constrained", help=TYPES)] = False,
+    queries: Annotated[int | None, Option(help=QUERIES)] = None,
     task: Annotated[Task, Option(help=TASK)] = "link",
     negatives: Annotated[
         Path | None, Option(help="False triples for classification (default: sampled).")
@@ -61,6 +63,7 @@ def evaluate(
         negatives=negatives is not None,
         candidates=candidates is not None,
         type_constrained=type_constrained,
+        queries=queries is not None,
     )
     ks = cli.parse_hits(hits)
     opened = kg.inference.api.open_run(run, device=device)
@@ -79,6 +82,7 @@ def evaluate(
         hits=ks,
         candidates=candidates,
         type_constrained=type_constrained,
+        queries=queries,
     )
     return _rank(report, by, ks)
 
@@ -92,6 +96,7 @@ def _check_evaluation(
     negatives: bool,
     candidates: bool,
     type_constrained: bool,
+    queries: bool,
 ) -> None:
     """Refuse options of `evaluate` that exclude each other."""
     if negatives and task != "classification":
@@ -117,6 +122,11 @@ def _check_evaluation(
             f"{restriction} is for ranking heads and tails. Leave it out, or leave out "
             "--task/--storage."
         )
+    if queries and (candidates or storage or task != "link"):
+        raise cli.OptionConflict(
+            "--queries is for ranking heads and tails among all entities. Leave it out, or leave "
+            "out --candidates/--task/--storage."
+        )
     if hits and (storage or task == "classification"):
         raise cli.OptionConflict("--hits is for rankings of entities or relations. Leave it out.")
 
@@ -136,6 +146,8 @@ def _rank(report: kg.Report, by: str | None, ks: tuple[int, ...]) -> cli.Output:
         groups = _by_size(report.by(by), lambda metrics: metrics.num_queries)
         cli.stdout.print()
         cli.print_metrics(groups, title=by, hits=ks, adjusted=True)
+    if report.sample:
+        cli.stdout.print(f"[dim]Ranked: {report.sample}.[/dim]")
     if report.candidates != "all entities":
         cli.stdout.print(f"[dim]Candidates: {report.candidates}, without known answers.[/dim]")
 

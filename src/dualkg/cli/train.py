@@ -59,6 +59,9 @@ def train(
     patience: Annotated[
         int | None, Option(help="Stop after N validations (epochs) without a better MRR.")
     ] = None,
+    validation_queries: Annotated[
+        int | None, Option(help="Rank a sample of N queries of valid in each validation.")
+    ] = None,
     seed: Annotated[
         int | None, Option(help="Random seed of the initial weights and the batches.")
     ] = None,

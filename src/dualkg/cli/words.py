@@ -20,6 +20,7 @@ SETTINGS = {
     "optimizer.name": "--optimizer",
     "optimizer.learning_rate": "--lr",
     "validation.patience": "--patience",
+    "validation.queries": "--validation-queries",
     "training.seed": "--seed",
     "training.engine": "--engine",
 }

@@ -22,6 +22,7 @@ from dualkg.data.graph import SPLITS, Graph, Split, Triples, distinct_triples
 from dualkg.errors import DivergedError, InvalidValue, Unsupported
 from dualkg.evaluation.candidates import CandidateLists, TypeConstraint
 from dualkg.kernels.hardware import gpu_kernels_unavailable
+from dualkg.kernels.hashing import hash_columns
 from dualkg.kernels.scores import RankTargets, count_with_torch
 from dualkg.models.base import SIDES, Model
 from dualkg.tables.lookup import Side
@@ -68,12 +69,27 @@ class Ranks:
         return (self.optimistic + self.pessimistic) / 2
 
 
+def sample_triples(triples: Triples, num_queries: int | None, *, seed: int = 0) -> Triples:
+    """The triples of so many queries, two of each, in their order; all if there are not more.
+
+    They are those with the lowest hashes of their positions, so that every process and every
+    machine takes the same, and a larger sample contains a smaller one.
+    """
+    num_triples = len(triples) if num_queries is None else -(-num_queries // 2)
+    if num_triples >= len(triples):
+        return triples
+    hashes = hash_columns(seed, torch.arange(len(triples)))
+    lowest = hashes.topk(num_triples, largest=False).indices.sort().values
+    return np.array(triples[lowest.numpy()])
+
+
 @torch.no_grad()
 def rank(
     model: Model,
     graph: Graph,
     *,
     split: Split = "test",
+    triples: Triples | None = None,
     known: KnownAnswers | None = None,
     type_constrained: bool = False,
     candidates: CandidateLists | None = None,
@@ -83,6 +99,7 @@ def rank(
 ) -> Ranks:
     """Rank every triple of a split in both directions, filtered by all three splits.
 
+    `triples` are ranked in place of the split, if given, such as a sample of it.
     Candidates are all entities; with `type_constrained` those that train has on the same side of
     the relation; or those of a list for each query. The answer is always one. A GPU is synchronized
     at the end, not after each block.
@@ -91,7 +108,8 @@ def rank(
     by the fastest form that is installed.
     """
     model.check_shape(graph.shape)
-    triples = graph.split(split)
+    if triples is None:
+        triples = graph.split(split)
     device = model.device
     known = known or KnownAnswers.of(graph, queries=triples)
     tables = model.tables

@@ -16,10 +16,17 @@ from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, GraphShape, Split, Triples
 from dualkg.data.inspection import CARDINALITIES, cardinalities
 from dualkg.data.parquet_files import read_parquet
-from dualkg.errors import DamagedFile, Unsupported
+from dualkg.errors import DamagedFile, InvalidValue, Unsupported
 from dualkg.evaluation.candidates import CandidateLists, GivenCandidates
 from dualkg.evaluation.metrics import HITS, Metrics, Numbers, check_hits
-from dualkg.evaluation.ranking import Progress, Ranks, count_candidates, rank, rank_relations
+from dualkg.evaluation.ranking import (
+    Progress,
+    Ranks,
+    count_candidates,
+    rank,
+    rank_relations,
+    sample_triples,
+)
 from dualkg.files import atomic_write
 from dualkg.models.base import SIDES, Model
 
@@ -46,7 +53,8 @@ def evaluate_relations(
 class Report:
     """Filtered link prediction on one split in both directions.
 
-    Ranks are realistic ones; `optimistic` and `pessimistic` are their bounds.
+    Ranks are realistic ones; `optimistic` and `pessimistic` are their bounds. Where only a sample
+    of the split was ranked, `sampled_from` is the number of triples of the split.
     """
 
     graph: str
@@ -61,6 +69,14 @@ class Report:
     by_cardinality: dict[str, Metrics] = field(repr=False)
     ranks: Ranks = field(repr=False, compare=False)
     candidates: str = ALL_ENTITIES
+    sampled_from: int | None = None
+
+    @property
+    def sample(self) -> str:
+        """What was ranked of the split, in words; empty if all of it."""
+        if self.sampled_from is None:
+            return ""
+        return f"a sample of {len(self.ranks.triples):,} of {self.sampled_from:,} triples"
 
     @property
     def mrr(self) -> float:
@@ -87,6 +103,8 @@ class Report:
             "without_unseen": self.without_unseen.as_dict(),
             "num_unseen_triples": self.num_unseen_triples,
         }
+        if self.sampled_from is not None:
+            values["sample"] = {"triples": len(self.ranks.triples), "of": self.sampled_from}
         for view in VIEWS:
             groups = self.by(view)
             values[f"by_{view}"] = {key: metrics.as_dict() for key, metrics in groups.items()}
@@ -105,9 +123,13 @@ def evaluate(
     hits: Iterable[int] = HITS,
     type_constrained: bool = False,
     candidates: GivenCandidates | None = None,
+    queries: int | None = None,
+    seed: int = 0,
     progress: Progress | None = None,
 ) -> Report:
     """Rank a split and report on it, with Hits@k for each k of `hits` besides 1, 3 and 10.
+
+    With `queries`, a sample of so many queries is ranked, which depends on `seed` alone.
 
     With `type_constrained`, candidates are the entities that train has on the same side of the
     relation. `candidates` are lists, the file of them, or a mapping of their columns; see
@@ -121,16 +143,23 @@ def evaluate(
             f"{given} were given",
         )
     hits = check_hits(hits)
-    known = known or KnownAnswers.of(graph, queries=graph.split(split))
+    if queries is not None and queries < 1:
+        raise InvalidValue("queries", expected="at least 1", found=queries)
+    triples = sample_triples(graph.split(split), queries, seed=seed)
+    known = known or KnownAnswers.of(graph, queries=triples)
     lists = None
     restriction = DOMAIN_OR_RANGE if type_constrained else ALL_ENTITIES
     if candidates is not None:
+        if queries is not None:
+            reason = "are lists for all triples of the split"
+            raise Unsupported("Candidates", reason, advice="Leave out queries.")
         lists = CandidateLists.of(candidates, graph, split)
         restriction = GIVEN_LISTS
     ranks = rank(
         model,
         graph,
         split=split,
+        triples=triples,
         known=known,
         type_constrained=type_constrained,
         candidates=lists,
@@ -170,6 +199,7 @@ def build_report(
         if (kinds == kind).any():
             by_cardinality[kind] = metrics_of(np.s_[:, kinds == kind])
 
+    num_triples = len(graph.split(split))
     entities = ranks.triples[:, [0, 2]]
     both_seen = np.isin(entities, graph.train[:, [0, 2]]).all(axis=1)
     return Report(
@@ -185,6 +215,7 @@ def build_report(
         by_cardinality=by_cardinality,
         ranks=ranks,
         candidates=candidates,
+        sampled_from=num_triples if len(ranks.triples) < num_triples else None,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dualkg.data.filters import KnownAnswers
-from dualkg.data.graph import Graph, GraphShape
+from dualkg.data.graph import Graph, GraphShape, Split
 from dualkg.data.loading import load_graph
 from dualkg.errors import InvalidValue, RequestError, Sentence, Unsupported
 from dualkg.evaluation.report import Report, evaluate
@@ -68,6 +68,7 @@ MAX_SHOWN = 80  # characters of a wrong argument in a message
 # steps; larger batches are efficient matrix products.
 BATCH_SIZES = {20_000: 100, 200_000: 500}
 LARGEST_BATCH_SIZE = 1000
+HELD_OUT: tuple[Split, ...] = ("valid", "test")
 SMALL_DIM = 8  # of a model that is made to see what is defined for it
 
 
@@ -497,12 +498,19 @@ def _train_and_evaluate(trainer: Trainer, folder: Path | None) -> TrainedRun:
         ),
         last=True,
     )
-    reports = evaluate_held_out(model, graph)
+    reports = evaluate_held_out(
+        model,
+        graph,
+        queries=trainer.recipe.validation.final_queries,
+        # Runs with other seeds of training rank the same sample, so that they can be compared.
+        seed=trainer.recipe.data.split_seed,
+    )
     ranking_seconds = time.perf_counter() - started
     mrrs = []
     for split, report in reports.items():
         if len(report.ranks.triples):
-            mrrs.append(f"{split} MRR {report.mrr:.4f}")
+            of_sample = f" ({report.sample})" if report.sample else ""
+            mrrs.append(f"{split} MRR {report.mrr:.4f}{of_sample}")
     log(lambda: ", ".join(mrrs) or "no held-out triples to rank", last=True)
     # Warm-up and peak of a resumed run are those of the last process.
     costs = {
@@ -519,13 +527,20 @@ def _progress_line(event: ProgressEvent) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def evaluate_held_out(model: Model, graph: Graph) -> dict[str, Report]:
-    """Reports on valid and test, with one filter.
+def evaluate_held_out(
+    model: Model, graph: Graph, *, queries: int | None = None, seed: int = 0
+) -> dict[str, Report]:
+    """Reports on valid and test, with one filter; with `queries`, on a sample of each.
 
     A graph on disk has a filter for the queries of each split instead.
     """
     known = None if graph.is_mapped else KnownAnswers.of(graph)
-    return {split: evaluate(model, graph, split=split, known=known) for split in ("valid", "test")}
+    reports: dict[str, Report] = {}
+    for split in HELD_OUT:
+        reports[split] = evaluate(
+            model, graph, split=split, known=known, queries=queries, seed=seed
+        )
+    return reports
 
 
 def spread(values: list[float]) -> tuple[float, float]:

@@ -124,8 +124,17 @@ class WorkEstimate:
         work = recipe.training.epochs * self.epoch(recipe)
         if recipe.validation.every:
             num_validations = recipe.training.epochs // recipe.validation.every
-            work += num_validations * self.ranking(recipe, len(graph.valid))
-        return work + self.ranking(recipe, len(graph.valid) + len(graph.test))
+            num_triples = _num_ranked(len(graph.valid), recipe.validation.queries)
+            work += num_validations * self.ranking(recipe, num_triples)
+        for held_out in (graph.valid, graph.test):
+            num_triples = _num_ranked(len(held_out), recipe.validation.final_queries)
+            work += self.ranking(recipe, num_triples)
+        return work
+
+
+def _num_ranked(num_triples: int, num_queries: int | None) -> int:
+    """The triples that are ranked of a split, if so many queries are."""
+    return num_triples if num_queries is None else min(num_triples, -(-num_queries // 2))
 
 
 def count_query_groups(graph: Graph) -> int:

@@ -283,7 +283,9 @@ def _refused_keywords(keywords: Mapping[str, object]) -> str:
 class Validation(Section):
     """Rank the validation split every `every` epochs; 0 is never.
 
-    Training stops after `patience` of these without a better MRR.
+    Training stops after `patience` of these without a better MRR. With `queries`, a sample of so
+    many queries is ranked, the same each time. The ranking after training is of all triples, or
+    with `final = "sample"` of a sample of each split.
     """
 
     table: ClassVar[str] = "validation"
@@ -291,12 +293,23 @@ class Validation(Section):
     every: int = Field(0, ge=0, lt=2**31)
     patience: int = Field(0, ge=0, lt=2**31)
     keep: Literal["last", "best"] = "last"
+    queries: int | None = Field(None, ge=1, lt=2**31)
+    final: Literal["all", "sample"] = "all"
+
+    @property
+    def final_queries(self) -> int | None:
+        """The queries of each split that are ranked after training; None are all."""
+        return self.queries if self.final == "sample" else None
 
     @model_validator(mode="after")
     def _every_is_needed(self) -> Validation:
         if not self.every and (self.patience or self.keep == "best"):
             raise ValueError(
                 "patience and keep use the validation split, so every should be at least 1; it is 0"
+            )
+        if self.final == "sample" and self.queries is None:
+            raise ValueError(
+                "final = 'sample' ranks a sample after training, so queries should be its size"
             )
         return self
 

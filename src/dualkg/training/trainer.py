@@ -33,7 +33,8 @@ from dualkg.errors import (
     Unsupported,
     Words,
 )
-from dualkg.evaluation.report import evaluate
+from dualkg.evaluation.ranking import sample_triples
+from dualkg.evaluation.report import Report, evaluate
 from dualkg.files import check_type
 from dualkg.kernels.hardware import matmul_precision
 from dualkg.logs import describe_time_left
@@ -171,10 +172,13 @@ class ProgressEvent:
     loss: float
     mrr: float | None
     seconds_left: float | None = None  # of all epochs; unknown in the warm-up
+    is_sampled: bool = False  # whether validation ranks a sample
 
     @property
     def text(self) -> str:
         best = "" if self.mrr is None else f"  best valid MRR {self.mrr:.4f}"
+        if best and self.is_sampled:
+            best += " (sample)"
         return f"epoch {self.epoch}/{self.epochs}  loss {self.loss:.3f}{best}"
 
     @property
@@ -389,7 +393,14 @@ class Trainer:
         mrr = progress.best_mrr if progress.best_mrr >= 0 else None
         loss = total / step
         event = ProgressEvent(
-            progress.epoch + 1, epochs, step, self.num_steps, loss, mrr, self._seconds_left()
+            progress.epoch + 1,
+            epochs,
+            step,
+            self.num_steps,
+            loss,
+            mrr,
+            self._seconds_left(),
+            is_sampled=self.recipe.validation.queries is not None,
         )
         self.on_progress(event)
         return total
@@ -443,7 +454,10 @@ class Trainer:
         if progress.epoch > self.recipe.optimizer.average_from * epochs:
             self._average()
         if every and (progress.epoch % every == 0 or progress.epoch == epochs):
-            metrics["valid_mrr"] = self._validate()
+            report = self._validate()
+            metrics["valid_mrr"] = report.mrr
+            if report.sampled_from is not None:
+                metrics["valid_queries"] = report.metrics.num_queries
         progress.history.append({"epoch": progress.epoch, **metrics})
         at_last_step = progress.epoch / epochs - 1 / (self.num_steps * epochs)
         metrics["learning_rate"] = learning_rate(self.recipe.optimizer, at_last_step)
@@ -467,7 +481,7 @@ class Trainer:
         for name, value in self.weights.state_dict().items():
             self.mean[name].lerp_(value, 1 / self.progress.averaged)
 
-    def _validate(self) -> float:
+    def _validate(self) -> Report:
         progress = self.progress
         choice = self.recipe.validation
         self._check_weights()
@@ -475,7 +489,14 @@ class Trainer:
         if self.mean:
             # The mean will be the final weights of the run.
             self.weights.load_state_dict(self.mean)
-        report = evaluate(self.model, self.graph, split="valid", known=self._known)
+        report = evaluate(
+            self.model,
+            self.graph,
+            split="valid",
+            known=self._known,
+            queries=choice.queries,
+            seed=self.recipe.data.split_seed,
+        )
         if current:
             self.weights.load_state_dict(current)
         if report.mrr > progress.best_mrr:
@@ -487,7 +508,7 @@ class Trainer:
             progress.since_best += 1
             progress.stopped = bool(choice.patience) and progress.since_best >= choice.patience
         self._call(lambda callback: callback.on_validation(progress.epoch, report))
-        return report.mrr
+        return report
 
     def _copy_of_weights(self) -> dict[str, Tensor]:
         state = self.weights.state_dict()
@@ -495,7 +516,9 @@ class Trainer:
 
     @cached_property
     def _known(self) -> KnownAnswers:
-        return KnownAnswers.of(self.graph, queries=self.graph.valid)
+        seed = self.recipe.data.split_seed
+        sample = sample_triples(self.graph.valid, self.recipe.validation.queries, seed=seed)
+        return KnownAnswers.of(self.graph, queries=sample)
 
     def _checkpoint_due(self) -> bool:
         """Whether to write a checkpoint now.
