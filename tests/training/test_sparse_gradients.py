@@ -8,7 +8,6 @@ from torch.utils._pytree import tree_leaves
 import dualkg as kg
 from dualkg.errors import Unsupported
 from dualkg.training.engines import EngineUnavailable, choose_engine
-from dualkg.training.fused import SampledFusedStep
 from dualkg.training.optimizers import Optimizer, build_optimizer
 from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import InterruptedRunError, Trainer
@@ -177,8 +176,6 @@ def test_a_step_creates_no_tensor_with_a_row_for_each_entity(name, sums):
     }
     assert sizes == {trainer.model.embedding.entities.shape if sums == "elements" else (5000, 1)}
     known = [*trainer.model.parameters(), *(state["sum"] for state in optimizer.state.values())]
-    if isinstance(trainer.step, SampledFusedStep):
-        known.append(trainer.step.positions)
     with LargestTensor(*known) as largest:
         trainer.step(next(trainer.batches(0)), 0.1)
     # The scores of ten triples and twenty negatives are one buffer.

@@ -402,18 +402,26 @@ def _sampled_softmax_in_torch(
 
 
 @compiled()
+def _top_of_query(values, positives):
+    """The largest score of a query's negatives and targets."""
+    top = np.int32(_largest(values.view(np.int32), ALL_BUT_SIGN)).view(np.float32)
+    for i in range(len(positives)):
+        # A NaN becomes the top, since no comparison with it is true.
+        if not positives[i] <= top:
+            top = positives[i]
+    return top
+
+
+@compiled()
 def _sampled_rows(first, last, scores, positives, hits, weights, starts, losses, gradients):
     """The queries from `first` to `last` − 1."""
     for row in range(first, last):
         values = scores[row]
         own = slice(starts[row], starts[row + 1])
-        top = np.int32(_largest(values.view(np.int32), ALL_BUT_SIGN)).view(np.float32)
+        top = _top_of_query(values, positives[own])
         has_hits = False
         for target in range(own.start, own.stop):
             has_hits = has_hits or hits[target] >= 0
-            # A NaN becomes the top, since no comparison with it is true.
-            if not positives[target] <= top:
-                top = positives[target]
         arrays = (values, positives[own], weights[own], gradients[own])
         losses[row] = (
             _sampled_row_with_hits(*arrays, hits[own], top)
@@ -447,6 +455,18 @@ def _sampled_row(values, positives, weights, gradients, top):
 
 
 @compiled()
+def _take_hits(values, hits, top):
+    """Leave out the negatives that are answers, and return the exponential of each."""
+    exponentials = np.zeros(len(hits))
+    for i in range(len(hits)):
+        # An answer that occurs twice is a hit once.
+        if hits[i] >= 0 and values[hits[i]] != LEFT_OUT:
+            exponentials[i] = np.exp(np.float64(values[hits[i]]) - top)
+            values[hits[i]] = LEFT_OUT
+    return exponentials
+
+
+@compiled()
 def _sampled_row_with_hits(values, positives, weights, gradients, hits, top):
     """A query of whose answers some are negatives; returns its loss.
 
@@ -454,12 +474,7 @@ def _sampled_row_with_hits(values, positives, weights, gradients, hits, top):
     lose all digits where that one is the largest.
     """
     num = len(positives)
-    hit_exponentials = np.zeros(num)
-    for i in range(num):
-        # An answer that occurs twice is a hit once.
-        if hits[i] >= 0 and values[hits[i]] != LEFT_OUT:
-            hit_exponentials[i] = np.exp(np.float64(values[hits[i]]) - top)
-            values[hits[i]] = LEFT_OUT
+    hit_exponentials = _take_hits(values, hits, top)
     total = 0.0
     for column in range(0, len(values), SUM_CHUNK):
         total += _exponentials(values[column : column + SUM_CHUNK], top)
@@ -488,6 +503,78 @@ def _sampled_row_with_hits(values, positives, weights, gradients, hits, top):
                     slope += shares[i]
             values[hits[hit]] = hit_exponentials[hit] * slope
     return loss
+
+
+def sampled_exponentials_(
+    scores: Tensor, positives: Tensor, hits: Tensor, targets: Targets
+) -> tuple[Tensor, Tensor]:
+    """Overwrite the scores of negatives by exp(score − top), where others have more negatives.
+
+    Arguments are those of `sampled_softmax_gradient_`. The top of a query is the largest of these
+    scores and of the positive ones. Returns the tops, `(queries,)`, and for each target the sum of
+    the exponentials of all negatives but the one that is its own answer.
+    """
+    tops = torch.empty(len(scores), dtype=scores.dtype)
+    totals = torch.empty_like(positives)
+    if not HAS_NUMBA or scores.dtype != torch.float32:
+        _sampled_exponentials_in_torch(scores, positives, hits, targets, tops, totals)
+        return tops, totals
+
+    in_parallel(
+        _sampled_exponentials,
+        len(scores),
+        scores.numpy(),
+        positives.contiguous().numpy(),
+        hits.contiguous().numpy(),
+        targets.starts.contiguous().numpy(),
+        tops.numpy(),
+        totals.numpy(),
+    )
+    return tops, totals
+
+
+def _sampled_exponentials_in_torch(
+    scores: Tensor,
+    positives: Tensor,
+    hits: Tensor,
+    targets: Targets,
+    tops: Tensor,
+    totals: Tensor,
+) -> None:
+    """`sampled_exponentials_` in PyTorch, with a row of exponentials for each target."""
+    queries = targets.queries
+    tops.fill_(-torch.inf)
+    if scores.shape[1]:
+        torch.amax(scores, 1, out=tops)
+    tops.scatter_reduce_(0, queries, positives, "amax")
+    scores.sub_(tops[:, None]).exp_()
+    of_targets = scores[queries]
+    is_hit = hits >= 0
+    of_targets[is_hit, hits[is_hit]] = 0
+    torch.sum(of_targets, 1, out=totals)
+
+
+@compiled()
+def _sampled_exponentials(first, last, scores, positives, hits, starts, tops, totals):
+    """The queries from `first` to `last` − 1."""
+    for row in range(first, last):
+        values = scores[row]
+        own_hits = hits[starts[row] : starts[row + 1]]
+        top = _top_of_query(values, positives[starts[row] : starts[row + 1]])
+        hit_exponentials = _take_hits(values, own_hits, top)
+        total = 0.0
+        for column in range(0, len(values), SUM_CHUNK):
+            total += _exponentials(values[column : column + SUM_CHUNK], top)
+        for i in range(len(own_hits)):
+            without_own = total
+            for other in range(len(own_hits)):
+                if own_hits[other] != own_hits[i]:
+                    without_own += hit_exponentials[other]
+            totals[starts[row] + i] = without_own
+        for i in range(len(own_hits)):
+            if hit_exponentials[i] > 0.0:
+                values[own_hits[i]] = hit_exponentials[i]
+        tops[row] = top
 
 
 # -- Adagrad -----------------------------------------------------------------

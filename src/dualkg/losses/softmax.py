@@ -401,11 +401,13 @@ class BoundSampledSoftmax:
     def _of_side(self, model: Model, f: Factors, side: Side, draws: Draws) -> Tensor:
         answers = f.answers(side)
         negatives, log_counts = self.sample(draws)
-        scores = model.candidate_scores(f, negatives, side=side)
+        scores, columns = model.own_candidate_scores(f, negatives, side)
+        log_counts = log_counts.expand(negatives.shape)[..., columns]
+        is_answer = negatives[..., columns] == answers[:, None]
         corrected = scores - log_counts.to(scores.dtype)
-        scores = corrected.masked_fill(negatives == answers[:, None], -torch.inf)
         positive = model.triple_scores(f)
-        losses = torch.cat([positive[:, None], scores], 1).logsumexp(1) - positive
+        scores = corrected.masked_fill(is_answer, -torch.inf)
+        losses = model.tables.logsumexp(positive, scores) - positive
         return weighted_mean(losses, self.entity_weights, answers)
 
     def sample(self, draws: Draws) -> tuple[Tensor, Tensor]:

@@ -328,6 +328,15 @@ class Model(nn.Module, ABC):
             scores = self.score(predicted, relations, given)
         return scores.view(batch_size, num_candidates)
 
+    def own_candidate_scores(
+        self, f: Factors, candidates: Tensor, side: Side
+    ) -> tuple[Tensor, Tensor | slice]:
+        """Scores of those candidates that this process has, `(batch, n)`, and their columns.
+
+        The score of a candidate of another process is −∞ where its column has own ones.
+        """
+        return self.candidate_scores(f, candidates, side), slice(None)
+
 
 class EmbeddingModel(Model):
     """A model with a row for every entity and every relation."""

@@ -115,11 +115,24 @@ class PartialModel(Model):
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         """Each process scores the candidates that it has."""
+        scores, columns = self.own_candidate_scores(f, candidates, side)
+        if isinstance(columns, slice):
+            is_elsewhere = self.tables.positions(candidates) < 0
+            return self.tables.sum(scores.masked_fill(is_elsewhere, 0))
+        empty = scores.new_zeros(len(scores), len(candidates))
+        return self.tables.sum(empty.index_copy(1, columns, scores))
+
+    def own_candidate_scores(
+        self, f: Factors, candidates: Tensor, side: Side
+    ) -> tuple[Tensor, Tensor | slice]:
         positions = self.tables.positions(candidates)
-        is_shared = candidates.dim() == 1 and self.model.shares_candidates
-        score = self._shared_candidates if is_shared else self._candidate_pairs
-        own = self._for_own_rows(lambda own: score(own, positions, side), f)
-        return self.tables.sum(own)
+        columns: Tensor | slice = slice(None)
+        if positions.dim() == 1:
+            columns = (positions >= 0).nonzero().squeeze(-1)
+            positions = positions[columns]
+        is_shared = positions.dim() == 1 and self.model.shares_candidates
+        score = self.model.candidate_scores if is_shared else self._candidate_pairs
+        return self._for_own_rows(lambda own: score(own, positions, side), f), columns
 
     def own_predictions(
         self, given: Tensor, relations: Tensor, side: Side, rows: slice | None = None
@@ -175,20 +188,13 @@ class PartialModel(Model):
             return False
         return model.scores_as(BilinearModel, "candidate_scores")
 
-    def _shared_candidates(self, own: Factors, positions: Tensor, side: Side) -> Tensor:
-        """Scores `(batch, n)` of candidates that a batch shares, 0 for those of others."""
-        columns = (positions >= 0).nonzero().squeeze(-1)
-        scores = self.model.candidate_scores(own, positions[columns], side)
-        empty = scores.new_zeros(len(own.relations), len(positions))
-        return empty.index_copy(1, columns, scores)
-
     def _candidate_pairs(self, own: Factors, positions: Tensor, side: Side) -> Tensor:
-        """Scores `(batch, n)` of candidates of each triple, 0 for those of others."""
+        """Scores `(batch, n)` of candidates of each triple, −∞ for those of others."""
         shape = (len(own.relations), positions.shape[-1])
         positions = positions.expand(shape)
         rows, columns = (positions >= 0).nonzero(as_tuple=True)
         scores = self._scores_of_pairs(own, rows, positions[rows, columns], side)
-        empty = scores.new_zeros(shape[0] * shape[1])
+        empty = scores.new_full((shape[0] * shape[1],), -torch.inf)
         return empty.index_copy(0, rows * shape[1] + columns, scores).view(shape)
 
     def _scores_of_pairs(self, own: Factors, rows: Tensor, positions: Tensor, side: Side) -> Tensor:

@@ -21,6 +21,7 @@ from dualkg.tables.lookup import Side, lookup
 
 if TYPE_CHECKING:
     from dualkg.tables.bf16 import Bf16Tables
+    from dualkg.tables.row_gradients import RowGradientTables
 
 Draw = Callable[[Tensor], Tensor]  # fills an array with random numbers and returns it
 CountBetter = Callable[[Tensor, Tensor, RankTargets], Tensor]
@@ -189,6 +190,14 @@ class EntityTables(ABC):
         """The sum of a value over all processes, whose gradient every process has."""
 
     @abstractmethod
+    def logsumexp(self, positives: Tensor, scores: Tensor) -> Tensor:
+        """log(exp(positive) + Σ exp(score)) of each query, `(batch,)`.
+
+        The scores are those that this process has computed, `(batch, n)`, with any number of
+        columns in each process. Every process has the positive scores, `(batch,)`.
+        """
+
+    @abstractmethod
     def join(
         self,
         values: Tensor,
@@ -209,6 +218,10 @@ class EntityTables(ABC):
         self, parameters: Mapping[Side, nn.Parameter], *, squared: bool, bf16: bool
     ) -> GradientTables:
         """The tables of the fused step."""
+
+    @abstractmethod
+    def row_gradient_tables(self, parameters: Mapping[Side, nn.Parameter]) -> RowGradientTables:
+        """The tables of the fused step of a sampled softmax."""
 
     @abstractmethod
     def bf16_tables(

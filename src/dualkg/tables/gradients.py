@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -39,6 +39,21 @@ class LossAndGradient(NamedTuple):
 
     loss: Tensor
     mapped: Tensor
+
+
+class BatchTables(NamedTuple):
+    """Tables that have the rows of a batch, and its triples `(batch, 3)` by these rows."""
+
+    heads: Tensor
+    tails: Tensor
+    triples: Tensor
+
+    @staticmethod
+    def of_rows(heads: Tensor, tails: Tensor, batch: Tensor) -> BatchTables:
+        """Tables with a row for each triple."""
+        numbers = torch.arange(len(batch), device=batch.device)
+        triples = torch.stack([numbers, batch[:, 1], numbers], dim=1)
+        return BatchTables(heads, tails, triples)
 
 
 def rows_at_once(num_entities: int, bytes_of_score: int, device: torch.device) -> int:
@@ -101,6 +116,10 @@ class GradientTables(ABC):
         """The rows of entities, without a gradient."""
 
     @abstractmethod
+    def of_batch(self, batch: Tensor) -> BatchTables:
+        """Tables with the rows of the heads and tails of a batch, without a gradient."""
+
+    @abstractmethod
     def add_rows(self, side: Side, ids: Tensor, rows: Tensor) -> None:
         """Add rows to the gradient of a side's table."""
 
@@ -161,43 +180,14 @@ class GradientTables(ABC):
             total.copy_(product)
 
 
-class RowGradientTables:
-    """The entity tables of a model by side, and gradients of the rows that a batch reads.
-
-    They are for losses over sampled entities, where most rows have none.
-    """
-
-    def __init__(self, parameters: Mapping[Side, nn.Parameter]) -> None:
-        self.parameters = dict(parameters)
-        self._ids: dict[Side, list[Tensor]] = {side: [] for side in parameters}
-        self._rows: dict[Side, list[Tensor]] = {side: [] for side in parameters}
-
-    def rows(self, side: Side, ids: Tensor) -> Tensor:
-        """The rows of entities, without a gradient."""
-        return self.parameters[self._own_side(side)].detach()[ids]
-
-    def add_rows(self, side: Side, ids: Tensor, rows: Tensor) -> None:
-        """Add rows to the gradient of a side's table."""
-        self._ids[self._own_side(side)].append(ids)
-        self._rows[self._own_side(side)].append(rows)
-
-    def take(self) -> Iterator[tuple[nn.Parameter, Tensor, Tensor]]:
-        """Each table with ids and rows of its gradient, which are discarded; ids may repeat."""
-        for side, table in self.parameters.items():
-            if self._ids[side]:
-                yield table, torch.cat(self._ids[side]), torch.cat(self._rows[side])
-            self._ids[side].clear()
-            self._rows[side].clear()
-
-    def _own_side(self, side: Side) -> Side:
-        return side if side in self.parameters else "head"
-
-
 class LocalGradientTables(GradientTables):
     """Tables with the rows of all entities."""
 
     def rows(self, side: Side, ids: Tensor) -> Tensor:
         return self._table(side)[ids]
+
+    def of_batch(self, batch: Tensor) -> BatchTables:
+        return BatchTables(self._table("head"), self._table("tail"), batch)
 
     def add_rows(self, side: Side, ids: Tensor, rows: Tensor) -> None:
         self.gradient(side).index_add_(0, ids, rows)
@@ -264,6 +254,10 @@ class ShardedGradientTables(GradientTables):
     def rows(self, side: Side, ids: Tensor) -> Tensor:
         self._fetched[side] = self.shard.fetch(self._table(side), ids)
         return self._fetched[side].detach()
+
+    def of_batch(self, batch: Tensor) -> BatchTables:
+        heads = self.rows("head", batch[:, 0])
+        return BatchTables.of_rows(heads, self.rows("tail", batch[:, 2]), batch)
 
     def add_rows(self, side: Side, ids: Tensor, rows: Tensor) -> None:
         self.shard.add_rows(self.gradient(side), ids, rows)

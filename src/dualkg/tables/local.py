@@ -16,6 +16,7 @@ from dualkg.tables.lookup import Side
 if TYPE_CHECKING:
     from dualkg.tables.bf16 import LocalBf16Tables
     from dualkg.tables.gradients import LocalGradientTables
+    from dualkg.tables.row_gradients import LocalRowGradientTables
 
 
 def cross_entropy(
@@ -112,6 +113,9 @@ class LocalTables(EntityTables):
     def sum(self, values: Tensor) -> Tensor:
         return values
 
+    def logsumexp(self, positives: Tensor, scores: Tensor) -> Tensor:
+        return torch.cat([positives[:, None], scores], 1).logsumexp(1)
+
     def join(
         self,
         values: Tensor,
@@ -126,6 +130,13 @@ class LocalTables(EntityTables):
         from dualkg.tables.gradients import LocalGradientTables
 
         return LocalGradientTables(parameters, squared=squared, bf16=bf16)
+
+    def row_gradient_tables(
+        self, parameters: Mapping[Side, nn.Parameter]
+    ) -> LocalRowGradientTables:
+        from dualkg.tables.row_gradients import LocalRowGradientTables
+
+        return LocalRowGradientTables(parameters)
 
     def bf16_tables(
         self, parameters: Mapping[str, nn.Parameter], *, sums: Mapping[str, Tensor], **options: Any

@@ -90,14 +90,22 @@ class Shard:
         rows = self.own_rows(table, ids, lambda own, positions: own[positions])
         return self.all_reduce(rows)
 
-    def log_normalizers(self, scores: Tensor) -> Tensor:
-        """logsumexp over the entities of all processes, `(batch,)`."""
+    def log_normalizers(self, scores: Tensor, positives: Tensor | None = None) -> Tensor:
+        """logsumexp over the entities of all processes, `(batch,)`.
+
+        It has one more term for each of the `positives`, which every process has.
+        """
         if scores.shape[1]:
             largest = scores.detach().amax(1)
         else:
             largest = scores.new_full((len(scores),), -torch.inf)
+        if positives is not None:
+            largest = torch.maximum(largest, positives.detach())
         largest = self.all_reduce(largest, "max")
-        return largest + self.sum_of_all((scores - largest[:, None]).exp().sum(1)).log()
+        total = self.sum_of_all((scores - largest[:, None]).exp().sum(1))
+        if positives is not None:
+            total = total + (positives - largest).exp()
+        return largest + total.log()
 
     def add_rows(self, total: Tensor, ids: Tensor, rows: Tensor) -> None:
         """Add rows to those entities of a table that are owned here."""

@@ -23,6 +23,7 @@ from dualkg.tables.shard import Shard
 if TYPE_CHECKING:
     from dualkg.tables.bf16 import ShardedBf16Tables
     from dualkg.tables.gradients import ShardedGradientTables
+    from dualkg.tables.row_gradients import ShardedRowGradientTables
 
 MAX_COLUMNS = 2**20  # rows of a shard that are scored at a time in a ranking
 
@@ -223,6 +224,9 @@ class ShardedTables(EntityTables):
     def sum(self, values: Tensor) -> Tensor:
         return self.shard.sum_of_all(values)
 
+    def logsumexp(self, positives: Tensor, scores: Tensor) -> Tensor:
+        return self.shard.log_normalizers(scores, positives)
+
     def join(
         self,
         values: Tensor,
@@ -244,6 +248,13 @@ class ShardedTables(EntityTables):
         from dualkg.tables.gradients import ShardedGradientTables
 
         return ShardedGradientTables(parameters, self.shard, squared=squared, bf16=bf16)
+
+    def row_gradient_tables(
+        self, parameters: Mapping[Side, nn.Parameter]
+    ) -> ShardedRowGradientTables:
+        from dualkg.tables.row_gradients import ShardedRowGradientTables
+
+        return ShardedRowGradientTables(parameters, self.shard)
 
     def bf16_tables(
         self, parameters: Mapping[str, nn.Parameter], *, sums: Mapping[str, Tensor], **options: Any

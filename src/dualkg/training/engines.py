@@ -174,7 +174,7 @@ def samples_rows(job: Job) -> bool:
     Rows that a batch does not read are not updated, which is exact for Adagrad and SGD.
     """
     loss = job.loss
-    if job.on_gpu or not has_one_product(job) or not job.model.tables.has_all_entities:
+    if job.on_gpu or not has_one_product(job):
         return False
     if not isinstance(loss, SampledSoftmax) or type(loss).bind is not SampledSoftmax.bind:
         return False

@@ -18,12 +18,12 @@ from dualkg.regularizers import PowerSum, Regularizer, is_power_sum
 from dualkg.tables.gradients import (
     GradientTables,
     LossAndGradient,
-    RowGradientTables,
     Workspace,
     softmax_gradient_,
 )
 from dualkg.tables.local import cross_entropy
 from dualkg.tables.lookup import Side
+from dualkg.tables.row_gradients import Negatives, RowGradientTables
 from dualkg.training.updates import AnyOptimizer, OnePassAdagrad, step_rows, sum_rows
 
 # What a subclass may override and still be trained by kernels in place of its maps.
@@ -127,10 +127,10 @@ class FusedStep(ABC):
         model = self.model
         assert isinstance(model, DiagonalModel)
         regularizer = self.regularizer
-        is_local = model.device.type == "cpu" and model.tables.has_all_entities
+        on_cpu = model.device.type == "cpu"
         is_float32 = all(table.dtype == torch.float32 for table in model.parameters())
         is_product = model.numbers_per_coordinate <= 2 and model.multiplicative_modulus
-        if not (is_local and is_float32 and is_product and model.reciprocal):
+        if not (on_cpu and is_float32 and is_product and model.reciprocal):
             return False
         from dualkg.kernels.cpu import HAS_NUMBA  # It imports numba.
         from dualkg.kernels.cpu_diagonal import Squares
@@ -223,14 +223,15 @@ class FusedStep(ABC):
         for name, weight in regularizer.term_weights.items():
             weights[name] = weight * regularizer.weight / len(batch)
         squares = Squares(**weights)
+        rows = self.tables.of_batch(batch)
         tables = DiagonalTables(
-            model.entities.detach(),
+            rows.heads,
             model.relations.detach(),
-            (model.tails if model.two_entity_tables else model.entities).detach(),
+            rows.tails,
             is_complex=model.numbers_per_coordinate == 2,
         )
         predicts_relations = bool(self.relation_weight)
-        mapped = map_triples(tables, batch, squares, predict_relations=predicts_relations)
+        mapped = map_triples(tables, rows.triples, squares, predict_relations=predicts_relations)
         f = Factors(model, *batch.unbind(-1))
         f.mapped_head = mapped.mapped_heads
         f.tail = mapped.tails
@@ -245,7 +246,7 @@ class FusedStep(ABC):
             targets = Targets.one_each(f.relations, share)
             objective = objective + softmax_gradient_(scores, targets).sum()
             to_queries = scores @ tables.relations
-        gradients = triple_gradients(tables, batch, squares, to_mapped_heads, to_queries)
+        gradients = triple_gradients(tables, rows.triples, squares, to_mapped_heads, to_queries)
         model.relations.grad = gradients.relations
         if mapped.relation_queries is not None:
             model.relations.grad.addmm_(scores.T, queries)
@@ -379,9 +380,7 @@ class SampledFusedStep(FusedStep):
     ) -> None:
         super().__init__(model, regularizer, optimizer, relation_weight=loss.relation_weight)
         self.loss = loss
-        self.tables = RowGradientTables(self.parameters)
-        # The position of each entity among the negatives, or −1.
-        self.positions = torch.full((loss.num_entities,), -1)
+        self.tables = model.tables.row_gradient_tables(self.parameters)
         self._scores = Workspace()
 
     def _update(self) -> None:
@@ -401,11 +400,9 @@ class SampledFusedStep(FusedStep):
 
     def _cross_entropy(self, f: Factors, side: Side, draws: Draws) -> LossAndGradient:
         """The sampled cross entropy of predicting one side."""
-        from dualkg.kernels.cpu import sampled_softmax_gradient_  # It imports numba.
-
         loss = self.loss
-        negatives, offsets = self._sample(draws)
-        candidates = self.tables.rows(side, negatives)
+        negatives = self.tables.own(self._sample(draws))
+        candidates = self.tables.rows_of(side, negatives)
         answers = f.answers(side)
         vectors = (f.tail if side == "tail" else f.head).detach()
         mapped = f.query(side).detach()
@@ -423,20 +420,20 @@ class SampledFusedStep(FusedStep):
             queries = mapped
 
         scores = self._scores.of(len(queries), len(candidates), queries)
-        offsets = offsets.to(scores.dtype)
+        offsets = negatives.offsets.to(scores.dtype)
         positives = (mapped * vectors).sum(-1)
         if self.squared:
             offsets = offsets - candidates.square().sum(-1)
             positives = positives - vectors.square().sum(-1)
         torch.addmm(offsets, queries, candidates.T, out=scores)
-        hits = self._hits(negatives, answers)
-        losses, to_positives = sampled_softmax_gradient_(scores, positives, hits, targets)
+        hits = negatives.hits(answers)
+        value, to_positives = self.tables.sampled_softmax_(scores, positives, hits, targets)
 
         to_positives = to_positives[:, None]
         to_answers = to_positives * mapped
         to_candidates = scores.T @ queries
         upstream = to_positives * vectors
-        to_queries = scores @ candidates
+        to_queries = self.tables.sum(scores @ candidates)
         if groups is None:
             upstream += to_queries
         else:
@@ -447,10 +444,10 @@ class SampledFusedStep(FusedStep):
             to_candidates -= 2 * scores.sum(0)[:, None] * candidates
             upstream *= 2
         self.tables.add_rows(side, answers, to_answers)
-        self.tables.add_rows(side, negatives, to_candidates)
-        return LossAndGradient(losses.sum(), upstream)
+        self.tables.add_rows(side, negatives.ids, to_candidates)
+        return LossAndGradient(value, upstream)
 
-    def _sample(self, draws: Draws) -> tuple[Tensor, Tensor]:
+    def _sample(self, draws: Draws) -> Negatives:
         """Distinct negatives, and what is added to the score of each.
 
         This is −log of the expected count, and log k for a negative that was drawn k times.
@@ -459,14 +456,7 @@ class SampledFusedStep(FusedStep):
         negatives, positions, times = torch.unique(drawn, return_inverse=True, return_counts=True)
         of_distinct = log_counts.new_empty(len(negatives))
         of_distinct[positions] = log_counts
-        return negatives, times.double().log() - of_distinct
-
-    def _hits(self, negatives: Tensor, answers: Tensor) -> Tensor:
-        """The position of each answer among the negatives, or −1."""
-        self.positions[negatives] = torch.arange(len(negatives))
-        hits = self.positions[answers]
-        self.positions[negatives] = -1
-        return hits
+        return Negatives(negatives, times.double().log() - of_distinct)
 
 
 def _sum(left: Tensor | None, right: Tensor | None) -> Tensor | None:
