@@ -48,6 +48,13 @@ def test_an_empty_label_does_not_count() -> None:
     assert Vocabulary(["a", "b"], {"a": "", "b": "Bee"}).label(0) == "a"
 
 
+def test_names_with_labels_of_several_ids() -> None:
+    vocabulary = Vocabulary(["a", "b", "c"], {"a": "", "b": "Bee"})
+    assert vocabulary.with_labels([1, 0, 1]) == [("b", "Bee"), ("a", "a"), ("b", "Bee")]
+    assert Vocabulary(["a", "b"]).with_labels([1]) == [("b", "b")]
+    assert vocabulary.with_labels([]) == []
+
+
 def test_a_name_precedes_a_label(cities: Vocabulary) -> None:
     assert cities.id("Paris") == 2
 

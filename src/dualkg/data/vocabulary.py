@@ -61,6 +61,15 @@ class Vocabulary:
         label = None if self.labels is None else self.labels[id].as_py()
         return label or self[id]
 
+    def with_labels(self, ids: Sequence[int]) -> list[tuple[str, str]]:
+        """The name and the label of each id: for many ids faster than one by one."""
+        rows = pa.array(ids, pa.int64())
+        names = self.names.take(rows).to_pylist()
+        if self.labels is None:
+            return [(name, name) for name in names]
+        labels = self.labels.take(rows).to_pylist()
+        return [(name, label or name) for name, label in zip(names, labels, strict=True)]
+
     def text(self, id: int) -> str:
         """The label if it is unique, so that `id` finds it; else the name."""
         label = self.label(id)
