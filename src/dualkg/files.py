@@ -441,10 +441,10 @@ def _check_checksum(path: Path, text: bytes, content: Any, *, saved: Any) -> Non
 
 def check_type(content: Any, kind: Any, *, source: object) -> Any:
     """What a file holds as a type, such as `dict[str, Any]`; else `DamagedFile` is raised."""
-    from pydantic import ValidationError
-
     if kind is Any:
         return content
+    from pydantic import ValidationError
+
     try:
         return _adapter(kind).validate_python(content)
     except ValidationError as error:

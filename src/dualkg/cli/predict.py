@@ -49,6 +49,14 @@ def predict(
     device: cli.Device = None,
 ) -> cli.Output:
     """Predict the missing one of head, relation and tail, or score a triple."""
+    given = (head, relation, tail)
+    _check_query_options(given, queries=queries, out=out, coverage=coverage)
+    if queries is None and coverage is None and index is None and device in (None, "cpu"):
+        predictions = _predict_without_torch(run, given, top=top, new=new)
+        if predictions is not None:
+            yield from _query_output(given, predictions)
+            return
+
     from dualkg.inference.index_build import load_index
     from dualkg.workflows.predict import (
         FileOfQueries,
@@ -57,8 +65,6 @@ def predict(
         read_queries,
     )
 
-    given = (head, relation, tail)
-    _check_query_options(given, queries=queries, out=out, coverage=coverage)
     if out is not None:
         check_suffix(out)
     predictor = kg.Predictor.of(
@@ -75,6 +81,24 @@ def predict(
         predictions = predictor.prediction_set(head, relation, tail, coverage=coverage)
     else:
         predictions = predict_queries(predictor, [given], top=top, known=known)[0]
+    yield from _query_output(given, predictions)
+
+
+def _predict_without_torch(
+    run: Path, given: tuple[str | None, str | None, str | None], *, top: int, new: bool
+) -> list[kg.Prediction] | None:
+    """The predictions of a run that NumPy can query, in a fraction of the time; else None."""
+    if "torch" in sys.modules:
+        return None
+    from dualkg.without_torch.run import SavedRun
+
+    saved = SavedRun.load(run)
+    return None if saved is None else saved.predict(given, k=top, omit_known=new)
+
+
+def _query_output(
+    given: tuple[str | None, ...], predictions: Sequence[kg.Prediction]
+) -> cli.Output:
     parts = ["?" if part is None else part for part in given]
     query = f"({', '.join(parts)})"
     yield cli.Result(

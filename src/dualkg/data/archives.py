@@ -203,9 +203,10 @@ def _size_of(path: Path) -> int:
 
 def cache_folder() -> Path:
     """The folder of downloaded and cached graphs: DUALKG_CACHE, or the user's cache folder."""
-    import pooch
+    import platformdirs
 
-    return Path(os.environ.get("DUALKG_CACHE") or pooch.os_cache("dualkg")).expanduser()
+    cache = os.environ.get("DUALKG_CACHE") or platformdirs.user_cache_dir("dualkg")
+    return Path(cache).expanduser()
 
 
 def temporary_file() -> tuple[IO[bytes], str]:

@@ -1,4 +1,7 @@
-"""A knowledge graph: triples of ids in three splits with their vocabularies, in memory or saved."""
+"""A knowledge graph: triples of ids in three splits with their vocabularies, in memory or saved.
+
+A saved graph is read without what makes or inspects one, since a query of a run waits for it.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,13 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dualkg.data import conversion
-from dualkg.data.inspection import Inspection
 from dualkg.data.parquet_files import read_parquet
 from dualkg.data.spill import is_mapped, release, slices, text_of
 from dualkg.data.triples import (
@@ -31,6 +33,9 @@ from dualkg.data.triples import (
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, InvalidValue, Sentence
 from dualkg.files import atomic_folder, read_text, regular_file
+
+if TYPE_CHECKING:
+    from dualkg.data.inspection import Inspection
 
 __all__ = [
     "SPLITS",
@@ -117,6 +122,8 @@ class Graph:
         An array has the shape `(num_triples, 3)`. Names are text or whole numbers. If the rows are
         ids from 0, `entities` and `relations` are their names.
         """
+        from dualkg.data import conversion
+
         fields = conversion.make_fields(
             triples, kind="triples", entities=entities, relations=relations, **options
         )
@@ -128,11 +135,15 @@ class Graph:
 
         Any object with `__arrow_c_stream__` or `__dataframe__` will do.
         """
+        from dualkg.data import conversion
+
         return cls(**conversion.graph_of_table(frame, **options)).with_fingerprint()
 
     @classmethod
     def from_datasets(cls, dataset: Any, **options: Unpack[MemoryOptions]) -> Graph:
         """A graph of Hugging Face `datasets`: Dataset, IterableDataset or DatasetDict."""
+        from dualkg.data import conversion
+
         return cls(**conversion.graph_of_datasets(dataset, **options)).with_fingerprint()
 
     @classmethod
@@ -144,6 +155,8 @@ class Graph:
         `relation` is the attribute of an edge that names its relation. Without it, this is a
         well-known name such as `relation`, `type` or `label`, or the key of a multigraph's edge.
         """
+        from dualkg.data import conversion
+
         return cls(**conversion.graph_of_networkx(graph, relation, **options)).with_fingerprint()
 
     @classmethod
@@ -159,6 +172,8 @@ class Graph:
 
         `entities` and `relations` are the names of a Data's ids.
         """
+        from dualkg.data import conversion
+
         fields = conversion.graph_of_pyg(data, entities=entities, relations=relations, **options)
         return cls(**fields).with_fingerprint()
 
@@ -200,6 +215,8 @@ class Graph:
 
     def inspect(self) -> Inspection:
         """Degrees, cardinalities, components, unseen entities, redundant relations and leakage."""
+        from dualkg.data.inspection import Inspection
+
         splits = {str(name): self.split(name) for name in SPLITS}
         notes = tuple(self.notes.sentences())
         return Inspection(self.name, self.entities, self.relations, splits, notes)
@@ -414,6 +431,12 @@ def _load_vocabulary(path: Path, kind: str, *, mapped: bool) -> Vocabulary:
     return Vocabulary(columns["name"], columns.get("label"), kind=kind)
 
 
+def _numbers(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    """The numbers of a column; `to_numpy` would import pandas where it is installed."""
+    numbers: npt.NDArray[Any] = np.from_dlpack(column.combine_chunks())
+    return numbers
+
+
 def _load_triples(path: Path, shape: GraphShape, *, mapped: bool) -> Triples:
     """The triples of a saved graph, each id checked."""
     triples: Triples
@@ -424,7 +447,7 @@ def _load_triples(path: Path, shape: GraphShape, *, mapped: bool) -> Triples:
     else:
         path = path.with_suffix(".parquet")
         table = read_parquet(path)
-        triples = np.stack([table[name].to_numpy() for name in COLUMNS], axis=1)
+        triples = np.stack([_numbers(table[name]) for name in COLUMNS], axis=1)
     if triples.dtype != np.int32 or triples.ndim != 2 or triples.shape[1] != len(COLUMNS):
         raise ValueError(f"{path} is damaged: it should hold triples")
 

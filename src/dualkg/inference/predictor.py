@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal, overload
 
@@ -42,6 +42,7 @@ from dualkg.models.paths import PathNetwork
 from dualkg.tables.lookup import Side
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import Run, RunFolder
+from dualkg.without_torch.prediction import Prediction as Prediction
 
 # The name of one query, or the names of a batch of queries.
 Given = Name | list[str] | list[int] | list[Name] | tuple[Name, ...] | npt.NDArray[Any]
@@ -73,41 +74,6 @@ class InvalidBatchQuery(RequestError):
 
     def message(self, words: Words = PYTHON) -> str:
         return f"Query {self.number} of the batch: {self.cause.message(words)}"
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """A candidate with its score.
-
-    `split` is the first split that contains the triple, None if it is new. `probability` is None
-    without a calibration, and for triples of train, which are no candidates.
-    """
-
-    name: str
-    label: str
-    id: int
-    score: float
-    split: str | None = None
-    probability: float | None = None
-
-    @property
-    def known(self) -> bool:
-        return self.split is not None
-
-    @property
-    def entity(self) -> str:
-        return self.name
-
-    @property
-    def relation(self) -> str:
-        return self.name
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "known": self.known}
-
-    def with_probability(self, probability: float | None) -> Prediction:
-        # `dataclasses.replace` takes three times as long.
-        return Prediction(self.name, self.label, self.id, self.score, self.split, probability)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dualkg.data.graph import Graph, GraphShape
+from dualkg.kernels import products
 from dualkg.models.base import MODELS, Factors
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.score_text import BilinearText, Formula, OptionText
@@ -112,13 +113,8 @@ REAL_PRODUCT = BilinearText(head=Formula("h ∘ r", "h * r"), tail=Formula("t �
 class RealDiagonalModel(DiagonalModel):
     """A relation scales each real coordinate, so its map is its own transpose."""
 
-    @staticmethod
-    def times(x: "Any", r: "Any") -> "Any":
-        return (x[0] * r[0],)
-
-    @staticmethod
-    def conjugate(x: "Any") -> "Any":
-        return x
+    times = staticmethod(products.real_product)
+    conjugate = staticmethod(products.real_conjugate)
 
 
 @MODELS.register
@@ -129,6 +125,8 @@ class ComplEx(DiagonalModel):
     """
 
     numbers_per_coordinate = 2
+    times = staticmethod(products.complex_product)
+    conjugate = staticmethod(products.complex_conjugate)
     score_text = BilinearText(
         head=Formula("h ∘ r, complex", "h * r"),
         tail=Formula("t ∘ r̄, complex", "t * r.conj()"),
@@ -137,14 +135,6 @@ class ComplEx(DiagonalModel):
         entity=("real parts", "imaginary parts"),
         relation=("real parts", "imaginary parts"),
     )
-
-    @staticmethod
-    def times(x: "Any", r: "Any") -> "Any":
-        return x[0] * r[0] - x[1] * r[1], x[0] * r[1] + x[1] * r[0]
-
-    @staticmethod
-    def conjugate(x: "Any") -> "Any":
-        return x[0], -x[1]
 
 
 @MODELS.register
@@ -176,6 +166,8 @@ class QuatE(DiagonalModel):
     """
 
     numbers_per_coordinate = 4
+    times = staticmethod(products.quaternion_product)
+    conjugate = staticmethod(products.quaternion_conjugate)
     options = ("normalized",)
     score_text = BilinearText(
         head=Formula("h ⊗ r, the Hamilton product of quaternions", "times(h, r)"),
@@ -224,19 +216,6 @@ class QuatE(DiagonalModel):
         squared = super().squared_scale(relation)
         return squared.detach() if self.normalized else squared
 
-    @staticmethod
-    def times(x: "Any", r: "Any") -> "Any":
-        return (
-            x[0] * r[0] - x[1] * r[1] - x[2] * r[2] - x[3] * r[3],
-            x[0] * r[1] + x[1] * r[0] + x[2] * r[3] - x[3] * r[2],
-            x[0] * r[2] - x[1] * r[3] + x[2] * r[0] + x[3] * r[1],
-            x[0] * r[3] + x[1] * r[2] - x[2] * r[1] + x[3] * r[0],
-        )
-
-    @staticmethod
-    def conjugate(x: "Any") -> "Any":
-        return x[0], -x[1], -x[2], -x[3]
-
 
 @MODELS.register
 class SimplE(DiagonalModel):
@@ -249,20 +228,14 @@ class SimplE(DiagonalModel):
 
     numbers_per_coordinate = 2
     multiplicative_modulus = False
+    times = staticmethod(products.swapped_product)
+    conjugate = staticmethod(products.swapped_conjugate)
     score_text = BilinearText(
         head=Formula("½ (h″ ∘ r″, h′ ∘ r′)", "np.concatenate([h[d:] * r[d:], h[:d] * r[:d]]) / 2"),
         tail=Formula("½ (t″ ∘ r′, t′ ∘ r″)", "np.concatenate([t[d:] * r[:d], t[:d] * r[d:]]) / 2"),
         entity=("h′, the vector as head", "h″, the vector as tail"),
         relation=("r′, the relation", "r″, its inverse"),
     )
-
-    @staticmethod
-    def times(x: "Any", r: "Any") -> "Any":
-        return 0.5 * x[1] * r[1], 0.5 * x[0] * r[0]
-
-    @staticmethod
-    def conjugate(x: "Any") -> "Any":
-        return x[1], x[0]
 
     def squared_scale(self, relation: Tensor) -> Tensor:
         """A product swaps the halves and multiplies each number by the one at its position."""

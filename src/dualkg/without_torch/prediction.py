@@ -1,0 +1,41 @@
+"""A prediction: a candidate with its score, its probability and the split that contains it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A candidate with its score.
+
+    `split` is the first split that contains the triple, None if it is new. `probability` is None
+    without a calibration, and for triples of train, which are no candidates.
+    """
+
+    name: str
+    label: str
+    id: int
+    score: float
+    split: str | None = None
+    probability: float | None = None
+
+    @property
+    def known(self) -> bool:
+        return self.split is not None
+
+    @property
+    def entity(self) -> str:
+        return self.name
+
+    @property
+    def relation(self) -> str:
+        return self.name
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "known": self.known}
+
+    def with_probability(self, probability: float | None) -> Prediction:
+        # `dataclasses.replace` takes three times as long.
+        return Prediction(self.name, self.label, self.id, self.score, self.split, probability)
