@@ -1,7 +1,9 @@
 """What large graphs take: `python benchmarks/distributed.py data` reads one larger than memory, in
 a fresh process, and `steps` takes steps of ComplEx with DURA in one and in several processes, or of
-one shard of several by itself. `costs` compares the cost model with recorded trainings, and
-extrapolates it to several GPUs.
+one shard of several by itself. `sampled` compares steps of sampled softmax in two processes with
+those of one that has half the negatives; `--device cuda` does so on one GPU, which the processes
+share by gloo. `costs` compares the cost model with recorded trainings, and extrapolates it to
+several GPUs.
 
 Each command adds its figures to results/distributed.json.
 """
@@ -176,25 +178,66 @@ def measure_steps(choices: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for key in (*FACTS, "sums", "device", "mapped"):
         figures[key] = getattr(choices, key)
-    options = [f"--{key}={value}" for key, value in figures.items() if key != "mapped"]
-    if choices.mapped:
-        options.append("--mapped")
     for number in choices.processes:
-        launcher = [sys.executable]
-        if number:
-            launcher += ["-m", "torch.distributed.run", "--standalone"]
-            launcher += ["--nproc-per-node", str(number)]
-        num_threads = max(1, (os.cpu_count() or 1) // max(1, number))
-        member = subprocess.run(
-            [*launcher, __file__, "member", *options],
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            env=os.environ | {"OMP_NUM_THREADS": str(num_threads)},
-        )
         name = f"{number} processes" if number else "without torchrun"
-        figures[name] = json.loads(member.stdout)
+        figures[name] = _figures_of(figures, number)
         log(f"{name}: {figures[name]}")
+    return figures
+
+
+def _figures_of(job: dict[str, Any], num_processes: int) -> dict[str, Any]:
+    """The figures of a job in some processes; 0 are one without torchrun."""
+    options = [f"--{key}={job[key]}" for key in (*FACTS, "sums", "device")]
+    if job["mapped"]:
+        options.append("--mapped")
+    launcher = [sys.executable]
+    if num_processes:
+        launcher += ["-m", "torch.distributed.run", "--standalone"]
+        launcher += ["--nproc-per-node", str(num_processes)]
+    num_threads = job.get("threads") or max(1, (os.cpu_count() or 1) // max(1, num_processes))
+    member = subprocess.run(
+        [*launcher, __file__, "member", *options],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": str(num_threads)},
+    )
+    return dict(json.loads(member.stdout))
+
+
+# The size of ogbl-wikikg2 on a GPU, and one that two CPU cores train.
+SAMPLED = {
+    "cpu": {"entities": 200_000, "triples": 100_000, "dim": 100, "batch": 1_000, "steps": 10}
+    | {"negatives": 4_000},
+    "cuda": {"entities": 2_500_000, "triples": 16_100_000, "dim": 500, "batch": 4_000}
+    | {"negatives": 10_000, "steps": 100},
+}
+
+
+def measure_sampled(choices: argparse.Namespace) -> dict[str, Any]:
+    """Steps of sampled softmax in two processes, and in one with half the negatives.
+
+    One of two shards by itself has what a process computes, without the other's part of the time:
+    two processes share the cores, or the GPU, of a machine. All have one thread on a CPU.
+    """
+    job: dict[str, Any] = {**FACTS, **SAMPLED[choices.device], "sums": "elements", "mapped": False}
+    job |= {"device": choices.device, "threads": 1}
+    negatives = job["negatives"]
+    halves = {**job, "negatives": negatives // 2}
+    figures = {**job}
+    runs = {"one process, half the negatives": (halves, 0)}
+    runs["one of two shards"] = ({**job, "shards": 2}, 0)
+    runs["two processes"] = (job, 2)
+    for name, (facts, num_processes) in runs.items():
+        rounds = []
+        for _ in range(choices.rounds):
+            rounds.append(_figures_of(facts, num_processes))
+            log(f"{name}: {rounds[-1]}")
+        figures[name] = min(rounds, key=lambda found: float(found["seconds"]))
+    seconds_of_one = figures["one process, half the negatives"]["seconds"]
+    for name in ("one of two shards", "two processes"):
+        figures[name]["ratio"] = figures[name]["seconds"] / seconds_of_one
+    figures["bytes of the formula"] = all_reduced_bytes(job["batch"], 2 * job["dim"])
     return figures
 
 
@@ -342,8 +385,8 @@ def _timed(trainer: Any, num_steps: int) -> dict[str, Any]:
         "engine": str(trainer.engine),
         "loss": float(losses[-1]),
     }
-    # On a GPU, the first step is taken several times, to capture it.
-    if sizes and not on_gpu:
+    # A step that will be captured is taken on another stream first.
+    if sizes:
         figures["all_reduced_bytes"] = sum(sizes)
     return figures
 
@@ -372,10 +415,11 @@ LARGE = {"batch_size": 4_000, "num_entities": 2_500_000, "width": 1_000, "num_tr
 
 
 def all_reduced_bytes(batch_size: int, width: int) -> int:
-    """The bytes of a fused step of 1-vs-all with reciprocals that are all-reduced, in float32.
+    """The bytes of a fast step with reciprocals that are all-reduced, in float32.
 
-    These are the rows of heads and tails, the gradient of the mapped heads, and for each query the
-    largest score and the sum of the softmax.
+    They are the same for 1-vs-all and for sampled softmax with any number of negatives: the rows of
+    heads and tails, the gradient of the mapped heads, and for each query the largest score and the
+    sum of the softmax.
     """
     return 4 * (3 * batch_size * width + 2 * batch_size)
 
@@ -476,6 +520,10 @@ def main() -> None:
         steps.add_argument(
             "--out", type=Path, default=RESULTS, help="the folder of the JSON results"
         )
+    sampled = commands.add_parser("sampled", help="sampled softmax in two processes and in one")
+    sampled.add_argument("--device", default="cpu", choices=list(SAMPLED))
+    sampled.add_argument("--rounds", type=int, default=2, help="the fastest of some runs counts")
+    sampled.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
     costs = commands.add_parser(
         "costs", help="the cost model beside recorded trainings, and its extrapolation"
     )
@@ -491,6 +539,9 @@ def main() -> None:
         take_steps(choices)
     elif choices.command == "costs":
         save("costs", compare_costs(choices), choices.out)
+    elif choices.command == "sampled":
+        name = "sampled softmax" if choices.device == "cpu" else "sampled softmax on a GPU"
+        save(name, measure_sampled(choices), choices.out)
     elif choices.command == "steps":
         save(choices.name, measure_steps(choices), choices.out)
     else:

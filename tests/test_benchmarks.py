@@ -229,14 +229,31 @@ def test_a_large_graph_has_all_names_and_is_read_and_opened(tmp_path, monkeypatc
     assert opened["examples"] == 2 * read["counts"]["train"]
 
 
-def test_a_step_sends_the_bytes_of_the_cost_model(capsys):
+@pytest.mark.parametrize("negatives", [0, 7, 40])
+def test_a_step_sends_the_bytes_of_the_cost_model(capsys, negatives):
     sizes = {"entities": 50, "triples": 40, "dim": 3, "batch": 10, "steps": 2, "shards": 2}
-    others = {"negatives": 0, "sums": "elements", "mapped": False, "device": "cpu"}
+    others = {"negatives": negatives, "sums": "elements", "mapped": False, "device": "cpu"}
     distributed.take_steps(argparse.Namespace(**sizes, **others))
     figures = json.loads(capsys.readouterr().out)
     width = 2 * sizes["dim"]
     assert figures["all_reduced_bytes"] == distributed.all_reduced_bytes(sizes["batch"], width)
     assert figures["seconds"] > 0
+
+
+def test_two_processes_are_compared_with_one_at_half_the_negatives(monkeypatch):
+    seconds = {(0, 0): 2.0, (0, 2): 2.5, (2, 0): 3.0}  # by processes and shards
+    jobs = []
+
+    def figures(job, num_processes):
+        jobs.append((num_processes, job["shards"], job["negatives"]))
+        return {"seconds": seconds[num_processes, job["shards"]] + len(jobs) % 2}
+
+    monkeypatch.setattr(distributed, "_figures_of", figures)
+    found = distributed.measure_sampled(argparse.Namespace(device="cuda", rounds=2))
+    assert jobs == [(0, 0, 5000)] * 2 + [(0, 2, 10000)] * 2 + [(2, 0, 10000)] * 2
+    assert found["one of two shards"]["ratio"] == 1.25
+    assert found["two processes"]["ratio"] == 1.5
+    assert found["bytes of the formula"] == 4 * (3 * 4000 * 1000 + 2 * 4000)
 
 
 def test_the_docs_have_the_measured_figures_of_a_large_graph():

@@ -10,7 +10,7 @@ import torch
 
 import dualkg as kg
 from dualkg.regularizers import REGULARIZERS
-from dualkg.tables import Processes, ShardedTables
+from dualkg.tables import LocalTables, Processes, ShardedTables
 from dualkg.training.distributed import group_shard
 from dualkg.training.engines import Job, kernels_know_relations
 from dualkg.training.steps import CudaGraphStep, ReferenceStep
@@ -160,6 +160,35 @@ def compare_shards(group: Processes, num_entities: int) -> None:
 @pytest.mark.parametrize(("world_size", "num_entities"), [(1, 23), (2, 23), (3, 2)])
 def test_gradients_of_shards_are_close_to_the_reference(world_size, num_entities, tmp_path):
     in_processes(world_size, compare_shards, num_entities, folder=tmp_path)
+
+
+def compare_sampled_shards(group: Processes, num_entities: int) -> None:
+    """Gradients of sampled softmax, each process with its own negatives, against one process."""
+    graph = graph_of(num_entities)
+    for name, reciprocal, distribution in itertools.product(
+        ("ComplEx", "CP", "RESCAL"), (True, False), ("uniform", "log-uniform")
+    ):
+        loss = kg.SampledSoftmax(num_negatives=20, distribution=distribution)
+        options: dict[str, Any] = {"dim": 8, "reciprocal": reciprocal, "seed": 1, "init_scale": 0.5}
+        batch = batch_of(graph, reciprocal, loss).cuda()
+        shard = group_shard(group, graph)
+        steps = []
+        for tables in (LocalTables(num_entities), ShardedTables(shard)):
+            model = BILINEAR[name].with_tables(tables, graph, **options).cuda()
+            bound = loss.bind(model, graph, seed=3)
+            optimizer = OnePassAdagrad(model.parameters(), 0.1)
+            steps.append(SampledBf16Step(model, bound, kg.DURA(0.1), optimizer))
+        expected, whole = gradients_of(steps[0], batch)
+        objective, gradients = gradients_of(steps[1], batch)
+        torch.testing.assert_close(objective, expected, rtol=1e-3, atol=1e-4)
+        for key, gradient in whole.items():
+            rows = gradient[shard.ids.cuda()] if key in ("entities", "tails") else gradient
+            assert torch.all((rows - gradients[key]).abs() <= 0.01 * gradient.abs().max()), key
+
+
+@pytest.mark.parametrize(("world_size", "num_entities"), [(1, 23), (2, 23), (3, 2)])
+def test_sampled_softmax_of_shards_is_that_of_one_process(world_size, num_entities, tmp_path):
+    in_processes(world_size, compare_sampled_shards, num_entities, folder=tmp_path)
 
 
 @pytest.mark.parametrize("capacity", [None, 200])

@@ -190,6 +190,15 @@ class SampledSoftmax(Loss):
     def check_training(self, *, reciprocal: bool, batch_size: int) -> None:
         check_batch_size(batch_size)
 
+    def most_negatives(self, num_rows: int, num_entities: int) -> int:
+        """The most negatives of a batch that are among `num_rows` neighbours in `RowOrder`.
+
+        Uniform ones are stratified by rows. Log-uniform ones may all be there.
+        """
+        if self.distribution != "uniform":
+            return self.num_negatives
+        return min(self.num_negatives, num_rows * self.num_negatives // num_entities + 2)
+
     def has_fixed_shapes(self, *, reciprocal: bool) -> bool:
         return reciprocal and not self.relation_weight
 

@@ -20,7 +20,7 @@ from dualkg.tables.gradients import GradientTables
 from dualkg.tables.lookup import Side, lookup
 
 if TYPE_CHECKING:
-    from dualkg.tables.bf16 import Bf16Tables
+    from dualkg.tables.bf16 import Bf16Tables, SampledTables
     from dualkg.tables.row_gradients import RowGradientTables
 
 Draw = Callable[[Tensor], Tensor]  # fills an array with random numbers and returns it
@@ -228,6 +228,10 @@ class EntityTables(ABC):
         self, parameters: Mapping[str, nn.Parameter], *, sums: Mapping[str, Tensor], **options: Any
     ) -> Bf16Tables:
         """The tables of the bfloat16 step on a GPU."""
+
+    @abstractmethod
+    def sampled_tables(self) -> SampledTables:
+        """Where the bfloat16 step of a sampled softmax on a GPU reads and scores rows."""
 
     @abstractmethod
     def synchronize(self, tensors: Mapping[str, Tensor]) -> None:

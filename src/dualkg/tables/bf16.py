@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from dualkg.kernels.gpu.elementwise import RowGradients, adagrad_
-from dualkg.kernels.gpu.scores import softmax_gradient_
+from dualkg.kernels.gpu.scores import (
+    Sample,
+    sampled_gradient_,
+    sampled_softmax_gradient_,
+    sampled_sums,
+    softmax_gradient_,
+)
 from dualkg.kernels.scores import Targets, softmax_
 from dualkg.tables.gradients import Workspace
 from dualkg.tables.lookup import lookup
@@ -253,3 +259,122 @@ class ShardedBf16Tables(Bf16Tables):
                 positions = self.shard.positions(batch[:, column])
                 table.stamps[positions.clamp(min=0)] = now.expand(size)
         gradients.zero_()
+
+
+# -- sampled softmax -----------------------------------------------------------
+
+
+class OwnNegatives(NamedTuple):
+    """The negatives of a batch that this process scores, `(capacity,)` each.
+
+    `positions` are their rows in the table of this process. Padding has −1 as id and position, and
+    ∞ as log count.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    log_counts: Tensor
+
+
+class SampledTables(ABC):
+    """Where the rows of a sampled softmax on a GPU are read, scored and updated.
+
+    All shapes are fixed, so that the step can be one CUDA graph.
+    """
+
+    @abstractmethod
+    def fetch(self, table: Tensor, ids: Tensor, rows: Tensor) -> None:
+        """Write the rows of entities into `rows`, or those of this process and zeros."""
+
+    @abstractmethod
+    def complete(self, values: Tensor) -> None:
+        """Replace what each process has computed or read from its rows by the sum of all."""
+
+    @abstractmethod
+    def own(self, negatives: Tensor, log_counts: Tensor, *, capacity: int) -> OwnNegatives:
+        """Those of the negatives, `(num,)`, that this process scores: at most `capacity`."""
+
+    @abstractmethod
+    def rows_of(self, table: Tensor, negatives: OwnNegatives) -> Tensor:
+        """The rows of own negatives, and any numbers for padding."""
+
+    @abstractmethod
+    def softmax_(
+        self, scores: Tensor, answer_scores: Tensor, sample: Sample, weights: Tensor, losses: Tensor
+    ) -> Tensor:
+        """The kernel `sampled_softmax_gradient_` for the negatives of all processes."""
+
+    @abstractmethod
+    def positions(self, ids: Tensor) -> Tensor:
+        """The row of each entity in the table of this process, −1 for rows of others."""
+
+
+class LocalSampledTables(SampledTables):
+    """Tables with the rows of all entities."""
+
+    def fetch(self, table: Tensor, ids: Tensor, rows: Tensor) -> None:
+        torch.index_select(table, 0, ids, out=rows)
+
+    def complete(self, values: Tensor) -> None:
+        """Nothing: they are complete."""
+
+    def own(self, negatives: Tensor, log_counts: Tensor, *, capacity: int) -> OwnNegatives:
+        corrections = log_counts.float().expand(len(negatives)).contiguous()
+        return OwnNegatives(negatives, negatives, corrections)
+
+    def rows_of(self, table: Tensor, negatives: OwnNegatives) -> Tensor:
+        return table[negatives.positions]
+
+    def softmax_(
+        self, scores: Tensor, answer_scores: Tensor, sample: Sample, weights: Tensor, losses: Tensor
+    ) -> Tensor:
+        return sampled_softmax_gradient_(scores, answer_scores, sample, weights, losses)
+
+    def positions(self, ids: Tensor) -> Tensor:
+        return ids
+
+
+class ShardedSampledTables(SampledTables):
+    """Tables with the rows of one process, which scores the negatives that it has."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+
+    def fetch(self, table: Tensor, ids: Tensor, rows: Tensor) -> None:
+        rows.copy_(self.shard.own_rows(table, ids, lookup))
+
+    def complete(self, values: Tensor) -> None:
+        self.shard.all_reduce(values)
+
+    def own(self, negatives: Tensor, log_counts: Tensor, *, capacity: int) -> OwnNegatives:
+        positions = self.shard.positions(negatives)
+        is_own = positions >= 0
+        # Those of others go to one more slot, which is cut off.
+        slots = torch.where(is_own, is_own.cumsum(0) - 1, capacity)
+        own_ids = torch.full((capacity + 1,), -1, device=negatives.device)
+        own_positions = own_ids.clone()
+        corrections = torch.full((capacity + 1,), torch.inf, device=negatives.device)
+        own_ids.scatter_(0, slots, negatives)
+        own_positions.scatter_(0, slots, positions)
+        corrections.scatter_(0, slots, log_counts.float().expand(len(negatives)))
+        return OwnNegatives(own_ids[:capacity], own_positions[:capacity], corrections[:capacity])
+
+    def rows_of(self, table: Tensor, negatives: OwnNegatives) -> Tensor:
+        if not len(table):
+            return table.new_zeros(len(negatives.positions), table.shape[1])
+        return table[negatives.positions.clamp(min=0)]
+
+    def softmax_(
+        self, scores: Tensor, answer_scores: Tensor, sample: Sample, weights: Tensor, losses: Tensor
+    ) -> Tensor:
+        """Exchange the largest score of each query, and the sum of exponentials relative to it."""
+        own_tops, totals = sampled_sums(scores, answer_scores, sample)
+        tops = self.shard.all_reduce(own_tops.clone(), "max")
+        self.shard.all_reduce(totals.mul_((own_tops - tops).exp_()))
+        normalizers = tops + totals.add_((answer_scores - tops).exp_()).log_()
+        sampled_gradient_(scores, normalizers, sample, weights)
+        losses.copy_(weights * (normalizers - answer_scores))
+        return weights * ((answer_scores - normalizers).exp_() - 1)
+
+    def positions(self, ids: Tensor) -> Tensor:
+        return self.shard.positions(ids)

@@ -14,7 +14,7 @@ from dualkg.tables.base import CountBetter, Draw, EntityScores, EntityTables
 from dualkg.tables.lookup import Side
 
 if TYPE_CHECKING:
-    from dualkg.tables.bf16 import LocalBf16Tables
+    from dualkg.tables.bf16 import LocalBf16Tables, LocalSampledTables
     from dualkg.tables.gradients import LocalGradientTables
     from dualkg.tables.row_gradients import LocalRowGradientTables
 
@@ -144,6 +144,11 @@ class LocalTables(EntityTables):
         from dualkg.tables.bf16 import LocalBf16Tables  # It imports Triton.
 
         return LocalBf16Tables(parameters, sums=sums, **options)
+
+    def sampled_tables(self) -> LocalSampledTables:
+        from dualkg.tables.bf16 import LocalSampledTables  # It imports Triton.
+
+        return LocalSampledTables()
 
     def synchronize(self, tensors: Mapping[str, Tensor]) -> None:
         """Nothing: there is one process."""

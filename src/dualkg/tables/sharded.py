@@ -21,7 +21,7 @@ from dualkg.tables.lookup import TABLE_NAMES, Side
 from dualkg.tables.shard import Shard
 
 if TYPE_CHECKING:
-    from dualkg.tables.bf16 import ShardedBf16Tables
+    from dualkg.tables.bf16 import ShardedBf16Tables, ShardedSampledTables
     from dualkg.tables.gradients import ShardedGradientTables
     from dualkg.tables.row_gradients import ShardedRowGradientTables
 
@@ -262,6 +262,11 @@ class ShardedTables(EntityTables):
         from dualkg.tables.bf16 import ShardedBf16Tables  # It imports Triton.
 
         return ShardedBf16Tables(parameters, shard=self.shard, sums=sums, **options)
+
+    def sampled_tables(self) -> ShardedSampledTables:
+        from dualkg.tables.bf16 import ShardedSampledTables  # It imports Triton.
+
+        return ShardedSampledTables(self.shard)
 
     def synchronize(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy from process 0: a GPU may add up in another order in each process."""

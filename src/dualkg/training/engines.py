@@ -165,7 +165,7 @@ def samples_in_kernels(job: Job) -> bool:
     loss = job.loss
     if not isinstance(loss, SampledSoftmax) or type(loss).bind is not SampledSoftmax.bind:
         return False
-    return loss.shared and job.model.tables.has_all_entities
+    return loss.shared
 
 
 def samples_rows(job: Job) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dualkg.kernels.gpu import diagonal, matrices
 from dualkg.kernels.gpu.elementwise import RowGradients, adagrad_, adagrad_rows_
-from dualkg.kernels.gpu.scores import sampled_softmax_gradient_, softmax_gradient_
+from dualkg.kernels.gpu.scores import Sample, softmax_gradient_
 from dualkg.kernels.hardware import matmul_precision
 from dualkg.kernels.scores import Targets
 from dualkg.losses.negative_sampling import Draws
@@ -511,8 +511,8 @@ class SampledBf16Step(Bf16Step):
     """The step of sampled softmax with products in bfloat16.
 
     It reads only the rows of a batch and its negatives. Heads and tails are fetched into a table of
-    the batch, and negatives into one for the products. All shapes are fixed. Gradients of one row
-    are summed in the order of the batch, when that row is updated.
+    the batch, and the negatives of this process into one for the products. All shapes are fixed.
+    Gradients of one row are summed in the order of the batch, when that row is updated.
     """
 
     def __init__(
@@ -527,7 +527,12 @@ class SampledBf16Step(Bf16Step):
         super().__init__(model, regularizer, optimizer)
 
     def _make_tables(self) -> None:
+        self.tables = self.model.tables.sampled_tables()
         self.batch_rows = BatchRows(self.width, self.model.device)
+        # The most negatives of a batch that this process scores.
+        self.most_negatives = self.loss.loss.most_negatives(
+            self.model.tables.num_rows, self.loss.num_entities
+        )
         self.products = Workspace()
         self.spaces = [(Workspace(), Workspace(), Workspace()) for _ in self.sides]
         self.negatives: list[Tensor] = []  # of each side, padded by −1
@@ -536,9 +541,10 @@ class SampledBf16Step(Bf16Step):
         return self.batch_rows.table
 
     def _fetch(self, batch: Tensor) -> Tensor:
-        for column, rows in zip((HEAD, TAIL), self.batch_rows.of(len(batch)), strict=True):
-            table = self._entity_table(column).detach()
-            torch.index_select(table, 0, batch[:, column], out=rows)
+        fetched = self.batch_rows.of(len(batch))
+        for column, rows in zip((HEAD, TAIL), fetched, strict=True):
+            self.tables.fetch(self._entity_table(column).detach(), batch[:, column], rows)
+        self.tables.complete(fetched)
         return self.batch_rows.numbered(batch)
 
     def _score(
@@ -555,7 +561,7 @@ class SampledBf16Step(Bf16Step):
 
     def _gradients_of_negatives(self) -> Tensor:
         """Space for the gradients of the negatives of each side, `(sides, num, width)`."""
-        num, width = padded_shape(self.loss.loss.num_negatives, self.width)
+        num, width = padded_shape(self.most_negatives, self.width)
         like = torch.empty((), dtype=torch.bfloat16, device=self.model.device)
         return self.products.of(len(self.sides) * num, width, like).view(-1, num, width)
 
@@ -581,20 +587,22 @@ class SampledBf16Step(Bf16Step):
         mapped = mapped_space.of(size, padded_width, products)
         vectors = vector_space.of(num, padded_width, products)
         scores = score_space.of(size, num, products)
-        negatives, log_counts = self.loss.sample(draws)
-        self.negatives.append(nn.functional.pad(negatives, (0, num - len(negatives)), value=-1))
-        vectors[: len(negatives), :width] = self._entity_table(predicted).detach()[negatives]
+        drawn, log_counts = self.loss.sample(draws)
+        own = self.tables.own(drawn, log_counts, capacity=self.most_negatives)
+        positions = own.positions
+        self.negatives.append(nn.functional.pad(positions, (0, num - len(positions)), value=-1))
+        table = self._entity_table(predicted).detach()
+        vectors[: len(positions), :width] = self.tables.rows_of(table, own)
         self.relation_ops.map(rows, given, mapped, None)
         torch.mm(mapped, vectors.T, out=scores)
         first = size if predicted == TAIL else 0
         fetched = self.batch_rows.table
         mapped_rows = mapped[:, :width].float()
         of_answers = fetched.parameter.detach()[first : first + size]
-        corrections = log_counts.float().expand(len(negatives)).contiguous()
-        to_answers = sampled_softmax_gradient_(
+        to_answers = self.tables.softmax_(
             scores,
             (mapped_rows * of_answers).sum(-1),
-            (negatives, corrections, answers),
+            Sample(own.ids, own.log_counts, answers),
             self._target_weights(answers, self.loss.entity_weights),
             losses,
         )
@@ -602,6 +610,7 @@ class SampledBf16Step(Bf16Step):
         with torch.cuda.stream(self.side_stream):
             torch.mm(scores.T, mapped, out=products)
         upstream = torch.mm(scores, vectors, out_dtype=torch.float32)
+        self.tables.complete(upstream)
         upstream[:, :width].addcmul_(to_answers[:, None], of_answers)
         fetched.rows[first : first + size].addcmul_(to_answers[:, None], mapped_rows)
         return upstream
@@ -618,7 +627,7 @@ class SampledBf16Step(Bf16Step):
                 for number, (_, column) in enumerate(self.sides)
                 if self._entity_table(column) is table
             ]
-            ids = [batch[:, column] for column in columns]
+            ids = [self.tables.positions(batch[:, column]) for column in columns]
             ids += [self.negatives[number] for number in sides]
             rows = gradients[columns[0] // 2 : columns[-1] // 2 + 1].flatten(0, 1)
             of_negatives = products[sides[0] : sides[-1] + 1] if sides else products[:0]

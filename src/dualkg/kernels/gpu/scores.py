@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -137,6 +139,56 @@ def _corrected_scores(row_ptr, negatives_ptr, log_counts_ptr, columns, num_colum
 
 
 @triton.jit
+def _top_and_total(
+    row_ptr,
+    negatives_ptr,
+    log_counts_ptr,
+    num_columns,
+    answer,
+    answer_score,
+    BLOCK: tl.constexpr,
+):
+    """The largest score of a row and its answer, and Σ exp(score − it) of the row alone."""
+    # Each lane has the maximum of its columns, and the sum of exponentials relative to it. Maxima
+    # start at the score of the answer, which unlike −inf can be subtracted from itself.
+    lanes = tl.arange(0, BLOCK)
+    lane_tops = tl.zeros([BLOCK], tl.float32) + answer_score
+    lane_totals = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, num_columns, BLOCK):
+        scores = _corrected_scores(
+            row_ptr, negatives_ptr, log_counts_ptr, start + lanes, num_columns, answer
+        )
+        new_tops = tl.maximum(lane_tops, scores, propagate_nan=tl.PropagateNan.ALL)
+        lane_totals = lane_totals * tl.exp(lane_tops - new_tops) + tl.exp(scores - new_tops)
+        lane_tops = new_tops
+    top = tl.max(lane_tops, axis=0)
+    return top, tl.sum(lane_totals * tl.exp(lane_tops - top), axis=0)
+
+
+@triton.jit
+def _write_gradient(
+    row_ptr,
+    negatives_ptr,
+    log_counts_ptr,
+    num_columns,
+    stride,
+    answer,
+    normalizer,
+    weight,
+    BLOCK: tl.constexpr,
+):
+    """Overwrite a row by weight · exp(score − normalizer), and its padding by 0."""
+    lanes = tl.arange(0, BLOCK)
+    for start in range(0, stride, BLOCK):
+        columns = start + lanes
+        scores = _corrected_scores(
+            row_ptr, negatives_ptr, log_counts_ptr, columns, num_columns, answer
+        )
+        gradient = weight * tl.exp(scores - normalizer)
+        tl.store(row_ptr + columns, gradient.to(row_ptr.dtype.element_ty), mask=columns < stride)
+
+
+@triton.jit
 def _sampled_softmax_gradient(
     scores_ptr,
     answer_scores_ptr,
@@ -157,78 +209,169 @@ def _sampled_softmax_gradient(
     """
     row = tl.program_id(0)
     row_ptr = scores_ptr + row.to(tl.int64) * stride
-    dtype = scores_ptr.dtype.element_ty
-    lanes = tl.arange(0, BLOCK)
     answer = tl.load(answers_ptr + row * answer_stride)
     weight = tl.load(weights_ptr + row)
     answer_score = tl.load(answer_scores_ptr + row)
 
-    # Each lane has the maximum of its columns, and the sum of exponentials relative to it. Maxima
-    # start at the score of the answer, which unlike −inf can be subtracted from itself.
-    lane_tops = tl.zeros([BLOCK], tl.float32) + answer_score
-    lane_totals = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, num_columns, BLOCK):
-        columns = start + lanes
-        scores = _corrected_scores(
-            row_ptr, negatives_ptr, log_counts_ptr, columns, num_columns, answer
-        )
-        new_tops = tl.maximum(lane_tops, scores, propagate_nan=tl.PropagateNan.ALL)
-        lane_totals = lane_totals * tl.exp(lane_tops - new_tops) + tl.exp(scores - new_tops)
-        lane_tops = new_tops
-
-    top = tl.max(lane_tops, axis=0)
-    total = tl.sum(lane_totals * tl.exp(lane_tops - top), axis=0) + tl.exp(answer_score - top)
-    normalizer = top + tl.log(total)
-
-    for start in range(0, stride, BLOCK):
-        columns = start + lanes
-        scores = _corrected_scores(
-            row_ptr, negatives_ptr, log_counts_ptr, columns, num_columns, answer
-        )
-        gradient = weight * tl.exp(scores - normalizer)
-        tl.store(row_ptr + columns, gradient.to(dtype), mask=columns < stride)
+    top, total = _top_and_total(
+        row_ptr, negatives_ptr, log_counts_ptr, num_columns, answer, answer_score, BLOCK
+    )
+    normalizer = top + tl.log(total + tl.exp(answer_score - top))
+    _write_gradient(
+        row_ptr,
+        negatives_ptr,
+        log_counts_ptr,
+        num_columns,
+        stride,
+        answer,
+        normalizer,
+        weight,
+        BLOCK,
+    )
 
     tl.store(losses_ptr + row, weight * (normalizer - answer_score))
     tl.store(answer_gradients_ptr + row, weight * (tl.exp(answer_score - normalizer) - 1.0))
 
 
+@triton.jit
+def _sampled_sums(
+    scores_ptr,
+    answer_scores_ptr,
+    negatives_ptr,
+    log_counts_ptr,
+    answers_ptr,
+    answer_stride,
+    tops_ptr,
+    totals_ptr,
+    num_columns,
+    stride,
+    BLOCK: tl.constexpr,
+):
+    """Write the largest score of a row and its answer, and the sum of the row's exponentials."""
+    row = tl.program_id(0)
+    row_ptr = scores_ptr + row.to(tl.int64) * stride
+    answer = tl.load(answers_ptr + row * answer_stride)
+    answer_score = tl.load(answer_scores_ptr + row)
+    top, total = _top_and_total(
+        row_ptr, negatives_ptr, log_counts_ptr, num_columns, answer, answer_score, BLOCK
+    )
+    tl.store(tops_ptr + row, top)
+    tl.store(totals_ptr + row, total)
+
+
+@triton.jit
+def _sampled_gradient(
+    scores_ptr,
+    negatives_ptr,
+    log_counts_ptr,
+    answers_ptr,
+    answer_stride,
+    normalizers_ptr,
+    weights_ptr,
+    num_columns,
+    stride,
+    BLOCK: tl.constexpr,
+):
+    """Overwrite a row by its gradient, given the normalizer of its softmax."""
+    row = tl.program_id(0)
+    _write_gradient(
+        scores_ptr + row.to(tl.int64) * stride,
+        negatives_ptr,
+        log_counts_ptr,
+        num_columns,
+        stride,
+        tl.load(answers_ptr + row * answer_stride),
+        tl.load(normalizers_ptr + row),
+        tl.load(weights_ptr + row),
+        BLOCK,
+    )
+
+
+class Sample(NamedTuple):
+    """The negatives of a batch, and what their scores are corrected by.
+
+    `negatives` and `log_counts`, the logarithms of their expected counts, are `(num,)`. The
+    `answers`, `(batch,)`, do not count as negatives. A negative of −1 with a log count of ∞ is
+    padding.
+    """
+
+    negatives: Tensor
+    log_counts: Tensor
+    answers: Tensor
+
+
 def sampled_softmax_gradient_(
-    scores: Tensor,
-    answer_scores: Tensor,
-    sample: tuple[Tensor, Tensor, Tensor],
-    weights: Tensor,
-    losses: Tensor,
+    scores: Tensor, answer_scores: Tensor, sample: Sample, weights: Tensor, losses: Tensor
 ) -> Tensor:
     """Overwrite scores of a sample by the gradient of Σ weight · −log softmax of the answer.
 
-    Scores are `(batch, padded num)`. The sample is negatives and the logarithms of their expected
-    counts, by which scores are corrected, `(num,)` each, and the answers `(batch,)`, which do not
-    count as negatives. `losses` `(batch,)` receives the loss of each query. Returns the gradient of
-    the scores of the answers, `(batch,)`.
+    Scores are `(batch, padded num)`. `losses` `(batch,)` receives the loss of each query. Returns
+    the gradient of the scores of the answers, `(batch,)`.
     """
     answer_gradients = torch.empty_like(answer_scores)
     if not len(scores):
         return answer_gradients
-    negatives, log_counts, answers = sample
-    stride = scores.stride(0)
-    block = min(triton.next_power_of_2(stride), SOFTMAX_BLOCK // 4)
-
     _sampled_softmax_gradient[(len(scores),)](
         scores,
         answer_scores,
-        negatives,
-        log_counts,
-        answers,
-        answers.stride(0),
+        sample.negatives,
+        sample.log_counts,
+        sample.answers,
+        sample.answers.stride(0),
         weights,
         losses,
         answer_gradients,
-        len(negatives),
-        stride,
-        BLOCK=block,
-        num_warps=8 if block >= 4096 else 4,
+        len(sample.negatives),
+        scores.stride(0),
+        **_launch_options(scores),
     )
     return answer_gradients
+
+
+def sampled_sums(scores: Tensor, answer_scores: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
+    """The largest score of each query, its answer's included, and Σ exp(score − it) of the sample.
+
+    Both are `(batch,)`. The answer is not part of the sum.
+    """
+    tops = torch.empty_like(answer_scores)
+    totals = torch.empty_like(answer_scores)
+    if len(scores):
+        _sampled_sums[(len(scores),)](
+            scores,
+            answer_scores,
+            sample.negatives,
+            sample.log_counts,
+            sample.answers,
+            sample.answers.stride(0),
+            tops,
+            totals,
+            len(sample.negatives),
+            scores.stride(0),
+            **_launch_options(scores),
+        )
+    return tops, totals
+
+
+def sampled_gradient_(scores: Tensor, normalizers: Tensor, sample: Sample, weights: Tensor) -> None:
+    """Overwrite scores of a sample by weight · exp(score − normalizer) of their query."""
+    if len(scores):
+        _sampled_gradient[(len(scores),)](
+            scores,
+            sample.negatives,
+            sample.log_counts,
+            sample.answers,
+            sample.answers.stride(0),
+            normalizers,
+            weights,
+            len(sample.negatives),
+            scores.stride(0),
+            **_launch_options(scores),
+        )
+
+
+def _launch_options(scores: Tensor) -> dict[str, int]:
+    block = min(triton.next_power_of_2(scores.stride(0)), SOFTMAX_BLOCK // 4)
+    return {"BLOCK": block, "num_warps": 8 if block >= 4096 else 4}
 
 
 # -- counts of better and tied candidates --------------------------------------
