@@ -12,7 +12,17 @@ from starlette.routing import Match
 from starlette.staticfiles import StaticFiles
 
 from dualkg.errors import DualkgError
-from dualkg.serve import entities, facts, middleware, queries, runs, search
+from dualkg.serve import (
+    best_facts,
+    entities,
+    facts,
+    middleware,
+    queries,
+    relations,
+    runs,
+    search,
+    start,
+)
 from dualkg.serve.limits import Limits
 from dualkg.serve.replies import error_reply
 from dualkg.serve.service import Context, ServedRuns, Service
@@ -31,6 +41,9 @@ ROUTERS = (
     facts.pages,
     runs.pages,
     search.pages,
+    relations.pages,
+    best_facts.pages,
+    start.pages,
     pages,
 )
 # The page of all API routes has no script.

@@ -1,4 +1,4 @@
-"""Queries: predictions, scores, prediction sets, similar entities, explanations; the start page."""
+"""Queries: predictions, scores, prediction sets, similar entities, explanations; the query page."""
 
 import asyncio
 from collections.abc import Iterable
@@ -317,12 +317,9 @@ async def page_query(
 GivenQuery = Annotated[PageQuery, Depends(page_query)]
 
 
-@pages.get("/")
-async def query_page(context: Context, query: GivenQuery) -> Response:
-    """The form, and with two parts given the predictions."""
+async def query_page(context: RequestContext, query: PageQuery) -> Response:
+    """The form, and the predictions; or the relations to choose from if one part is missing."""
     values: dict[str, Any] = {"query": query, "results": None, "error": None}
-    if len(query.missing) == 2:
-        return page(context, "query.html", examples=_examples(context), **values)
     if query.missing:
         offered = await _offered_relations(context, query)
         return page(context, "query.html", offered=offered, **values)
@@ -440,8 +437,8 @@ async def _offered_relations(context: RequestContext, query: PageQuery) -> list[
     return [context.run.relations[id] for id in [*own, *others][:MAX_OFFERED]]
 
 
-def _examples(context: RequestContext) -> list[tuple[Item, Item]]:
-    """Heads and relations of test queries, each with another relation.
+def examples_of(context: RequestContext) -> list[tuple[Item, Item]]:
+    """Heads and relations of test queries, each of another relation.
 
     The model has not seen the answers of test queries.
     """
@@ -451,9 +448,12 @@ def _examples(context: RequestContext) -> list[tuple[Item, Item]]:
     most_frequent = relations[np.argsort(-numbers, kind="stable")][:NUM_EXAMPLES]
 
     examples = []
-    for position, relation in enumerate(most_frequent, start=1):
-        heads = triples[triples[:, 1] == relation, 0]
-        # Heads at different positions have names that begin with different letters.
-        head = int(heads[len(heads) * position // (NUM_EXAMPLES + 1)])
+    used = set()
+    for relation in most_frequent:
+        heads = np.unique(triples[triples[:, 1] == relation, 0])
+        # Readers may know the entities with most facts.
+        by_degree = heads[np.argsort(-context.run.roles.degrees[heads], kind="stable")].tolist()
+        head = next((head for head in by_degree if head not in used), by_degree[0])
+        used.add(head)
         examples.append((Item.of(graph.entities, head), context.run.relations[relation]))
     return examples

@@ -184,6 +184,92 @@ class QueryPage(OfRun):
     )
 
 
+class ExampleQuery(Schema):
+    """A head and a relation of a test triple, whose tails can be asked for."""
+
+    head: Item
+    relation: Item
+
+
+class StartPage(OfRun):
+    """What the graph is, how good the model is on test, and example queries.
+
+    Figures about test are null without test triples, and without a calibration that was evaluated.
+    """
+
+    graph: str
+    model: str
+    num_entities: int
+    num_relations: int
+    num_facts: int
+    example: Triple | None = Field(description="A training triple.")
+    num_test: int
+    right_first: float | None = Field(description="Hits@1: the answer has rank 1.")
+    right_among_ten: float | None = Field(description="Hits@10.")
+    mrr: float | None
+    calibration_error: float | None = Field(
+        description="Mean difference of probability and observed frequency, of likely candidates."
+    )
+    examples: list[ExampleQuery]
+
+
+class RoleShare(Schema):
+    """A relation, an end of it, and the share of some entities that are there."""
+
+    relation: Item
+    end: End
+    share: float
+
+
+class CountedEntity(Item):
+    num_triples: int
+
+
+class RelationEndDetails(Schema):
+    """The entities at one end of a relation: its domain or its range."""
+
+    num_entities: int
+    roles: list[RoleShare] = Field(description="Other roles that most of them have.")
+    common: list[CountedEntity] = Field(description="Those with most triples of the relation.")
+
+
+class SimilarRelation(Schema):
+    """A relation with almost the same entity pairs, or with the same pairs reversed."""
+
+    kind: Literal["duplicate", "inverse", "symmetric"]
+    relation: Item
+    num_common: int = Field(description="Entity pairs of both.")
+    share: float = Field(description="The share of this relation's pairs that the other has.")
+
+
+class HardQuery(Triple):
+    """A test query, and the rank of its answer."""
+
+    direction: Literal["head", "tail"] = Field(description="The missing part.")
+    rank: float
+
+
+class RelationPage(OfRun):
+    """A relation: its triples in the graph, and how well the model predicts it on test."""
+
+    relation: Item
+    counts: dict[str, int] = Field(description="Triples of each split.")
+    cardinality: str
+    tails_per_head: float = Field(description="Mean over train.")
+    heads_per_tail: float
+    symmetry: float = Field(description="Share of its triples whose reverse it also has.")
+    self_loops: int
+    domain: RelationEndDetails
+    range: RelationEndDetails
+    similar: list[SimilarRelation]
+    metrics: dict[str, dict[str, float | None]] = Field(description="On test, by missing part.")
+    metrics_of_all: dict[str, float | None] | None = Field(
+        description="The same of all relations, in both directions."
+    )
+    examples: list[Triple]
+    hardest: list[HardQuery]
+
+
 class LabelledFact(Triple):
     """A triple; the split that has it, or its probability."""
 

@@ -17,6 +17,7 @@ from fastapi import Depends, Request
 from dualkg.analysis.projection import Vectors, entity_map
 from dualkg.data.errors import NotInVocabulary
 from dualkg.data.graph import SPLITS, Graph
+from dualkg.data.inspection import Inspection
 from dualkg.data.roles import EntityRoles
 from dualkg.errors import RequestError
 from dualkg.inference.completion import Completion, complete
@@ -37,7 +38,7 @@ from dualkg.serve.errors import (
 from dualkg.serve.fairness import FairThreads, Shares, client_of
 from dualkg.serve.limits import MAX_NAME_LENGTH, Limits
 from dualkg.serve.metrics import ServerMetrics
-from dualkg.serve.schemas import PARTS, Item, Part, vocabulary_of
+from dualkg.serve.schemas import PARTS, CompletionLine, Item, Part, vocabulary_of
 from dualkg.training.api import choose_device
 from dualkg.training.ensemble import load_run
 from dualkg.training.run import Run, RunFolder
@@ -85,6 +86,10 @@ class ServedRun:
         relations = np.concatenate([self.graph.split(split)[:, 1] for split in SPLITS])
         counts: list[int] = np.bincount(relations, minlength=len(self.graph.relations)).tolist()
         return counts
+
+    @cached_property
+    def inspection(self) -> Inspection:
+        return self.graph.inspect()
 
     @cached_property
     def has_explanations(self) -> bool:
@@ -194,6 +199,8 @@ class Service:
         self.completions = ThreadPoolExecutor(1, thread_name_prefix="completions")
         self._mapping = Lock()  # held while a map is computed
         self._maps: dict[str, Future[Vectors]] = {}
+        # The best new facts by run and relation, whose search takes long.
+        self.best_facts: dict[tuple[str, int | None], list[CompletionLine]] = {}
         self._deciding = Lock()  # held while decisions are read or written
         self.large_requests = Shares()
         self.work = Shares()  # of requests in threads

@@ -107,12 +107,21 @@ def entity_url(context: RequestContext, name: str) -> str:
     return page_url(context, f"/entity/{quote(name, safe='')}")
 
 
+def relation_url(context: RequestContext, name: str) -> str:
+    """`/relation/NAME`, or `/relation?name=NAME`, as for entities."""
+    is_folder = name in ("", ".", "..")
+    if is_folder or name.endswith(".json"):
+        return page_url(context, "/relation", name=name)
+    return page_url(context, f"/relation/{quote(name, safe='')}")
+
+
 def fill(context: RequestContext, template: str, **values: Any) -> Markup:
     """A filled template."""
     html = TEMPLATES.get_template(template).render(
         context=context,
         url=partial(page_url, context),
         entity_url=partial(entity_url, context),
+        relation_url=partial(relation_url, context),
         **values,
     )
     # Browsers would turn carriage returns into line feeds.

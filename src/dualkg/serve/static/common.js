@@ -20,9 +20,10 @@ export function entityAddress(name) {
   return ambiguous ? address("/entity", { name }) : address(`/entity/${encodeURIComponent(name)}`);
 }
 
-/** The page of a relation. */
+/** The page of a relation, likewise. */
 export function relationAddress(name) {
-  return address("/facts", { relation: name });
+  const ambiguous = ["", ".", ".."].includes(name) || name.endsWith(".json");
+  return ambiguous ? address("/relation", { name }) : address(`/relation/${encodeURIComponent(name)}`);
 }
 
 // --- Elements ------------------------------------------------------------------------------------

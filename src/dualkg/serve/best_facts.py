@@ -1,0 +1,68 @@
+"""The best new facts, of a whole graph or of one relation: the part of a page that takes long.
+
+The first page and the pages of relations load it when they are open.
+"""
+
+from contextlib import aclosing
+from typing import Annotated
+
+from fastapi import Query, Response
+
+from dualkg.errors import RequestError
+from dualkg.serve.facts import completion, decisions
+from dualkg.serve.limits import MAX_NAME_LENGTH
+from dualkg.serve.schemas import CompletionLine, Item
+from dualkg.serve.service import Context, RequestContext
+from dualkg.serve.templating import page, page_router, page_url
+
+pages = page_router()
+NUM_BEST = 6
+# More are found than are listed, since those that were decided on are left out.
+NUM_FOUND = 100
+# A search of more scores than this takes long, and begins only if somebody asks for it.
+MAX_SCORES = 10**9
+
+
+def takes_long(context: RequestContext, relation: Item | None = None) -> bool:
+    """Whether the search takes more than some seconds: then a page offers it by a link."""
+    shape = context.run.graph.shape
+    num_relations = 1 if relation else shape.num_relations
+    return num_relations * shape.num_entities**2 > MAX_SCORES
+
+
+async def best_facts(context: RequestContext, relation: Item | None) -> list[CompletionLine]:
+    """The best new facts that nobody has decided on; the search is done once for each relation."""
+    key = (context.run.name, relation.id if relation else None)
+    cache = context.service.best_facts
+    if key not in cache:
+        options = {
+            "top": NUM_FOUND,
+            "types": True,
+            "relations": [relation.id] if relation else None,
+        }
+        async with aclosing(completion(context, options)) as lines:
+            cache[key] = [line async for line in lines if line.kind == "triple"]
+
+    decided = {decision.triple for decision in (await decisions(context)).decisions}
+    undecided = []
+    for line in cache[key]:
+        items = (line.head, line.relation, line.tail)
+        if tuple(item.name if item else "" for item in items) not in decided:
+            undecided.append(line)
+    return undecided[:NUM_BEST]
+
+
+@pages.get("/facts/best")
+async def best_facts_page(
+    context: Context, relation: Annotated[str, Query(max_length=MAX_NAME_LENGTH)] = ""
+) -> Response:
+    """The list as a page of its own, from which scripts take the list."""
+    chosen = await context.relation(relation)
+    error = None
+    facts: list[CompletionLine] = []
+    try:
+        facts = await best_facts(context, chosen)
+    except RequestError as problem:  # such as a model without probabilities
+        error = problem
+    json = page_url(context, "/facts.json", relation=relation or None, top=NUM_FOUND)
+    return page(context, "best_facts.html", json=json, facts=facts, relation=chosen, error=error)
