@@ -33,7 +33,8 @@ from paper.registry import (
     ResultTable,
 )
 from paper.studies import STUDIES
-from paper.tables import DATASETS, PATHS_PAGE, README, Study, Table, write_pages
+from paper.pages import PAGES
+from paper.tables import DATASETS, Study, Table, write_pages
 
 VALIDATIONS = 4  # validations during a trial; the last one is at its end
 TRAIN_SAMPLE = 2000  # training triples that a trial ranks too, to see how far they are memorized
@@ -253,7 +254,7 @@ def results(
         bool, Option("--redraw", help="Also draw figures again, but for those that need runs.")
     ] = False,
 ) -> None:
-    """Update RESULTS.md and the tables of README.md and docs/paths.md from the records."""
+    """Update RESULTS.md, and the tables of README.md and docs/, from the records."""
     if redraw:
         for study in STUDIES.values():
             for path in study.saved(records):
@@ -353,8 +354,8 @@ def show(shown: Sequence[Table]) -> cli.Output:
 
 
 def update_pages(records: Path) -> None:
-    pages = (README, PATHS_PAGE) if records.resolve() == RECORDS else ()
-    write_pages(records, STUDIES.values(), *pages)
+    pages = PAGES if records.resolve() == RECORDS else {}
+    write_pages(records, STUDIES.values(), pages)
     cli.note(f"Updated {records / 'RESULTS.md'}.")
 
 

@@ -31,8 +31,6 @@ from paper.registry import (
     published_metrics,
 )
 
-README = FOLDER.parent / "README.md"
-PATHS_PAGE = FOLDER.parent / "docs" / "paths.md"
 DATASETS = "figures/datasets.json"
 BEGIN = "<!-- made from records: begin -->"
 END = "<!-- made from records: end -->"
@@ -419,17 +417,15 @@ def merged(results: list[dict[str, Any]], result: dict[str, Any]) -> list[dict[s
 def write_pages(
     records: Path,
     studies: Iterable[Study],
-    readme: Path | None = None,
-    paths_page: Path | None = None,
+    pages: Mapping[Path, Callable[[Path], str]] | None = None,
 ) -> None:
-    """Write RESULTS.md, and the tables of the README and of docs/paths.md if these are given."""
+    """Write RESULTS.md, and the tables of other pages by the functions that make them."""
     with locked(records / "RESULTS.md", wait=True):
         write_text(records / "RESULTS.md", results_page(records, studies))
-    for page, make_table in ((readme, readme_table), (paths_page, paths_tables)):
-        if page:
-            with locked(page, wait=True):
-                text = page.read_text(encoding="utf-8")
-                write_text(page, with_table(text, make_table(records)))
+    for page, make_table in (pages or {}).items():
+        with locked(page, wait=True):
+            text = page.read_text(encoding="utf-8")
+            write_text(page, with_table(text, make_table(records)))
 
 
 def results_page(root: Path, studies: Iterable[Study]) -> str:
@@ -508,48 +504,6 @@ def hardware(environment: Mapping[str, Any]) -> str:
     threads = environment["threads"]
     noun = "thread" if threads == 1 else "threads"
     return f"{threads} {noun} of {environment['processor']}"
-
-
-def readme_table(root: Path) -> str:
-    """The main table in short: published and measured test MRR."""
-    records = load_records(root)
-    rows = []
-    shown = []
-    for row in MAIN.rows:
-        row_records = [records.get(row.record_name(graph)) for graph in PUBLISHED_GRAPHS]
-        if not any(row_records):
-            continue
-        cells = [row.name]
-        seeds = []
-        for graph, record in zip(PUBLISHED_GRAPHS, row_records, strict=True):
-            cells.append(f"{published_metrics(row.name, graph)['mrr']:.3f}")
-            cells.append(over_seeds(record.values("mrr")) if record else MISSING)
-            seeds.append(str(len(record.runs)) if record else "0")
-            if record:
-                shown.append(record)
-        cells.append(" / ".join(seeds))
-        cells.append(" / ".join(training_cell(record) for record in row_records))
-        rows.append(cells)
-
-    columns = [""]
-    for graph in PUBLISHED_GRAPHS:
-        columns += [f"{graph}, published", f"{graph}, ours"]
-    columns += ["seeds", "training"]
-    machines = {hardware(run["environment"]) for record in shown for run in record.runs}
-    notes = [f"Trained on {' and '.join(sorted(machines))}."] if machines else []
-    if any(record.times_are_bounds for record in shown):
-        notes.append("≤: other work ran on the same device.")
-    return Table("", tuple(columns), rows, notes=notes).as_markdown(level=0)
-
-
-def paths_tables(root: Path) -> str:
-    """The tables of path networks, without the comparisons of RESULTS.md."""
-    records = load_records(root)
-    tables = [
-        results_table(PATHS, graph, records, compared=False).as_markdown()
-        for graph in PUBLISHED_GRAPHS
-    ]
-    return "\n\n".join(tables)
 
 
 def with_table(page: str, table: str) -> str:

@@ -5,6 +5,7 @@ repository needs them. On the site, results, benchmarks, changelog and contribut
 any other file that a page links to, such as a recipe or a measurement, is copied beside them.
 """
 
+import json
 import logging
 import os
 import re
@@ -31,6 +32,7 @@ LINK = re.compile(
 # Where Material loads the worker of its search from, if a page is opened from disk.
 SHIM = "https://unpkg.com/iframe-worker/shim"
 RESOURCE = re.compile(r'<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]+)"')
+BLOCK = re.compile(r"^```(\w+)((?: [\w-]+)*)\n.*?^```$", re.M | re.S)
 logger = logging.getLogger("mkdocs.hooks.site")
 CODE = re.compile(r"(^```.*?^```$|^    [^\n]*$|`[^`\n]+`)", re.M | re.S)
 
@@ -56,17 +58,45 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Adapt links, and drop what only the tests of examples read."""
     source = source_of(page.file.src_uri)
+    if source.with_suffix(".ipynb").exists():
+        markdown = with_outputs(markdown, source.with_suffix(".ipynb"))
     markdown = re.sub(r"^```(\w+) no-run$", r"```\1", markdown, flags=re.M)
     return with_site_links(markdown, source, page.file.src_uri)
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
     """Load the worker from the site itself, and warn of anything else from another host."""
-    shim = os.path.relpath("assets/iframe-worker.js", Path(page.file.dest_uri).parent)
+    return with_own_resources(output, page.file.dest_uri)
+
+
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    """Do the same for pages without a source, such as 404.html."""
+    return with_own_resources(output_content, template_name)
+
+
+def with_own_resources(output: str, address: str) -> str:
+    shim = os.path.relpath("assets/iframe-worker.js", Path(address).parent)
     output = output.replace(SHIM, shim)
-    for address in RESOURCE.findall(output):
-        logger.warning("%s loads %s from another host.", page.file.src_uri, address)
+    for resource in RESOURCE.findall(output):
+        logger.warning("%s loads %s from another host.", address, resource)
     return output
+
+
+def with_outputs(markdown: str, notebook: Path) -> str:
+    """A tutorial with what the cells of its notebook printed, below each block."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    outputs = [
+        "".join(cell["outputs"][0]["text"]) if cell["outputs"] else ""
+        for cell in cells
+        if cell["cell_type"] == "code"
+    ]
+
+    def shown(block: re.Match[str]) -> str:
+        is_run = block[1] in ("python", "console") and "no-run" not in block[2]
+        text = outputs.pop(0) if is_run else ""
+        return f"{block[0]}\n\n```{{.text .output}}\n{text}```" if text else block[0]
+
+    return BLOCK.sub(shown, markdown)
 
 
 def generated(config: Any, address: str, path: Path) -> File:

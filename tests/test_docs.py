@@ -174,7 +174,9 @@ def test_every_command_can_be_typed(page):
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks_of(page, "python")], ids=relative
+    "page",
+    [page for page in PAGES if blocks_of(page, "python") and page.parent.name != "tutorials"],
+    ids=relative,
 )
 def test_the_examples_run(page, tmp_path, monkeypatch, small_world):
     """The blocks of a page one after the other, as a reader would type them, but for one epoch of a

@@ -1,5 +1,6 @@
 """The site: its pages, its links to the repository, its API reference, and its build."""
 
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import dualkg as kg
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 hooks = pytest.importorskip("scripts.site_hooks", reason="the site needs the extra docs")
+notebooks = pytest.importorskip("scripts.notebooks", reason="the site needs the extra docs")
 
 
 def test_every_page_is_in_the_navigation():
@@ -57,6 +59,31 @@ def test_links_to_the_repository_lead_to_pages_of_the_site(source, address, mark
 def test_a_resource_of_another_host_is_found():
     page = '<link href="a.css"><a href="https://a.example"></a><script src="//b.example/c.js">'
     assert hooks.RESOURCE.findall(page) == ["//b.example/c.js"]
+
+
+def test_the_output_of_a_cell_is_below_its_block(tmp_path):
+    notebook = tmp_path / "page.ipynb"
+    outputs = [[], [{"text": "2\n"}]]
+    cells = [{"cell_type": "code", "source": "", "outputs": output} for output in outputs]
+    notebook.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    page = "```python\na = 2\n```\n\n```console no-run\n$ b\n```\n\n```python\nprint(a)\n```\n"
+    expected = page + "\n```{.text .output}\n2\n```\n"
+    assert hooks.with_outputs(page, notebook) == expected
+
+
+@pytest.mark.parametrize("page", notebooks.tutorials(), ids=lambda page: page.stem)
+def test_a_notebook_has_the_cells_of_its_page(page):
+    assert notebooks.is_current(page), "Run: python scripts/notebooks.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", notebooks.tutorials(), ids=lambda page: page.stem)
+def test_a_notebook_runs(page, tmp_path, request):
+    if page.stem == "reproducing":
+        request.getfixturevalue("data_folder")  # the tutorial that reads a benchmark graph
+    notebook = notebooks.notebook_of(page)
+    notebooks.execute(notebook, tmp_path)
+    assert any(cell.get("outputs") for cell in notebook["cells"])
 
 
 @pytest.mark.slow

@@ -155,6 +155,13 @@ class DualkgError(Exception):
     A subclass takes what went wrong as parameters, keeps them as attributes, and words them in
     `message`. Long words and long sentences are cut in their middle: they quote what somebody
     wrote.
+
+    Examples:
+        >>> try:
+        ...     kg.load_graph("wrld")
+        ... except kg.DualkgError as error:
+        ...     print(type(error).__name__, error.exit_code)
+        GraphNotFound 2
     """
 
     exit_code = 1
@@ -179,7 +186,14 @@ class DualkgError(Exception):
 
 
 class RequestError(DualkgError):
-    """The request was wrong: a name or a value that cannot be used."""
+    """The request was wrong: a name or a value that cannot be used.
+
+    Examples:
+        >>> kg.load_graph("wrld")
+        Traceback (most recent call last):
+        ...
+        dualkg.data.errors.GraphNotFound: There is no graph, file or folder 'wrld'. ...
+    """
 
     exit_code = 2
 
@@ -397,11 +411,21 @@ def out_of_memory(error: BaseException) -> OutOfMemory | None:
 
 
 class DataError(RequestError):
-    """The triples cannot be read, or are not those of the named graph."""
+    """The triples cannot be read, or are not those of the named graph.
+
+    Examples:
+        >>> issubclass(kg.DataError, kg.DualkgError)
+        True
+    """
 
 
 class DivergedError(DualkgError):
-    """A loss or a score became NaN or infinite."""
+    """A loss or a score became NaN or infinite.
+
+    Examples:
+        >>> issubclass(kg.DivergedError, kg.DualkgError)
+        True
+    """
 
 
 def visible(text: str, *, lines: bool = False) -> str:

@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 REGULARIZERS: Registry[type["Regularizer"]] = Registry("regularizer", group="dualkg.regularizers")
+"""Regularizers by name, as recipes write them: `REGULARIZERS["N3"]` is `kg.N3`."""
 
 
 class AdjointNeeded(RequestError):
@@ -54,7 +55,14 @@ class AdjointNeeded(RequestError):
 
 
 class Regularizer(ABC):
-    """`weight` (the paper's λ) times the mean of `per_triple` over a batch."""
+    """`weight` (the paper's λ) times the mean of `per_triple` over a batch.
+
+    Examples:
+        >>> class L1(kg.Regularizer):
+        ...     def per_triple(self, f):
+        ...         return f.head.abs().sum(-1) + f.tail.abs().sum(-1)
+        >>> run = kg.train(kg.ComplEx(graph.shape, dim=8), graph, regularizer=L1(0.01), epochs=1)
+    """
 
     # Whether it reads whole tables rather than the vectors of a batch, which needs more memory.
     reads_whole_tables = False
@@ -158,7 +166,13 @@ class PowerSum(Regularizer):
 
 @REGULARIZERS.named("none")
 class NoRegularizer(PowerSum):
-    """No regularization."""
+    """No regularization.
+
+    Examples:
+        >>> run = kg.train("ComplEx", graph, regularizer=kg.NoRegularizer(), epochs=1)
+        >>> run.recipe.regularizer.name
+        'none'
+    """
 
     term_weights: Mapping[str, float] = {}
 
@@ -168,14 +182,25 @@ class NoRegularizer(PowerSum):
 
 @REGULARIZERS.register
 class Frobenius(PowerSum):
-    """‖h‖² + ‖R‖² + ‖t‖²."""
+    """‖h‖² + ‖R‖² + ‖t‖².
+
+    Examples:
+        >>> kg.Frobenius(0.01).weight
+        0.01
+    """
 
     term_weights: Mapping[str, float] = {"head": 1.0, "relation": 1.0, "tail": 1.0}
 
 
 @REGULARIZERS.register
 class N3(PowerSum):
-    """Σ|h|³ + Σ|r|³ + Σ|t|³ (Lacroix et al., 2018)."""
+    """Σ|h|³ + Σ|r|³ + Σ|t|³ (Lacroix et al., 2018).
+
+    Examples:
+        >>> run = kg.train("ComplEx", graph, regularizer=kg.N3(0.01), epochs=1)
+        >>> run.recipe.regularizer.name
+        'N3'
+    """
 
     power = 3
     term_weights: Mapping[str, float] = {"head": 1.0, "relation": 1.0, "tail": 1.0}
@@ -194,7 +219,12 @@ class N3(PowerSum):
 
 @REGULARIZERS.register
 class BasicDURA(PowerSum):
-    """‖hR‖² + ‖t‖², from the dual on the tail's side (Section 4.1 of the paper)."""
+    """‖hR‖² + ‖t‖², from the dual on the tail's side (Section 4.1 of the paper).
+
+    Examples:
+        >>> kg.BasicDURA(0.05).weight
+        0.05
+    """
 
     term_weights: Mapping[str, float] = {"mapped_head": 1.0, "tail": 1.0}
 
@@ -220,6 +250,17 @@ class DURA(PlainAndMapped, PowerSum):
     """λ1 (‖h‖² + ‖t‖²) + λ2 (‖hR‖² + ‖tRᵀ‖²), from the duals on both sides.
 
     `plain` is λ1, and `mapped` is λ2.
+
+    Args:
+        weight: λ.
+        plain: λ1, the weight of the embeddings.
+        mapped: λ2, the weight of the mapped embeddings.
+
+    Examples:
+        >>> penalty = kg.DURA(0.05, plain=0.5, mapped=1.5)
+        >>> run = kg.train("ComplEx", graph, regularizer=penalty, epochs=1)
+        >>> run.recipe.regularizer.weight
+        0.05
     """
 
     @property
@@ -237,6 +278,11 @@ class UnweightedDURA(PlainAndMapped):
     """The mean of DURA over all heads, relation ids and tails.
 
     It is equation (9) of the paper, divided by its |E|² |R| terms.
+
+    Examples:
+        >>> penalty = kg.UnweightedDURA(0.05, plain=0.5, mapped=1.5)
+        >>> penalty.plain, penalty.mapped
+        (0.5, 1.5)
     """
 
     reads_whole_tables = True
@@ -269,7 +315,12 @@ class UnweightedDURA(PlainAndMapped):
 
 @REGULARIZERS.register
 class RegP1(PowerSum):
-    """‖hR − t‖₁ + ‖tRᵀ − h‖₁ (Reg_p1, Appendix B)."""
+    """‖hR − t‖₁ + ‖tRᵀ − h‖₁ (Reg_p1, Appendix B).
+
+    Examples:
+        >>> kg.RegP1(0.01).weight
+        0.01
+    """
 
     power = 1
     term_weights: Mapping[str, float] = {"tail_residual": 1.0, "head_residual": 1.0}

@@ -186,13 +186,14 @@ def test_what_a_killed_update_left_of_the_page_is_removed(runs, tmp_path):
     assert sorted(path.name for path in (tmp_path / "records").iterdir()) == ["RESULTS.md", "x"]
 
 
-def test_the_table_of_the_readme_is_made_while_it_is_locked(runs, tmp_path, monkeypatch):
+def test_the_table_of_the_readme_is_made_while_it_is_locked(runs, tmp_path):
     """Of two updates at once, the second reads the records of the first."""
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    monkeypatch.setattr("paper.tables.readme_table", lambda records: lock_holder(readme))
     record_runs([runs], tmp_path / "records" / "x")
-    write_pages(tmp_path / "records", STUDIES.values(), readme)
+    write_pages(
+        tmp_path / "records", STUDIES.values(), {readme: lambda records: lock_holder(readme)}
+    )
     assert f"before\n{BEGIN}\nprocess {os.getpid()} on " in readme.read_text()
     assert lock_holder(readme) is None
 

@@ -93,6 +93,12 @@ class Graph:
     """Triples `(num_triples, 3)` of head, relation and tail ids, as train, valid and test.
 
     The triples of a graph larger than memory are memory-mapped files, and so are its names.
+
+    Examples:
+        >>> triples = [("a", "knows", "b"), ("b", "knows", "c"), ("c", "knows", "a")]
+        >>> small = kg.Graph.from_triples(triples, split="100/0/0")
+        >>> small.counts["train"], small.entities[0]
+        (3, 'a')
     """
 
     name: str

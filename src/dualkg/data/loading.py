@@ -70,6 +70,23 @@ def load_graph(
     pandas, polars or Arrow is read by `Graph.from_dataframe`; other data in memory have
     constructors of their own, such as `Graph.from_triples`. `max_size`, such as "64G", is the size
     that a compressed file may expand to (default: 16 GiB, and 100 times its own size).
+
+    Args:
+            graph: Name of a graph (`dualkg datasets` lists them), path of a file, folder or
+            archive, or a table.
+        columns: Columns of head, relation and tail, by name or number.
+        split: Percentages of train, valid and test, for a single file.
+        seed: Seed of this split.
+        labels: File of readable labels for names.
+        delimiter: What separates columns.
+        max_size: Size that a compressed file may expand to.
+
+    Returns:
+        The graph, with its triples as ids and its names.
+
+    Examples:
+        >>> kg.load_graph("world")
+        Graph('world': 1,945 entities, 15 relations, 7,681 train, 678 valid, 677 test)
     """
     if is_table(graph) and not isinstance(graph, Mapping) and not is_datasets(graph):
         _check_no_file_options({"delimiter": delimiter, "max_size": max_size})

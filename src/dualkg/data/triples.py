@@ -19,7 +19,12 @@ NO_TRIPLES: Triples = np.empty((0, 3), np.int32)
 
 
 class GraphShape(NamedTuple):
-    """The sizes of a graph that determine the shape of a model."""
+    """The sizes of a graph that determine the shape of a model.
+
+    Examples:
+        >>> graph.shape.num_entities, graph.shape.num_relations
+        (1945, 15)
+    """
 
     num_entities: int
     num_relations: int

@@ -21,6 +21,10 @@ class Vocabulary:
 
     Names are stored as one Arrow array, so that millions of them take little more memory than their
     text.
+
+    Examples:
+        >>> graph.entities[graph.entities.id("France")]
+        'France'
     """
 
     def __init__(

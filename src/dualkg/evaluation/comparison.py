@@ -73,6 +73,12 @@ class Comparison:
     """The difference of two runs in each metric, by its name.
 
     `better`, `worse` and `equal` are fractions of triples by the reciprocal ranks of `a`.
+
+    Examples:
+        >>> ranks = kg.rank(run.model, graph).mean[None]
+        >>> comparison = kg.compare_ranks(ranks, ranks + 1, samples=100)
+        >>> comparison.mrr.low > 0
+        True
     """
 
     metrics: Mapping[str, Difference]
@@ -142,6 +148,20 @@ def compare_ranks(a: Floats, b: Floats, *, samples: int = 10_000, seed: int = 0)
     """Compare mean ranks of the same queries, `(num_seeds, 2, num_triples)` each.
 
     Metrics are averaged over seeds.
+
+    Args:
+        a: Mean ranks of the first model.
+        b: Mean ranks of the second model, of the same queries.
+        samples: Number of bootstrap samples.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        Differences with 95 % intervals and p-values.
+
+    Examples:
+        >>> ranks = kg.rank(run.model, graph).mean[None]
+        >>> kg.compare_ranks(ranks, ranks, samples=100).within_noise
+        True
     """
     a = _checked(a, "A")
     b = _checked(b, "B")

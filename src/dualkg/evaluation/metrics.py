@@ -185,6 +185,11 @@ class Metrics:
 
     AMR and AMRI are None where the number of candidates is not known. `more_hits` has Hits@k for
     other k, and `others` the metrics that are registered beside these.
+
+    Examples:
+        >>> metrics = run.report.metrics
+        >>> metrics.hits_at_1 <= metrics.hits_at_10
+        True
     """
 
     mrr: float

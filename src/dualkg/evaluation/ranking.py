@@ -56,6 +56,10 @@ class Ranks:
     Arrays are `(2, num_triples)`: row 0 is of (head, relation, ?), row 1 of (?, relation, tail).
     `num_candidates` includes the answer; it is None where all entities but the known answers are
     candidates.
+
+    Examples:
+        >>> kg.rank(run.model, graph).mean.shape
+        (2, 677)
     """
 
     triples: Triples
@@ -106,6 +110,14 @@ def rank(
 
     At most `block_elements` scores are in memory at a time. Candidates are counted by `count`, or
     by the fastest form that is installed.
+
+    Returns:
+        Optimistic and pessimistic ranks of each query.
+
+    Examples:
+        >>> ranks = kg.rank(run.model, graph)
+        >>> bool((ranks.optimistic <= ranks.pessimistic).all())
+        True
     """
     model.check_shape(graph.shape)
     if triples is None:

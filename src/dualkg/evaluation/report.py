@@ -44,6 +44,13 @@ def evaluate_relations(
     """Rank the relation of every triple of a split, filtered, among all relations.
 
     Reciprocal relations are no candidates.
+
+    Returns:
+        The metrics of queries (head, ?, tail).
+
+    Examples:
+        >>> 0 < kg.evaluate_relations(run.model, graph).mrr <= 1
+        True
     """
     ranks, num_candidates = rank_relations(model, graph, graph.split(split))
     return Metrics.of(ranks, num_candidates, hits=hits)
@@ -55,6 +62,12 @@ class Report:
 
     Ranks are realistic ones; `optimistic` and `pessimistic` are their bounds. Where only a sample
     of the split was ranked, `sampled_from` is the number of triples of the split.
+
+    Examples:
+        >>> run.report.mrr == run.report.metrics.mrr
+        True
+        >>> sorted(run.report.by_direction)
+        ['head', 'tail']
     """
 
     graph: str
@@ -134,6 +147,24 @@ def evaluate(
     With `type_constrained`, candidates are the entities that train has on the same side of the
     relation. `candidates` are lists, the file of them, or a mapping of their columns; see
     `read_candidates`. The answer is always a candidate.
+
+    Args:
+        model: A model.
+        graph: The graph, whose three splits are the filter.
+        split: "train", "valid" or "test".
+        known: The filter, if it is there already.
+        hits: The k of Hits@k.
+        type_constrained: Whether only entities in domain or range are candidates.
+        candidates: Candidates of each triple.
+        progress: Called with progress.
+
+    Returns:
+        The report: metrics, by direction, relation and cardinality.
+
+    Examples:
+        >>> report = kg.evaluate(run.model, graph, split="valid", hits=(1, 50))
+        >>> report.hits(50) >= report.hits(1)
+        True
     """
     if not (hasattr(model, "check_shape") and isinstance(graph, Graph)):
         given = f"{type(model).__name__} and {type(graph).__name__}"

@@ -77,6 +77,19 @@ def calibrate(
 
     An existing calibration is checked again, unless `overwrite` replaces it; `coverage` is that of
     the sets to check.
+
+    Args:
+        run: A run, or its folder.
+        coverage: Coverage of the sets that are checked.
+        overwrite: Whether to replace an existing calibration.
+
+    Returns:
+        The calibration, and its evaluation on test.
+
+    Examples:
+        >>> checked = kg.calibrate(run)
+        >>> 0 <= checked.report.likely.ece <= 1
+        True
     """
     run = open_run(run, device=device, trust_code=trust_code)
     with locked(run.folder):
@@ -113,6 +126,20 @@ def complete(
     min_probability and on_progress. A run that is not calibrated is calibrated first. With `out`,
     a new file .tsv or .parquet, the triples are written, and the same call resumes after an
     interrupt.
+
+    Args:
+        run: A run, or its folder.
+        top: Number of triples.
+        out: A new file, .tsv or .parquet.
+        options: Other options, such as `min_probability`.
+
+    Returns:
+        The triples, best first, with probabilities.
+
+    Examples:
+        >>> completion = kg.complete(run, top=5, relations=["capital"], types=True)
+        >>> len(completion)
+        5
     """
     run = open_run(run, device=device, trust_code=trust_code)
     path = None if out is None else check_file(out, run.graph)

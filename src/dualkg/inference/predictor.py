@@ -122,6 +122,16 @@ class Predictor:
     and heads are searched in it and rescored by the model. With `cache`, normalizers of queries are
     kept for later probabilities, which then agree up to rounding. `identity` is that of a saved
     run, by which an index is known to be of it.
+
+    Examples:
+        >>> predictor = kg.Predictor(run.model, graph)
+        >>> len(predictor.tails("France", "borders", k=3))
+        3
+        >>> len(predictor.heads("currency", "Euro", k=2))
+        2
+        >>> batch = predictor.tails(["France", "Peru"], ["borders", "capital"], k=3)
+        >>> len(batch)
+        2
     """
 
     model: Model

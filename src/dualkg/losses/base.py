@@ -23,6 +23,12 @@ class Loss(Settings, ABC):
 
     A loss of your own subclasses this, declares its settings as annotated fields and implements
     `bind`.
+
+    Examples:
+        >>> kg.OneVsAll(label_smoothing=2)
+        Traceback (most recent call last):
+        ...
+        dualkg.errors.InvalidValue: loss.label_smoothing should be less than 1; 2 was given.
     """
 
     table: ClassVar[str] = "loss"
@@ -77,3 +83,4 @@ class Loss(Settings, ABC):
 
 
 LOSSES: Registry[type[Loss]] = Registry("loss", group="dualkg.losses")
+"""Losses by name, as recipes write them: `LOSSES["KvsAll"]` is `kg.KvsAll`."""

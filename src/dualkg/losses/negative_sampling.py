@@ -126,6 +126,12 @@ class NegativeSampling(SampledLoss):
     al., 2019).
 
     p has no gradient. With `adversarial_temperature` 0 all negatives have the same weight.
+
+    Examples:
+        >>> loss = kg.NegativeSampling(num_negatives=16, margin=6.0)
+        >>> adam = kg.Optimizer("Adam", learning_rate=0.01)
+        >>> model = kg.RotatE(graph.shape, dim=8)
+        >>> run = kg.train(model, graph, loss=loss, optimizer=adam, epochs=1)
     """
 
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {
@@ -154,6 +160,10 @@ class NegativeSampling(SampledLoss):
 class MarginRanking(SampledLoss):
     """max(0, γ − s⁺ + s⁻), the mean over the allowed negatives (Bordes et al., 2013); 0 where there
     is none.
+
+    Examples:
+        >>> loss = kg.MarginRanking(num_negatives=16)
+        >>> run = kg.train(kg.TransE(graph.shape, dim=8), graph, loss=loss, epochs=1)
     """
 
     def per_triple(self, positive: Tensor, negative: Tensor, allowed: Tensor) -> Tensor:

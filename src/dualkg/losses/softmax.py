@@ -41,6 +41,11 @@ class OneVsAll(Loss):
     share of each query's mapped vector that is set to zero, `head_dropout` that of the given entity
     before it is mapped. Labels of relations are not smoothed. With `exclude_known`, the other
     answers of a query in train are no candidates.
+
+    Examples:
+        >>> loss = kg.OneVsAll(relation_weight=0.5, label_smoothing=0.1)
+        >>> kg.train("ComplEx", graph, loss=loss, epochs=1).recipe.loss.relation_weight
+        0.5
     """
 
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {
@@ -115,6 +120,11 @@ class KvsAll(Loss):
 
     The answers of a query share the target evenly. A query with n answers has the weight n to the
     power `count_exponent`. Other settings are those of `OneVsAll`.
+
+    Examples:
+        >>> run = kg.train("ComplEx", graph, loss=kg.KvsAll(label_smoothing=0.1), epochs=1)
+        >>> run.recipe.loss.label_smoothing
+        0.1
     """
 
     examples: ClassVar[Literal["triples", "queries"]] = "queries"
@@ -160,6 +170,11 @@ class SampledSoftmax(Loss):
     matrix product. Samples are stratified: each negative is drawn from its own part of the
     entities, so that the processes of a distributed training own equally many uniform negatives.
     Negatives equal to the answer are left out.
+
+    Examples:
+        >>> loss = kg.SampledSoftmax(num_negatives=100)
+        >>> kg.train("ComplEx", graph, loss=loss, epochs=1).recipe.loss.num_negatives
+        100
     """
 
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = OneVsAll.tuned

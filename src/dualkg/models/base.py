@@ -29,6 +29,7 @@ InitScale = float | Literal["xavier"]
 SIDES: tuple[Side, ...] = ("tail", "head")
 ScoreForm = Literal["products", "squared distances"]
 MODELS: Registry[type[Model]] = Registry("model", group="dualkg.models")
+"""Models by name, as recipes write them: `MODELS["ComplEx"]` is `kg.ComplEx`."""
 
 
 class NotAGraph(RequestError):
@@ -122,6 +123,10 @@ class Model(nn.Module, ABC):
 
     With `reciprocal` relations, `r + num_relations` is the inverse of `r`, and heads are predicted
     as its tails.
+
+    Examples:
+        >>> run.model.score(*torch.tensor([[3], [1], [7]])).shape
+        torch.Size([1])
     """
 
     # Arrays of batch × entities that autograd keeps of all scores and their softmax.
@@ -339,7 +344,19 @@ class Model(nn.Module, ABC):
 
 
 class EmbeddingModel(Model):
-    """A model with a row for every entity and every relation."""
+    """A model with a row for every entity and every relation.
+
+    Args:
+        shape: A graph, or its shape.
+        dim: Dimension of an embedding.
+        reciprocal: Whether each relation has an inverse with parameters of its own.
+        init_scale: Scale of the initial embeddings, a number or "xavier".
+        seed: Seed of the initial embeddings.
+
+    Examples:
+        >>> isinstance(run.model, kg.EmbeddingModel)
+        True
+    """
 
     # Whether a relation acts on each coordinate separately, as N3 requires.
     diagonal = False

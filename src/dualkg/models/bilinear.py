@@ -18,7 +18,15 @@ __all__ = ["BilinearModel", "Dual"]
 
 
 class BilinearModel(EmbeddingModel):
-    """A model that scores by ⟨h R, t⟩; subclasses define their tables and the two maps."""
+    """A model that scores by ⟨h R, t⟩; subclasses define their tables and the two maps.
+
+    Examples:
+        >>> h, r, t = (torch.tensor([id]) for id in (3, 1, 7))
+        >>> model = run.model
+        >>> mapped = model.map_head(model.head_table[h], r)
+        >>> torch.allclose(model.score(h, r, t), (mapped * model.tail_table[t]).sum(-1))
+        True
+    """
 
     has_adjoint = True
     shares_candidates = True
@@ -79,6 +87,17 @@ class Dual(Model):
 
     With side "tail", a score is −‖hR − t‖² = 2⟨hR, t⟩ − ‖hR‖² − ‖t‖².
     With side "head", a score is −‖tRᵀ − h‖² = 2⟨hR, t⟩ − ‖tRᵀ‖² − ‖h‖².
+
+    Args:
+        primal: A bilinear model, whose parameters the dual shares.
+        side: The side whose vector is mapped: "tail" compares hR with t.
+
+    Examples:
+        >>> model = kg.ComplEx(graph.shape, dim=8)
+        >>> h, r, t = (torch.tensor([id]) for id in (3, 1, 7))
+        >>> difference = model.map_head(model.head_table[h], r) - model.tail_table[t]
+        >>> torch.allclose(kg.Dual(model).score(h, r, t), -difference.square().sum(-1))
+        True
     """
 
     score_arrays = 5

@@ -122,6 +122,11 @@ class ComplEx(DiagonalModel):
     """Relations scale and rotate complex coordinates (Trouillon et al., 2016).
 
     A row holds the real parts of all coordinates, then the imaginary parts.
+
+    Examples:
+        >>> model = kg.ComplEx(graph.shape, dim=8)
+        >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape
+        torch.Size([1, 1945])
     """
 
     numbers_per_coordinate = 2
@@ -142,6 +147,11 @@ class CP(RealDiagonalModel):
     """A relation scales each coordinate (Hitchcock, 1927).
 
     An entity has one vector as head and another as tail.
+
+    Examples:
+        >>> model = kg.CP(graph.shape, dim=8)
+        >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape
+        torch.Size([1, 1945])
     """
 
     two_entity_tables = True
@@ -150,7 +160,13 @@ class CP(RealDiagonalModel):
 
 @MODELS.register
 class DistMult(RealDiagonalModel):
-    """A relation scales each coordinate (Yang et al., 2015), so all are symmetric."""
+    """A relation scales each coordinate (Yang et al., 2015), so all are symmetric.
+
+    Examples:
+        >>> model = kg.DistMult(graph.shape, dim=8)
+        >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape
+        torch.Size([1, 1945])
+    """
 
     score_text = REAL_PRODUCT
 
@@ -163,6 +179,11 @@ class QuatE(DiagonalModel):
     A row holds all real parts, then all of i, of j and of k. `dim` counts quaternions. Those of a
     relation are divided by their modulus when used, and regularizers see them as stored. A
     quaternion of modulus 0 stays 0.
+
+    Examples:
+        >>> model = kg.QuatE(graph.shape, dim=8, normalized=False)
+        >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape
+        torch.Size([1, 1945])
     """
 
     numbers_per_coordinate = 4
@@ -224,6 +245,11 @@ class SimplE(DiagonalModel):
     The row of an entity holds its vector as head, then as tail, of length `dim` each; that of a
     relation r, then r′ of its inverse: s = ½ (⟨h as head, r, t as tail⟩ + ⟨t as head, r′, h as
     tail⟩).
+
+    Examples:
+        >>> model = kg.SimplE(graph.shape, dim=8)
+        >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape
+        torch.Size([1, 1945])
     """
 
     numbers_per_coordinate = 2

@@ -61,7 +61,12 @@ def checkpointed(
 
 
 class DistanceModel(EmbeddingModel):
-    """A model that scores by −d(mapped head, tail)."""
+    """A model that scores by −d(mapped head, tail).
+
+    Examples:
+        >>> issubclass(kg.RotatE, kg.DistanceModel)
+        True
+    """
 
     # Whether the distance is to the mapped tail.
     maps_both_sides = False
@@ -257,6 +262,11 @@ class ModE(NormModel):
     """A relation scales each coordinate: −‖h∘r − t‖ (Zhang et al., 2020).
 
     It is the dual of DistMult, without the square.
+
+    Examples:
+        >>> model = kg.ModE(graph.shape, dim=8)
+        >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape
+        torch.Size([1, 1945])
     """
 
     has_adjoint = True
@@ -286,6 +296,11 @@ class RotatE(NormModel, AngleModel):
     """A relation rotates each complex coordinate: −‖h∘r − t‖ with |r| = 1 (Sun et al., 2019).
 
     A relation is stored as a row of angles.
+
+    Examples:
+        >>> model = kg.RotatE(graph.shape, dim=8)
+        >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape
+        torch.Size([1, 1945])
     """
 
     has_adjoint = True
@@ -342,6 +357,11 @@ class SE(NormModel):
     """Structured embeddings: −‖h R₁ − t R₂‖ (Bordes et al., 2011).
 
     The row of a relation holds both matrices.
+
+    Examples:
+        >>> model = kg.SE(graph.shape, dim=8)
+        >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape
+        torch.Size([1, 1945])
     """
 
     maps_both_sides = True
@@ -410,6 +430,11 @@ class TransE(NormModel):
     """A translation: −‖h + r − t‖ (Bordes et al., 2013).
 
     It has no transpose, and DURA uses its inverse, t − r.
+
+    Examples:
+        >>> model = kg.TransE(graph.shape, dim=8, norm=2)
+        >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape
+        torch.Size([1, 1945])
     """
 
     has_adjoint = True
@@ -432,6 +457,11 @@ class HAKE(AngleModel):
     r_b ≤ 1. A row of an entity holds moduli, then angles; one of a relation r_m, r_b and r_p. The
     learned weights a and b are initially `modulus_weight` and `phase_weight` · `half_turn`: one
     learning rate changes b and the angles by similar amounts.
+
+    Examples:
+        >>> model = kg.HAKE(graph.shape, dim=8)
+        >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape
+        torch.Size([1, 1945])
     """
 
     options = ("modulus_weight", "phase_weight")
@@ -564,6 +594,11 @@ class MuRP(DistanceModel):
     R is diagonal. A row of an entity holds its tangent vector at the origin, so that Euclidean
     optimizers apply, then its biases as head and as tail; R h is R times the tangent. A row of a
     relation holds R, then the tangent vector of r.
+
+    Examples:
+        >>> model = kg.MuRP(graph.shape, dim=8)
+        >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape
+        torch.Size([1, 1945])
     """
 
     options = ("signs",)

@@ -29,6 +29,10 @@ class EnsembleModel(Model):
     Ranks and softmax of candidates are those by Σ wᵢ log softmax(sᵢ), which subtracts a constant
     from all. It is reciprocal if one of its members is; in a member that is not, an inverse
     relation exchanges head and tail.
+
+    Examples:
+        >>> kg.Ensemble([run, run], weights="equal").model.weights
+        (1.0, 1.0)
     """
 
     members: Sequence[Model]

@@ -111,7 +111,13 @@ class MatrixModel(BilinearModel):
 
 @MODELS.register
 class RESCAL(MatrixModel):
-    """A relation is a full matrix (Nickel et al., 2011)."""
+    """A relation is a full matrix (Nickel et al., 2011).
+
+    Examples:
+        >>> model = kg.RESCAL(graph.shape, dim=8)
+        >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape
+        torch.Size([1, 1945])
+    """
 
     relation_kernel = "matrices"
     score_text = BilinearText(
@@ -154,6 +160,11 @@ class TuckER(MatrixModel):
     The Wₖ are the `core`, `(relation_dim, dim, dim)`, drawn uniformly from ±1; `init_scale` is for
     the tables alone. With `batch_norm`, heads and then mapped heads are normalized over the batch,
     and the map has no transpose.
+
+    Examples:
+        >>> model = kg.TuckER(graph.shape, dim=8, relation_dim=4)
+        >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape
+        torch.Size([1, 1945])
     """
 
     relation_kernel = "mixtures"

@@ -63,6 +63,10 @@ class PartialModel(Model):
 
     It scores these, and its `tables` complete what is asked of all entities. Parameters that are
     not entity tables are the same in all processes.
+
+    Examples:
+        >>> isinstance(run.model, kg.PartialModel)  # one process has all rows
+        False
     """
 
     def __init__(self, model: Model) -> None:

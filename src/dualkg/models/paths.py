@@ -57,6 +57,11 @@ class PathNetwork(Model):
     left out, that is so where validation triples have far fewer of such edges than training
     triples, as in FB15k-237. There are no embeddings of entities: the parameters do not depend on
     their number.
+
+    Examples:
+        >>> network = kg.PathNetwork(graph.shape, dim=8, steps=2)
+        >>> sum(weights.numel() for weights in network.parameters()) < 20_000
+        True
     """
 
     options: ClassVar[tuple[str, ...]] = ("steps", "edge_dropout", "remove_pairs")

@@ -256,6 +256,30 @@ def train(
     training without a recipe and without tuning: 1-vs-all with DURA where it is defined for the
     model, Adagrad with a learning rate that decreases to 0. Model, loss, regularizer and optimizer
     may be names, and then have those values, too.
+
+    Args:
+        model: A model, or the name of one.
+        graph: A graph, or what `load_graph` takes.
+        regularizer: Default: DURA where it is defined for the model.
+        loss: Default: that of the model, `OneVsAll` for bilinear models.
+        optimizer: Default: that of the model, Adagrad for bilinear models.
+        validation: When to rank the validation split, and when to stop.
+        epochs: Number of epochs.
+        batch_size: Triples of a step.
+        seed: Seed of the order of triples and of negatives.
+        device: Default: a GPU if there is one.
+        out: Folder of the run; without it nothing is written.
+        on_progress: Called with progress events.
+        callbacks: Objects with `on_epoch` and other methods, or names of trackers.
+
+    Returns:
+        The run, with its model and the reports on valid and test.
+
+    Examples:
+        >>> model = kg.ComplEx(graph.shape, dim=8)
+        >>> run = kg.train(model, graph, regularizer=kg.DURA(0.05), epochs=1)
+        >>> 0 < run.report.mrr < 1
+        True
     """
     if isinstance(graph, Model):
         raise WrongArgument(

@@ -33,6 +33,13 @@ class StopTraining(Exception):
     """Raised by `on_epoch` or `on_validation` to end training after this epoch.
 
     The run ends as with early stopping.
+
+    Examples:
+        >>> class Once(kg.Callback):
+        ...     def on_epoch(self, epoch, metrics):
+        ...         raise kg.StopTraining
+        >>> len(kg.train("ComplEx", graph, epochs=50, callbacks=[Once()]).history)
+        1
     """
 
 
@@ -78,6 +85,15 @@ class Callback:
     An example is `kg.train(…, callbacks=[MyCallback()])`. `StopTraining`, raised in `on_epoch` or
     `on_validation`, ends training early: the run is evaluated and saved. Any other exception ends
     it as a failure and is passed on; a run with a folder can then be resumed.
+
+    Examples:
+        >>> class Losses(kg.Callback):
+        ...     values = []
+        ...     def on_epoch(self, epoch, metrics):
+        ...         self.values.append(metrics["loss"])
+        >>> run = kg.train("ComplEx", graph, epochs=1, callbacks=[Losses()])
+        >>> len(Losses.values)
+        1
     """
 
     def on_start(self, training: TrainingInfo) -> None:
@@ -202,6 +218,9 @@ class TensorBoard(Tracker):
     """Event files in `folder`, by default RUN/tensorboard.
 
     `tensorboard --logdir runs` shows all runs.
+
+    Examples:
+        >>> run = kg.train("ComplEx", graph, callbacks=[kg.TensorBoard("events")])  # doctest: +SKIP
     """
 
     name = "tensorboard"
@@ -236,6 +255,9 @@ class MLflow(Tracker):
     """A run of an MLflow experiment at `uri`.
 
     The default is MLFLOW_TRACKING_URI, or else mlflow.db in the working folder.
+
+    Examples:
+        >>> run = kg.train("ComplEx", graph, callbacks=[kg.MLflow("experiment")])  # doctest: +SKIP
     """
 
     name = "mlflow"
@@ -286,6 +308,9 @@ class WandB(Tracker):
     """A run of Weights & Biases, offline in RUN/wandb or `folder`/wandb.
 
     `wandb sync` uploads it. With WANDB_MODE=online it is uploaded while it is trained.
+
+    Examples:
+        >>> run = kg.train("ComplEx", graph, callbacks=[kg.WandB("project")])  # doctest: +SKIP
     """
 
     name = "wandb"

@@ -137,6 +137,11 @@ class Ensemble(Run):
     each. Runs are given as such or by their folders; an ensemble among them stands for its members.
     Models are moved to the device of the first. Folders may name classes that are not part of
     dualkg with `trust_code`.
+
+    Examples:
+        >>> ensemble = kg.Ensemble(["runs/world", run], weights="equal")
+        >>> len(ensemble.members)
+        2
     """
 
     model: EnsembleModel
@@ -371,6 +376,17 @@ def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
 
     Several seeds are an ensemble with equal weights. A class that is not part of dualkg is imported
     only with `trust_code`.
+
+    Args:
+        path: Folder of a run, an ensemble, or of several seeds.
+        trust_code: Whether classes that the recipe names may be imported.
+
+    Returns:
+        The run.
+
+    Examples:
+        >>> kg.load_run("runs/world").model_name
+        'ComplEx'
     """
     if isinstance(path, Run):
         raise InvalidValue(

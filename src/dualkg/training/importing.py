@@ -68,6 +68,28 @@ def from_arrays(
     are those with reciprocals. CP needs `tails`, its second entity table. `parameters` are the
     other arrays of a model by name, such as the `core` of TuckER, and `options` are those of its
     class, such as `norm`. Angles are in radians.
+
+    Args:
+        model: Name of the model.
+        entities: Rows of the entities.
+        relations: Rows of the relations, with or without those of inverse relations.
+        tails: The second entity table of CP.
+        parameters: Other arrays of the model by name.
+        options: Options of the model class.
+        graph: The graph whose ids the rows have.
+        entity_names: Names of the rows of entities, without a graph.
+        relation_names: Names of the rows of relations, without a graph.
+
+    Returns:
+        A run, which predicts and can be saved.
+
+    Examples:
+        >>> import numpy as np
+        >>> tables = {"entities": np.eye(3), "relations": np.ones((1, 3))}
+        >>> names = {"entity_names": ["a", "b", "c"], "relation_names": ["same"]}
+        >>> imported = kg.from_arrays("DistMult", **tables, **names)
+        >>> imported.predictor().score("a", "same", "b")
+        0.0
     """
     kind = find_class(model, MODELS, EmbeddingModel)
     given = {"entities": entities, "relations": relations, "tails": tails}
@@ -185,6 +207,21 @@ def from_pykeen(
     `valid` and `test` are the factories of the other splits; a dataset has them. With `graph`, rows
     are put in the order of its names. Representations are taken as the model uses them in
     evaluation, after normalization.
+
+    Args:
+        model: A trained model of PyKEEN.
+        factory: Its triples factory, or its dataset.
+        valid: Factory of the validation split.
+        test: Factory of the test split.
+        graph: Graph whose order of names is used.
+
+    Returns:
+        A run, with reports if there are splits.
+
+    Examples:
+        >>> from pykeen.pipeline import pipeline  # doctest: +SKIP
+        >>> result = pipeline(model="ComplEx", dataset="nations")  # doctest: +SKIP
+        >>> run = kg.from_pykeen(result.model, result.training)  # doctest: +SKIP
     """
     attributes = ("interaction", "entity_representations", "relation_representations")
     if not all(hasattr(model, name) for name in attributes):
@@ -383,6 +420,17 @@ def from_libkge(
 
     `data` is the folder of the dataset in LibKGE, with names and triples in `.del` files. Without
     it, names come from a packaged model, and the run has the triples of `graph` or none.
+
+    Args:
+        path: Checkpoint or packaged model.
+        data: Folder of the dataset in LibKGE.
+        graph: Graph of the run, if there is no such folder.
+
+    Returns:
+        A run.
+
+    Examples:
+        >>> run = kg.from_libkge("checkpoint_best.pt", data="data/fb15k-237")  # doctest: +SKIP
     """
     checkpoint = _load_checkpoint(Path(path))
     try:

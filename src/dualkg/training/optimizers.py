@@ -29,6 +29,10 @@ class Optimizer(Settings, ABC):
     An optimizer of your own subclasses this, declares more settings as annotated fields, and
     implements `build`. `state_tables` is the number of copies of the weights in its state, for the
     prediction of memory.
+
+    Examples:
+        >>> kg.Optimizer("Adam", learning_rate=0.01, schedule="cosine").learning_rate
+        0.01
     """
 
     table: ClassVar[str] = "optimizer"

@@ -286,6 +286,10 @@ class Validation(Section):
     Training stops after `patience` of these without a better MRR. With `queries`, a sample of so
     many queries is ranked, the same each time. The ranking after training is of all triples, or
     with `final = "sample"` of a sample of each split.
+
+    Examples:
+        >>> often = kg.Validation(every=1, patience=2, keep="best")
+        >>> run = kg.train("ComplEx", graph, validation=often, epochs=1)
     """
 
     table: ClassVar[str] = "validation"
@@ -395,7 +399,12 @@ def _name_and_settings(table: Any, *, default: str) -> tuple[str, dict[str, Any]
 
 
 class Recipe(Section):
-    """All settings of a run."""
+    """All settings of a run.
+
+    Examples:
+        >>> kg.load_recipe("umls/complex-dura").regularizer.name
+        'DURA'
+    """
 
     data: Data = Data()
     model: ModelConfig = ModelConfig()
@@ -505,7 +514,12 @@ class Recipe(Section):
 
 
 def list_recipes() -> list[str]:
-    """Names of the recipes that ship with dualkg, such as `wn18rr/complex-dura`."""
+    """Names of the recipes that ship with dualkg, such as `wn18rr/complex-dura`.
+
+    Examples:
+        >>> "umls/complex-dura" in kg.list_recipes()
+        True
+    """
     names = []
     for folder in (files("dualkg") / "recipes").iterdir():
         if folder.is_dir():
@@ -590,6 +604,10 @@ def load_recipe(
 
     `changes` are values by their keys. A class of your own, `package.module:Class`, is imported if
     the recipe may name it: with `trust_code`.
+
+    Examples:
+        >>> kg.load_recipe("umls/complex-dura", changes={"model.dim": 8}).model.dim
+        8
     """
     with trusted_code(trust_code):
         return recipe_from(changed(read_tables(path), changes or {}), source=str(path))

@@ -257,7 +257,12 @@ def _commit() -> str | None:
 
 
 class Run(ABC):
-    """A model on a graph with its results: a `TrainedRun`, or an `Ensemble` of several."""
+    """A model on a graph with its results: a `TrainedRun`, or an `Ensemble` of several.
+
+    Examples:
+        >>> kg.load_run("runs/world").report_on("valid").metrics.num_queries == 2 * len(graph.valid)
+        True
+    """
 
     # How a predictor of a run is made. `dualkg.inference` sets it: it depends on this package, and
     # this package may not depend on it.
@@ -341,7 +346,12 @@ class Run(ABC):
 @final
 @dataclass(repr=False)
 class TrainedRun(Run):
-    """A trained model with its graph, recipe and results."""
+    """A trained model with its graph, recipe and results.
+
+    Examples:
+        >>> isinstance(run, kg.TrainedRun), run.recipe.model.name
+        (True, 'ComplEx')
+    """
 
     model: Model
     graph: Graph

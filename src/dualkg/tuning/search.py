@@ -96,6 +96,20 @@ def search(
     `["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "dualkg"]`, it starts each trial,
     and none is pruned. `heartbeats` says when the trial of another process counts as lost. The
     test split is never used.
+
+    Args:
+        space: A search space, its path, or a mapping of its sections.
+        out: Folder of the search, which resumes there.
+        graph: Used in place of the graph that the space names.
+        jobs: Number of trials at the same time.
+        storage: Address of an Optuna storage that several machines share.
+
+    Returns:
+        The trials, and the best recipe.
+
+    Examples:
+        >>> space = {"training": {"epochs": 1}, "space": {"model.dim": [4, 8]}}
+        >>> result = kg.search(space, graph=graph, out="runs/search")  # doctest: +SKIP
     """
     with optional_import("optuna", purpose="Tuning"):
         from optuna.exceptions import StorageInternalError

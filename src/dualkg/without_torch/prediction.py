@@ -12,6 +12,11 @@ class Prediction:
 
     `split` is the first split that contains the triple, None if it is new. `probability` is None
     without a calibration, and for triples of train, which are no candidates.
+
+    Examples:
+        >>> best = run.predictor().tails("France", "borders", k=1)[0]
+        >>> best.entity in graph.entities.names.to_pylist(), best.known == (best.split is not None)
+        (True, True)
     """
 
     name: str

@@ -184,6 +184,20 @@ def predict_file(
     """Read a file of queries for a run; iterate over the result, or `save` it as .tsv or .jsonl.
 
     The lines have head, relation and tail, separated by tabs, with ? for the part to predict.
+
+    Args:
+        run: A run, or its folder.
+        path: File of queries.
+        k: Number of predictions for a query.
+        known: "mark" or "omit" known answers.
+
+    Returns:
+        The queries with their predictions.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> written = Path("queries.tsv").write_text("France\\tborders\\t?\\n", encoding="utf-8")
+        >>> saved = kg.predict_file(run, "queries.tsv", k=3).save("found.tsv")
     """
     predictor = Predictor.of(open_run(run, device=device, trust_code=trust_code))
     return FileOfQueries(predictor, read_queries(Path(path), predictor.graph), k, known)

@@ -120,6 +120,27 @@ def fit(
     tuned. With `out`, an interrupted run can be resumed. Events go to `on_event`, the progress of
     the final training also to `on_progress`. Without `on_event`, notes of the reader, leakage and
     unseen entities are warnings of the logger `dualkg`.
+
+    Args:
+        data: A name, a path, a table or a graph.
+        model: Name of the model.
+        tune: True, False, a time such as "10m", seconds, or a `SearchPlan`.
+        changes: Settings by their recipe keys; they are not tuned.
+        seed: Seed of all trainings.
+        device: Default: a GPU if there is one.
+        out: Folder of the run.
+        overwrite: Whether to replace a run in this folder.
+        on_event: Called with typed events of reading, tuning and training.
+        on_progress: Called with progress events of the final training.
+        callbacks: Callbacks of the final training.
+
+    Returns:
+        The run of the final training.
+
+    Examples:
+        >>> run = kg.fit(graph, tune=False, changes={"model.dim": 8, "training.epochs": 1})
+        >>> run.recipe.model.dim
+        8
     """
     if not isinstance(model, str):
         raise WrongArgument(
@@ -223,6 +244,21 @@ def train_recipe(
     """Read the graph, build the model and train it, as a recipe says.
 
     A recipe may be given by its file or name. A graph that is given is not checked again.
+
+    Args:
+        recipe: A recipe, its path, or its name.
+        graph: Used in place of the graph that the recipe names.
+        out: Folder of the run.
+        overwrite: Whether to replace a run in this folder.
+
+    Returns:
+        The finished run.
+
+    Examples:
+        >>> changes = {"model.dim": 8, "training.epochs": 1}
+        >>> recipe = kg.load_recipe("umls/complex-dura", changes=changes)
+        >>> kg.train_recipe(recipe, graph=graph).recipe.model.dim
+        8
     """
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe)
@@ -292,6 +328,15 @@ def resume(
     results are damaged is evaluated again. Without `callbacks`, the trackers that it was started
     with continue what they wrote. Classes that its recipe names and that are not part of dualkg
     are imported only with `trust_code`.
+
+    Args:
+        path: Folder of the run.
+
+    Returns:
+        The finished run.
+
+    Examples:
+        >>> run = kg.resume("runs/interrupted")  # doctest: +SKIP
     """
     report = _subscriber(on_event, on_progress)
     if num_processes() > 1:

@@ -1,0 +1,167 @@
+"""Tables of the README and of docs/, made from the records and the benchmarks."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from paper.records import load_records
+from paper.registry import FOLDER, GRAPHS, MAIN, PATHS, PUBLISHED_GRAPHS, published_metrics
+from paper.tables import MISSING, Table, hardware, over_seeds, results_table, training_cell
+
+ROOT = FOLDER.parent
+BENCHMARKS = ROOT / "benchmarks" / "results"
+GPU = "NVIDIA H200"
+# A default, and the key of its results in a record of the study `defaults`.
+DEFAULTS = {"recipe": "recipe", "--no-tune": "fixed", "tuned default": "tuned"}
+
+
+def main_table(root: Path) -> str:
+    """The main table in short: published and measured test MRR."""
+    records = load_records(root)
+    rows = []
+    shown = []
+    for row in MAIN.rows:
+        row_records = [records.get(row.record_name(graph)) for graph in PUBLISHED_GRAPHS]
+        if not any(row_records):
+            continue
+        cells = [row.name]
+        seeds = []
+        for graph, record in zip(PUBLISHED_GRAPHS, row_records, strict=True):
+            cells.append(f"{published_metrics(row.name, graph)['mrr']:.3f}")
+            cells.append(over_seeds(record.values("mrr")) if record else MISSING)
+            seeds.append(str(len(record.runs)) if record else "0")
+            if record:
+                shown.append(record)
+        cells.append(" / ".join(seeds))
+        cells.append(" / ".join(training_cell(record) for record in row_records))
+        rows.append(cells)
+
+    columns = [""]
+    for graph in PUBLISHED_GRAPHS:
+        columns += [f"{graph}, published", f"{graph}, ours"]
+    columns += ["seeds", "training"]
+    machines = {hardware(run["environment"]) for record in shown for run in record.runs}
+    notes = [f"Trained on {' and '.join(sorted(machines))}."] if machines else []
+    if any(record.times_are_bounds for record in shown):
+        notes.append("≤: other work ran on the same device.")
+    return Table("", tuple(columns), rows, notes=notes).as_markdown(level=0)
+
+
+def paths_tables(root: Path) -> str:
+    """The tables of path networks, without the comparisons of RESULTS.md."""
+    records = load_records(root)
+    tables = [
+        results_table(PATHS, graph, records, compared=False).as_markdown()
+        for graph in PUBLISHED_GRAPHS
+    ]
+    return "\n\n".join(tables)
+
+
+def readme_table(root: Path) -> str:
+    """Accuracy and speed beside others: what the README shows first."""
+    rows = [accuracy_row(root, *choice) for choice in ACCURACY]
+    training = read_benchmark("training")
+    ranking = read_benchmark("ranking")
+    on_gpu = training[GPU]["FB15k-237 ComplEx dim 2000 batch 1000"]["measured"]
+    rows.append(
+        speed_row(
+            "an epoch of FB15k-237, ComplEx dim 2000, one H200",
+            "code of DURA's authors",
+            read_published_seconds("FB15k-237 ComplEx dim 2000 batch 1000"),
+            on_gpu["dualkg bf16"]["seconds_per_epoch"],
+        )
+    )
+    machine = "2 cores of Intel(R) Xeon(R) Processor @ 2.50GHz"
+    on_cpu = training[machine]["FB15k-237 ComplEx dim 100 batch 1000"]["measured"]
+    rows.append(
+        speed_row(
+            "an epoch of FB15k-237, ComplEx dim 100, two CPU cores",
+            f"PyKEEN {on_cpu['PyKEEN']['version']}",
+            on_cpu["PyKEEN"]["seconds_per_epoch"],
+            on_cpu["dualkg float32, grouped by query"]["seconds_per_epoch"],
+        )
+    )
+    machine = "2 cores of Intel(R) Xeon(R) Processor"
+    ranked = ranking[machine]["FB15k-237 test ComplEx dim 100"]["measured"]
+    theirs = ranked["PyKEEN, batch as it chooses"]
+    rows.append(
+        speed_row(
+            "filtered ranking of FB15k-237's test split, two CPU cores",
+            f"PyKEEN {theirs['version']}",
+            theirs["seconds"],
+            ranked["dualkg"]["seconds"] + ranked["dualkg"]["filter_seconds"],
+        )
+    )
+    return Table("", ("", "others", "dualkg"), rows).as_markdown(level=0)
+
+
+# What accuracy is shown: a model, its row among the published results and among ours, a graph.
+ACCURACY = [
+    (label, theirs, ours, graph)
+    for label, theirs, ours in (
+        ("path network", "NBFNet (2021)", "PathNetwork"),
+        ("ComplEx with DURA", "ComplEx-DURA", "ComplEx-DURA"),
+    )
+    for graph in PUBLISHED_GRAPHS
+]
+
+
+def accuracy_row(root: Path, label: str, theirs: str, ours: str, graph: str) -> list[str]:
+    row = next(row for row in PATHS.rows if row.name == ours)
+    record = load_records(root).get(row.record_name(graph))
+    found = over_seeds(record.values("mrr")) if record else MISSING
+    others = f"{published_metrics(theirs, graph)['mrr']:.3f} ({theirs}, published)"
+    return [f"test MRR of {graph}, {label}", others, found]
+
+
+def speed_row(job: str, peer: str, theirs: float, ours: float) -> list[str]:
+    return [job, f"{theirs:.3g} s ({peer})", f"{ours:.3g} s, {theirs / ours:.1f}×"]
+
+
+def read_benchmark(name: str) -> Any:
+    return json.loads((BENCHMARKS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def defaults_table(root: Path) -> str:
+    """Test MRR and minutes of each default, by graph and device: means over seeds."""
+    columns = ["graph", "device", "seeds"]
+    for name in DEFAULTS:
+        columns += [f"{name}: MRR", "minutes"]
+    saved = [json.loads(path.read_text("utf-8")) for path in (root / "figures").glob("defaults-*.json")]
+    rows = [defaults_row(study) for study in sorted(saved, key=order_of)]
+    return Table("", tuple(columns), rows, num_left=2).as_markdown(level=0)
+
+
+def order_of(study: Mapping[str, Any]) -> tuple[bool, int, str]:
+    """CPUs first, then graphs in the order of the paper's."""
+    graph = study["graph"]
+    position = GRAPHS.index(graph) if graph in GRAPHS else len(GRAPHS)
+    return (not computed_on_a_cpu(study), position, graph)
+
+
+def computed_on_a_cpu(study: Mapping[str, Any]) -> bool:
+    return study["environment"]["device"] == "cpu"
+
+
+def defaults_row(study: Mapping[str, Any]) -> list[str]:
+    seeds = study["results"]["seeds"]
+    device = "CPU, 2 threads" if computed_on_a_cpu(study) else study["environment"]["device"]
+    cells = [study["graph"], device, str(len(seeds))]
+    for key in DEFAULTS.values():
+        results = [seed[key] for seed in seeds if key in seed]
+        if not results:
+            cells += [MISSING, MISSING]
+            continue
+        seconds = [result["seconds"] + result.get("tuning_seconds", 0) for result in results]
+        cells += [f"{mean(result['test'] for result in results):.4f}", f"{mean(seconds) / 60:.1f}"]
+    return cells
+
+
+PAGES: dict[Path, Callable[[Path], str]] = {
+    ROOT / "README.md": readme_table,
+    ROOT / "docs" / "reproduce.md": main_table,
+    ROOT / "docs" / "paths.md": paths_tables,
+    ROOT / "docs" / "defaults.md": defaults_table,
+}
