@@ -23,6 +23,7 @@ from dualkg.training.api import choose_device
 from dualkg.training.recipe import recipe_from
 from dualkg.training.trainer import InterruptedRunError, Trainer
 from paper import tables
+from paper.pages import PAGES
 from paper.records import RECORDS, RUNS, Config, check_committed, load_records, record_runs
 from paper.registry import (
     GRAPHS,
@@ -33,7 +34,6 @@ from paper.registry import (
     ResultTable,
 )
 from paper.studies import STUDIES
-from paper.pages import PAGES
 from paper.tables import DATASETS, Study, Table, write_pages
 
 VALIDATIONS = 4  # validations during a trial; the last one is at its end

@@ -1,17 +1,18 @@
 """Tables of the README and of docs/, made from the records and the benchmarks."""
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from dualkg.files import read_json
 from paper.records import load_records
 from paper.registry import FOLDER, GRAPHS, MAIN, PATHS, PUBLISHED_GRAPHS, published_metrics
 from paper.tables import MISSING, Table, hardware, over_seeds, results_table, training_cell
 
 ROOT = FOLDER.parent
-BENCHMARKS = ROOT / "benchmarks" / "results"
+BENCHMARKS = ROOT / "benchmarks"
+PEERS = BENCHMARKS / "published.json"
 GPU = "NVIDIA H200"
 # A default, and the key of its results in a record of the study `defaults`.
 DEFAULTS = {"recipe": "recipe", "--no-tune": "fixed", "tuned default": "tuned"}
@@ -69,7 +70,7 @@ def readme_table(root: Path) -> str:
         speed_row(
             "an epoch of FB15k-237, ComplEx dim 2000, one H200",
             "code of DURA's authors",
-            read_published_seconds("FB15k-237 ComplEx dim 2000 batch 1000"),
+            read_json(PEERS)["training"]["FB15k-237 ComplEx dim 2000 batch 1000"]["seconds"],
             on_gpu["dualkg bf16"]["seconds_per_epoch"],
         )
     )
@@ -108,11 +109,15 @@ ACCURACY = [
 ]
 
 
+# Whose published results those are.
+AUTHORS = {"NBFNet (2021)": "NBFNet, 2021", "ComplEx-DURA": "authors of DURA"}
+
+
 def accuracy_row(root: Path, label: str, theirs: str, ours: str, graph: str) -> list[str]:
     row = next(row for row in PATHS.rows if row.name == ours)
     record = load_records(root).get(row.record_name(graph))
     found = over_seeds(record.values("mrr")) if record else MISSING
-    others = f"{published_metrics(theirs, graph)['mrr']:.3f} ({theirs}, published)"
+    others = f"{published_metrics(theirs, graph)['mrr']:.3f} ({AUTHORS[theirs]}, published)"
     return [f"test MRR of {graph}, {label}", others, found]
 
 
@@ -121,7 +126,7 @@ def speed_row(job: str, peer: str, theirs: float, ours: float) -> list[str]:
 
 
 def read_benchmark(name: str) -> Any:
-    return json.loads((BENCHMARKS / f"{name}.json").read_text(encoding="utf-8"))
+    return read_json(BENCHMARKS / "results" / f"{name}.json")
 
 
 def defaults_table(root: Path) -> str:
@@ -129,7 +134,7 @@ def defaults_table(root: Path) -> str:
     columns = ["graph", "device", "seeds"]
     for name in DEFAULTS:
         columns += [f"{name}: MRR", "minutes"]
-    saved = [json.loads(path.read_text("utf-8")) for path in (root / "figures").glob("defaults-*.json")]
+    saved = [read_json(path) for path in (root / "figures").glob("defaults-*.json")]
     rows = [defaults_row(study) for study in sorted(saved, key=order_of)]
     return Table("", tuple(columns), rows, num_left=2).as_markdown(level=0)
 

@@ -17,11 +17,9 @@ from dualkg.training.run import environment
 from paper import registry
 from paper.records import Config, Record, is_uncommitted, load_records
 from paper.registry import (
-    FOLDER,
     GRAPHS,
     MAIN,
     METRICS,
-    PATHS,
     PUBLISHED_GRAPHS,
     TABLES,
     TEXTS,

@@ -4,18 +4,15 @@ import pytest
 
 from dualkg.training.api import spread
 from paper import tables
+from paper.pages import PAGES, main_table
 from paper.records import RECORDS, Config, load_records
 from paper.registry import TABLES, published, published_metrics
 from paper.studies import STUDIES
 from paper.tables import (
     BEGIN,
     END,
-    PATHS_PAGE,
-    README,
     datasets_table,
     hyperparameters_table,
-    paths_tables,
-    readme_table,
     results_page,
     results_table,
     training_time,
@@ -148,7 +145,7 @@ def test_committed_pages_have_the_numbers_of_the_committed_records(monkeypatch):
     assert all(
         line in committed for line in results_page(RECORDS, STUDIES.values()).splitlines()
     )  # in the same order
-    for path, make_table in ((README, readme_table), (PATHS_PAGE, paths_tables)):
+    for path, make_table in PAGES.items():
         page = path.read_text(encoding="utf-8")
         assert BEGIN in page
         assert END in page
@@ -162,4 +159,4 @@ def test_only_the_text_between_the_marks_changes():
 
 def test_a_page_without_records(tmp_path):
     assert "## Main results" not in results_page(tmp_path, STUDIES.values())
-    assert "ComplEx" not in readme_table(tmp_path)
+    assert "ComplEx" not in main_table(tmp_path)
