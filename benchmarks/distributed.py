@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -178,6 +178,7 @@ def measure_steps(choices: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for key in (*FACTS, "sums", "device", "mapped"):
         figures[key] = getattr(choices, key)
+    figures["checkpoint"] = choices.checkpoint
     for number in choices.processes:
         name = f"{number} processes" if number else "without torchrun"
         figures[name] = _figures_of(figures, number)
@@ -190,6 +191,8 @@ def _figures_of(job: dict[str, Any], num_processes: int) -> dict[str, Any]:
     options = [f"--{key}={job[key]}" for key in (*FACTS, "sums", "device")]
     if job["mapped"]:
         options.append("--mapped")
+    if job.get("checkpoint"):
+        options.append("--checkpoint")
     launcher = [sys.executable]
     if num_processes:
         launcher += ["-m", "torch.distributed.run", "--standalone"]
@@ -295,6 +298,8 @@ def take_steps(choices: argparse.Namespace) -> None:
         else:
             figures["estimated_seconds"] = estimate_step(recipe, trainer.model, trainer.engine)
             figures |= _timed(trainer, choices.steps)
+            if choices.checkpoint:
+                figures["checkpoint"] = _checkpoint(trainer, Path(folder) / "checkpoint")
         (most,) = group.largest(peak_mib(group.device.type))
         if is_alone:
             dist.destroy_process_group()
@@ -330,6 +335,7 @@ def trainer_of_steps(recipe: Any, graph: Any, group: Any, *, num_shards: int) ->
 
     from dualkg.models.partial import PartialModel
     from dualkg.tables import EntityTables, LocalTables, Shard, ShardedTables
+    from dualkg.training.distributed import FolderStore
     from dualkg.training.trainer import Trainer
 
     num_entities = graph.shape.num_entities
@@ -350,7 +356,10 @@ def trainer_of_steps(recipe: Any, graph: Any, group: Any, *, num_shards: int) ->
         # Relations are then the same in all processes, whatever the number of rows before them.
         random.manual_seed(0)
         table.data.normal_(0, 1e-3, generator=random)
-    return Trainer(model, graph, recipe, recipe.regularizer.build(), group=group)
+    names = [name for name, _ in model.named.named_parameters()]
+    store = FolderStore(group, shard, names) if group.count > 1 else None
+    regularizer = recipe.regularizer.build()
+    return Trainer(model, graph, recipe, regularizer, group=group, store=store)
 
 
 def _timed(trainer: Any, num_steps: int) -> dict[str, Any]:
@@ -388,6 +397,38 @@ def _timed(trainer: Any, num_steps: int) -> dict[str, Any]:
     # A step that will be captured is taken on another stream first.
     if sizes:
         figures["all_reduced_bytes"] = sum(sizes)
+    return figures
+
+
+def _checkpoint(trainer: Any, path: Path) -> dict[str, Any]:
+    """Seconds for which training waits for a checkpoint, written before or while it goes on.
+
+    Both are taken twice, in turn, and the second ones are reported: the first make folders and
+    processes.
+    """
+    # All processes write to the folder of the first.
+    path = Path(trainer.group.gather(str(path))[0])
+    batches = trainer.batches(1)
+
+    def seconds_of(work: Callable[[], Any]) -> float:
+        trainer.group.largest(0)
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+
+    figures: dict[str, Any] = {}
+    for _ in range(2):
+        figures["waited_for"] = seconds_of(lambda: trainer.save(path))
+        held_up = seconds_of(lambda: trainer.save(path, wait=False))
+        steps = []
+        while trainer.group.any(not trainer.store.is_written):
+            steps.append(seconds_of(lambda: trainer.step(next(batches), 0.1)))
+        held_up += seconds_of(trainer._finish_save)
+        figures["in_the_background"] = held_up
+        figures["steps_meanwhile"] = len(steps)
+        figures["seconds_of_a_step_meanwhile"] = sum(steps) / max(1, len(steps))
+    shards = path.glob("*/*.safetensors")
+    figures["bytes_of_a_process"] = max(file.stat().st_size for file in shards)
     return figures
 
 
@@ -512,6 +553,7 @@ def main() -> None:
         steps.add_argument(
             "--mapped", action="store_true", help="train on a memory-mapped file of triples"
         )
+        steps.add_argument("--checkpoint", action="store_true", help="also time checkpoints")
         steps.add_argument("--device", default="cpu")
         steps.add_argument(
             "--processes", type=int, nargs="+", default=[1, 2], help="0: one, without torchrun"

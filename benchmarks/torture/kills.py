@@ -300,7 +300,12 @@ def patch_program() -> None:
 
 
 def run_cases(
-    library: str, *, minutes: float, seed: int, only: Case | None = None
+    library: str,
+    *,
+    minutes: float,
+    seed: int,
+    only: Case | None = None,
+    scenarios: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The figures, in a process that was started with the shim."""
     # Then `waitpid` also finds the children of killed processes.
@@ -315,7 +320,8 @@ def run_cases(
     not_reached = 0
     done = set()
     with tempfile.TemporaryDirectory(prefix="dualkg-kills-") as home:
-        arena = Arena(Path(os.path.realpath(home)), library, [only[0]] if only else list(SCENARIOS))
+        names = [only[0]] if only else list(scenarios or SCENARIOS)
+        arena = Arena(Path(os.path.realpath(home)), library, names)
         plan = iter([only]) if only else cases(arena, random.Random(seed))
         for _, (name, kills) in zip(rounds(minutes), plan, strict=False):
             reached, problem = arena.case(name, kills)
@@ -343,14 +349,25 @@ def run_cases(
     }
 
 
-def campaign(*, minutes: float, seed: int, case: Case | None = None) -> dict[str, Any]:
+def campaign(
+    *, minutes: float, seed: int, case: Case | None = None, scenarios: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Kills of all commands, or of some."""
     with tempfile.TemporaryDirectory(prefix="dualkg-shim-") as folder:
         try:
             library = str(compile_shim(Path(folder)))
         except (OSError, subprocess.CalledProcessError) as error:
             return {"kills": 0, "skipped": f"there is no C compiler ({error})", "failures": []}
         results = Path(folder) / "results.json"
-        task = json.dumps({"library": library, "minutes": minutes, "seed": seed, "only": case})
+        task = json.dumps(
+            {
+                "library": library,
+                "minutes": minutes,
+                "seed": seed,
+                "only": case,
+                "scenarios": list(scenarios),
+            }
+        )
         line = [sys.executable, "-m", "benchmarks.torture.kills", "--task", task]
         environment = {
             **ENVIRONMENT,
@@ -370,10 +387,19 @@ def campaign(*, minutes: float, seed: int, case: Case | None = None) -> dict[str
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.torture.kills")
     parser.add_argument("--case", type=json.loads, help="one case, as in a failure")
+    parser.add_argument("--scenarios", nargs="+", choices=list(SCENARIOS), default=[])
+    parser.add_argument("--minutes", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     choices = parser.parse_args()
     if choices.task:
         choices.out.write_text(json.dumps(run_cases(**choices.task)))
     else:
-        print(json.dumps(campaign(minutes=0, seed=0, case=choices.case), indent=1))
+        figures = campaign(
+            minutes=choices.minutes,
+            seed=choices.seed,
+            case=choices.case,
+            scenarios=choices.scenarios,
+        )
+        print(json.dumps(figures, indent=1))

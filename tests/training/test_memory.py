@@ -357,7 +357,7 @@ def test_a_checkpoint_of_several_processes_is_part_of_the_need() -> None:
     group = Processes(0, 1, torch.device("cpu"))
     alone = Trainer.of_recipe(recipe, graph, device=group.device)
     trainer = build_trainer(recipe, graph, group)
-    copy = memory.checkpoint_copy(recipe, trainer.model)
+    copies = memory.checkpoint_copies(recipe, trainer.model, 2)
     state = 2 * sum(table.nbytes for table in trainer.model.parameters())
-    assert copy == memory.CHECKPOINT_BYTES + state
-    assert trainer.need.fixed == alone.need.fixed + copy
+    assert copies == memory.CHECKPOINT_BYTES + 2 * state
+    assert trainer.need.fixed == alone.need.fixed + copies

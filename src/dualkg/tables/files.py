@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -27,25 +29,67 @@ def shard_file(folder: Path, process: int) -> Path:
     return folder / f"shard-{process + 1:05d}-model-00001-of-00001.safetensors"
 
 
-def save_checkpoint(
-    tensors: Mapping[str, Tensor], folder: Path, shard: Shard, *, divided: Iterable[str]
-) -> None:
-    """Write tensors by `torch.distributed.checkpoint`; of those that are divided, the own rows."""
+def start_checkpoint(
+    tensors: Mapping[str, Tensor],
+    folder: Path,
+    shard: Shard,
+    *,
+    divided: Iterable[str],
+    group: dist.ProcessGroup | None,
+) -> Future[Any]:
+    """Start to write tensors on the host; of those that are divided, the own rows.
+
+    They must not change until the result is there. `torch.distributed.checkpoint` writes them in a
+    thread, whose collectives need a `group` of their own; a single process has none, and waits.
+    """
     from torch.distributed.checkpoint import hf_storage, state_dict_saver  # It takes a second.
 
     as_part = _parts_of_tables(shard)
     names = set(divided)
     state = {name: as_part(tensor) if name in names else tensor for name, tensor in tensors.items()}
     writer = hf_storage.HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
-    # It warns that there is no process group where there is one process.
-    with warnings.catch_warnings(action="ignore"):
-        state_dict_saver.save(state, storage_writer=writer, no_dist=shard.num_processes == 1)
+    if group is None:
+        written: Future[Any] = Future()
+        # It warns that there is no process group, which cannot be ignored in one thread alone.
+        with warnings.catch_warnings(action="ignore"):
+            written.set_result(state_dict_saver.save(state, storage_writer=writer, no_dist=True))
+        return written
+    response = state_dict_saver.async_save(
+        state, storage_writer=writer, async_stager=_Copied(), process_group=group
+    )
+    assert isinstance(response, Future)  # A stager that returned a future would get another.
+    return response
+
+
+def checkpoint_failures(error: BaseException) -> dict[int, BaseException] | None:
+    """What failed in which processes while a checkpoint was written; None is another error."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    if not isinstance(error, CheckpointException):
+        return None
+    return {process: failure for process, (failure, _) in error.failures.items()}
+
+
+class _Copied:
+    """In the place of what copies tensors before a thread writes them: they are copies already."""
+
+    _synchronize_after_execute = False
+    should_synchronize_after_execute = False
+
+    def stage(self, state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+    def synchronize_staging(self) -> None:
+        """Nothing is copied in the background."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
 
 def load_checkpoint(
     folder: Path, shard: Shard, *, is_divided: Callable[[str, Sequence[int]], bool]
 ) -> dict[str, Tensor]:
-    """Read what `save_checkpoint` wrote, with any number of processes."""
+    """Read what `start_checkpoint` wrote, with any number of processes."""
     from torch.distributed.checkpoint import hf_storage, state_dict_loader
     from torch.distributed.checkpoint.api import CheckpointException
 

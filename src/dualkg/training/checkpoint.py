@@ -245,10 +245,39 @@ def smallest_integer(largest: int) -> torch.dtype:
 Groups = dict[str, dict[str, Tensor]]  # tensors of a checkpoint: model, optimizer, best and mean
 
 
+MAX_SHARE = 0.05  # of the time of a training that its checkpoints take
+
+
+@dataclass
+class CheckpointSchedule:
+    """When a checkpoint is due: `least` seconds after the one before, and later if that took long.
+
+    A checkpoint that takes `cost` seconds is repeated after so many that it is at most `MAX_SHARE`
+    of the time. With `least` 0, one is always due.
+    """
+
+    least: float
+    saved_at: float
+    cost: float = 0.0
+
+    @property
+    def interval(self) -> float:
+        """Seconds from one checkpoint to the next."""
+        return max(self.least, self.cost / MAX_SHARE) if self.least else 0.0
+
+    def is_due(self, now: float) -> bool:
+        return now - self.saved_at >= self.interval
+
+    def saved(self, now: float, *, cost: float) -> None:
+        """A checkpoint was saved, for which training waited `cost` seconds."""
+        self.saved_at = now
+        self.cost = cost
+
+
 class CheckpointStore(ABC):
     """How a trainer writes and reads its checkpoints."""
 
-    copies_state: ClassVar[bool] = False  # whether all that is written is copied in memory first
+    num_copies: ClassVar[int] = 0  # copies in memory of all that is written
 
     @abstractmethod
     def module(self, model: Model) -> nn.Module:
@@ -256,7 +285,21 @@ class CheckpointStore(ABC):
 
     @abstractmethod
     def write(self, groups: Groups, path: Path, about: dict[str, Any]) -> None:
-        """Write a checkpoint, after which the one before may be gone."""
+        """Write a checkpoint, or start to; the one before may be gone when it is written."""
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint was started, for which all processes have to call `finish`."""
+        return False
+
+    @property
+    def is_written(self) -> bool:
+        """Whether `finish` would not wait for this process."""
+        return True
+
+    def finish(self) -> float:
+        """Wait for the checkpoint that was started; return the seconds that it took."""
+        return 0.0
 
     @abstractmethod
     def read(self, path: Path) -> tuple[Groups, dict[str, Any]]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -51,7 +54,13 @@ from dualkg.models.partial import PartialModel
 from dualkg.models.paths import PathNetwork
 from dualkg.tables import Processes, Shard, ShardedTables
 from dualkg.tables.barrier import Barrier
-from dualkg.tables.files import is_divided, load_checkpoint, save_checkpoint, shard_file
+from dualkg.tables.files import (
+    checkpoint_failures,
+    is_divided,
+    load_checkpoint,
+    shard_file,
+    start_checkpoint,
+)
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.agreement import check_agreement, check_shared, training_facts
 from dualkg.training.api import choose_device, finish
@@ -64,16 +73,18 @@ from dualkg.training.checkpoint import (
     save_tensors,
 )
 from dualkg.training.costs import WorkEstimate
-from dualkg.training.memory import checkpoint_copy, estimate_step, gib, measure_gradients
+from dualkg.training.memory import checkpoint_copies, estimate_step, gib, measure_gradients
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import RunFolder, TrainedRun
 from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
 
+T = TypeVar("T")
 OnStart = Callable[[str], None]
 Records = dict[str, dict[str, Any]]  # size and checksum by the name of a file
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MEETING_TIME = timedelta(minutes=10)  # in which all processes have to start, or a collective to end
+WRITING_TIME = timedelta(hours=1)  # in which the slowest disk has to have a checkpoint
 MAX_REASON = 300  # characters of a reason that a library gives
 RECORD_NUMBERS = 1 + 32  # the size of a file, and the bytes of its sha256
 DAMAGED_SHARD = "its size or its sha256 is not the one in latest.json"
@@ -278,13 +289,11 @@ class CheckpointFolder:
         number = int(self.group.largest(last + 1)[0])
         return self.path / f"{number:06d}"
 
-    def records(self, folder: Path) -> Records:
-        """Size and checksum of each shard of a checkpoint; each process reads its own."""
+    def gather_records(self, folder: Path, record: dict[str, Any] | None) -> Records:
+        """Size and checksum of each shard of a checkpoint; each process has its own, or none."""
         count = self.group.count
         numbers = [0] * (count * RECORD_NUMBERS)
-        own = shard_file(folder, self.group.index)
-        if own.exists():
-            record = file_record(own)
+        if record is not None:
             start = self.group.index * RECORD_NUMBERS
             own_numbers = [record["bytes"], *bytes.fromhex(record["sha256"])]
             numbers[start : start + RECORD_NUMBERS] = own_numbers
@@ -331,35 +340,119 @@ class CheckpointFolder:
                 remove(old)
 
 
-class FolderStore(CheckpointStore):
-    """Checkpoints that all processes write, each its own rows.
+def in_thread(function: Callable[[], T]) -> Future[T]:
+    """The future result of a function in a thread for which the end of the process does not wait.
 
-    The number of processes may change between a checkpoint and the next start: batches, initial
-    weights and negatives do not depend on it.
+    The threads of a pool are waited for.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="checkpoint", daemon=True).start()
+    return future
+
+
+class _Writing(NamedTuple):
+    """A checkpoint that is being written."""
+
+    checkpoint: CheckpointFolder
+    folder: Path
+    about: dict[str, Any]
+    shard: Future[_Shard]  # of this process
+
+
+class _Shard(NamedTuple):
+    """The file that a process has written, if it had something to write."""
+
+    record: dict[str, Any] | None
+    seconds: float
+
+
+class FolderStore(CheckpointStore):
+    """Checkpoints that all processes write, each its own rows, while training goes on.
+
+    What is written is copied first. The number of processes may change between a checkpoint and
+    the next start: batches, initial weights and negatives do not depend on it.
     """
 
-    copies_state = True
+    num_copies = 2  # The file is put together in memory, too.
 
     def __init__(self, group: Processes, shard: Shard, parameters: Sequence[str]) -> None:
         self.group = group
         self.shard = shard
         self.parameters = list(parameters)
+        self._writing: _Writing | None = None
+
+    @cached_property
+    def _writers(self) -> dist.ProcessGroup | None:
+        """The processes, for collectives of threads that write while others train."""
+        if self.group.count == 1:
+            return None
+        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=WRITING_TIME)
+        return group
 
     def module(self, model: Model) -> nn.Module:
         return model.named
 
     def write(self, groups: Groups, path: Path, about: dict[str, Any]) -> None:
+        started = time.monotonic()
         tensors: dict[str, Tensor] = {}
         for group, members in groups.items():
             for name, value in members.items():
-                tensors[f"{group}/{name}"] = value.detach().cpu()
+                tensors[f"{group}/{name}"] = value.detach().to("cpu", copy=True)
         divided = [key for key, value in tensors.items() if self._is_divided(key, value.shape)]
         check_folder(self.group, path)
         checkpoint = CheckpointFolder(path, self.group)
         folder = checkpoint.next_folder()
-        save_checkpoint(tensors, folder, self.shard, divided=divided)
-        records = checkpoint.records(folder)
+        written = start_checkpoint(
+            tensors, folder, self.shard, divided=divided, group=self._writers
+        )
+        own = shard_file(folder, self.group.index)
+
+        def finish_file() -> _Shard:
+            self._wait(written)
+            record = None
+            if own.exists():
+                sync(own)
+                record = file_record(own)
+            return _Shard(record, time.monotonic() - started)
+
+        self._writing = _Writing(checkpoint, folder, about, in_thread(finish_file))
+
+    def _wait(self, written: Future[Any]) -> None:
+        """Wait for a thread; the error of another process is that process's to report."""
+        try:
+            written.result()
+        except BaseException as error:
+            failures = checkpoint_failures(error)
+            if failures is None:
+                raise
+            if self.group.index in failures:
+                raise failures[self.group.index] from None
+
+    @property
+    def is_writing(self) -> bool:
+        return self._writing is not None
+
+    @property
+    def is_written(self) -> bool:
+        return self._writing is None or self._writing.shard.done()
+
+    def finish(self) -> float:
+        if self._writing is None:
+            return 0.0
+        checkpoint, folder, about, future = self._writing
+        self._writing = None
+        shard = self.group.together(future.result)
+        check_folder(self.group, checkpoint.path)
+        records = checkpoint.gather_records(folder, shard.record)
         self.group.on_first(partial(checkpoint.point_to, folder, about, records))
+        return shard.seconds
 
     def read(self, path: Path) -> tuple[Groups, dict[str, Any]]:
         checkpoint = CheckpointFolder(path, self.group)
@@ -449,7 +542,8 @@ def expectation(trainer: Trainer) -> str:
     on_host = ""
     if trainer.model.device.type != "cpu":
         # Tensors are copied to the host, and there into a file.
-        on_host = f", and {gib(2 * checkpoint_copy(recipe, trainer.model))} on the host to save"
+        num_bytes = checkpoint_copies(recipe, trainer.model, trainer.store.num_copies)
+        on_host = f", and {gib(num_bytes)} on the host to save"
     return (
         f"Each process {part}, and needs at most "
         f"{gib(memory)} for training in addition to the model{on_host}. A step takes about "

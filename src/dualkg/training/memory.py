@@ -68,11 +68,14 @@ class Need(NamedTuple):
         return bisect_right(range(2**31), available, key=self.of) - 1
 
 
-def checkpoint_copy(recipe: Recipe, model: Model) -> float:
-    """Bytes of the copy of weights and optimizer that a checkpoint of several processes makes."""
+def checkpoint_copies(recipe: Recipe, model: Model, num_copies: int) -> float:
+    """Bytes of so many copies of weights and optimizer that a checkpoint makes."""
+    if not num_copies:
+        return 0.0
     keeps_two = recipe.validation.keep == "best" or recipe.optimizer.average_from < 1
-    copies = 1 + recipe.optimizer.state_tables + keeps_two
-    return CHECKPOINT_BYTES + copies * sum(table.nbytes for table in model.parameters())
+    num_tables = 1 + recipe.optimizer.state_tables + keeps_two
+    copied = num_tables * sum(table.nbytes for table in model.parameters())
+    return CHECKPOINT_BYTES + num_copies * copied
 
 
 class NotEnoughMemory(RequestError):

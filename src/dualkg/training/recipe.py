@@ -325,7 +325,8 @@ class Training(Section):
     that query once. Both engines take the same steps; `auto` is the fast one where it applies.
     `bf16` is the precision of the fast engine's products with the entity tables, which stay
     float32; `auto` is that where it is faster. With `tf32` all products are TensorFloat-32 on a
-    GPU, and float32 elsewhere. Checkpoints are written every `checkpoint_seconds`.
+    GPU, and float32 elsewhere. Checkpoints are written every `checkpoint_seconds`, or less often
+    where they would take more than 5 % of the time.
 
     With `batches_per_epoch`, an epoch ends after so many batches; the next one has others.
     """

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import resource
 import signal
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -37,7 +38,7 @@ from dualkg.evaluation.ranking import sample_triples
 from dualkg.evaluation.report import Report, evaluate
 from dualkg.files import check_type
 from dualkg.kernels.hardware import matmul_precision
-from dualkg.logs import describe_time_left
+from dualkg.logs import describe_time_left, logger
 from dualkg.losses import OneVsAll
 from dualkg.losses.base import Loss
 from dualkg.models.base import EmbeddingModel, Model
@@ -54,9 +55,14 @@ from dualkg.training.batches import (
     queries_on_disk,
 )
 from dualkg.training.callbacks import Callback, StopTraining
-from dualkg.training.checkpoint import CheckpointStore, FileStore, Progress
+from dualkg.training.checkpoint import (
+    CheckpointSchedule,
+    CheckpointStore,
+    FileStore,
+    Progress,
+)
 from dualkg.training.engines import choose_engine
-from dualkg.training.memory import check_memory, checkpoint_copy, predict
+from dualkg.training.memory import check_memory, checkpoint_copies, predict
 from dualkg.training.optimizers import build_optimizer, learning_rate
 from dualkg.training.recipe import Recipe
 from dualkg.training.steps import CudaGraphStep, Step, build_step
@@ -66,6 +72,9 @@ from dualkg.training.updates import optimizer_tensors, restore_optimizer
 STEPS_OF_WARM_UP = {"cpu": 1, "cuda": 5}
 # Steps after which the loss is read, for which the host waits for a GPU.
 STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 50}
+LAUNCHED_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
+SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+SHUTDOWN_SECONDS = 30  # that torchrun waits for processes to end, unless it is told otherwise
 OnProgress = Callable[["ProgressEvent"], None]
 When = Literal["start", "between", "end"]  # when a checkpoint is written
 
@@ -246,8 +255,9 @@ class Trainer:
             num_examples=len(examples),
             on_disk=isinstance(examples, MappedExamples),
         )
-        if self.store.copies_state and model.device.type == "cpu":
-            self.need = self.need._replace(fixed=self.need.fixed + checkpoint_copy(recipe, model))
+        if model.device.type == "cpu":
+            copies = checkpoint_copies(recipe, model, self.store.num_copies)
+            self.need = self.need._replace(fixed=self.need.fixed + copies)
         batch_size = self.num_own_examples(len(examples))
         check_memory(self.need, model, batch_size, num_sharing=self.group.num_sharing)
         self.examples = examples.to(model.device) if isinstance(examples, Tensor) else examples
@@ -266,9 +276,10 @@ class Trainer:
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
         self.mean: dict[str, Tensor] = {}
-        self._saved_at = time.monotonic()
+        self.schedule = CheckpointSchedule(recipe.training.checkpoint_seconds, time.monotonic())
         self._started_at = self.warm_up.clock()
         self._num_steps_before = 0
+        self._has_warned = False
         self.stop = GracefulShutdown()
 
     @classmethod
@@ -352,8 +363,13 @@ class Trainer:
         self._started_at = self.warm_up.clock()
         self._num_steps_before = self._num_steps_taken
         with self.stop.listening(), flush_denormals(), on_device, precision:
-            while self.progress.epoch < self.recipe.training.epochs and not self.progress.stopped:
-                self._run_epoch()
+            try:
+                while self._goes_on:
+                    self._run_epoch()
+            except TrainingDiverged:
+                # All processes have found it, and the last good state is being written.
+                self._finish_save()
+                raise
         self._check_weights()
         final = self.mean or self.best
         if final:
@@ -361,6 +377,10 @@ class Trainer:
         if self.checkpoint_path:
             # The evaluation after training may be interrupted, too.
             self.save(self.checkpoint_path, when="end")
+
+    @property
+    def _goes_on(self) -> bool:
+        return self.progress.epoch < self.recipe.training.epochs and not self.progress.stopped
 
     def _run_epoch(self) -> None:
         progress = self.progress
@@ -528,15 +548,19 @@ class Trainer:
         check_every = STEPS_BETWEEN_CHECKS[self.model.device.type]
         if self.group.count > 1 and self.progress.step % check_every:
             return False
-        age = time.monotonic() - self._saved_at
-        is_old = self.checkpoint_path is not None and age >= self.recipe.training.checkpoint_seconds
-        return self.group.any(self.stop.requested or (self.group.first and is_old))
+        if self.store.is_writing and not self.group.any(not self.store.is_written):
+            self._finish_save()
+        is_old = self.checkpoint_path is not None and self.schedule.is_due(time.monotonic())
+        # One that is being written is waited for only where training ends.
+        is_due = is_old and self.group.first and not self.store.is_writing
+        return self.group.any(self.stop.requested or is_due)
 
     def _pause(self) -> None:
         """Save a checkpoint, and raise if a shutdown was requested."""
         if self.checkpoint_path:
-            self.save(self.checkpoint_path)
+            self.save(self.checkpoint_path, wait=False)
         if self.group.any(self.stop.requested):
+            self._finish_save()
             epochs = self.recipe.training.epochs
             raise TrainingInterrupted(self.progress.epoch + 1, epochs, self.checkpoint_path)
 
@@ -555,8 +579,10 @@ class Trainer:
             "progress": asdict(self.progress),
         }
 
-    def save(self, path: Path, *, when: When = "between", weights: bool = True) -> None:
-        """Write a checkpoint.
+    def save(
+        self, path: Path, *, when: When = "between", weights: bool = True, wait: bool = True
+    ) -> None:
+        """Write a checkpoint, or start to if its end is not waited for.
 
         It has the weights, unless a seed creates the same, and between start and end the state of
         the optimizer.
@@ -570,11 +596,32 @@ class Trainer:
             }
         if self.group.count > 1:
             self._check_weights()
+        self._finish_save()
+        started = time.monotonic()
         try:
             self.store.write(groups, path, self.about(when))
         except checkpoint.WeightsNotFinite:
             raise self._divergence("the weights hold NaN or infinity") from None
-        self._saved_at = time.monotonic()
+        now = time.monotonic()
+        self.schedule.saved(now, cost=now - started)
+        if wait or self.group.count == 1:
+            self._finish_save()
+
+    def _finish_save(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one."""
+        if not self.store.is_writing:
+            return
+        started = time.monotonic()
+        seconds = self.store.finish()
+        now = time.monotonic()
+        held_up = self.schedule.cost + now - started
+        # On a CPU, what writes takes the time of what trains.
+        cost = max(held_up, seconds) if self.model.device.type == "cpu" else held_up
+        self.schedule.saved(now, cost=cost)
+        warning = shutdown_warning(max(held_up, seconds), os.environ)
+        if warning and self.group.first and not self._has_warned:
+            self._has_warned = True
+            logger.warning(warning)
 
     def restore(self, path: Path) -> None:
         """Load the state of a checkpoint."""
@@ -665,6 +712,21 @@ def _check_tables(model: Model, regularizer: Regularizer) -> None:
             "reads whole tables, and each process has a part of them",
             advice="Use DURA, or one process.",
         )
+
+
+def shutdown_warning(seconds: float, environment: Mapping[str, str]) -> str:
+    """What to set if torchrun would kill processes before they have written a checkpoint."""
+    if LAUNCHED_BY_TORCHRUN not in environment:
+        return ""
+    given = environment.get(SHUTDOWN_TIMEOUT, "")
+    limit = int(given) if given.isdecimal() else SHUTDOWN_SECONDS
+    if seconds <= limit:
+        return ""
+    return (
+        f"A checkpoint takes {seconds:.0f} s, and torchrun kills processes {limit} s after it has "
+        "told them to end: a run that is stopped would resume from the checkpoint before. Set "
+        f"{SHUTDOWN_TIMEOUT}={math.ceil(2 * seconds)} for torchrun, and give its job as long."
+    )
 
 
 class WarmUp:
