@@ -53,6 +53,7 @@ def test_predictions_are_lines_of_tsv(run_cli, run, queries):
         "score",
         "probability",
         "split",
+        "answer_probability",
     ]
     assert [int(row["line"]) for row in rows] == [2] * 3 + [4] * 3 + [5] * 3 + [6] + [7] * 3
     predictor = run.predictor()

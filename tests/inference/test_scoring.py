@@ -88,6 +88,37 @@ def test_cached_log_probabilities_agree_with_uncached_ones(small_graph, model_cl
         assert_agrees(cached, model, batch)
 
 
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("model_class", [kg.ComplEx, kg.TransE])
+def test_log_probabilities_of_symmetric_relations(small_graph, model_class, reciprocal):
+    """By hand: one distribution over the entities that are related to an entity."""
+    model = model_class(small_graph.shape, dim=4, reciprocal=reciprocal, init_scale=1.0)
+    symmetric = np.arange(small_graph.shape.num_relations) == 0
+    triples = small_graph.test.astype(np.int64)
+    assert symmetric[triples[:, 1]].any()
+    assert not symmetric[triples[:, 1]].all()
+
+    expected = triple_log_probabilities(model, triples)
+    relation = torch.tensor([0])
+    for row, (head, number, tail) in enumerate(triples.tolist()):
+        if number:
+            continue
+        of_ends = []
+        for given, answer in ((head, tail), (tail, head)):
+            entity = torch.tensor([given])
+            of_tails = model.predict_tails(entity, relation)
+            of_heads = model.predict_heads(relation, entity)
+            of_ends.append(((of_tails + of_heads) / 2).log_softmax(-1)[0, answer])
+        expected[row] = sum(of_ends) / 2
+
+    found = triple_log_probabilities(model, triples, symmetric=symmetric)
+    torch.testing.assert_close(found, expected)
+    swapped = np.where(triples[:, 1:2] == 0, triples[:, ::-1], triples)
+    cached = CachedLogProbabilities(model, symmetric=symmetric)
+    for batch in (triples, swapped):
+        torch.testing.assert_close(cached(batch), expected, rtol=0, atol=1e-5)
+
+
 def test_the_normalizer_of_a_query_is_computed_once(small_graph, monkeypatch):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0)
     batch_sizes = []

@@ -158,8 +158,8 @@ def _print_predictions(
             name.append(f" {visible(prediction.name)}", style="dim")
         row = [name, f"{prediction.score:.3f}"]
         if calibrated:
-            probability = prediction.probability
-            row.append("" if probability is None else f"{probability:.3f}")
+            for probability in (prediction.probability, prediction.answer_probability):
+                row.append("" if probability is None else f"{probability:.3f}")
         if show_known and prediction.known:
             row.append(Text.assemble(("known", "green"), (f" ({prediction.split})", "dim")))
         else:
@@ -167,7 +167,7 @@ def _print_predictions(
         rows.append(row)
     columns = ["", score]
     if calibrated:
-        columns.append("probability")
+        columns += ["probability", "if an answer is missing"]
     cli.print_table([*columns, ""], rows)
 
 
@@ -203,7 +203,7 @@ def explain(
     """
     opened = kg.inference.api.open_run(run, device=device)
     network_run = kg.inference.api.open_run(network, device=device) if network else None
-    predictor = kg.Predictor(opened.model, opened.graph, recipe=opened.recipe)
+    predictor = kg.Predictor.of(opened)
     explanation = predictor.explain(head, relation, tail, k=top, network=network_run)
     yield cli.Result(explanation.as_dict())
     title, *sentences = explanation.sentences()

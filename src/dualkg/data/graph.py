@@ -10,6 +10,7 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -28,6 +29,8 @@ from dualkg.data.triples import (
     Triples,
     count_repeats,
     distinct_triples,
+    is_among,
+    sorted_distinct,
     triple_keys,
 )
 from dualkg.data.vocabulary import Vocabulary
@@ -59,6 +62,10 @@ ARROW_MAGIC = b"ARROW1\0\0"
 MAPPED_FORMAT = 2  # of files that are memory-mapped
 # The least fraction of self-loops in train by which a relation may have more of them.
 MIN_SELF_LOOPS = 0.01
+# A relation whose training triples are reversed in train as often as if train were a random share
+# of all triples and each of these had its reverse, but for one in twenty, is symmetric.
+MIN_REVERSED = 0.95
+MIN_SYMMETRIC = 5  # reversed triples; fewer may be chance
 # What reading a damaged folder may raise, beside OSError and ValueError.
 DAMAGE = (
     KeyError,
@@ -213,6 +220,30 @@ class Graph:
             raise InvalidValue("split", expected="train, valid or test", found=name)
         triples: Triples = getattr(self, name)
         return triples
+
+    @cached_property
+    def symmetric_relations(self) -> npt.NDArray[np.bool_]:
+        """Which relations are symmetric by train, `(num_relations,)`.
+
+        The share of triples whose reverse train has, too, is compared with the share of all triples
+        that train has.
+        """
+        triples = self.train[self.train[:, 0] != self.train[:, 2]]
+        reversed_triples = np.ascontiguousarray(triples[:, ::-1])
+        # Past 63 bits, keys are comparable only among triples that are encoded together.
+        keys = triple_keys(np.concatenate([triples, reversed_triples]), self.shape)
+        first, second = np.split(keys, 2)
+        is_reversed = is_among(first, sorted_distinct(second))
+
+        num_relations = len(self.relations)
+        num_triples = np.bincount(triples[:, 1], minlength=num_relations)
+        num_reversed = np.bincount(triples[is_reversed, 1], minlength=num_relations)
+        num_known = sum(len(self.split(split)) for split in SPLITS)
+        share = MIN_REVERSED * len(self.train) / max(1, num_known)
+        is_symmetric: npt.NDArray[np.bool_] = num_reversed >= np.maximum(
+            MIN_SYMMETRIC, share * num_triples
+        )
+        return is_symmetric
 
     @property
     def counts(self) -> dict[str, int]:

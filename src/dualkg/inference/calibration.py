@@ -8,7 +8,7 @@ pattern. Where the valid split supports it, the log odds are mapped once more (s
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import inf, log
 from pathlib import Path
@@ -180,10 +180,11 @@ def calibrate(model: Model, graph: Graph, *, seed: int = 0) -> Calibration:
     candidates = sample_candidates(model, graph, "valid", seed=seed)
 
     progress(lambda: f"scoring {len(candidates.true):,} candidates", last=True)
-    log_probabilities = triple_log_probabilities(model, candidates.triples)
+    symmetric = graph.symmetric_relations
+    log_probabilities = triple_log_probabilities(model, candidates.triples, symmetric=symmetric)
     examples = Examples(
         log_probability=log_probabilities.double().cpu().numpy(),
-        patterns=DomainRange.of(graph)(candidates.triples),
+        patterns=DomainRange.of(graph, symmetric=symmetric)(candidates.triples),
         true=candidates.true,
         weights=candidates.weights,
         relations=candidates.relations,
@@ -361,8 +362,23 @@ def _fit_line(examples: Examples, *, centre: Floats, precision: Floats) -> Float
 
 
 @dataclass(frozen=True, eq=False)
+class TripleProbabilities:
+    """What a calibration says about triples, each `(num_triples,)`.
+
+    `probability` is that of the triple, and `answer_probability` that of the triple if each of its
+    queries has an answer that is missing. `log_odds` are those of `probability`.
+    """
+
+    log_odds: Tensor
+    probability: Tensor
+    answer_probability: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class PriorCorrection:
     """Probabilities of any triples.
+
+    All that shows, saves or sorts by the probability of a triple has it from `of_triples`.
 
     A calibration assumes that a query has a missing answer. The prior of a query is the probability
     that it has one: `heads` `(num_relations, 2)` are the priors of queries (h, r, ?) whose h is in
@@ -376,11 +392,29 @@ class PriorCorrection:
 
     @classmethod
     def of(cls, calibration: Calibration, graph: Graph) -> Self:
-        train = DomainRange.of(graph)
-        valid = DomainRange.of(graph, "valid")
+        symmetric = graph.symmetric_relations
+        train = DomainRange.of(graph, symmetric=symmetric)
+        valid = DomainRange.of(graph, "valid", symmetric=symmetric)
         heads = _query_priors(train.heads, valid.heads, graph.shape)
         tails = _query_priors(train.tails, valid.tails, graph.shape)
-        return cls(calibration, train, heads, tails)
+
+        # A triple of a symmetric relation with one new end has the pattern 1 (see `DomainRange`).
+        offsets = calibration.offsets.clone()
+        rows = torch.from_numpy(symmetric)
+        offsets[rows, 2] = offsets[rows, 1]
+        return cls(replace(calibration, offsets=offsets), train, heads, tails)
+
+    def of_triples(self, triples: Ids, log_probabilities: Tensor) -> TripleProbabilities:
+        """The probabilities of triples `(num_triples, 3)`, given their log-probabilities."""
+        relations = torch.from_numpy(np.ascontiguousarray(triples[:, 1], dtype=np.int64))
+        patterns = torch.from_numpy(self.domain_range(triples))
+        values = log_probabilities.double().cpu()
+        log_odds = self.log_odds(values, relations, patterns)
+        return TripleProbabilities(
+            log_odds=log_odds,
+            probability=log_odds.sigmoid(),
+            answer_probability=self.calibration.probability(values, relations, patterns),
+        )
 
     @cached_property
     def priors(self) -> Tensor:

@@ -238,7 +238,8 @@ class Explanation:
 
     `supporting_triples` and `similar_entities` are None for a model whose embeddings do not have
     them. `supporting_paths` are None without a path network. `network_score` is the score of this
-    for the triple, which is then not among its edges.
+    for the triple, which is then not among its edges. `probability` and `answer_probability` are
+    those of a prediction (see `Prediction`).
     """
 
     triple: NamedTriple
@@ -248,6 +249,8 @@ class Explanation:
     similar_entities: tuple[SimilarEntity, ...] | None
     network_score: float | None = None
     supporting_paths: tuple[SupportingPath, ...] | None = None
+    probability: float | None = None
+    answer_probability: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -255,7 +258,10 @@ class Explanation:
     def sentences(self) -> list[str]:
         """The score first, then a sentence for each supporting triple, entity and path."""
         known = f"; it is known ({self.split})" if self.split else ""
-        sentences = [f"{self.triple.text} has score {self.score:.3f}{known}."]
+        figures = f"score {self.score:.3f}"
+        if self.probability is not None:
+            figures = f"probability {self.probability:.3f} and {figures}"
+        sentences = [f"{self.triple.text} has {figures}{known}."]
         if self.supporting_triples is not None:
             sentences += [support.sentence for support in self.supporting_triples]
             if not self.supporting_triples:

@@ -107,6 +107,7 @@ class Fact:
     split: str | None = None
     probability: float | None = None
     log_probability: float | None = None
+    answer_probability: float | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -115,6 +116,9 @@ class Predictor:
 
     Entities and relations are given by name, label or id; lists are batches of queries. Scores
     compare within a query, not between queries.
+
+    Predictions have the highest scores among all candidates. With a calibration they are sorted by
+    their probability, triples of train first, and else by their score.
 
     The entity of a query is no answer to it, unless the graph contains that triple or train often
     has self-loops of the relation; with `loops`, it is a candidate for every relation. `recipe`
@@ -149,13 +153,7 @@ class Predictor:
         self.model.check_shape(self.graph.shape)
         if self.index is not None:
             self.index.check_model(self.model, identity=self.identity)
-
-        model = self.model.eval()
-        self._log_probabilities: Callable[[Ids], Tensor]
-        if self.cache:
-            self._log_probabilities = CachedLogProbabilities(model)
-        else:
-            self._log_probabilities = partial(triple_log_probabilities, model)
+        self.model.eval()
 
     @classmethod
     def of(
@@ -325,8 +323,17 @@ class Predictor:
         elif isinstance(self.model, PathNetwork):
             asked = self.model
         if asked is None or has_supporting_triples(self.model):
-            return explain(self._context, triple, k=k, network=asked)
-        return explain_by_paths(self.model, self.graph, triple, k=k, network=asked)
+            explanation = explain(self._context, triple, k=k, network=asked)
+        else:
+            explanation = explain_by_paths(self.model, self.graph, triple, k=k, network=asked)
+        if self.calibration is None:
+            return explanation
+        prediction = self.triple(head, relation, tail)
+        return replace(
+            explanation,
+            probability=prediction.probability,
+            answer_probability=prediction.answer_probability,
+        )
 
     # -- known triples --------------------------------------------------------
 
@@ -340,6 +347,13 @@ class Predictor:
         if self.calibration is None:
             return None
         return PriorCorrection.of(self.calibration, self.graph)
+
+    @cached_property
+    def _log_probabilities(self) -> Callable[[Ids], Tensor]:
+        symmetric = self.graph.symmetric_relations
+        if self.cache:
+            return CachedLogProbabilities(self.model, symmetric=symmetric)
+        return partial(triple_log_probabilities, self.model, symmetric=symmetric)
 
     def known_answers(self, entity: int, relation: int) -> dict[int, str]:
         """The known answers of a query, and the first split that contains each.
@@ -369,6 +383,8 @@ class Predictor:
         if self.model.has_entity_vectors:
             _ = self._unit_vectors
         _ = self.relations_with_self_loops
+        _ = self.prior_correction
+        _ = self._log_probabilities
 
     # -- batches --------------------------------------------------------------
 
@@ -579,20 +595,19 @@ class Predictor:
             return predictions
 
         rows = np.array(list(triples))
-        relations = torch.from_numpy(rows[:, 1])
-        patterns = torch.from_numpy(correction.domain_range(rows))
-        log_probabilities = self._log_probabilities(rows).cpu()
-        probabilities = correction.calibration.probability(log_probabilities, relations, patterns)
-        by_triple = dict(zip(triples, probabilities.tolist(), strict=True))
+        of_triples = correction.of_triples(rows, self._log_probabilities(rows))
+        figures = zip(
+            of_triples.probability.tolist(), of_triples.answer_probability.tolist(), strict=True
+        )
+        by_triple = dict(zip(triples, figures, strict=True))
 
         calibrated = []
         for ids, answers in zip(given, predictions, strict=True):
-            calibrated.append(
-                [
-                    answer.with_probability(by_triple.get(_completed(kind, ids, answer.id)))
-                    for answer in answers
-                ]
-            )
+            with_figures = []
+            for answer in answers:
+                figures_of_answer = by_triple.get(_completed(kind, ids, answer.id), (None, None))
+                with_figures.append(answer.with_probabilities(*figures_of_answer))
+            calibrated.append(sorted(with_figures, key=_by_probability))
         return calibrated
 
     def _known_answers(self, entities: Ids, relations: Ids) -> list[dict[int, str]]:
@@ -631,6 +646,13 @@ class Predictor:
     def _unit_vectors(self) -> Tensor:
         """The vectors of all entities at length 1, `(num_entities, width)`."""
         return torch.nn.functional.normalize(self.model.entity_vectors().detach(), dim=-1)
+
+
+def _by_probability(prediction: Prediction) -> tuple[bool, float]:
+    """The sort key of calibrated predictions, which keeps the order of those that are equal."""
+    if prediction.probability is None:
+        return False, 0.0
+    return True, -prediction.probability
 
 
 def _completed(kind: QueryType, given: tuple[int, ...], answer: int) -> tuple[int, ...]:
@@ -713,22 +735,34 @@ def predicted_facts(predictor: Predictor, entity: int, *, k: int) -> list[Fact]:
     if not len(triples):
         return []
 
-    log_probabilities = triple_log_probabilities(predictor.model, triples).cpu()
+    log_probabilities = triple_log_probabilities(
+        predictor.model, triples, symmetric=predictor.graph.symmetric_relations
+    ).cpu()
     sort_keys = log_probabilities
     probabilities: list[float | None] = [None] * len(triples)
+    answer_probabilities = probabilities
     correction = predictor.prior_correction
     if correction is not None:
-        relations = torch.from_numpy(triples[:, 1])
-        patterns = torch.from_numpy(correction.domain_range(triples))
-        sort_keys = correction.log_odds(log_probabilities, relations, patterns)
-        probabilities = sort_keys.sigmoid().tolist()
+        of_triples = correction.of_triples(triples, log_probabilities)
+        sort_keys = of_triples.log_odds
+        probabilities = of_triples.probability.tolist()
+        answer_probabilities = of_triples.answer_probability.tolist()
 
     facts = []
     best = np.lexsort((-log_probabilities.numpy(), -sort_keys.numpy()))[:k]
     for row in best.tolist():
         head, relation, tail = triples[row].tolist()
         log_probability = float(log_probabilities[row])
-        facts.append(Fact(head, relation, tail, None, probabilities[row], log_probability))
+        facts.append(
+            Fact(
+                head,
+                relation,
+                tail,
+                probability=probabilities[row],
+                log_probability=log_probability,
+                answer_probability=answer_probabilities[row],
+            )
+        )
     return facts
 
 
@@ -741,7 +775,13 @@ def _likely_new_triples(predictor: Predictor, entity: int, *, number: int) -> Id
         if given_side == "tail":
             relations = relations + num_relations
         entities = np.full(num_relations, entity)
-        for block, scores in score_blocks(predictor.model, entities, relations):
+        blocks = score_blocks(
+            predictor.model,
+            entities,
+            relations,
+            symmetric=predictor.graph.symmetric_relations,
+        )
+        for block, scores in blocks:
             likely = _new_log_likelihoods(predictor, entity, relations[block], scores)
             best = likely.flatten().topk(min(number, likely.numel()))
             for value, cell in zip(best.values.tolist(), best.indices.tolist(), strict=True):

@@ -13,10 +13,10 @@ import torch
 
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split
-from dualkg.inference.calibration import Calibration
+from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.errors import MissingTriples
 from dualkg.inference.prediction_sets import SIDES, PredictionSets, filtered_log_probabilities
-from dualkg.inference.sampling import DomainRange, sample_candidates
+from dualkg.inference.sampling import sample_candidates
 from dualkg.inference.scoring import Flags, Floats, Ids, triple_log_probabilities
 from dualkg.models.base import Model
 
@@ -337,11 +337,11 @@ def evaluate_calibration(
     true = candidates.true
     weights = candidates.weights
 
-    log_probabilities = triple_log_probabilities(model, candidates.triples).double().cpu()
-    patterns = DomainRange.of(graph)(candidates.triples)
-    probabilities = calibration.probability(
-        log_probabilities, torch.from_numpy(candidates.relations), torch.from_numpy(patterns)
-    ).numpy()
+    symmetric = graph.symmetric_relations
+    log_probabilities = triple_log_probabilities(model, candidates.triples, symmetric=symmetric)
+    correction = PriorCorrection.of(calibration, graph)
+    of_triples = correction.of_triples(candidates.triples, log_probabilities)
+    probabilities = of_triples.answer_probability.numpy()
 
     by_relation = {}
     for relation in np.unique(candidates.relations).tolist():

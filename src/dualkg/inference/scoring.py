@@ -2,6 +2,10 @@
 
 A query is an entity and a relation id, as in `KnownAnswers`: relation `r` for the tails of (entity,
 r, ?), and `r + num_relations` for the heads of (?, r, entity).
+
+Of a symmetric relation both ask who is related to the entity: with `symmetric`, flags
+`(num_relations,)`, their scores are the mean of both, so that (h, r, t) and (t, r, h) have the same
+log-probability.
 """
 
 from collections.abc import Iterator
@@ -46,8 +50,25 @@ def query_block_size(model: Model, *, max_scores: int | None = None) -> int:
 
 
 @torch.no_grad()
-def score_queries(model: Model, entities: Ids, relations: Ids) -> Tensor:
+def score_queries(
+    model: Model, entities: Ids, relations: Ids, *, symmetric: Flags | None = None
+) -> Tensor:
     """Score all entities as answers to queries, `(num_queries, num_entities)`, in one block."""
+    scores = _score_queries(model, entities, relations)
+    if symmetric is None:
+        return scores
+    num_relations = model.shape.num_relations
+    rows = np.flatnonzero(symmetric[relations % num_relations])
+    if len(rows):
+        opposite = (relations[rows] + num_relations) % (2 * num_relations)
+        places = torch.from_numpy(rows).to(scores.device)
+        # Not in place, since a model may return a tensor that it keeps.
+        both = scores[places] + _score_queries(model, entities[rows], opposite)
+        scores = scores.index_copy(0, places, both / 2)
+    return scores
+
+
+def _score_queries(model: Model, entities: Ids, relations: Ids) -> Tensor:
     num_relations = model.shape.num_relations
     given = torch.from_numpy(np.ascontiguousarray(entities)).to(model.device)
     relation_ids = torch.from_numpy(np.ascontiguousarray(relations)).to(model.device)
@@ -73,7 +94,12 @@ def score_queries(model: Model, entities: Ids, relations: Ids) -> Tensor:
 
 
 def score_blocks(
-    model: Model, entities: Ids, relations: Ids, *, max_scores: int | None = None
+    model: Model,
+    entities: Ids,
+    relations: Ids,
+    *,
+    symmetric: Flags | None = None,
+    max_scores: int | None = None,
 ) -> Iterator[tuple[slice, Tensor]]:
     """Score queries `(num_queries,)` block by block.
 
@@ -86,7 +112,10 @@ def score_blocks(
 
     for start in range(0, num_queries, block_size):
         block = slice(start, min(start + block_size, num_queries))
-        yield block, score_queries(model, entities[block], relations[block])
+        yield (
+            block,
+            score_queries(model, entities[block], relations[block], symmetric=symmetric),
+        )
         log(partial("{:,} of {:,} queries".format, block.stop, num_queries))
 
 
@@ -97,7 +126,11 @@ def check_finite(scores: Tensor) -> None:
 
 
 def triple_log_probabilities(
-    model: Model, triples: Ids, *, max_scores: int | None = None
+    model: Model,
+    triples: Ids,
+    *,
+    symmetric: Flags | None = None,
+    max_scores: int | None = None,
 ) -> Tensor:
     """The log-probabilities of triples `(n, 3)`, `(n,)`.
 
@@ -107,17 +140,23 @@ def triple_log_probabilities(
     heads, relations, tails = np.asarray(triples, dtype=np.int64).T
     inverse_relations = relations + model.shape.num_relations
 
-    of_tails = _answer_log_probabilities(model, (heads, relations), tails, max_scores=max_scores)
-    of_heads = _answer_log_probabilities(
-        model, (tails, inverse_relations), heads, max_scores=max_scores
+    of_answers = partial(
+        _answer_log_probabilities, model, symmetric=symmetric, max_scores=max_scores
     )
+    of_tails = of_answers((heads, relations), tails)
+    of_heads = of_answers((tails, inverse_relations), heads)
     log_probabilities = (of_tails + of_heads) / 2
     check_finite(log_probabilities)
     return log_probabilities
 
 
 def _answer_log_probabilities(
-    model: Model, queries: tuple[Ids, Ids], answers: Ids, *, max_scores: int | None
+    model: Model,
+    queries: tuple[Ids, Ids],
+    answers: Ids,
+    *,
+    symmetric: Flags | None,
+    max_scores: int | None,
 ) -> Tensor:
     """log p(answer | query), `(n,)`, of queries as entities and relation ids, both `(n,)`."""
     entities, relations = queries
@@ -129,7 +168,13 @@ def _answer_log_probabilities(
     ordered_queries = query_of_answer[order]
 
     log_probabilities = torch.empty(len(answers), device=model.device)
-    blocks = score_blocks(model, keys % num_entities, keys // num_entities, max_scores=max_scores)
+    blocks = score_blocks(
+        model,
+        keys % num_entities,
+        keys // num_entities,
+        symmetric=symmetric,
+        max_scores=max_scores,
+    )
     for block, scores in blocks:
         first, last = np.searchsorted(ordered_queries, [block.start, block.stop])
         in_block = order[first:last]
@@ -146,8 +191,11 @@ class CachedLogProbabilities:
     The cache holds the log-normalizers of at most `max_size` queries.
     """
 
-    def __init__(self, model: Model, *, max_size: int = MAX_CACHED) -> None:
+    def __init__(
+        self, model: Model, *, symmetric: Flags | None = None, max_size: int = MAX_CACHED
+    ) -> None:
         self._model = model
+        self._symmetric = symmetric
         self._max_size = max_size
         # By the key of a query. Entries are only added, since several threads may use the cache.
         self._normalizers: dict[int, float] = {}
@@ -162,22 +210,53 @@ class CachedLogProbabilities:
         """Triples `(n, 3)` → log-probabilities `(n,)`."""
         model = self._model
         num_relations = model.shape.num_relations
-        ids = torch.from_numpy(np.ascontiguousarray(triples)).to(model.device)
-        heads, relations, tails = ids.unbind(1)
-
         with full_precision(), eval_mode(model):
-            tail_scores = model.score(heads, relations, tails)
+            tail_scores = self._tail_scores(triples)
             head_scores = tail_scores
             if model.reciprocal:
-                head_scores = model.score(tails, relations + num_relations, heads)
+                head_scores = self._head_scores(triples)
+            rows = self._symmetric_rows(triples)
+            if len(rows):
+                # The answers to one query of a symmetric relation have the mean of both scores.
+                places = torch.from_numpy(rows).to(tail_scores.device)
+                swapped = triples[rows][:, ::-1]
+                of_tails = tail_scores[places] + self._head_scores(swapped)
+                of_heads = head_scores[places] + self._tail_scores(swapped)
+                tail_scores = tail_scores.index_copy(0, places, of_tails / 2)
+                head_scores = head_scores.index_copy(0, places, of_heads / 2)
 
         of_tails = tail_scores - self._normalizers_of(triples[:, 0], triples[:, 1])
         of_heads = head_scores - self._normalizers_of(triples[:, 2], triples[:, 1] + num_relations)
         return (of_tails + of_heads) / 2
 
+    def _symmetric_rows(self, triples: Ids) -> Ids:
+        if self._symmetric is None:
+            return np.empty(0, dtype=np.int64)
+        return np.flatnonzero(self._symmetric[triples[:, 1]])
+
+    def _tail_scores(self, triples: Ids) -> Tensor:
+        """The scores of tails as answers to (head, relation, ?)."""
+        ids = torch.from_numpy(np.ascontiguousarray(triples)).to(self._model.device)
+        heads, relations, tails = ids.unbind(1)
+        return self._model.score(heads, relations, tails)
+
+    def _head_scores(self, triples: Ids) -> Tensor:
+        """The scores of heads as answers to (?, relation, tail)."""
+        if not self._model.reciprocal:
+            return self._tail_scores(triples)
+        ids = torch.from_numpy(np.ascontiguousarray(triples)).to(self._model.device)
+        heads, relations, tails = ids.unbind(1)
+        return self._model.score(tails, relations + self._model.shape.num_relations, heads)
+
     def _normalizers_of(self, entities: Ids, relations: Ids) -> Tensor:
         """log Σ exp of the scores of each query, `(n,)`."""
-        num_entities = self._model.shape.num_entities
+        num_entities, num_relations = self._model.shape
+        if self._symmetric is not None:
+            relations = relations % num_relations + np.where(
+                self._symmetric[relations % num_relations],
+                0,
+                relations // num_relations * num_relations,
+            )
         keys = (relations * num_entities + entities).tolist()
 
         normalizers = self._normalizers
@@ -187,7 +266,12 @@ class CachedLogProbabilities:
         missing = np.array(
             [key for key in dict.fromkeys(keys) if key not in normalizers], dtype=np.int64
         )
-        blocks = score_blocks(self._model, missing % num_entities, missing // num_entities)
+        blocks = score_blocks(
+            self._model,
+            missing % num_entities,
+            missing // num_entities,
+            symmetric=self._symmetric,
+        )
         for block, scores in blocks:
             sums = scores.logsumexp(-1).tolist()
             normalizers.update(zip(missing[block].tolist(), sums, strict=True))

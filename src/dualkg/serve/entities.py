@@ -1,6 +1,7 @@
 """Entities: search by name, everything about one, and the map of all; and their pages."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
@@ -310,7 +311,7 @@ async def map_predictions(
     return page(context, "map_predictions.html", results=results, new=coloured)
 
 
-def _coloured(predictions: list[ScoredItem]) -> list[tuple[ScoredItem, float]]:
+def _coloured(predictions: Sequence[ScoredItem]) -> list[tuple[ScoredItem, float]]:
     """Predictions with the strength of their colour, most probable first.
 
     Without probabilities, the strength falls with the rank.

@@ -208,8 +208,10 @@ def _triple_line(run: ServedRun, completed: Completion, index: int) -> Completio
         int(completed.tails[index]),
     )
     probability = None
-    if completed.probability is not None:
+    answer_probability = None
+    if completed.probability is not None and completed.answer_probability is not None:
         probability = float(completed.probability[index])
+        answer_probability = float(completed.answer_probability[index])
     return CompletionLine(
         kind="triple",
         rank=index + 1,
@@ -217,6 +219,7 @@ def _triple_line(run: ServedRun, completed: Completion, index: int) -> Completio
         relation=triple.relation,
         tail=triple.tail,
         probability=probability,
+        answer_probability=answer_probability,
         score=float(completed.score[index]),
         log_probability=float(completed.log_probability[index]),
     )

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Annotated, Any, Literal
 
@@ -13,6 +13,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 
 from dualkg.errors import DualkgError
 from dualkg.inference.explanation import NamedTriple
+from dualkg.inference.prediction_sets import PredictionSet
 from dualkg.inference.predictor import Prediction, QueryType
 from dualkg.serve import schemas
 from dualkg.serve.errors import IncompleteQuery
@@ -20,6 +21,7 @@ from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_PREDICTIONS
 from dualkg.serve.replies import error_reply
 from dualkg.serve.schemas import (
     PARTS,
+    Answer,
     Item,
     Part,
     Predictions,
@@ -340,51 +342,47 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
         raise IncompleteQuery(find=query.find, missing=query.missing)
     ids = await context.ids(**{part: query.names[part] or "" for part in query.given})
     kind = QUERY_TYPES[query.find]
-    k = query.k
-    new, marked = await asyncio.gather(
-        context.predict(kind, *ids.values(), k=k, known="omit"),
-        context.predict(kind, *ids.values(), k=k),
+    found, known, members = await asyncio.gather(
+        context.predict(kind, *ids.values(), k=query.k, known="omit"),
+        _known_answers(context, query, ids),
+        _set_members(context, query, ids),
     )
+    inside = set() if members is None else set(members.entities.tolist())
+    answers = []
+    for prediction in found:
+        answer = Answer.model_validate(prediction)
+        answer.in_prediction_set = None if members is None else answer.id in inside
+        answers.append(answer)
     return QueryPage(
         run=context.run.name,
         find=query.find,
         query=schemas.QueryParts.of(context.run.graph, ids),
-        known=_known_answers(context, query, ids, {found.id: found for found in marked}),
-        predictions=new,
-        prediction_set=await _set_size(context, query, ids),
+        known=known,
+        predictions=answers,
+        prediction_set=members and SetSize(coverage=query.coverage, size=len(inside)),
     )
 
 
-def _known_answers(
-    context: RequestContext, query: PageQuery, ids: dict[Part, int], ranked: dict[int, Prediction]
-) -> list[Prediction | schemas.ScoredItem]:
-    """All known answers.
-
-    Those among the best predictions, `ranked`, come first, with their scores, then the others by
-    label.
-    """
-    splits = _splits_of_known(context, query, ids)
-    scored = [prediction for id, prediction in ranked.items() if id in splits]
+async def _known_answers(
+    context: RequestContext, query: PageQuery, ids: dict[Part, int]
+) -> list[Prediction]:
+    """The known answers, the most probable first; those of train have no probability."""
     vocabulary = schemas.vocabulary_of(context.run.graph, query.find)
-    unscored = []
-    for id in list(splits)[: MAX_KNOWN + len(scored)]:
-        if id in ranked:
-            continue
-        item = Item.of(vocabulary, id)
-        unscored.append(
-            schemas.ScoredItem(
-                id=item.id,
-                name=item.name,
-                label=item.label,
-                score=None,
-                probability=None,
-                known=True,
-                split=splits[id],
+    splits = _splits_of_known(context, query, ids)
+    answers = list(splits)[:MAX_KNOWN]
+    triples = [tuple({**ids, query.find: answer}[part] for part in PARTS) for answer in answers]
+    known = []
+    for answer, prediction in zip(answers, await context.score(triples), strict=True):
+        known.append(
+            replace(
+                prediction,
+                id=answer,
+                name=vocabulary[answer],
+                label=vocabulary.label(answer),
+                split=splits[answer],
             )
         )
-    unscored.sort(key=lambda item: item.label.casefold())
-    known: list[Prediction | schemas.ScoredItem] = [*scored, *unscored]
-    return known[:MAX_KNOWN]
+    return sorted(known, key=lambda answer: (-(answer.probability or 0.0), -answer.score))
 
 
 def _splits_of_known(
@@ -402,10 +400,10 @@ def _splits_of_known(
     return predictor.known_answers(ids[OTHER_END[query.find]], relation)
 
 
-async def _set_size(
+async def _set_members(
     context: RequestContext, query: PageQuery, ids: dict[Part, int]
-) -> SetSize | None:
-    """The size alone: probabilities of all its members would take long for a large set."""
+) -> PredictionSet | None:
+    """The prediction set without probabilities, which would take long for a large set."""
     predictor = context.run.predictor
     side = query.find
     coverage = query.coverage
@@ -413,10 +411,9 @@ async def _set_size(
         return None
     entity = ids[OTHER_END[side]]
     relation = ids["relation"]
-    members = await context.in_thread(
+    return await context.in_thread(
         lambda: predictor.members(entity, relation, side=side, coverage=coverage)
     )
-    return SetSize(coverage=coverage, size=len(members.entities))
 
 
 async def _offered_relations(context: RequestContext, query: PageQuery) -> list[Item]:

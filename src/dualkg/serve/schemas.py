@@ -53,7 +53,13 @@ class Item(Schema):
 class Scored(Schema):
     score: float | None = Field(description="Score of the triple; for similar entities the cosine.")
     probability: float | None = Field(
-        description="Calibrated; null for a run without calibration, and for training triples."
+        description=(
+            "Calibrated probability of the triple; null for a run without calibration, and for "
+            "training triples."
+        )
+    )
+    answer_probability: float | None = Field(
+        None, description="Its probability if an answer to its queries is known to be missing."
     )
     known: bool = Field(description="Whether the graph has the triple.")
     split: str | None = Field(description="The split that has the triple.")
@@ -166,10 +172,16 @@ class SearchPage(MatchedEntities):
 
 
 class SetSize(Schema):
-    """The first `size` new predictions contain the missing answer with probability `coverage`."""
+    """So many entities contain the missing answer with probability `coverage`."""
 
     coverage: float
     size: int
+
+
+class Answer(ScoredItem):
+    """A prediction of the page."""
+
+    in_prediction_set: bool | None = Field(None, description="Null where there is no set.")
 
 
 class QueryPage(OfRun):
@@ -178,7 +190,7 @@ class QueryPage(OfRun):
     find: Part
     query: QueryParts
     known: list[ScoredItem]
-    predictions: list[ScoredItem]
+    predictions: list[Answer]
     prediction_set: SetSize | None = Field(
         description="Null for relations and for a run without calibration."
     )
@@ -275,6 +287,7 @@ class LabelledFact(Triple):
 
     split: str | None = None
     probability: float | None = None
+    answer_probability: float | None = None
     log_probability: float | None = Field(
         None, description="½ log p(tail | head, relation) + ½ log p(head | relation, tail)."
     )
@@ -295,6 +308,8 @@ class ExplanationResponse(OfRun):
 
     triple: explanation.NamedTriple
     score: float | None
+    probability: float | None = Field(description="As in `/api/score`.")
+    answer_probability: float | None
     split: str | None
     supporting_triples: list[explanation.SupportingTriple] | None = Field(
         description="Null for a model whose embeddings have none, such as a path network."
@@ -321,6 +336,7 @@ class CompletionLine(Schema):
     relation: Item | None = None
     tail: Item | None = None
     probability: float | None = None
+    answer_probability: float | None = None
     score: float | None = None
     log_probability: float | None = None
     num_triples: int | None = Field(None, description="Of the end: number of triples.")

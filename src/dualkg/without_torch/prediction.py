@@ -10,8 +10,10 @@ from typing import Any
 class Prediction:
     """A candidate with its score.
 
-    `split` is the first split that contains the triple, None if it is new. `probability` is None
-    without a calibration, and for triples of train, which are no candidates.
+    `split` is the first split that contains the triple, None if it is new. `probability` is that of
+    the triple, as in a completion, and `answer_probability` that of the triple if its queries are
+    known to lack an answer. Both are None without a calibration, and for triples of train, which
+    are no candidates.
 
     Examples:
         >>> best = run.predictor().tails("France", "borders", k=1)[0]
@@ -25,6 +27,7 @@ class Prediction:
     score: float
     split: str | None = None
     probability: float | None = None
+    answer_probability: float | None = None
 
     @property
     def known(self) -> bool:
@@ -41,6 +44,16 @@ class Prediction:
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "known": self.known}
 
-    def with_probability(self, probability: float | None) -> Prediction:
+    def with_probabilities(
+        self, probability: float | None, answer_probability: float | None
+    ) -> Prediction:
         # `dataclasses.replace` takes three times as long.
-        return Prediction(self.name, self.label, self.id, self.score, self.split, probability)
+        return Prediction(
+            self.name,
+            self.label,
+            self.id,
+            self.score,
+            self.split,
+            probability,
+            answer_probability,
+        )

@@ -28,6 +28,7 @@ from dualkg.inference.predictor import Known, Prediction, Predictor, Query, Quer
 from dualkg.training.run import Run
 
 PARTS = ("head", "relation", "tail")
+FIGURES = ("score", "probability", "split", "answer_probability")
 STANDARD_INPUT = Path("-")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UNKNOWN = ("", "?")  # what a cell has in place of the part to predict
@@ -140,14 +141,14 @@ class FileOfQueries:
         )
 
     def tsv_lines(self) -> Iterator[str]:
-        """A header, then a line for each prediction: rank, triple, score, probability, split.
+        """A header, then a line for each prediction: rank, triple, and `FIGURES`.
 
         Names that have labels are followed by a column of labels.
         """
         graph = self.predictor.graph
         has_labels = graph.entities.labels is not None or graph.relations.labels is not None
         labels = ["label"] if has_labels else []
-        yield "\t".join(["line", "rank", *PARTS, *labels, "score", "probability", "split"])
+        yield "\t".join(["line", "rank", *PARTS, *labels, *FIGURES])
         for answer in self:
             for rank, prediction in enumerate(answer.predictions, start=1):
                 yield _tsv_line(answer, rank, prediction, has_labels=has_labels)
@@ -319,6 +320,10 @@ def _folded(cells: Sequence[str]) -> list[str]:
     return [cell.casefold() for cell in cells]
 
 
+def _probability_text(probability: float | None) -> str:
+    return "" if probability is None else f"{probability:.6g}"
+
+
 def _tsv_line(answer: AnsweredQuery, rank: int, prediction: Prediction, *, has_labels: bool) -> str:
     given = (answer.head, answer.relation, answer.tail)
     triple = [prediction.name if name is None else name for name in given]
@@ -326,8 +331,9 @@ def _tsv_line(answer: AnsweredQuery, rank: int, prediction: Prediction, *, has_l
     if has_labels:
         cells.append(" ".join(prediction.label.split()))
     cells.append(f"{prediction.score:.6g}")
-    cells.append("" if prediction.probability is None else f"{prediction.probability:.6g}")
+    cells.append(_probability_text(prediction.probability))
     cells.append(prediction.split or "")
+    cells.append(_probability_text(prediction.answer_probability))
     if any(re.search(r"[\t\n\r]", cell) for cell in cells):
         raise NameWithTab(triple)
     return "\t".join(cells)

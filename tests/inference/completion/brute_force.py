@@ -42,6 +42,14 @@ def random_graph(
     return graph_of(*splits, num_entities=num_entities, num_relations=num_relations)
 
 
+def graph_with_a_symmetric_relation(seed: int) -> kg.Graph:
+    """A random graph in whose relation 0 every training triple has its reverse."""
+    graph = random_graph(seed)
+    first = graph.train[graph.train[:, 1] == 0]
+    train = np.unique(np.concatenate([graph.train, first[:, ::-1]]), axis=0)
+    return graph_of(train, graph.valid, graph.test, num_entities=9, num_relations=3)
+
+
 def random_calibration(seed: int, num_relations: int = 3) -> Calibration:
     """A calibration that is recalibrated if the seed is even."""
     random = torch.Generator().manual_seed(seed)
@@ -76,6 +84,8 @@ def every_new_triple(
         if heads is not None and head not in heads:
             continue
         train_pairs = [(h, t) for h, r, t in graph.train.tolist() if r == relation]
+        if graph.symmetric_relations[relation]:
+            train_pairs += [(tail, head) for head, tail in train_pairs]
         if types and not _fits_types(head, tail, train_pairs):
             continue
         if head == tail and not loops and not _may_loop(head, train_pairs):
@@ -104,12 +114,13 @@ def complete_brute_force(
 ):
     """The triples, log-probabilities and probabilities of the best, best first."""
     triples = every_new_triple(graph, **candidate_filter)
-    log_probability = triple_log_probabilities(model, triples).double()
+    symmetric = graph.symmetric_relations
+    log_probability = triple_log_probabilities(model, triples, symmetric=symmetric).double()
     sort_key = log_probability
     probability = None
     if calibration is not None:
         relations = torch.from_numpy(triples[:, 1])
-        patterns = torch.from_numpy(DomainRange.of(graph)(triples))
+        patterns = torch.from_numpy(DomainRange.of(graph, symmetric=symmetric)(triples))
         correction = PriorCorrection.of(calibration, graph)
         sort_key = correction.log_odds(log_probability, relations, patterns)
         probability = correction.probability(log_probability, relations, patterns).numpy()

@@ -17,6 +17,7 @@ from tests.inference.completion.brute_force import (
     MODELS,
     complete_brute_force,
     every_new_triple,
+    graph_with_a_symmetric_relation,
     random_calibration,
     random_graph,
 )
@@ -62,6 +63,37 @@ def test_the_triples_are_those_of_a_brute_force_search(name, filters):
         assert_brute_force(
             model, graph, top=top, calibration=random_calibration(0), **FILTERS[filters]
         )
+
+
+@pytest.mark.parametrize("filters", ["whole", "types", "heads"])
+@pytest.mark.parametrize("name", ["CP", "ComplEx, one way", "RESCAL"])
+def test_both_directions_of_a_symmetric_fact_have_one_number(name, filters):
+    graph = graph_with_a_symmetric_relation(1)
+    assert graph.symmetric_relations.tolist() == [True, False, False]
+    model = MODELS[name](graph.shape)
+    options = {"calibration": random_calibration(1), **FILTERS[filters]}
+    every = complete(model, graph, top=10_000, **options)
+    triples, log_probability, probability = complete_brute_force(
+        model, graph, top=10_000, **options
+    )
+    assert {*map(tuple, every.triples.tolist())} == {*map(tuple, triples.tolist())}
+    np.testing.assert_allclose(every.log_probability, log_probability, atol=2e-5)
+    np.testing.assert_allclose(every.probability, probability, atol=1e-5)
+    best = complete(model, graph, top=7, **options)
+    np.testing.assert_allclose(best.probability, probability[:7], atol=1e-5)
+
+    numbers = dict(zip(map(tuple, every.triples.tolist()), every.probability, strict=True))
+    symmetric = {triple: number for triple, number in numbers.items() if triple[1] == 0}
+    pairs = [(symmetric[triple], symmetric.get(triple[::-1])) for triple in symmetric]
+    pairs = [pair for pair in pairs if pair[1] is not None]
+    assert len(pairs) >= 2
+    assert all(number == pytest.approx(other, rel=1e-5) for number, other in pairs)
+    others = [(n, numbers.get(triple[::-1])) for triple, n in numbers.items() if triple[1] == 1]
+    assert any(other is not None and abs(n - other) > 1e-3 for n, other in others)
+
+    heads, relations, tails = torch.from_numpy(every.triples).T
+    scores = model.score(heads, relations, tails).detach()
+    np.testing.assert_allclose(every.score, scores, atol=2e-5)
 
 
 @pytest.mark.parametrize("settings", BLOCKS)

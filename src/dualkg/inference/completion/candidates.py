@@ -45,12 +45,13 @@ class CandidateFilter:
         self.train = _by_relation(graph.train, num_relations)
         self._known = _by_relation(known_triples, num_relations)
         self._with_self_loops = relations_with_self_loops(graph)
+        self.symmetric = graph.symmetric_relations
 
     def heads_and_tails(self, relation: int) -> tuple[Ids, Ids]:
         """The candidate heads and tails of a relation, ascending."""
         if self.types:
-            heads = np.unique(self.train[relation][:, 0])
-            tails = np.unique(self.train[relation][:, 2])
+            new = self.new_to(relation)
+            heads, tails = (np.flatnonzero(of_side == 0) for of_side in new)
         else:
             heads = np.arange(self.graph.shape.num_entities)
             tails = heads
@@ -73,12 +74,15 @@ class CandidateFilter:
     def new_to(self, relation: int) -> Ids:
         """Whether entities are new (1) to the domain and to the range of a relation in train.
 
-        The domain is the first row of `(2, num_entities)`, the range the second.
+        The domain is the first row of `(2, num_entities)`, the range the second. They are the same
+        if the relation is symmetric.
         """
         heads, _, tails = self.train[relation].T
         new = np.ones((2, self.graph.shape.num_entities), dtype=np.int64)
         new[0, heads] = 0
         new[1, tails] = 0
+        if self.symmetric[relation]:
+            new[:] = new.min(axis=0)
         return new
 
 

@@ -46,7 +46,8 @@ class RelationQueries:
 
     log p(answer | query) is a score minus the log-normalizer of the query. `cache`
     `(2, num_entities)` holds the log-normalizer of each query, and the largest log-probability of
-    its answers; NaN and 0 before the query is scored.
+    its answers; NaN and 0 before the query is scored. If the relation is `symmetric`, the scores
+    are the mean of those of both sides, as in `scoring`.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class RelationQueries:
         relation: int,
         target: Side,
         *,
+        symmetric: bool = False,
         cache: Tensor | None = None,
         max_scores: int | None = None,
     ) -> None:
@@ -66,6 +68,7 @@ class RelationQueries:
         self.model = model
         self.relation = relation
         self.target = target
+        self.symmetric = symmetric
         self.cache = cache.to(model.device)
         self.normalizers, self.max_log_probabilities = self.cache
         self.max_scores = max_scores
@@ -74,7 +77,10 @@ class RelationQueries:
     def scores(self, given: Tensor) -> Tensor:
         """The scores of all entities as answers, `(batch, num_entities)`; fills the cache."""
         relations = torch.full_like(given, self.relation)
-        if self.target == "tail":
+        if self.symmetric:
+            scores = self.model.predict_tails(given, relations)
+            scores = (scores + self.model.predict_heads(relations, given)) / 2
+        elif self.target == "tail":
             scores = self.model.predict_tails(given, relations)
         else:
             scores = self.model.predict_heads(relations, given)
@@ -99,5 +105,9 @@ class RelationQueries:
         blocks = []
         for block in torch.split(given, block_size):
             relations = torch.full_like(block, self.relation)
-            blocks.append(self.model.predict_candidates(block, relations, answers, self.target))
+            sides: tuple[Side, ...] = ("tail", "head") if self.symmetric else (self.target,)
+            of_sides = [
+                self.model.predict_candidates(block, relations, answers, side) for side in sides
+            ]
+            blocks.append(of_sides[0] if len(of_sides) == 1 else (of_sides[0] + of_sides[1]) / 2)
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)

@@ -15,7 +15,7 @@ from dualkg.data.graph import Graph
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import PYTHON, InvalidValue, PathExists, RequestError, Words
 from dualkg.files import atomic_write
-from dualkg.inference.completion.search import SearchState, best_first, calibration_inputs
+from dualkg.inference.completion.search import SearchState, best_first, probabilities_of
 from dualkg.inference.errors import NameNotForTsv
 
 # `pyarrow.compute` is imported in functions: it is slow to import, and `import dualkg` loads this
@@ -64,11 +64,9 @@ class Completion:
         probability: Column | None = None
         answer_probability: Column | None = None
         if correction is not None:
-            inputs = calibration_inputs(triples, correction)
-            of_triples = correction.probability(*inputs)
-            of_answers = correction.calibration.probability(*inputs)
-            probability = of_triples.numpy().astype(np.float32)
-            answer_probability = of_answers.numpy().astype(np.float32)
+            of_triples = probabilities_of(triples, correction)
+            probability = of_triples.probability.numpy().astype(np.float32)
+            answer_probability = of_triples.answer_probability.numpy().astype(np.float32)
         return cls(
             graph=graph,
             heads=triples["head"].copy(),

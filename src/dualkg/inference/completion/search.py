@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dualkg.inference.calibration import PriorCorrection, log_odds_of
+from dualkg.inference.calibration import PriorCorrection, TripleProbabilities, log_odds_of
 from dualkg.inference.completion.candidates import CandidateFilter
 from dualkg.inference.completion.plan import TAILS, SearchPart
 from dualkg.inference.completion.queries import RelationQueries
@@ -60,17 +60,9 @@ def best_first(triples: NewTriples) -> NewTriples:
     return triples[np.lexsort((*ids, -triples["log_probability"], -triples["sort_key"]))]
 
 
-def calibration_inputs(
-    triples: NewTriples, correction: PriorCorrection
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The log-probabilities, relations and domain/range patterns of triples."""
+def probabilities_of(triples: NewTriples, correction: PriorCorrection) -> TripleProbabilities:
     ids = np.stack([triples["head"], triples["relation"], triples["tail"]], axis=1)
-    log_probabilities = triples["log_probability"].astype(np.float64)
-    return (
-        torch.from_numpy(log_probabilities),
-        torch.from_numpy(ids[:, 1]),
-        torch.from_numpy(correction.domain_range(ids)),
-    )
+    return correction.of_triples(ids, torch.from_numpy(triples["log_probability"].copy()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,12 +126,9 @@ class SearchState:
             found["sort_key"] = found["log_probability"]
             return found
 
-        inputs = calibration_inputs(found, self.prior_correction)
-        found["sort_key"] = self.prior_correction.log_odds(*inputs).numpy()
-        if self.min_probability > 0:
-            probabilities = self.prior_correction.probability(*inputs).numpy()
-            found = found[probabilities >= self.min_probability]
-        return found
+        probabilities = probabilities_of(found, self.prior_correction)
+        found["sort_key"] = probabilities.log_odds.numpy()
+        return found[probabilities.probability.numpy() >= self.min_probability]
 
 
 # -- the search --------------------------------------------------------------
@@ -219,13 +208,17 @@ def search_block(
     finds_tails = first.target == "tail"
     heads = given[rows] if finds_tails else answers[columns]
     tails = answers[columns] if finds_tails else given[rows]
-    tail_scores = scores if finds_tails else reverse
+    if first.symmetric:  # Both matrices have means of two scores.
+        relations = torch.full_like(heads, first.relation)
+        triple_scores = first.model.score(heads, relations, tails)
+    else:
+        triple_scores = (scores if finds_tails else reverse)[rows, columns]
 
     triples = np.empty(len(rows), NEW_TRIPLE)
     triples["head"] = heads.cpu()
     triples["tail"] = tails.cpu()
     triples["relation"] = first.relation
-    triples["score"] = tail_scores[rows, columns].cpu()
+    triples["score"] = triple_scores.cpu()
     triples["log_probability"] = log_probabilities[rows, columns].cpu()
     return triples
 
@@ -298,12 +291,14 @@ def _search_part(
         model,
         part.relation,
         "head" if part.given == TAILS else "tail",
+        symmetric=bool(candidates.symmetric[part.relation]),
         max_scores=settings.max_scores,
     )
     second = RelationQueries(
         model,
         part.relation,
         "tail" if part.given == TAILS else "head",
+        symmetric=bool(candidates.symmetric[part.relation]),
         cache=start.cache if num_done_of_part else None,
         max_scores=settings.max_scores,
     )
