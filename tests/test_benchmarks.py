@@ -233,6 +233,7 @@ def test_a_large_graph_has_all_names_and_is_read_and_opened(tmp_path, monkeypatc
 def test_a_step_sends_the_bytes_of_the_cost_model(capsys, negatives):
     sizes = {"entities": 50, "triples": 40, "dim": 3, "batch": 10, "steps": 2, "shards": 2}
     others = {"negatives": negatives, "sums": "elements", "mapped": False, "device": "cpu"}
+    others["checkpoint"] = False
     distributed.take_steps(argparse.Namespace(**sizes, **others))
     figures = json.loads(capsys.readouterr().out)
     width = 2 * sizes["dim"]

@@ -431,7 +431,7 @@ def test_a_run_interrupted_in_the_evaluation_resumes_without_a_step(
         {"training.epochs": 4, "model.dim": 4, "validation.every": 1, **changes}
     )
 
-    def kill(model, graph):
+    def kill(model, graph, **options):
         raise Killed
 
     with monkeypatch.context() as patched:
