@@ -6,7 +6,7 @@ import dualkg as kg
 from dualkg.errors import InvalidValue, Unsupported
 from dualkg.inference.calibration import Calibration, DomainRange
 from dualkg.inference.prediction_sets import PredictionSets
-from dualkg.inference.predictor import InvalidBatchQuery, UnequalBatch
+from dualkg.inference.predictor import InvalidBatchQuery, UnequalBatch, best_columns
 from dualkg.inference.scoring import triple_log_probabilities
 from tests.conftest import graph_of
 from tests.raising import refused
@@ -259,3 +259,29 @@ def test_known_relations_are_those_of_all_splits(small_graph):
                 if (h, t) == (head, tail):
                     wanted.setdefault(r, split)
         assert predictor.known_relations(head, tail) == wanted
+
+
+@pytest.mark.parametrize("num_columns", [200, 64 * 40, 64 * 40 + 17])
+def test_best_columns_are_those_of_topk(num_columns):
+    """Of a wide table they are searched in blocks; the last columns are in none."""
+    scores = torch.randperm(5 * num_columns).view(5, num_columns).float()
+    best = best_columns(scores, 10)
+    expected = scores.topk(10)
+    assert best.values.tolist() == expected.values.tolist()
+    assert best.indices.tolist() == expected.indices.tolist()
+
+
+@pytest.mark.parametrize("known", ["mark", "omit"])
+def test_omitted_candidates_are_left_out_of_the_best(known):
+    """Few are taken among the best and left out, many are masked before."""
+    tails = [(0, 0, tail) for tail in range(1, 60)]
+    graph = graph_of([*tails, (1, 0, 2)], num_entities=300)
+    model = kg.DistMult(graph.shape, dim=4, reciprocal=False)
+    predictor = kg.Predictor(model, graph)
+    scores = model.predict_tails(torch.tensor([0, 1]), torch.tensor([0, 0]))
+    omitted = [{0, *range(1, 60)} if known == "omit" else {0}, {1, 2} if known == "omit" else {1}]
+    for heads in ([0, 1], [1, 1]):
+        for head, answers in zip(heads, predictor.tails(heads, 0, k=20, known=known), strict=True):
+            ranked = scores[head].argsort(descending=True).tolist()
+            kept = [id for id in ranked if id not in omitted[head]]
+            assert [answer.id for answer in answers] == kept[:20]

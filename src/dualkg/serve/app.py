@@ -31,6 +31,7 @@ from dualkg.serve.templating import error_response, page, page_router
 pages = page_router()
 # JSON before pages, since /entity/NAME.json also matches /entity/NAME.
 ROUTERS = (
+    queries.direct_routes,
     queries.routes,
     entities.routes,
     facts.routes,
@@ -114,7 +115,7 @@ def allowed_methods(request: Request) -> set[str]:
             match, _ = route.matches(request.scope)
             if match != Match.NONE:
                 methods.update(getattr(route, "methods", None) or ())
-    return methods
+    return methods | {"HEAD"} if "GET" in methods else methods
 
 
 def description(app: FastAPI) -> bytes:

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
+import torch
+
 from dualkg.inference.predictor import Prediction, Predictor, Query, QueryType
 from dualkg.serve.errors import QueueFull
 from dualkg.serve.fairness import FairQueue
@@ -58,6 +60,12 @@ class MicroBatcher:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        # The event loop keeps a core: products that wait for it spin, and take half as long again
+        # on two cores. The number is that of the thread; new threads have that of the last call.
+        num_threads = torch.get_num_threads()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, torch.set_num_threads, max(1, num_threads - 1))
+        torch.set_num_threads(num_threads)
         self._task = asyncio.create_task(self._work())
 
     async def stop(self) -> None:
