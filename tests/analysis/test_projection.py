@@ -218,3 +218,23 @@ def test_a_damaged_map_is_reported(tmp_path):
     with pytest.raises(DamagedFile) as error:
         load_map(path, 30)
     assert error.value.reason == "it has 29 positions and the graph 30 entities"
+
+
+def test_a_map_reports_its_progress_and_can_be_ended():
+    model = kg.CP(kg.GraphShape(60, 1), dim=4)
+    shares = []
+    compute_map(model, on_progress=shares.append)
+    assert shares == sorted(shares)
+    assert shares[0] == 0.0
+    assert shares[-1] == 1.0
+    assert len(shares) > 100
+
+    class Ended(Exception):
+        pass
+
+    def end(share):
+        if share > 0.5:
+            raise Ended
+
+    with pytest.raises(Ended):
+        compute_map(model, on_progress=end)

@@ -125,7 +125,9 @@ def test_a_map_that_takes_long_is_pending(client_of, served):
     """No request waits for the map: the first one is answered while the map is blocked."""
     finish = Event()
 
-    def blocked_map(run):
+    def blocked_map(run, *, on_progress):
+        on_progress(0.0)
+        on_progress(0.25)
         assert finish.wait(LIMIT)
         return np.zeros((40, 2))
 
@@ -133,8 +135,10 @@ def test_a_map_that_takes_long_is_pending(client_of, served):
     client = client_of(Limits(map_share=0.0), runs=ServedRuns([run]))
     reply = client.get("/api/map")
     assert reply.status_code == 202
-    assert (
-        reply.json()["message"] == "The map of 40 entities is being computed. Try again in a while."
-    )
+    until(lambda: client.get("/api/map").json()["done"] == 0.25)
+    content = client.get("/api/map").json()
+    message = "The map of 40 entities is being computed. 25% is done, about"
+    assert content["message"].startswith(message)
+    assert content["seconds_left"] >= 0
     finish.set()
     until(lambda: client.get("/api/map").status_code == 200)

@@ -145,11 +145,11 @@ def test_a_wrong_method(client):
     reply = client.post("/api/tails")
     assert (reply.status_code, reply.json()["error"]) == (
         405,
-        "This address accepts GET; got POST.",
+        "This address accepts GET, HEAD; got POST.",
     )
     reply = client.delete("/api/decisions")
-    assert (reply.status_code, reply.headers["allow"]) == (405, "GET, POST")
-    assert reply.json()["error"] == "This address accepts GET, POST; got DELETE."
+    assert (reply.status_code, reply.headers["allow"]) == (405, "GET, HEAD, POST")
+    assert reply.json()["error"] == "This address accepts GET, HEAD, POST; got DELETE."
 
 
 def test_a_large_body_is_not_read(client_of):

@@ -72,7 +72,7 @@ def test_the_map_as_json(mapped):
 
 def test_a_pending_map(mapped):
     finish = Event()
-    run = replace(mapped.default, compute_map=lambda run: finish.wait(LIMIT))
+    run = replace(mapped.default, compute_map=lambda run, on_progress: finish.wait(LIMIT))
     app = application(ServedRuns([run]), limits=Limits(map_share=0.0))
     reply = request_once(app, "/map.json")
     finish.set()

@@ -1,7 +1,9 @@
 """t-SNE of embeddings: of some vectors, and of all entities of a run (the map of the service)."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,11 @@ Vectors = npt.NDArray[np.float64]
 # neighbours much faster.
 MAX_COMPONENTS = 50
 NEIGHBOUR_BLOCK = 512  # points whose distances to all others are computed at a time
+NEIGHBOUR_SHARE = 0.2  # of the time of a map, in which neighbours are found
+ITERATIONS = (250, 500)  # with early exaggeration, and after it
+REPORT_EVERY = 5  # iterations
+# Called with the share of a map that is done; what it raises ends the computation.
+OnProgress = Callable[[float], None]
 
 
 def default_perplexity(num_points: int) -> float:
@@ -39,7 +46,17 @@ def tail_embeddings(model: Model, entities: npt.ArrayLike) -> Vectors:
     return table[ids].double().cpu().numpy()
 
 
-def tsne(vectors: Vectors, *, perplexity: float | None = None, seed: int = 0) -> Vectors:
+def _ignore(share: float) -> None:
+    """Report nothing."""
+
+
+def tsne(
+    vectors: Vectors,
+    *,
+    perplexity: float | None = None,
+    seed: int = 0,
+    on_progress: OnProgress = _ignore,
+) -> Vectors:
     """Vectors `(num_points, width)` → positions in the plane `(num_points, 2)`.
 
     The same for the same seed and number of threads. It starts from the first two principal
@@ -68,18 +85,42 @@ def tsne(vectors: Vectors, *, perplexity: float | None = None, seed: int = 0) ->
     else:
         perplexity = min(perplexity, (num_points - 1) / 3)
     num_neighbours = min(num_points - 1, int(3 * perplexity))
-    indices, distances = _nearest_neighbours(scaled, num_neighbours)
+    indices, distances = _nearest_neighbours(scaled, num_neighbours, on_progress=on_progress)
 
     threads = torch.get_num_threads()
     affinities = PerplexityBasedNN(
         perplexity=perplexity, knn_index=PrecomputedNeighbors(indices, distances), n_jobs=threads
     )
-    method = TSNE(initialization=start, random_state=seed, n_jobs=threads)
+    method = TSNE(
+        initialization=start,
+        random_state=seed,
+        n_jobs=threads,
+        early_exaggeration_iter=ITERATIONS[0],
+        n_iter=ITERATIONS[1],
+        callbacks=_iteration_counter(on_progress),
+        callbacks_every_iters=REPORT_EVERY,
+    )
     return np.asarray(method.fit(affinities=affinities), dtype=np.float64)
 
 
+def _iteration_counter(on_progress: OnProgress) -> Callable[..., None]:
+    """A callback of openTSNE, which counts the iterations of each of its two parts from 1."""
+    num_before = 0
+    last = 0
+
+    def count(iteration: int, error: float, embedding: Any) -> None:
+        nonlocal num_before, last
+        if iteration <= last:
+            num_before = ITERATIONS[0]
+        last = iteration
+        share = (num_before + iteration) / sum(ITERATIONS)
+        on_progress(NEIGHBOUR_SHARE + (1 - NEIGHBOUR_SHARE) * min(share, 1.0))
+
+    return count
+
+
 def _nearest_neighbours(
-    vectors: Vectors, count: int
+    vectors: Vectors, count: int, *, on_progress: OnProgress
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """Indices and distances `(n, count)` of the nearest other vectors.
 
@@ -89,6 +130,7 @@ def _nearest_neighbours(
     indices = []
     distances = []
     for start in range(0, len(points), NEIGHBOUR_BLOCK):
+        on_progress(NEIGHBOUR_SHARE * start / len(points))
         block = torch.cdist(points[start : start + NEIGHBOUR_BLOCK], points)
         block.diagonal(start).fill_(torch.inf)  # a point is not its own neighbour
         nearest = block.topk(count, largest=False)
@@ -157,7 +199,7 @@ class NonfiniteVectors(RequestError):
 # -- the map of a run ----------------------------------------------------------
 
 
-def entity_map(run: Run) -> Vectors:
+def entity_map(run: Run, *, on_progress: OnProgress = _ignore) -> Vectors:
     """Positions of all entities between −1 and 1, `(num_entities, 2)`.
 
     They are computed once and saved with the run. A map of another run is computed again.
@@ -168,20 +210,20 @@ def entity_map(run: Run) -> Vectors:
             return load_map(path, len(run.graph.entities), identity=run.identity)
         except OtherSource as error:
             logger.warning("%s It is computed again.", error)
-    positions = compute_map(run.model)
+    positions = compute_map(run.model, on_progress=on_progress)
     if path and run.is_current:
         with suppress(OSError):  # a disk that cannot be written: it is computed again next time
             save_map(positions, path, made_from=run.identity)
     return positions
 
 
-def compute_map(model: Model, *, seed: int = 0) -> Vectors:
+def compute_map(model: Model, *, seed: int = 0, on_progress: OnProgress = _ignore) -> Vectors:
     """t-SNE of the tail embeddings of all entities, scaled to the square from −1 to 1."""
     vectors = tail_embeddings(model, np.arange(model.shape.num_entities))
     check_vectors(vectors)
     if vectors.shape[1] > MAX_COMPONENTS:
         vectors = principal_components(vectors, MAX_COMPONENTS)
-    positions = tsne(vectors, seed=seed)
+    positions = tsne(vectors, seed=seed, on_progress=on_progress)
     centre = (positions.max(0) + positions.min(0)) / 2
     centred = positions - centre
     radius = max(float(np.abs(centred).max()), 1e-12)

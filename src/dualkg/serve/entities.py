@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 
 from dualkg.data.roles import End
 from dualkg.inference.predictor import known_facts, predicted_facts
+from dualkg.logs import describe_time_left
 from dualkg.serve.errors import UnknownNameError
 from dualkg.serve.limits import MAX_MATCHES, MAX_NAME_LENGTH
 from dualkg.serve.queries import EntityName, page_query, query_results
@@ -241,23 +242,34 @@ def _num_rows(groups: list[Group]) -> int:
     "/api/map", response_model=EntityMap, responses={202: {"description": "Still being computed."}}
 )
 @routes.get("/map.json", include_in_schema=False)
-async def entity_map(context: Context) -> Response:
+async def entity_map(
+    context: Context,
+    wait: Annotated[
+        float | None, Query(ge=0, le=60, description="Seconds to wait for a map in the making.")
+    ] = None,
+) -> Response:
     """The t-SNE position of each entity; until it has been computed, the status is 202.
 
-    It is computed once, which may take minutes, and stored.
+    It is computed once, which may take minutes, and stored. The response 202 has the share that is
+    `done`, and `seconds_left`. What nobody asks for during a minute is not computed to its end.
     """
     run = context.run
     limits = context.service.limits
-    future = asyncio.wrap_future(context.service.entity_map(run))
-    done, _ = await asyncio.wait([future], timeout=limits.map_share * limits.seconds)
+    work = context.service.entity_map(run)
+    future = asyncio.wrap_future(work.future)
+    longest = limits.map_share * limits.seconds
+    done, _ = await asyncio.wait([future], timeout=longest if wait is None else min(wait, longest))
     if not done:
-        message = (
-            f"The map of {len(run.graph.entities):,} entities is being computed. "
-            "Try again in a while."
-        )
-        return JSONResponse(
-            {"run": run.name, "message": message}, status_code=202, headers={"Retry-After": "10"}
-        )
+        left = describe_time_left(work.seconds_left)
+        progress = f" {work.done:.0%} is done{f', {left}' if left else ''}." if work.done else ""
+        message = f"The map of {len(run.graph.entities):,} entities is being computed.{progress}"
+        content = {
+            "run": run.name,
+            "message": message,
+            "done": round(work.done, 3),
+            "seconds_left": work.seconds_left,
+        }
+        return JSONResponse(content, status_code=202, headers={"Retry-After": "2"})
 
     positions = future.result()
     x, y = positions.round(5).T.tolist()

@@ -159,6 +159,7 @@ class Exchange:
         self.headers = Headers(scope=scope)
         self.client = client_of(scope.get("client"))
         self.status = 0  # of the response, once it has begun
+        self.route = "other"  # as in the OpenAPI description, for addresses that have one
         self._send = send
         self._started = time.perf_counter()
 
@@ -167,13 +168,13 @@ class Exchange:
         return str(self.scope["path"])
 
     @property
-    def route(self) -> str:
-        """The route as in the OpenAPI description; `other` for addresses that have none."""
-        return str(getattr(self.scope.get("route"), "path_format", "other"))
-
-    @property
     def seconds(self) -> float:
         return time.perf_counter() - self._started
+
+    @property
+    def request(self) -> Scope:
+        """The request as routes see it: HEAD is a GET whose body is not sent."""
+        return {**self.scope, "method": "GET"} if self.scope["method"] == "HEAD" else self.scope
 
     async def send(self, message: Message) -> None:
         """Send a part of the response; security headers are added to those that it has."""
@@ -184,6 +185,13 @@ class Exchange:
                 if name not in present:
                     message["headers"].append((name, value))
         await self._send(message)
+        if message["type"] == "http.response.start" and self.scope["method"] == "HEAD":
+            await self._send({"type": "http.response.body", "body": b""})
+            raise HeadSent
+
+
+class HeadSent(Exception):
+    """The response to a HEAD request is complete; the rest of it, such as a stream, is not made."""
 
 
 class RequestMiddleware:
@@ -219,6 +227,8 @@ class RequestMiddleware:
         try:
             async with asyncio.timeout(limit):
                 await self._answer(exchange)
+        except HeadSent:
+            return
         except TimeoutError:
             await _fail(exchange, error_reply(TimeLimitExceeded("The request", seconds=limit)))
         except (asyncio.CancelledError, KeyboardInterrupt):
@@ -252,7 +262,11 @@ class RequestMiddleware:
         with self._counted(exchange.client):
             receive = _with_body(body, exchange.receive)
             async with turn:
-                await self._app(exchange.scope, receive, exchange.send)
+                scope = exchange.request
+                try:
+                    await self._app(scope, receive, exchange.send)
+                finally:
+                    exchange.route = str(getattr(scope.get("route"), "path_format", "other"))
 
     async def _accept(self, exchange: Exchange) -> bytes | ErrorReply | None:
         """The body of a request, or its refusal, or None if the client has gone."""
@@ -346,7 +360,7 @@ async def _fail(exchange: Exchange, reply: ErrorReply) -> None:
     """Send an error, unless the response has begun."""
     if exchange.status:
         return
-    response = await error_response(Request(exchange.scope), reply)
+    response = await error_response(Request(exchange.request), reply)
     await response(exchange.scope, exchange.receive, exchange.send)
 
 

@@ -1,5 +1,6 @@
 """The served runs and what requests share: the micro-batcher, metrics, threads and decisions."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,9 +26,11 @@ from dualkg.inference.decisions import DecisionStore
 from dualkg.inference.explanation import has_supporting_triples, is_same_graph
 from dualkg.inference.name_search import NameSearch
 from dualkg.inference.predictor import Known, Prediction, Predictor, Query, QueryType
+from dualkg.logs import TimeLeft
 from dualkg.models.paths import PathNetwork
 from dualkg.serve.batching import MAX_BATCH_PREDICTIONS, MicroBatcher
 from dualkg.serve.errors import (
+    BusyError,
     DuplicateRunName,
     NoRunsToServe,
     ServedFolderGone,
@@ -46,6 +49,38 @@ from dualkg.training.run import Run, RunFolder
 Result = TypeVar("Result")
 NUM_SUGGESTIONS = 5  # similar names
 LARGE_REQUEST = 100  # predictions
+MAP_PATIENCE = 60.0  # seconds after which a map that nobody asks for is no longer computed
+
+
+class MapAbandoned(BusyError):
+    """A map was not computed to its end, since nobody has asked for it any more."""
+
+    def __init__(self) -> None:
+        super().__init__("The map is no longer computed, since nobody has asked for it.")
+
+
+class MapWork:
+    """A map that is read or computed, and how much of it is done."""
+
+    def __init__(self) -> None:
+        self.future: Future[Vectors] = Future()
+        # A request that is cancelled cannot cancel a future that is running.
+        self.future.set_running_or_notify_cancel()
+        self.done = 0.0
+        self.seconds_left: float | None = None
+        self.asked_at = time.monotonic()
+        self._time_left = TimeLeft()
+
+    @property
+    def has_failed(self) -> bool:
+        return self.future.done() and self.future.exception() is not None
+
+    def report(self, share: float) -> None:
+        """Note that a share of the map is done; nobody computes it to its end for nobody."""
+        if time.monotonic() > self.asked_at + MAP_PATIENCE:
+            raise MapAbandoned
+        self.seconds_left = self._time_left(share, 1.0)
+        self.done = share
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +91,7 @@ class ServedRun:
     run: Run
     predictor: Predictor
     complete: Callable[..., Completion] = complete
-    compute_map: Callable[[Run], Vectors] = entity_map
+    compute_map: Callable[..., Vectors] = entity_map
 
     @classmethod
     def of(cls, run: Run, *, name: str, device: str | None = None) -> Self:
@@ -198,7 +233,7 @@ class Service:
         self.completing = Lock()
         self.completions = ThreadPoolExecutor(1, thread_name_prefix="completions")
         self._mapping = Lock()  # held while a map is computed
-        self._maps: dict[str, Future[Vectors]] = {}
+        self._maps: dict[str, MapWork] = {}
         # The best new facts by run and relation, whose search takes long.
         self.best_facts: dict[tuple[str, int | None], list[CompletionLine]] = {}
         self._deciding = Lock()  # held while decisions are read or written
@@ -219,27 +254,26 @@ class Service:
         with self._deciding:
             return work(DecisionStore(RunFolder(folder).decisions, check=check))
 
-    def entity_map(self, run: ServedRun) -> Future[Vectors]:
+    def entity_map(self, run: ServedRun) -> MapWork:
         """The map of a run: read, or computed by a daemon thread, which takes minutes.
 
         After a failure, the next request computes it again.
         """
-        future = self._maps.get(run.name)
-        has_failed = future is not None and future.done() and future.exception() is not None
-        if future is None or has_failed:
-            future = Future()
-            # A request that is cancelled cannot cancel a future that is running.
-            future.set_running_or_notify_cancel()
-            self._maps[run.name] = future
-            Thread(target=self._compute_map, args=(run, future), daemon=True).start()
-        return future
+        work = self._maps.get(run.name)
+        if work is None or work.has_failed:
+            work = MapWork()
+            self._maps[run.name] = work
+            Thread(target=self._compute_map, args=(run, work), daemon=True).start()
+        work.asked_at = time.monotonic()
+        return work
 
-    def _compute_map(self, run: ServedRun, future: Future[Vectors]) -> None:
+    def _compute_map(self, run: ServedRun, work: MapWork) -> None:
         try:
             with self._mapping:
-                future.set_result(run.compute_map(run.run))
+                positions = run.compute_map(run.run, on_progress=work.report)
+                work.future.set_result(positions)
         except Exception as error:
-            future.set_exception(error)
+            work.future.set_exception(error)
 
     async def in_thread(self, work: Callable[[], Result], *, client: str = "") -> Result:
         """Do some work of a client in a thread.

@@ -103,7 +103,7 @@ def test_the_page_polls_while_the_map_is_computed(opened, browser, address):
         else:
             route.continue_()
 
-    page.route("**/api/map", answer)
+    page.route("**/api/map?*", answer)
     page.goto("/map")
     page.wait_for_selector("text=The map is being made.")
     ready(page)

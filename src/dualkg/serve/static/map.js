@@ -23,11 +23,11 @@ const MAX_LABELS = 80; // names of other points
 const MAX_LABEL_LENGTH = 32;
 const MANY = 4000; // points; more are drawn as pixels
 const REACH = 14; // pixels
-const PAUSE = 2000; // before a map that is being computed is requested again
-const SLOW = "The map is being computed. The first time this may take a minute or two.";
+const WAIT = 1; // seconds in which a map that is being computed is waited for
 const find = (name) => document.querySelector(`[data-${name}]`);
 const canvas = find("canvas");
 const veil = find("veil");
+const loading = find("loading");
 const tip = find("tip");
 const legend = find("legend");
 const message = find("message");
@@ -312,17 +312,33 @@ function listed(item) {
 
 // --- Start ---------------------------------------------------------------------------------------
 
-/** The map is computed on the first request, which may take minutes; until then the page polls. */
+/**
+ * The map is computed on the first request, which may take minutes; until then the page polls.
+ *
+ * The server stops soon after nobody polls. The result is null once the reader has stopped.
+ */
 async function load() {
-  const late = setTimeout(() => {
-    veil.textContent = SLOW;
-  }, 2000);
-  for (;;) {
-    const map = await requestJson(address("/api/map")).finally(() => clearTimeout(late));
+  const progress = find("progress");
+  const stop = find("stop");
+  let stopped = false;
+  stop.addEventListener("click", () => {
+    stopped = true;
+    stop.hidden = true;
+    progress.hidden = true;
+    const again = element("a", { href: location.href }, "Continue");
+    loading.replaceChildren("The map is not computed any further. ", again);
+  });
+  while (!stopped) {
+    const map = await requestJson(address("/api/map", { wait: WAIT }));
     if (map.x) return map;
-    veil.textContent = map.message;
-    await new Promise((resume) => setTimeout(resume, PAUSE));
+    if (stopped) break;
+    loading.textContent = map.message;
+    stop.hidden = false;
+    progress.hidden = false;
+    progress.value = map.done ?? 0;
+    await new Promise((resume) => setTimeout(resume, 1000 * WAIT));
   }
+  return null;
 }
 
 const field = form.elements.entity;
@@ -363,18 +379,22 @@ function listenToForm() {
 }
 
 async function start() {
+  veil.hidden = false;
   listenToForm();
   readColours();
   onTheme(readColours);
   try {
     const map = await load();
+    if (!map) return;
     points = new Points(map.x, map.y);
     names = map.names;
     labels = map.labels ?? map.names;
     veil.hidden = true;
     canvas.dataset.ready = points.length;
   } catch (error) {
-    showError(veil, error);
+    find("stop").hidden = true;
+    find("progress").hidden = true;
+    showError(loading, error);
     return;
   }
   view.fit();
