@@ -2,8 +2,8 @@
 a fresh process, and `steps` takes steps of ComplEx with DURA in one and in several processes, or of
 one shard of several by itself. `sampled` compares steps of sampled softmax in two processes with
 those of one that has half the negatives; `--device cuda` does so on one GPU, which the processes
-share by gloo. `costs` compares the cost model with recorded trainings, and extrapolates it to
-several GPUs.
+share by gloo. `weights` draws the initial weights of a large table. `costs` compares the cost model
+with recorded trainings, and extrapolates it to several GPUs.
 
 Each command adds its figures to results/distributed.json.
 """
@@ -448,6 +448,47 @@ def all_reduces() -> Iterator[list[int]]:
         yield sizes
 
 
+# -- initial weights -----------------------------------------------------------
+
+
+def measure_weights(choices: argparse.Namespace) -> dict[str, Any]:
+    """Rows a second of initial weights, drawn row by row on a device and in order on the host."""
+    from functools import partial
+
+    import torch
+
+    from dualkg.kernels.noise import fill_normal_
+    from dualkg.tables import LocalTables
+
+    device = torch.device(choices.device)
+    num_threads = torch.get_num_threads()
+    figures: dict[str, Any] = {"rows": choices.rows, "width": choices.width}
+    figures |= {"device": choices.device, "threads": num_threads}
+    generator = torch.Generator().manual_seed(0)
+
+    def draw_in_order(block: Any) -> Any:
+        return block.normal_(generator=generator)
+
+    def seconds_of(draw: Any) -> float:
+        started = time.perf_counter()
+        draw()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+    few = LocalTables(2**16, device=device)
+    fill = partial(fill_normal_, key=1)
+    few.draw_rows(choices.width, fill)  # kernels are compiled
+    many = LocalTables(choices.rows, device=device)
+    of_many = seconds_of(lambda: many.draw_rows(choices.width, fill))
+    of_few = seconds_of(lambda: few.draw(choices.width, draw_in_order))
+    figures["rows a second"] = choices.rows / of_many
+    figures["rows a second in order"] = few.num_entities / of_few
+    figures["seconds"] = of_many
+    log(f"{figures}")
+    return figures
+
+
 # -- the cost model ----------------------------------------------------------
 
 # Bytes a second that each of a number of GPUs sends: assumed NVLink, and a network of 400 Gbit/s.
@@ -566,6 +607,11 @@ def main() -> None:
     sampled.add_argument("--device", default="cpu", choices=list(SAMPLED))
     sampled.add_argument("--rounds", type=int, default=2, help="the fastest of some runs counts")
     sampled.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
+    weights = commands.add_parser("weights", help="initial weights of a large table")
+    weights.add_argument("--rows", type=int, default=500_000)
+    weights.add_argument("--width", type=int, default=400)
+    weights.add_argument("--device", default="cpu", choices=list(SAMPLED))
+    weights.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
     costs = commands.add_parser(
         "costs", help="the cost model beside recorded trainings, and its extrapolation"
     )
@@ -584,6 +630,8 @@ def main() -> None:
     elif choices.command == "sampled":
         name = "sampled softmax" if choices.device == "cpu" else "sampled softmax on a GPU"
         save(name, measure_sampled(choices), choices.out)
+    elif choices.command == "weights":
+        save(f"initial weights, {choices.device}", measure_weights(choices), choices.out)
     elif choices.command == "steps":
         save(choices.name, measure_steps(choices), choices.out)
     else:

@@ -241,6 +241,12 @@ def test_a_step_sends_the_bytes_of_the_cost_model(capsys, negatives):
     assert figures["seconds"] > 0
 
 
+def test_rows_of_initial_weights_are_counted():
+    figures = distributed.measure_weights(argparse.Namespace(device="cpu", rows=1000, width=3))
+    assert figures["rows a second"] == pytest.approx(1000 / figures["seconds"])
+    assert figures["rows a second in order"] > 0
+
+
 def test_two_processes_are_compared_with_one_at_half_the_negatives(monkeypatch):
     seconds = {(0, 0): 2.0, (0, 2): 2.5, (2, 0): 3.0}  # by processes and shards
     jobs = []

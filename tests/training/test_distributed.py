@@ -135,7 +135,11 @@ def test_neighbours_are_in_different_shards() -> None:
 
 @pytest.mark.parametrize("name", EMBEDDINGS)
 @pytest.mark.parametrize("scale", [0.5, "xavier"])
-def test_a_shard_has_the_initial_weights_of_the_whole(name: str, scale: Any) -> None:
+@pytest.mark.parametrize("largest_in_order", [2**28, 100])
+def test_a_shard_has_the_initial_weights_of_the_whole(
+    name: str, scale: Any, largest_in_order: int
+) -> None:
+    """Drawn in order, and row by row."""
     if scale == "xavier" and name in ("RotatE", "HAKE"):
         pytest.skip("stores angles in units of init_scale")
 
@@ -143,17 +147,20 @@ def test_a_shard_has_the_initial_weights_of_the_whole(name: str, scale: Any) -> 
         options: dict[str, Any] = {"dim": 6, "seed": 3, "init_scale": scale}
         return EMBEDDINGS[name].with_tables(tables, kg.GraphShape(331, 5), **options)
 
-    whole = build(LocalTables(331)).state_dict()
+    limits = {"largest_in_order": largest_in_order}
+    whole = build(LocalTables(331, **limits)).state_dict()
     shard = Shard(331, 1, 4)
-    part = build(ShardedTables(shard, block_rows=16)).state_dict()
+    part = build(ShardedTables(shard, block_rows=16, **limits)).state_dict()
     for key, table in whole.items():
         assert torch.equal(part[key], table[shard.ids] if key in TABLE_NAMES else table)
-    by_blocks = LocalTables(331, device=torch.device("cpu"), block_rows=16)
+    by_blocks = LocalTables(331, device=torch.device("cpu"), block_rows=16, **limits)
     again = build(by_blocks).state_dict()
     assert all(torch.equal(again[key], table) for key, table in whole.items())
     # An operation with a tensor of the host would fail.
-    elsewhere = build(LocalTables(331, device=torch.device("meta")))
+    elsewhere = build(LocalTables(331, device=torch.device("meta"), **limits))
     assert elsewhere.entities.device.type == "meta"
+    in_order = build(LocalTables(331)).entities
+    assert torch.equal(in_order, whole["entities"]) == (largest_in_order == 2**28)
 
 
 # -- gradients ---------------------------------------------------------------

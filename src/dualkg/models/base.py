@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import PYTHON, InvalidValue, RequestError, Unsupported, Words
+from dualkg.kernels.noise import fill_normal_, fill_uniform_, table_key
 from dualkg.models.score_text import ScoreText
 from dualkg.registry import Registry
 from dualkg.tables.base import EntityScores, EntityTables
@@ -398,7 +399,9 @@ class EmbeddingModel(Model):
         self.init_scale = self.default_init_scale if init_scale is None else init_scale
         if self._tables is None:
             self._tables = LocalTables(self.shape.num_entities)
+        self._seed = seed
         self._random = torch.Generator().manual_seed(seed)
+        self._num_drawn = 0
         self._draws_entities = False
         width = self.entity_width(dim)
         self._check_size(width)
@@ -529,20 +532,31 @@ class EmbeddingModel(Model):
     def init_noise(self, rows: int, width: int) -> Tensor:
         """Numbers drawn from N(0, 1) · `init_scale`, or uniformly within Xavier's bound."""
         if self.init_scale == "xavier":
-            bound = math.sqrt(6 / (rows + width))
-            return self.drawn(rows, width, lambda block: self._uniform_(block, bound))
-        noise = self.drawn(rows, width, lambda block: block.normal_(generator=self._random))
-        return noise.mul_(self.init_scale)
+            return self.drawn(rows, width, bound=math.sqrt(6 / (rows + width)))
+        return self.drawn(rows, width).mul_(self.init_scale)
 
-    def drawn(self, rows: int, width: int, draw: Callable[[Tensor], Tensor]) -> Tensor:
-        """Random numbers `(rows, width)`; of entity tables, the rows that this process has."""
+    def drawn(self, rows: int, width: int, *, bound: float | None = None) -> Tensor:
+        """Random numbers `(rows, width)`: from N(0, 1), or uniform between −bound and bound.
+
+        Of entity tables, they are the rows that this process has. Large ones are drawn row by row,
+        others in order, by one generator for the whole model.
+        """
+        self._num_drawn += 1
+        if self._draws_entities and self.tables.draws_by_row(width):
+            key = table_key(self._seed, self._num_drawn)
+            if bound is None:
+                return self.tables.draw_rows(width, partial(fill_normal_, key=key))
+            return self.tables.draw_rows(width, partial(fill_uniform_, key=key, bound=bound))
+
+        def draw(block: Tensor) -> Tensor:
+            if bound is None:
+                return block.normal_(generator=self._random)
+            return block.uniform_(-bound, bound, generator=self._random)
+
         if self._draws_entities:
             return self.tables.draw(width, draw)
         numbers = torch.zeros(rows, width)
         return draw(numbers) if self.tables.initialize else numbers
-
-    def _uniform_(self, block: Tensor, bound: float) -> Tensor:
-        return block.uniform_(-bound, bound, generator=self._random)
 
     # -- vectors --------------------------------------------------------------
 

@@ -251,7 +251,7 @@ class AngleModel(DistanceModel):
             )
         limit = math.sqrt(3.0) * self.init_scale
         self.register_buffer("half_turn", torch.tensor(limit))
-        return self.drawn(rows, width, lambda block: self._uniform_(block, limit))
+        return self.drawn(rows, width, bound=limit)
 
     def angles(self, stored: Tensor) -> Tensor:
         return stored * (math.pi / self.half_turn)

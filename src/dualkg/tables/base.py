@@ -24,9 +24,13 @@ if TYPE_CHECKING:
     from dualkg.tables.row_gradients import RowGradientTables
 
 Draw = Callable[[Tensor], Tensor]  # fills an array with random numbers and returns it
+FillRows = Callable[[Tensor, Tensor], Tensor]  # fills `(n, width)` with the numbers of n entities
 CountBetter = Callable[[Tensor, Tensor, RankTargets], Tensor]
 
 BLOCK_ROWS = 2**14  # rows of a table that are drawn at a time
+# Numbers of a table up to which they are drawn in order, in seconds. Larger tables are drawn row by
+# row, whatever the number of processes.
+LARGEST_IN_ORDER = 2**28
 
 
 class EntityScores(ABC):
@@ -71,13 +75,16 @@ class EntityTables(ABC):
         device: torch.device | None = None,
         initialize: bool = True,
         block_rows: int = BLOCK_ROWS,
+        largest_in_order: int = LARGEST_IN_ORDER,
     ) -> None:
         """With a `device`, tables are made there, block by block, and never as a whole on the host.
 
         Without `initialize`, they are zeros: random numbers take seconds to draw, and saved weights
-        replace them. `block_rows` are the rows of a block.
+        replace them. `block_rows` are the rows of a block. Tables of more numbers than
+        `largest_in_order` are drawn by row.
         """
         self.num_entities = num_entities
+        self.largest_in_order = largest_in_order
         self.block_rows = block_rows
         self.device = device
         self.initialize = initialize
@@ -118,6 +125,27 @@ class EntityTables(ABC):
 
         They are those of the same rows of a whole table, whatever the number of processes.
         """
+
+    def draws_by_row(self, width: int) -> bool:
+        """Whether a table of this width is so large that each row is drawn by itself."""
+        return self.num_entities * width > self.largest_in_order
+
+    def draw_rows(self, width: int, fill: FillRows) -> Tensor:
+        """Random numbers for the rows of this process, each of which depends on its entity alone.
+
+        They are drawn in parallel, on the device of the tables.
+        """
+        table = torch.zeros(self.num_rows, width, device=self.device)
+        if self.initialize:
+            for start in range(0, self.num_rows, self.block_rows):
+                block = table[start : start + self.block_rows]
+                ids = self.entities_of(slice(start, start + len(block)))
+                fill(block, ids.to(table.device))
+        return table
+
+    def entities_of(self, rows: slice) -> Tensor:
+        """The entities of some rows of this process."""
+        return torch.arange(rows.start, rows.stop)
 
     @abstractmethod
     def take(self, table: Tensor) -> Tensor:

@@ -15,7 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dualkg.kernels.scores import RankTargets, count_in_columns
-from dualkg.tables.base import BLOCK_ROWS, CountBetter, Draw, EntityScores, EntityTables
+from dualkg.tables.base import (
+    BLOCK_ROWS,
+    LARGEST_IN_ORDER,
+    CountBetter,
+    Draw,
+    EntityScores,
+    EntityTables,
+)
 from dualkg.tables.local import weighted_mean
 from dualkg.tables.lookup import TABLE_NAMES, Side
 from dualkg.tables.shard import Shard
@@ -120,12 +127,17 @@ class ShardedTables(EntityTables):
         device: torch.device | None = None,
         initialize: bool = True,
         block_rows: int = BLOCK_ROWS,
+        largest_in_order: int = LARGEST_IN_ORDER,
         capturable: bool = True,
         max_columns: int = MAX_COLUMNS,
     ) -> None:
         """`max_columns` are the rows that are scored at a time in a ranking."""
         super().__init__(
-            shard.num_entities, device=device, initialize=initialize, block_rows=block_rows
+            shard.num_entities,
+            device=device,
+            initialize=initialize,
+            block_rows=block_rows,
+            largest_in_order=largest_in_order,
         )
         self.shard = shard
         self.max_columns = max_columns
@@ -161,6 +173,11 @@ class ShardedTables(EntityTables):
             is_own = positions >= 0
             table[positions[is_own].to(table.device)] = block[is_own].to(table.device)
         return table
+
+    def entities_of(self, rows: slice) -> Tensor:
+        return self.shard.order.entities(
+            torch.arange(self.shard.first + rows.start, self.shard.first + rows.stop)
+        )
 
     def take(self, table: Tensor) -> Tensor:
         return table if len(table) == self.shard.size else table[self.shard.ids]
