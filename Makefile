@@ -69,6 +69,7 @@ records: $(READY)
 picture: $(READY)
 	$(BIN)/dualkg demo --picture docs/demo.svg
 	$(BIN)/python scripts/path_pictures.py --redraw
+	$(BIN)/python scripts/pictures.py
 	DUALKG_PICTURES=docs $(BIN)/pytest -m slow tests/serve/browser/test_picture.py
 
 # The bundled graph from its sources.

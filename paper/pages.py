@@ -1,6 +1,7 @@
 """Tables of the README and of docs/, made from the records and the benchmarks."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -60,42 +61,56 @@ def paths_tables(root: Path) -> str:
     return "\n\n".join(tables)
 
 
+@dataclass(frozen=True)
+class Speed:
+    """The seconds of a job in another program and in dualkg."""
+
+    name: str
+    peer: str
+    theirs: float
+    ours: float
+
+
 def readme_table(root: Path) -> str:
     """Accuracy and speed beside others: what the README shows first."""
     rows = [accuracy_row(root, *choice) for choice in ACCURACY]
+    for job in measured_speeds():
+        ours = f"{job.ours:.3g} s, {job.theirs / job.ours:.1f}×"
+        rows.append([job.name, f"{job.theirs:.3g} s ({job.peer})", ours])
+    return Table("", ("", "others", "dualkg"), rows).as_markdown(level=0)
+
+
+def measured_speeds() -> list[Speed]:
+    """Jobs that were measured beside another program, by `make bench`."""
     training = read_benchmark("training")
     ranking = read_benchmark("ranking")
-    on_gpu = training[GPU]["FB15k-237 ComplEx dim 2000 batch 1000"]["measured"]
-    rows.append(
-        speed_row(
-            "an epoch of FB15k-237, ComplEx dim 2000, one H200",
-            "code of DURA's authors",
-            read_json(PEERS)["training"]["FB15k-237 ComplEx dim 2000 batch 1000"]["seconds"],
-            on_gpu["dualkg bf16"]["seconds_per_epoch"],
-        )
-    )
+    job = "FB15k-237 ComplEx dim 2000 batch 1000"
+    on_gpu = training[GPU][job]["measured"]
     machine = "2 cores of Intel(R) Xeon(R) Processor @ 2.50GHz"
     on_cpu = training[machine]["FB15k-237 ComplEx dim 100 batch 1000"]["measured"]
-    rows.append(
-        speed_row(
+    machine = "2 cores of Intel(R) Xeon(R) Processor"
+    ranked = ranking[machine]["FB15k-237 test ComplEx dim 100"]["measured"]
+    ranked_by_pykeen = ranked["PyKEEN, batch as it chooses"]
+    return [
+        Speed(
+            "an epoch of FB15k-237, ComplEx dim 2000, one H200",
+            "DURA's authors",
+            read_json(PEERS)["training"][job]["seconds"],
+            on_gpu["dualkg bf16"]["seconds_per_epoch"],
+        ),
+        Speed(
             "an epoch of FB15k-237, ComplEx dim 100, two CPU cores",
             f"PyKEEN {on_cpu['PyKEEN']['version']}",
             on_cpu["PyKEEN"]["seconds_per_epoch"],
             on_cpu["dualkg float32, grouped by query"]["seconds_per_epoch"],
-        )
-    )
-    machine = "2 cores of Intel(R) Xeon(R) Processor"
-    ranked = ranking[machine]["FB15k-237 test ComplEx dim 100"]["measured"]
-    theirs = ranked["PyKEEN, batch as it chooses"]
-    rows.append(
-        speed_row(
+        ),
+        Speed(
             "filtered ranking of FB15k-237's test split, two CPU cores",
-            f"PyKEEN {theirs['version']}",
-            theirs["seconds"],
+            f"PyKEEN {ranked_by_pykeen['version']}",
+            ranked_by_pykeen["seconds"],
             ranked["dualkg"]["seconds"] + ranked["dualkg"]["filter_seconds"],
-        )
-    )
-    return Table("", ("", "others", "dualkg"), rows).as_markdown(level=0)
+        ),
+    ]
 
 
 # What accuracy is shown: a model, its row among the published results and among ours, a graph.
@@ -119,10 +134,6 @@ def accuracy_row(root: Path, label: str, theirs: str, ours: str, graph: str) -> 
     found = over_seeds(record.values("mrr")) if record else MISSING
     others = f"{published_metrics(theirs, graph)['mrr']:.3f} ({AUTHORS[theirs]}, published)"
     return [f"test MRR of {graph}, {label}", others, found]
-
-
-def speed_row(job: str, peer: str, theirs: float, ours: float) -> list[str]:
-    return [job, f"{theirs:.3g} s ({peer})", f"{ours:.3g} s, {theirs / ours:.1f}×"]
 
 
 def read_benchmark(name: str) -> Any:

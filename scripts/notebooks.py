@@ -1,6 +1,6 @@
 """Make the notebooks of docs/tutorials/ from its pages, and run them.
 
-python scripts/notebooks.py              # make and run all
+python scripts/notebooks.py              # make all, and run those whose code has changed
 python scripts/notebooks.py own-graph    # make and run one
 python scripts/notebooks.py --check      # fail if the cells of a notebook are not those of its page
 """
@@ -38,10 +38,11 @@ def main() -> None:
             sys.exit(f"Out of date: {', '.join(stale)}. Run: python scripts/notebooks.py")
         return
     for page in pages:
-        print(page.stem, flush=True)
         notebook = notebook_of(page)
-        with tempfile.TemporaryDirectory() as folder:
-            execute(notebook, Path(folder))
+        if arguments.names or not keep_outputs(notebook, page.with_suffix(".ipynb")):
+            print(f"running {page.stem}", flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                execute(notebook, Path(folder))
         nbformat.write(notebook, page.with_suffix(".ipynb"))
 
 
@@ -87,6 +88,25 @@ def is_current(page: Path) -> bool:
     if not saved.exists():
         return False
     return sources(nbformat.read(saved, as_version=4)) == sources(notebook_of(page))
+
+
+def keep_outputs(notebook: Any, saved: Path) -> bool:
+    """Take the outputs of a saved notebook if its code is the same; whether that was so."""
+    if not saved.exists():
+        return False
+    earlier = code_cells(nbformat.read(saved, as_version=4))
+    cells = code_cells(notebook)
+    if [cell["source"] for cell in earlier] != [cell["source"] for cell in cells]:
+        return False
+    if not any(cell["outputs"] for cell in earlier):
+        return False
+    for cell, other in zip(cells, earlier, strict=True):
+        cell["outputs"] = other["outputs"]
+    return True
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
 def sources(notebook: Any) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import dualkg as kg
+from scripts import pictures
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -69,6 +70,29 @@ def test_the_output_of_a_cell_is_below_its_block(tmp_path):
     page = "```python\na = 2\n```\n\n```console no-run\n$ b\n```\n\n```python\nprint(a)\n```\n"
     expected = page + "\n```{.text .output}\n2\n```\n"
     assert hooks.with_outputs(page, notebook) == expected
+
+
+def test_the_pictures_are_drawn_from_the_measurements():
+    for name, text in pictures.pictures().items():
+        assert (pictures.FOLDER / name).read_text(encoding="utf-8") == text, name
+
+
+def test_a_text_that_changes_keeps_the_outputs_of_a_notebook(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n\n```python\nprint(2)\n```\n", encoding="utf-8")
+    notebook = notebooks.notebook_of(page)
+    printed = {"output_type": "stream", "name": "stdout", "text": "2"}
+    notebooks.code_cells(notebook)[0]["outputs"] = [printed]
+    saved = tmp_path / "page.ipynb"
+    saved.write_text(json.dumps(notebook), encoding="utf-8")
+
+    page.write_text("after\n\n```python\nprint(2)\n```\n", encoding="utf-8")
+    assert not notebooks.is_current(page)
+    again = notebooks.notebook_of(page)
+    assert notebooks.keep_outputs(again, saved)
+    assert notebooks.code_cells(again)[0]["outputs"] == [printed]
+    page.write_text("after\n\n```python\nprint(3)\n```\n", encoding="utf-8")
+    assert not notebooks.keep_outputs(notebooks.notebook_of(page), saved)
 
 
 @pytest.mark.parametrize("page", notebooks.tutorials(), ids=lambda page: page.stem)

@@ -72,8 +72,8 @@ def load_graph(
     that a compressed file may expand to (default: 16 GiB, and 100 times its own size).
 
     Args:
-            graph: Name of a graph (`dualkg datasets` lists them), path of a file, folder or
-            archive, or a table.
+        graph: Name of a graph (`dualkg datasets` lists them), path of a file, folder or archive,
+            or a table.
         columns: Columns of head, relation and tail, by name or number.
         split: Percentages of train, valid and test, for a single file.
         seed: Seed of this split.
