@@ -37,6 +37,8 @@ FIGURES = {
     "inputs": ("inputs", "past_the_first_parser", "longest_seconds", "most_mib"),
     "moves": ("moves",),
     "swaps": ("swaps",),
+    "damage": ("files",),
+    "memory": ("commands",),
     "races": ("races", "processes", "refused with a message"),
     "server": (
         "num_requests",

@@ -398,6 +398,24 @@ class OutOfMemory(DualkgError):
         return f"There is not enough memory{wanted}. Use {smaller}, or allow more memory."
 
 
+class TooFewAddresses(DualkgError):
+    """The limit on the addresses of a process is below what libraries reserve."""
+
+    def __init__(self, limit: int, *, least: int) -> None:
+        super().__init__()
+        self.limit = limit
+        self.least = least
+
+    def message(self, words: Words = PYTHON) -> str:
+        least = f"{self.least / 2**30:,.2f} GiB"
+        return (
+            f"The addresses of this process are limited to {self.limit / 2**30:,.2f} GiB "
+            f"(ulimit -v). PyTorch and the libraries of linear algebra reserve up to {least}, most "
+            f"of which is never used, and some wait for ever if they cannot. Allow at least "
+            f"{least}, or limit the memory that is used, as containers do."
+        )
+
+
 def out_of_memory(error: BaseException) -> OutOfMemory | None:
     """What an error of Python, NumPy, Arrow or PyTorch stands for, if it is about memory.
 

@@ -90,6 +90,25 @@ def test_the_limit_of_a_process_is_part_of_the_free_memory(monkeypatch: pytest.M
         kg.train(kg.ComplEx(graph.shape, dim=4), graph, epochs=1)
 
 
+def test_a_limit_below_what_libraries_reserve_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenBLAS tries for ever to get the memory that it was refused."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1500 * 2**20, 2**40))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("sys.argv", ["dualkg"])
+    with pytest.raises(SystemExit) as end:
+        main(failing(AssertionError("it was run")))
+    assert end.value.code == 1
+    assert capsys.readouterr().err.startswith(
+        "dualkg: The addresses of this process are limited to 1.46 GiB (ulimit -v). PyTorch and "
+        "the libraries of linear algebra reserve up to 3.00 GiB, "
+    )
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (3 * 2**30, 2**40))
+    with pytest.raises(AssertionError, match="it was run"):
+        main(failing(AssertionError("it was run")))
+
+
 def test_a_name_that_is_no_text_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / NOT_TEXT
     for write in (atomic_write, atomic_folder, locked):

@@ -10,6 +10,7 @@ import dualkg as kg
 from dualkg.errors import DamagedFile, InvalidValue, PathExists, Unsupported
 from dualkg.evaluation.report import load_ranks
 from dualkg.files import lock_holder, locked, write_json
+from dualkg.inference.integrity import check_run
 from dualkg.models.base import TablesTooLarge, WrongShape
 from dualkg.training.checkpoint import (
     UnreadableWeights,
@@ -28,7 +29,7 @@ from dualkg.training.run import (
     RunInTraining,
     RunNotFinished,
 )
-from dualkg.training.trainer import InterruptedRunError, OptimizerChanged
+from dualkg.training.trainer import InterruptedRunError, OptimizerChanged, RecipeChanged
 from dualkg.workflows import train_seeds
 from dualkg.workflows.train import OtherData
 from tests.models import odd_models as odd
@@ -240,6 +241,12 @@ RUN = Path("runs/a")
             OptimizerChanged(RUN, saved="Adagrad", expected="Adam"),
             "runs/a was written with Adagrad; the recipe says Adam. The optimizer cannot change "
             "during a run: start a new run.",
+        ),
+        (
+            RecipeChanged(RUN / "recipe.toml", RUN / "checkpoint.safetensors"),
+            "runs/a/recipe.toml is not the recipe that runs/a/checkpoint.safetensors was written "
+            "with: one of them was damaged or changed, or is of another run. Restore it from a "
+            "copy, or start a new run.",
         ),
         (
             OtherData(RUN, "mine"),
@@ -558,6 +565,31 @@ def test_a_recipe_cannot_change_during_a_run(small_graph, tmp_path):
         kg.resume(folder.path)
     assert refused.value.expected["entities"] == (30, 5)
     assert refused.value.found["entities"] == (30, 4)
+
+
+def test_a_changed_digit_of_a_recipe_is_found(small_graph, tmp_path):
+    def kill(event):
+        raise Killed
+
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(Killed):
+        kg.train(kg.CP(small_graph.shape, dim=4), small_graph, out=folder.path, on_progress=kill)
+    text = folder.recipe.read_text()
+    folder.recipe.write_text(text.replace("\nseed = 0", "\nseed = 1"))
+    with pytest.raises(RecipeChanged) as refused:
+        kg.resume(folder.path)
+    assert (refused.value.path, refused.value.checkpoint) == (folder.recipe, folder.checkpoint)
+    assert damaged_files(folder.path) == ["recipe.toml"]
+    folder.recipe.write_text(text.replace("[model]", "[modeL]"))
+    assert damaged_files(folder.path) == ["recipe.toml"]
+    folder.recipe.write_text(f"# mine\n\n{text}")  # a comment is no change
+    assert damaged_files(folder.path) == []
+    assert kg.resume(folder.path).report is not None
+
+
+def damaged_files(path):
+    [checked] = check_run(path)
+    return [file.file for file in checked.files if file.damaged]
 
 
 def test_seeds_trained_on_other_data_are_refused(tmp_path):

@@ -13,14 +13,16 @@ from dualkg.analysis.projection import load_map
 from dualkg.data.graph import SPLITS
 from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.evaluation.report import load_ranks
-from dualkg.files import exists, lock_holder, read_json, read_text, strays
+from dualkg.extras import UntrustedCode
+from dualkg.files import exists, lock_holder, read_json, strays
 from dualkg.inference.calibration import NOT_BOUND, load_calibration
 from dualkg.inference.decisions import DecisionStore
 from dualkg.tables.processes import one_process
 from dualkg.training.checkpoint import load_tensors
 from dualkg.training.ensemble import SavedEnsemble
-from dualkg.training.recipe import parse_toml
+from dualkg.training.recipe import load_recipe
 from dualkg.training.run import RunFolder
+from dualkg.training.trainer import check_recipe
 
 
 class Note(str):
@@ -201,7 +203,7 @@ def _readers(folder: RunFolder) -> dict[Path, Reader]:
         return Note(f"the probabilities of {len(others):,} decisions are of another run")
 
     readers: dict[Path, Reader] = {
-        folder.recipe: lambda file: parse_toml(read_text(file)),
+        folder.recipe: lambda file: _check_recipe(folder),
         folder.graph: lambda _: folder.load_graph(),
         folder.weights: lambda file: load_tensors(file, check=True),
         folder.checkpoint: lambda file: load_tensors(file, check=True),
@@ -221,6 +223,23 @@ def _readers(folder: RunFolder) -> dict[Path, Reader]:
     readers[folder.map] = read_map
     readers[folder.decisions] = read_decisions
     return readers
+
+
+def _check_recipe(folder: RunFolder) -> None:
+    """Validate a recipe, and compare it with that of the checkpoint of an unfinished run."""
+    with suppress(UntrustedCode):  # it is valid as far as can be said without its classes
+        load_recipe(folder.recipe)
+    if folder.finished:
+        return
+    about: dict[str, Any] = {}
+    place = folder.checkpoint
+    with suppress(RequestError, OSError):  # damage of a checkpoint is reported as its own
+        if folder.checkpoint_folder.exists():
+            place = folder.checkpoint_folder
+            about = read_json(place / "latest.json", dict[str, Any], checksum=True)
+        elif place.exists():
+            about = load_tensors(place)[1]
+    check_recipe(folder.recipe, about, checkpoint=place)
 
 
 def _check_shards(folder: Path) -> None:

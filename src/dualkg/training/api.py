@@ -434,7 +434,7 @@ def resume_training(
     trainer = Trainer.of_recipe(
         recipe, graph, device=device, on_progress=on_progress, callbacks=callbacks
     )
-    trainer.restore(start)
+    trainer.restore(start, recipe=folder.recipe)
     return finish(trainer, folder)
 
 

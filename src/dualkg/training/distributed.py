@@ -43,6 +43,7 @@ from dualkg.files import (
     locked,
     make_folder,
     read_json,
+    read_text,
     remove,
     sync,
     watched,
@@ -74,7 +75,7 @@ from dualkg.training.checkpoint import (
 )
 from dualkg.training.costs import WorkEstimate
 from dualkg.training.memory import checkpoint_copies, estimate_step, gib, measure_gradients
-from dualkg.training.recipe import Recipe, load_recipe
+from dualkg.training.recipe import Recipe, checksum, load_recipe
 from dualkg.training.run import RunFolder, TrainedRun
 from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
@@ -274,8 +275,12 @@ class CheckpointFolder:
     def start(self) -> None:
         """Before the first step there is nothing but the recipe."""
         make_folder(self.path)
-        about = {"when": "start", "optimizer": None, "progress": asdict(Progress())}
-        write_json(self.pointer, about)
+        recipe = checksum(read_text(self.path.with_name("recipe.toml")))
+        progress = asdict(Progress())
+        write_json(
+            self.pointer,
+            {"when": "start", "optimizer": None, "progress": progress, "recipe": recipe},
+        )
 
     def _folders(self) -> list[Path]:
         make_folder(self.path)
@@ -642,7 +647,7 @@ def _resume(
     )
     trainer = group.together(build)
     check_agreement(group, {ENGINE: trainer.describe_engine()})
-    trainer.restore(folder.checkpoint_folder)
+    trainer.restore(folder.checkpoint_folder, recipe=folder.recipe)
     return _finish(trainer, folder, on_start)
 
 

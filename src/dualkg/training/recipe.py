@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tomllib
@@ -612,6 +613,14 @@ def load_recipe(
     """
     with trusted_code(trust_code):
         return recipe_from(changed(read_tables(path), changes or {}), source=str(path))
+
+
+def checksum(text: str) -> str:
+    """The sha256 of what a recipe says, as TOML; comments and spaces do not count.
+
+    It is that of the text, because a later version of dualkg has more keys.
+    """
+    return hashlib.sha256(json.dumps(parse_toml(text), sort_keys=True).encode()).hexdigest()
 
 
 def changed(tables: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

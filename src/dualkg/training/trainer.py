@@ -36,7 +36,7 @@ from dualkg.errors import (
 )
 from dualkg.evaluation.ranking import sample_triples
 from dualkg.evaluation.report import Report, evaluate
-from dualkg.files import check_type
+from dualkg.files import check_type, read_text
 from dualkg.kernels.hardware import matmul_precision
 from dualkg.logs import describe_time_left, logger
 from dualkg.losses import OneVsAll
@@ -65,6 +65,7 @@ from dualkg.training.engines import choose_engine
 from dualkg.training.memory import check_memory, checkpoint_copies, predict
 from dualkg.training.optimizers import build_optimizer, learning_rate
 from dualkg.training.recipe import Recipe
+from dualkg.training.recipe import checksum as recipe_checksum
 from dualkg.training.steps import CudaGraphStep, Step, build_step
 from dualkg.training.updates import optimizer_tensors, restore_optimizer
 
@@ -155,6 +156,24 @@ class OptimizerChanged(RequestError):
         self.expected = expected
 
 
+class RecipeChanged(RequestError):
+    """A checkpoint was written with another recipe than the run has now."""
+
+    def __init__(self, path: Path, checkpoint: Path) -> None:
+        super().__init__(
+            f"{path} is not the recipe that {checkpoint} was written with: one of them was damaged "
+            "or changed, or is of another run. Restore it from a copy, or start a new run."
+        )
+        self.path = path
+        self.checkpoint = checkpoint
+
+
+def check_recipe(path: Path, about: dict[str, Any], *, checkpoint: Path) -> None:
+    """Refuse a file that is not the recipe of a checkpoint; earlier versions noted none."""
+    if about.get("recipe") not in (None, recipe_checksum(read_text(path))):
+        raise RecipeChanged(path, checkpoint)
+
+
 class EmptySplit(RequestError):
     """A split that training needs is empty."""
 
@@ -236,6 +255,7 @@ class Trainer:
         self.model = model
         self.graph = graph
         self.recipe = recipe
+        self._recipe_checksum = ""  # of the file, if there was one
         self.regularizer = regularizer
         self.checkpoint_path: Path | None = None
         self.on_progress = on_progress or (lambda event: None)
@@ -573,11 +593,14 @@ class Trainer:
 
     def about(self, when: When) -> dict[str, Any]:
         """What a checkpoint says beside its tensors."""
-        return {
+        about = {
             "when": when,
             "optimizer": self.recipe.optimizer.name,
             "progress": asdict(self.progress),
         }
+        if when == "end":
+            return about
+        return {**about, "recipe": self._recipe_checksum or recipe_checksum(self.recipe.as_toml())}
 
     def save(
         self, path: Path, *, when: When = "between", weights: bool = True, wait: bool = True
@@ -623,8 +646,8 @@ class Trainer:
             self._has_warned = True
             logger.warning(warning)
 
-    def restore(self, path: Path) -> None:
-        """Load the state of a checkpoint."""
+    def restore(self, path: Path, *, recipe: Path) -> None:
+        """Load the state of a checkpoint, which was written with the recipe of this file."""
         groups, about = self.store.read(path)
         when = about.get("when", "between")
         if "progress" not in about:
@@ -635,6 +658,8 @@ class Trainer:
         if saved_optimizer not in (None, self.recipe.optimizer.name):
             expected = self.recipe.optimizer.name
             raise OptimizerChanged(path, saved=saved_optimizer, expected=expected)
+        check_recipe(recipe, about, checkpoint=path)
+        self._recipe_checksum = recipe_checksum(read_text(recipe))
         progress = self._check_progress(about["progress"], path)
         shapes = {name: value.shape for name, value in self.weights.state_dict().items()}
         for group in ("best", "mean"):
