@@ -646,8 +646,8 @@ class Trainer:
             self._has_warned = True
             logger.warning(warning)
 
-    def restore(self, path: Path, *, recipe: Path) -> None:
-        """Load the state of a checkpoint, which was written with the recipe of this file."""
+    def restore(self, path: Path, *, recipe: Path | None = None) -> None:
+        """Load the state of a checkpoint; with `recipe`, the file that it must be of."""
         groups, about = self.store.read(path)
         when = about.get("when", "between")
         if "progress" not in about:
@@ -658,8 +658,9 @@ class Trainer:
         if saved_optimizer not in (None, self.recipe.optimizer.name):
             expected = self.recipe.optimizer.name
             raise OptimizerChanged(path, saved=saved_optimizer, expected=expected)
-        check_recipe(recipe, about, checkpoint=path)
-        self._recipe_checksum = recipe_checksum(read_text(recipe))
+        if recipe is not None:
+            check_recipe(recipe, about, checkpoint=path)
+            self._recipe_checksum = recipe_checksum(read_text(recipe))
         progress = self._check_progress(about["progress"], path)
         shapes = {name: value.shape for name, value in self.weights.state_dict().items()}
         for group in ("best", "mean"):
