@@ -1,5 +1,8 @@
 """Prior correction: priors by hand, and the log-probability that log odds require."""
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +12,8 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.inference.calibration import Calibration, PriorCorrection, log_odds_of
 from dualkg.inference.completion import complete
+from dualkg.inference.query_classes import NUM_CLASSES
 from dualkg.inference.recalibration import Recalibration
-from dualkg.inference.sampling import DomainRange
 from tests.conftest import graph_of
 
 
@@ -33,43 +36,37 @@ def calibration_of(
 
 def test_priors_by_hand():
     """r0 has the heads 0 and 1 of six entities in train; valid queries 0, and 4, which is new. r1
-    has no queries.
+    has no queries. No entity has two roles, so none is evidence of a type.
     """
     train = [(0, 0, 2), (1, 0, 2), (5, 1, 3)]
     valid = [(0, 0, 3), (4, 0, 2), (0, 0, 5)]
     graph = graph_of(train, valid, num_entities=6)
     calibration = calibration_of(1.0, (0.0,) * 4, num_relations=2)
     correction = PriorCorrection.of(calibration, graph)
+    once, twice, new = 0, 1, NUM_CLASSES - 1
 
-    # Over both relations train has 2 + 1 heads, of which 1 is queried, and 4 + 5 other entities, of
-    # which 1 is: 1/3 and 1/9.
-    heads = [
-        [(1 + 1) / (2 + 3), (1 + 1) / (4 + 9)],
-        [(0 + 1) / (1 + 3), (0 + 1) / (5 + 9)],
-    ]
-    np.testing.assert_allclose(correction.heads, heads)
+    # Of all roles, 2 + 1 + 1 queries have one answer in train, and 1 of these is asked in valid;
+    # the tail 2 has two answers, and is asked; 4 + 5 + 5 + 5 have none, and 3 of these are asked.
+    assert correction.heads[0, once] == pytest.approx((1 + 1) / (2 + 4))
+    assert correction.heads[0, new] == pytest.approx((1 + 1) / (4 + 19 / 3))
+    assert correction.heads[1, once] == pytest.approx((0 + 1) / (1 + 4))
+    assert correction.heads[1, new] == pytest.approx((0 + 1) / (5 + 19 / 3))
+    assert correction.tails[0, twice] == pytest.approx((1 + 1) / (1 + 1))
+    assert correction.tails[0, new] == pytest.approx((2 + 1) / (5 + 19 / 3))
 
-    # r0 has the tail 2 in train, and queries of 2, 3 and 5. Of 1 + 1 tails in train 1 is queried,
-    # of 5 + 5 new ones 2.
-    tails = [
-        [(1 + 1) / (1 + 2), (2 + 1) / (5 + 5)],
-        [(0 + 1) / (1 + 2), (0 + 1) / (5 + 5)],
-    ]
-    np.testing.assert_allclose(correction.tails, tails)
-
-    both_known = (heads[0][0] + tails[0][0]) / 2
-    new_head = (heads[0][1] + tails[0][0]) / 2
-    new_tail = (heads[0][0] + tails[0][1]) / 2
-    both_new = (heads[0][1] + tails[0][1]) / 2
-    np.testing.assert_allclose(correction.priors[0], [both_known, new_head, new_tail, both_new])
+    triples = np.array([(0, 0, 2), (4, 0, 2), (0, 0, 3), (4, 0, 3)])
+    heads = correction.heads[0, [once, new, once, new]]
+    tails = correction.tails[0, [twice, twice, new, new]]
+    np.testing.assert_allclose(correction.priors_of(triples), (heads + tails) / 2)
+    assert correction.priors(0)[new, twice] == correction.priors_of(triples)[1]
 
     of_queries = correction.query_priors(0, torch.tensor([0, 1]), "head")
-    np.testing.assert_allclose(of_queries, [heads[0][0], heads[1][1]])
+    np.testing.assert_allclose(of_queries, [correction.heads[0, once], correction.heads[1, new]])
 
 
 def test_a_graph_without_valid_triples_has_priors():
     graph = graph_of([(0, 0, 1)], [], num_entities=2)
-    priors = PriorCorrection.of(calibration_of(1.0, (0.0,) * 4), graph).priors
+    priors = PriorCorrection.of(calibration_of(1.0, (0.0,) * 4), graph).priors(0)
     assert ((priors > 0) & (priors <= 1)).all()
 
 
@@ -81,10 +78,13 @@ def test_odds_are_the_prior_times_the_odds_of_an_answer():
     patterns = torch.arange(4)
     relations = torch.zeros(4, dtype=torch.long)
 
+    # Both ends known, a new head, a new tail, and both new.
+    triples = np.array([(0, 0, 3), (1, 0, 3), (0, 0, 4), (4, 0, 2)])
     of_answers = calibration.probability(log_probability, relations, patterns)
-    odds = of_answers / (1 - of_answers) * correction.priors[0]
-    of_triples = correction.probability(log_probability, relations, patterns)
-    np.testing.assert_allclose(of_triples, odds / (1 + odds), rtol=1e-6)
+    odds = of_answers / (1 - of_answers) * correction.priors_of(triples)
+    of_triples = correction.of_triples(triples, log_probability)
+    np.testing.assert_allclose(of_triples.answer_probability, of_answers)
+    np.testing.assert_allclose(of_triples.probability, odds / (1 + odds), rtol=1e-6)
 
 
 def test_probabilities_add_up_to_the_missing_triples():
@@ -100,11 +100,12 @@ def test_probabilities_add_up_to_the_missing_triples():
     graph = graph_of([(0, 0, 1)], [(0, 0, 2)], num_entities=3)
     offset = -1.0 - np.log(0.1)  # of the line of the queried triples
     calibration = calibration_of(2.0, (offset,) * 4)
-    share = torch.tensor([[0.1, 0.1]], dtype=torch.float64)
-    correction = PriorCorrection(calibration, DomainRange.of(graph), share, share)
+    share = torch.full((1, NUM_CLASSES), 0.1, dtype=torch.float64)
+    correction = replace(PriorCorrection.of(calibration, graph), heads=share, tails=share)
 
+    triples = np.tile([0, 0, 2], (len(log_probability), 1))
+    of_all = correction.of_triples(triples, torch.from_numpy(log_probability)).probability
     zeros = torch.zeros(len(log_probability), dtype=torch.long)
-    of_all = correction.probability(torch.from_numpy(log_probability), zeros, zeros)
     of_queried = calibration.probability(
         torch.from_numpy(log_probability[queried]), zeros[queried], zeros[queried]
     )
@@ -134,17 +135,16 @@ def test_required_log_probability_inverts_the_log_odds(
     correction = PriorCorrection.of(calibration, graph)
     required = correction.required_log_probability(wanted, 0)
 
-    for pattern in range(4):
-        log_probability = required[pattern % 2, pattern // 2]
+    for triple in itertools.product(range(6), [0], range(6)):
+        triples = np.array([triple, triple])
+        head, tail = correction.query_classes.of_relation(0)[[0, 1], [triple[0], triple[2]]]
+        log_probability = required[head, tail]
         if log_probability == torch.inf:
-            log_prior = float(correction.priors[0, pattern].log())
+            log_prior = float(correction.priors_of(triples)[0].log())
             assert log_prior + log_odds_of(max_probability) < wanted
             continue
-        reached, missed = correction.log_odds(
-            torch.stack([log_probability, log_probability - 1e-2]),
-            torch.tensor(0),
-            torch.tensor(pattern),
-        )
+        values_of_triples = torch.stack([log_probability, log_probability - 1e-2])
+        reached, missed = correction.of_triples(triples, values_of_triples).log_odds
         assert float(reached) == pytest.approx(wanted, abs=1e-3)
         assert float(missed) < wanted
     assert (correction.required_log_probability(-np.inf, 0) == -np.inf).all()

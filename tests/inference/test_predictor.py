@@ -155,7 +155,7 @@ def test_probabilities_with_a_calibration(predictor):
     )
     assert answers[0].probability is None  # what train has is no candidate
     assert [a.answer_probability for a in answers[1:]] == pytest.approx(expected.tolist())
-    odds = believing.prior_correction.priors[0, kinds] * expected / (1 - expected)
+    odds = believing.prior_correction.priors_of(triples) * expected / (1 - expected)
     of_triples = odds / (1 + odds)
     assert [a.probability for a in answers[1:]] == pytest.approx(of_triples.tolist())
     assert believing.triple("e3", "r0", "e0").probability == answers[3].probability

@@ -8,7 +8,6 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 import pytest
-import torch
 
 from dualkg.inference.scoring import triple_log_probabilities
 from dualkg.serve.app import application
@@ -80,11 +79,9 @@ def test_the_first_prediction_is_the_best_of_all_triples(client, served):
                 if other == 30 or predictor.triple(*triple).known:
                     continue
                 ids = np.array([triple])
-                kinds = torch.from_numpy(prior_correction.domain_range(ids))
                 log_probability = triple_log_probabilities(predictor.model, ids)
-                probability = float(
-                    prior_correction.probability(log_probability, torch.tensor([relation]), kinds)
-                )
+                of_triples = prior_correction.of_triples(ids, log_probability)
+                probability = float(of_triples.probability)
                 if probability > best[0] + 1e-6:
                     best = (probability, triple)
     first = client.get("/api/entity/thing 30").json()["predicted"][0]

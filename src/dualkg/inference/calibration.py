@@ -9,7 +9,6 @@ pattern. Where the valid split supports it, the log odds are mapped once more (s
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from math import inf, log
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor
 
 from dualkg.data.graph import Graph, GraphShape
-from dualkg.data.triples import is_among
 from dualkg.errors import (
     PYTHON,
     DamagedFile,
@@ -31,6 +29,7 @@ from dualkg.errors import (
 from dualkg.files import locked, read_json, write_json
 from dualkg.inference.logistic import fit_logistic, sigmoid
 from dualkg.inference.prediction_sets import PredictionSets
+from dualkg.inference.query_classes import NUM_CLASSES, NUM_KNOWN, QueryClasses
 from dualkg.inference.recalibration import (
     RECALIBRATION,
     CrossFit,
@@ -381,82 +380,83 @@ class PriorCorrection:
     All that shows, saves or sorts by the probability of a triple has it from `of_triples`.
 
     A calibration assumes that a query has a missing answer. The prior of a query is the probability
-    that it has one: `heads` `(num_relations, 2)` are the priors of queries (h, r, ?) whose h is in
-    the domain of r, and whose h is new to it; `tails` are those of (?, r, t), by the range of r.
+    that it has one, by its class (see `query_classes`): `heads` `(num_relations, NUM_CLASSES)` are
+    the priors of queries (h, r, ?), and `tails` those of (?, r, t).
     """
 
     calibration: Calibration
     domain_range: DomainRange
+    query_classes: QueryClasses
     heads: Tensor
     tails: Tensor
 
     @classmethod
     def of(cls, calibration: Calibration, graph: Graph) -> Self:
         symmetric = graph.symmetric_relations
-        train = DomainRange.of(graph, symmetric=symmetric)
-        valid = DomainRange.of(graph, "valid", symmetric=symmetric)
-        heads = _query_priors(train.heads, valid.heads, graph.shape)
-        tails = _query_priors(train.tails, valid.tails, graph.shape)
+        query_classes = QueryClasses.of(graph)
+        heads, tails = _query_priors(query_classes, QueryClasses.of(graph, split="valid"))
 
         # A triple of a symmetric relation with one new end has the pattern 1 (see `DomainRange`).
         offsets = calibration.offsets.clone()
         rows = torch.from_numpy(symmetric)
         offsets[rows, 2] = offsets[rows, 1]
-        return cls(replace(calibration, offsets=offsets), train, heads, tails)
+        return cls(
+            replace(calibration, offsets=offsets),
+            DomainRange.of(graph, symmetric=symmetric),
+            query_classes,
+            heads,
+            tails,
+        )
 
     def of_triples(self, triples: Ids, log_probabilities: Tensor) -> TripleProbabilities:
         """The probabilities of triples `(num_triples, 3)`, given their log-probabilities."""
-        relations = torch.from_numpy(np.ascontiguousarray(triples[:, 1], dtype=np.int64))
-        patterns = torch.from_numpy(self.domain_range(triples))
+        ids = np.ascontiguousarray(triples, dtype=np.int64)
+        relations = torch.from_numpy(ids[:, 1].copy())
+        patterns = torch.from_numpy(self.domain_range(ids))
         values = log_probabilities.double().cpu()
-        log_odds = self.log_odds(values, relations, patterns)
+        answer_log_odds = self.calibration.log_odds(values, relations, patterns).double()
+        answer_log_odds = answer_log_odds.clamp(max=log_odds_of(self.calibration.max_probability))
+        log_odds = answer_log_odds + self.priors_of(ids).log()
         return TripleProbabilities(
             log_odds=log_odds,
             probability=log_odds.sigmoid(),
             answer_probability=self.calibration.probability(values, relations, patterns),
         )
 
-    @cached_property
-    def priors(self) -> Tensor:
-        """The priors of triples by relation and pattern, `(num_relations, 4)`."""
-        patterns = torch.arange(NUM_PATTERNS)
-        new_head = patterns % 2
-        new_tail = patterns // 2
-        return (self.heads[:, new_head] + self.tails[:, new_tail]) / 2
+    def priors_of(self, triples: Ids) -> Tensor:
+        """The priors of triples `(num_triples, 3)`: the means of those of their two queries."""
+        heads, relations, tails = triples.T
+        classes = self.query_classes
+        of_heads = classes.of_pairs(heads, classes.roles(relations, tails=False))
+        of_tails = classes.of_pairs(tails, classes.roles(relations, tails=True))
+        return (self.heads[relations, of_heads] + self.tails[relations, of_tails]) / 2
 
-    def log_odds(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
-        """Log odds of triples.
-
-        Log-probabilities, relation ids of the graph and patterns broadcast.
-        """
-        log_odds = self.calibration.log_odds(log_probability, relations, patterns).double()
-        log_odds = log_odds.clamp(max=log_odds_of(self.calibration.max_probability))
-        return log_odds + self.priors[relations, patterns].log()
-
-    def probability(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
-        return self.log_odds(log_probability, relations, patterns).sigmoid()
+    def priors(self, relation: int) -> Tensor:
+        """The priors of triples of a relation by the classes of head and tail."""
+        return (self.heads[relation][:, None] + self.tails[relation][None, :]) / 2
 
     def required_log_probability(self, log_odds: float, relation: int) -> Tensor:
-        """The log-probability that reaches some log odds, `(2, 2)`, or infinity if none does.
+        """The log-probability that reaches some log odds, or infinity if none does.
 
-        It is indexed by head and then by tail, each 1 if it is new to the relation.
+        It is indexed by the class of the head and then by that of the tail.
         """
-        required_log_odds = log_odds - self.priors[relation].log()
-        log_probability = self.calibration.required_log_probability(required_log_odds, relation)
+        is_new = (torch.arange(NUM_CLASSES) >= NUM_KNOWN).long()
+        patterns = is_new[:, None] + 2 * is_new[None, :]
+        required_log_odds = log_odds - self.priors(relation).log()
+        by_pattern = self.calibration.required_log_probability(
+            required_log_odds[..., None].expand(-1, -1, NUM_PATTERNS), relation
+        )
+        log_probability = by_pattern.gather(-1, patterns[..., None])[..., 0].double()
 
         largest = log_odds_of(self.calibration.max_probability) + ROUNDING
-        by_pattern = torch.where(required_log_odds > largest, inf, log_probability.double())
-        return by_pattern.reshape(2, 2).T
+        return torch.where(required_log_odds > largest, inf, log_probability)
 
     def query_priors(self, entity: int, relations: Tensor, side: Side) -> Tensor:
         """The priors of queries that give an entity as head or as tail, `(num_queries,)`."""
-        train = self.domain_range
         priors = self.heads if side == "head" else self.tails
-        keys_in_train = train.heads if side == "head" else train.tails
-
-        keys = relations.numpy() * train.num_entities + entity
-        is_new = ~is_among(keys, keys_in_train)
-        return priors[relations, torch.from_numpy(is_new).long()]
+        roles = self.query_classes.roles(relations.numpy(), tails=side == "tail")
+        classes = self.query_classes.of_pairs(np.full(len(roles), entity), roles)
+        return priors[relations, torch.from_numpy(classes)]
 
 
 def log_odds_of(probability: float) -> float:
@@ -468,27 +468,19 @@ def log_odds_of(probability: float) -> float:
     return log(probability / (1 - probability))
 
 
-def _query_priors(train: Ids, valid: Ids, shape: GraphShape) -> Tensor:
-    """The shares of queries with a valid answer, `(num_relations, 2)`.
+def _query_priors(train: QueryClasses, valid: QueryClasses) -> tuple[Tensor, Tensor]:
+    """The shares of queries with a valid answer by class, for heads and for tails.
 
-    `train` and `valid` are keys of `DomainRange`. A row has the share of queries that give an
-    entity of train, and of those that give a new one. Additive smoothing towards the share of all
-    relations adds one answered query to 1 / share queries. If no relation has an answered query,
-    one is assumed.
+    Both are `(num_relations, NUM_CLASSES)`. Additive smoothing towards the share of the class in
+    all relations adds one answered query to 1 / share queries. If no relation has an answered query
+    of a class, one is assumed.
     """
-
-    def count_by_relation(keys: Ids) -> Ids:
-        return np.bincount(keys // shape.num_entities, minlength=shape.num_relations)
-
-    is_new = ~np.isin(valid, train)
-    num_answered = np.stack([count_by_relation(valid[~is_new]), count_by_relation(valid[is_new])])
-
-    num_in_train = count_by_relation(train)
-    num_queries = np.stack([num_in_train, shape.num_entities - num_in_train])
-
-    share_of_all = np.maximum(num_answered.sum(1), 1) / np.maximum(num_queries.sum(1), 1)
-    shares = (num_answered + 1) / (num_queries + 1 / share_of_all[:, None])
-    return torch.from_numpy(np.minimum(shares, 1.0).T.copy())
+    num_queries = train.num_queries()
+    num_answered = train.num_answered(valid)
+    share_of_all = np.maximum(num_answered.sum(0), 1) / np.maximum(num_queries.sum(0), 1)
+    shares = (num_answered + 1) / (num_queries + 1 / share_of_all)
+    priors = torch.from_numpy(np.minimum(shares, 1.0))
+    return priors[: train.num_relations], priors[train.num_relations :]
 
 
 # -- the calibration of a run ------------------------------------------------

@@ -8,7 +8,6 @@ import torch
 import dualkg as kg
 from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.recalibration import Recalibration
-from dualkg.inference.sampling import DomainRange
 from dualkg.inference.scoring import triple_log_probabilities
 from tests.conftest import graph_of
 
@@ -119,11 +118,9 @@ def complete_brute_force(
     sort_key = log_probability
     probability = None
     if calibration is not None:
-        relations = torch.from_numpy(triples[:, 1])
-        patterns = torch.from_numpy(DomainRange.of(graph, symmetric=symmetric)(triples))
-        correction = PriorCorrection.of(calibration, graph)
-        sort_key = correction.log_odds(log_probability, relations, patterns)
-        probability = correction.probability(log_probability, relations, patterns).numpy()
+        of_triples = PriorCorrection.of(calibration, graph).of_triples(triples, log_probability)
+        sort_key = of_triples.log_odds
+        probability = of_triples.probability.numpy()
 
     order = np.lexsort((-log_probability.numpy(), -sort_key.numpy()))
     if probability is not None:

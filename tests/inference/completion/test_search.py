@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dualkg.data.graph import relations_with_self_loops
 from dualkg.inference.calibration import PriorCorrection
 from dualkg.inference.completion.candidates import CandidateFilter
-from dualkg.inference.completion.plan import HEADS, TAILS, plan_search
+from dualkg.inference.completion.plan import HEADS, KNOWN, NEW, TAILS, plan_search
 from dualkg.inference.completion.queries import logsumexp
 from dualkg.kernels import cpu
 from tests.conftest import graph_of
@@ -41,10 +41,11 @@ def test_every_pair_is_in_one_part(seed, types, some, calibrated):
 
     searched = []
     for part in plan_search(candidates, correction):
-        entities = part.entities(candidates)
-        assert len(entities.given) == part.num_queries > 0
-        assert (np.diff(entities.given) > 0).all()
-        for entity, answer in product(entities.given.tolist(), entities.answers.tolist()):
+        entities = part.entities(candidates, correction)
+        assert sum(map(len, entities.given)) == part.num_queries > 0
+        assert all((np.diff(of_class) > 0).all() for of_class in entities.given)
+        given_entities = np.concatenate(entities.given).tolist()
+        for entity, answer in product(given_entities, entities.answers.tolist()):
             pair = (entity, answer) if part.given == HEADS else (answer, entity)
             searched.append((part.relation, *pair))
 
@@ -74,7 +75,7 @@ def test_entities_in_the_domain_and_range_are_searched_first(reverse):
     parts = plan_search(CandidateFilter(graph), correction)
     assert [part.given for part in parts] == [few, more, few]
     assert [part.num_queries for part in parts] == [2, 3, 38]
-    assert [part.new_given for part in parts] == [(0,), (0,), (1,)]
+    assert [part.given_classes for part in parts] == [KNOWN, KNOWN, NEW]
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (5, 3000), (0, 4)])

@@ -16,6 +16,7 @@ from dualkg.errors import PYTHON, DualkgError, RequestError, Words
 from dualkg.files import remove_strays
 from dualkg.inference.completion.candidates import CandidateFilter
 from dualkg.inference.completion.search import NEW_TRIPLE, SearchState
+from dualkg.inference.query_classes import NUM_CLASSES
 from dualkg.models.base import Model
 from dualkg.training.checkpoint import load_tensors, save_tensors
 
@@ -126,7 +127,9 @@ def _options(model: Model, candidates: CandidateFilter, start: SearchState) -> O
         if calibration.recalibration is not None:
             tables += [calibration.recalibration.knots, calibration.recalibration.values]
         checksum = _checksum(tables)
-        checksum_of_calibration = f"{checksum} {calibration.max_probability}"
+        # Queries are searched by class; the file of a version with other classes is refused.
+        classes = f"{NUM_CLASSES} classes"
+        checksum_of_calibration = f"{checksum} {calibration.max_probability} {classes}"
 
     return {
         "top": start.top,

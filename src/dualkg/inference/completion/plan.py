@@ -5,28 +5,40 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dualkg.inference.calibration import PriorCorrection
 from dualkg.inference.completion.candidates import CandidateFilter
+from dualkg.inference.query_classes import NUM_CLASSES, NUM_KNOWN
 from dualkg.inference.scoring import Ids
 
 HEADS = 0
 TAILS = 1
-KNOWN = (0,)
-NEW = (1,)
-KNOWN_OR_NEW = (0, 1)
+# Classes of queries; without a calibration all are of the first.
+KNOWN = tuple(range(NUM_KNOWN))
+NEW = tuple(range(NUM_KNOWN, NUM_CLASSES))
+KNOWN_OR_NEW = (*KNOWN, *NEW)
 
 
 class PartEntities(NamedTuple):
-    """The entities of a part, ascending: those that its queries give, and candidate answers.
+    """The entities of a part: those that its queries give, and candidate answers, ascending.
 
-    `is_new` `(num_entities,)` is 1 for entities that are new to the side of the answers.
+    `given` has an array for each class of `given_classes`, ascending. `answer_classes`
+    `(num_entities,)` are the classes of all entities at the side of the answers.
     """
 
-    given: Ids
+    given: list[Ids]
+    given_classes: list[int]
     answers: Ids
-    is_new: Ids
+    answer_classes: Ids
+
+
+def classes_of(
+    relation: int, candidates: CandidateFilter, prior_correction: PriorCorrection | None
+) -> Ids:
+    """The classes of all entities as heads and as tails, `(2, num_entities)`."""
+    if prior_correction is None:
+        return np.zeros((2, candidates.graph.shape.num_entities), dtype=np.int64)
+    return prior_correction.query_classes.of_relation(relation)
 
 
 @dataclass(frozen=True)
@@ -34,30 +46,32 @@ class SearchPart:
     """Queries of a relation from one side, and their candidate answers.
 
     `given` is the side that the queries give: 0 for heads, to find tails, and 1 for tails, to find
-    heads. `new_given` and `new_answers` say whether entities are taken that are known to their side
-    in train (0), new to it (1), or both. `prior` is that of the most probable domain/range pattern
-    of the part.
+    heads. `given_classes` and `answer_classes` say of which classes the entities of both sides are.
+    `prior` is that of the most probable pair of classes of the part.
     """
 
     relation: int
     given: int
-    new_given: tuple[int, ...]
-    new_answers: tuple[int, ...]
+    given_classes: tuple[int, ...]
+    answer_classes: tuple[int, ...]
     num_queries: int
     prior: float
 
-    def entities(self, candidates: CandidateFilter) -> PartEntities:
+    def entities(
+        self, candidates: CandidateFilter, prior_correction: PriorCorrection | None
+    ) -> PartEntities:
         ends = candidates.heads_and_tails(self.relation)
-        new = candidates.new_to(self.relation)
+        classes = classes_of(self.relation, candidates, prior_correction)
 
-        given = ends[self.given]
-        is_new_given = new[self.given]
-        given = given[np.isin(is_new_given[given], self.new_given)]
+        entities = ends[self.given]
+        of_entities = classes[self.given][entities]
+        given_classes = sorted(set(of_entities.tolist()) & set(self.given_classes))
+        given = [entities[of_entities == one] for one in given_classes]
 
         answers = ends[1 - self.given]
-        is_new_answer = new[1 - self.given]
-        answers = answers[np.isin(is_new_answer[answers], self.new_answers)]
-        return PartEntities(given, answers, is_new_answer)
+        of_answers = classes[1 - self.given]
+        answers = answers[np.isin(of_answers[answers], self.answer_classes)]
+        return PartEntities(given, given_classes, answers, of_answers)
 
 
 def plan_search(
@@ -73,30 +87,33 @@ def plan_search(
     """
     parts = []
     for relation in candidates.relations.tolist():
-        priors = torch.zeros(2, 2)  # by head, then by tail
-        if prior_correction is not None:
-            priors = prior_correction.priors[relation].reshape(2, 2).T
-        parts += _parts_of_relation(
-            relation, candidates, priors, calibrated=prior_correction is not None
-        )
+        parts += _parts_of_relation(relation, candidates, prior_correction)
     return sorted(parts, key=lambda part: (-part.prior, part.num_queries, part.relation))
 
 
 def _parts_of_relation(
-    relation: int, candidates: CandidateFilter, priors: Tensor, *, calibrated: bool
+    relation: int, candidates: CandidateFilter, prior_correction: PriorCorrection | None
 ) -> list[SearchPart]:
-    heads, tails = candidates.heads_and_tails(relation)
-    new = candidates.new_to(relation)
-    # The numbers of candidates that are known and new, by side.
+    calibrated = prior_correction is not None
+    priors = torch.zeros(NUM_CLASSES, NUM_CLASSES)  # by head, then by tail
+    if prior_correction is not None:
+        priors = prior_correction.priors(relation)
+
+    # The numbers of candidates of each class, by side.
+    ends = candidates.heads_and_tails(relation)
+    classes = classes_of(relation, candidates, prior_correction)
     counts = np.stack(
-        [np.bincount(new[HEADS, heads], minlength=2), np.bincount(new[TAILS, tails], minlength=2)]
+        [
+            np.bincount(of_side[entities], minlength=NUM_CLASSES)
+            for of_side, entities in zip(classes, ends, strict=True)
+        ]
     )
 
     # The side with fewer queries is given first. If both have as many, it is the side whose queries
     # have more answers: these are less likely each, and fewer pass.
     first_given = KNOWN if calibrated else KNOWN_OR_NEW
     num_queries = counts[:, first_given].sum(1).tolist()
-    num_known = (new == 0).sum(1).tolist()
+    num_known = (candidates.new_to(relation) == 0).sum(1).tolist()
     first = HEADS
     if (num_queries[TAILS], num_known[TAILS]) < (num_queries[HEADS], num_known[HEADS]):
         first = TAILS
@@ -108,10 +125,11 @@ def _parts_of_relation(
         choices += [(second, KNOWN, NEW), (first, NEW, NEW)]
 
     parts = []
-    for given, new_given, new_answers in choices:
-        num_given = int(counts[given, new_given].sum())
-        if num_given and counts[1 - given, new_answers].any():
+    for given, given_classes, answer_classes in choices:
+        num_given = int(counts[given, given_classes].sum())
+        if num_given and counts[1 - given, answer_classes].any():
             by_given = priors.T if given == TAILS else priors
-            prior = float(by_given[new_given[0], list(new_answers)].max())
-            parts.append(SearchPart(relation, given, new_given, new_answers, num_given, prior))
+            prior = float(by_given[list(given_classes)][:, list(answer_classes)].max())
+            part = SearchPart(relation, given, given_classes, answer_classes, num_given, prior)
+            parts.append(part)
     return parts

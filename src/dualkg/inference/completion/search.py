@@ -19,6 +19,7 @@ from dualkg.inference.calibration import PriorCorrection, TripleProbabilities, l
 from dualkg.inference.completion.candidates import CandidateFilter
 from dualkg.inference.completion.plan import TAILS, SearchPart
 from dualkg.inference.completion.queries import RelationQueries
+from dualkg.inference.query_classes import NUM_CLASSES
 from dualkg.models.base import Model
 
 MIN_LOG_PROBABILITY = -1e30  # below that of any triple, and finite
@@ -81,16 +82,17 @@ class SearchState:
     cache: Tensor | None = None
 
     def required(self, part: SearchPart) -> Tensor:
-        """The log-probability that triples need, `(2,)`, for known and for new answers.
+        """The log-probability that triples need, `(NUM_CLASSES, NUM_CLASSES)`.
 
-        It is infinite where the part has no candidates.
+        It is indexed by the class of the given entity and then by that of the answer, and infinite
+        where the part has no candidates.
         """
         last_sort_key = -inf
         if len(self.triples) >= self.top:
             last_sort_key = float(self.triples["sort_key"].min())
 
         # By head, then by tail.
-        required = torch.full((2, 2), last_sort_key, dtype=torch.float64)
+        required = torch.full((NUM_CLASSES, NUM_CLASSES), last_sort_key, dtype=torch.float64)
         if self.prior_correction is not None:
             log_odds = max(last_sort_key, log_odds_of(self.min_probability))
             required = self.prior_correction.required_log_probability(log_odds, part.relation)
@@ -98,11 +100,9 @@ class SearchState:
         required = torch.where(required.isfinite(), with_slack, required)
 
         by_given = required.T if part.given == TAILS else required
-        by_answer = by_given[part.new_given[0]].clone()
-        for pattern in (0, 1):
-            if pattern not in part.new_answers:
-                by_answer[pattern] = inf
-        return by_answer
+        has_candidates = torch.zeros(NUM_CLASSES, NUM_CLASSES, dtype=torch.bool)
+        has_candidates[np.ix_(part.given_classes, part.answer_classes)] = True
+        return torch.where(has_candidates, by_given, inf)
 
     def merge(self, found: NewTriples) -> Self:
         """The state with the best of its triples and of others, whose sort keys are not set."""
@@ -141,7 +141,7 @@ def search_block(
     *,
     answers: Tensor,
     excluded: Tensor,
-    is_new: Tensor,
+    classes: Tensor,
     required: Tensor,
     top: int,
 ) -> NewTriples:
@@ -149,9 +149,8 @@ def search_block(
     last.
 
     `given` and the candidate `answers` are ascending ids; `excluded` `(num_pairs, 2)` are pairs of
-    both, by ascending given entities. `is_new` `(num_entities,)` is 1 for new answers. `required`
-    `(2,)` is for answers that are known on their side in train and for new ones, and `top` triples
-    of either are returned.
+    both, by ascending given entities. `classes` `(num_entities,)` are those of answers, and
+    `required` `(NUM_CLASSES,)` is for answers of each class. `top` triples of each are returned.
     """
     required = required.clamp(min=MIN_LOG_PROBABILITY).to(answers.device)
     scores = first.scores(given)
@@ -161,7 +160,7 @@ def search_block(
 
     # What the first query's log-probability must reach if the second query's is as large as it can
     # be.
-    bound = 2 * required[is_new[answers]] - second.max_log_probabilities[answers]
+    bound = 2 * required[classes[answers]] - second.max_log_probabilities[answers]
     rows = scores.amax(1) >= first.normalizers[given] + bound.min()
     given = given[rows]
     scores = scores[rows]
@@ -186,7 +185,7 @@ def search_block(
     cached = second.normalizers[answers]
     least_normalizers = torch.where(cached.isnan(), reverse.logsumexp(0), cached)
     bound = (scores - first.normalizers[given, None]).add_(reverse).sub_(least_normalizers)
-    columns = (bound >= 2 * required[is_new[answers]]).any(0)
+    columns = (bound >= 2 * required[classes[answers]]).any(0)
     answers = answers[columns]
     scores = scores[:, columns]
     reverse = reverse[:, columns]
@@ -197,12 +196,13 @@ def search_block(
     log_probabilities = reverse - second.normalizers[answers]
     log_probabilities.add_(scores).sub_(first.normalizers[given, None]).div_(2)
 
-    is_new = is_new[answers]
-    for pattern in (0, 1):  # Counted apart, since their log-probabilities do not compare.
-        of_pattern = log_probabilities[:, is_new == pattern]
-        if int((of_pattern >= required[pattern]).sum()) > top:
-            required[pattern] = of_pattern.flatten().topk(top).values[-1]
-    rows, columns = (log_probabilities >= required[is_new]).nonzero(as_tuple=True)
+    classes = classes[answers]
+    # Counted apart, since the log-probabilities of classes do not compare.
+    for answer_class in sorted(set(classes.tolist())):
+        of_class = log_probabilities[:, classes == answer_class]
+        if int((of_class >= required[answer_class]).sum()) > top:
+            required[answer_class] = of_class.flatten().topk(top).values[-1]
+    rows, columns = (log_probabilities >= required[classes]).nonzero(as_tuple=True)
 
     # The score of a triple is that of its tail query.
     finds_tails = first.target == "tail"
@@ -282,10 +282,9 @@ def _search_part(
         excluded = excluded[by_tail, ::-1].copy()
     excluded_pairs = torch.from_numpy(excluded).to(model.device)
 
-    entities = part.entities(candidates)
-    given = torch.from_numpy(entities.given).to(model.device)
+    entities = part.entities(candidates, start.prior_correction)
     answers = torch.from_numpy(entities.answers).to(model.device)
-    is_new = torch.from_numpy(entities.is_new).to(model.device)
+    classes = torch.from_numpy(entities.answer_classes).to(model.device)
 
     first = RelationQueries(
         model,
@@ -304,21 +303,26 @@ def _search_part(
     )
 
     state = start
-    for block in torch.split(given[num_done_of_part:], first.block_size):
-        required = state.required(part)
-        reachable = (required <= 0).to(block.device)
-        promising = answers[reachable[is_new[answers]]]
-        if len(promising):
-            found = search_block(
-                first,
-                second,
-                block,
-                answers=promising,
-                excluded=excluded_pairs,
-                is_new=is_new,
-                required=required.float(),
-                top=state.top,
-            )
-            state = state.merge(found)
-        state = replace(state, num_done=state.num_done + len(block), cache=second.cache.clone())
-        yield state
+    num_before = 0
+    for given_class, given in zip(entities.given_classes, entities.given, strict=True):
+        num_done_of_class = min(max(num_done_of_part - num_before, 0), len(given))
+        num_before += len(given)
+        rest = torch.from_numpy(given[num_done_of_class:]).to(model.device)
+        for block in torch.split(rest, first.block_size) if len(rest) else ():
+            required = state.required(part)[given_class].float()
+            reachable = (required <= 0).to(block.device)
+            promising = answers[reachable[classes[answers]]]
+            if len(promising):
+                found = search_block(
+                    first,
+                    second,
+                    block,
+                    answers=promising,
+                    excluded=excluded_pairs,
+                    classes=classes,
+                    required=required,
+                    top=state.top,
+                )
+                state = state.merge(found)
+            state = replace(state, num_done=state.num_done + len(block), cache=second.cache.clone())
+            yield state

@@ -1,0 +1,188 @@
+"""Classes of queries by what train says about them: how many answers they have, or whether their
+entity is of the type that the relation has at that end.
+
+A role is an end of a relation: `r` for its heads, and `r + num_relations` for its tails. So a role
+and an entity are a query, as in `scoring`: for tails if the entity is a head, else for heads.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from dualkg.data.graph import Graph, Split
+from dualkg.inference.scoring import Flags, Floats, Ids
+
+# Queries with an answer in train, by their least number of answers.
+KNOWN_ANSWERS = (1, 2, 4, 8)
+NUM_KNOWN = len(KNOWN_ANSWERS)
+# Queries without, by the least evidence that the entity is of the type.
+EVIDENCE = (0.5, 0.1, 0.0)
+NUM_CLASSES = NUM_KNOWN + len(EVIDENCE)
+# Of graphs with more relations, or for which the evidence takes more additions, only the answers
+# are counted.
+MAX_RELATIONS = 1500
+MAX_ADDITIONS = 2**31
+
+
+@dataclass(frozen=True, eq=False)
+class QueryClasses:
+    """The class of every role and entity, by the triples of train.
+
+    The first four are of queries with 1, 2 to 3, 4 to 7, and 8 or more known answers. The others
+    are of queries without any, by the evidence that the entity is of the type: the mean, over the
+    roles that the entity has, of the share of the entities with that role which have the role in
+    question, too. The ends of a symmetric relation are one role.
+
+    `keys` are the distinct numbers entity · num_roles + role, ascending, and `counts` the number of
+    triples of each.
+    """
+
+    num_entities: int
+    num_relations: int
+    keys: Ids
+    counts: Ids
+    symmetric: Flags
+
+    @classmethod
+    def of(cls, graph: Graph, *, split: Split = "train") -> Self:
+        shape = graph.shape
+        symmetric = graph.symmetric_relations
+        heads, relations, tails = graph.split(split).astype(np.int64).T
+        is_symmetric = symmetric[relations]
+        tail_roles = relations + np.where(is_symmetric, 0, shape.num_relations)
+
+        num_roles = 2 * shape.num_relations
+        as_heads = heads * num_roles + relations
+        as_tails = tails * num_roles + tail_roles
+        keys, counts = np.unique(np.concatenate([as_heads, as_tails]), return_counts=True)
+        return cls(shape.num_entities, shape.num_relations, keys, counts, symmetric)
+
+    @property
+    def num_roles(self) -> int:
+        return 2 * self.num_relations
+
+    def roles(self, relations: Ids, *, tails: bool) -> Ids:
+        """The roles of heads, or of `tails`, of relations."""
+        if not tails:
+            return relations
+        roles: Ids = np.where(self.symmetric[relations], relations, relations + self.num_relations)
+        return roles
+
+    def of_pairs(self, entities: Ids, roles: Ids) -> Ids:
+        """The classes of some entities in some roles, `(n,)`."""
+        pairs = entities * self.num_roles + roles
+        distinct, inverse = np.unique(pairs, return_inverse=True)
+        classes: Ids = self._of_distinct(*np.divmod(distinct, self.num_roles))
+        of_pairs: Ids = classes[inverse.reshape(-1)]
+        return of_pairs
+
+    def _of_distinct(self, entities: Ids, roles: Ids) -> Ids:
+        keys = entities * self.num_roles + roles
+        counts = np.zeros(len(keys), dtype=np.int64)
+        if len(self.keys):
+            places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+            counts = np.where(self.keys[places] == keys, self.counts[places], 0)
+
+        evidence: Floats = np.zeros(len(keys))
+        if self._has_evidence:
+            starts = self._starts[entities]
+            sizes = self._starts[entities + 1] - starts
+            # The places of all roles of the first entity, then of the second, and so on.
+            ends = np.cumsum(sizes)
+            rows = np.repeat(np.arange(len(keys)), sizes)
+            places = np.arange(len(rows)) - np.repeat(ends - sizes, sizes) + starts[rows]
+            shares = self._shares[roles[rows], self._roles[places]]
+            sums = np.bincount(rows, weights=shares, minlength=len(keys))
+            evidence = sums / np.maximum(sizes, 1)
+        return _classes(counts, evidence)
+
+    def of_role(self, role: int) -> Ids:
+        """The classes of all entities in one role, `(num_entities,)`."""
+        counts = np.zeros(self.num_entities, dtype=np.int64)
+        has_role = self._roles == role
+        counts[self._entities[has_role]] = self.counts[has_role]
+        evidence: Floats = np.zeros(self.num_entities)
+        if self._has_evidence:
+            shares = self._shares[role, self._roles]
+            sums = np.bincount(self._entities, weights=shares, minlength=self.num_entities)
+            evidence = sums / np.maximum(np.diff(self._starts), 1)
+        return _classes(counts, evidence)
+
+    def num_queries(self) -> Ids:
+        """The number of entities of each class in each role, `(num_roles, NUM_CLASSES)`.
+
+        The roles of the tails of symmetric relations have the numbers of the heads.
+        """
+        numbers = np.zeros((self.num_roles, NUM_CLASSES), dtype=np.int64)
+        if self._has_evidence:
+            for role in range(self.num_roles):
+                numbers[role] = np.bincount(self.of_role(role), minlength=NUM_CLASSES)
+        else:
+            classes = _classes(self.counts, np.zeros(len(self.keys)))
+            np.add.at(numbers, (self._roles, classes), 1)
+            numbers[:, -1] = self.num_entities - numbers.sum(1)
+        return self._with_symmetric(numbers)
+
+    def num_answered(self, answered: "QueryClasses") -> Ids:
+        """The number of queries of each class that other triples answer, as `num_queries`."""
+        entities, roles = np.divmod(answered.keys, max(self.num_roles, 1))
+        numbers = np.zeros((self.num_roles, NUM_CLASSES), dtype=np.int64)
+        np.add.at(numbers, (roles, self.of_pairs(entities, roles)), 1)
+        return self._with_symmetric(numbers)
+
+    def _with_symmetric(self, numbers: Ids) -> Ids:
+        symmetric = np.flatnonzero(self.symmetric)
+        numbers[symmetric + self.num_relations] = numbers[symmetric]
+        return numbers
+
+    def of_relation(self, relation: int) -> Ids:
+        """The classes of all entities as heads and as tails of a relation, `(2, num_entities)`."""
+        roles = [int(self.roles(np.array(relation), tails=tails)) for tails in (False, True)]
+        heads = self.of_role(roles[0])
+        return np.stack([heads, heads if roles[0] == roles[1] else self.of_role(roles[1])])
+
+    @property
+    def _has_evidence(self) -> bool:
+        num_additions = self.num_roles * (len(self.keys) + self.num_entities)
+        return self.num_relations <= MAX_RELATIONS and num_additions <= MAX_ADDITIONS
+
+    @cached_property
+    def _entities(self) -> Ids:
+        return self.keys // max(self.num_roles, 1)
+
+    @cached_property
+    def _roles(self) -> Ids:
+        return self.keys % max(self.num_roles, 1)
+
+    @cached_property
+    def _starts(self) -> Ids:
+        """The place of the first role of each entity, and the number of all, in `keys`."""
+        starts: Ids = np.searchsorted(self._entities, np.arange(self.num_entities + 1))
+        return starts
+
+    @cached_property
+    def _shares(self) -> Floats:
+        """The share of the entities with one role, by column, that have another, by row."""
+        num_both = np.zeros((self.num_roles, self.num_roles))
+        sizes = np.diff(self._starts)
+        for distance in range(1, int(sizes.max(initial=0))):
+            first = np.arange(len(self.keys) - distance)
+            first = first[self._entities[first] == self._entities[first + distance]]
+            a = self._roles[first]
+            b = self._roles[first + distance]
+            np.add.at(num_both, (a, b), 1)
+            np.add.at(num_both, (b, a), 1)
+        num_entities = np.bincount(self._roles, minlength=self.num_roles)
+        shares: Floats = num_both / np.maximum(num_entities, 1)
+        return shares
+
+
+def _classes(counts: Ids, evidence: Floats) -> Ids:
+    known = np.searchsorted(KNOWN_ANSWERS, counts, side="right") - 1
+    # EVIDENCE falls, and `searchsorted` needs what rises.
+    least = np.array(EVIDENCE[::-1])
+    new = NUM_CLASSES - np.searchsorted(least, evidence, side="right")
+    classes: Ids = np.where(counts > 0, known, new)
+    return classes
