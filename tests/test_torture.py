@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from benchmarks.torture import faults, fingerprints, inputs, kills, mutations
-from benchmarks.torture.__main__ import BEGIN, END, FIGURES, names, with_table
+from benchmarks.torture.__main__ import BEGIN, END, FIGURES, joined, names, with_table
 from dualkg.files import read_json
 
 TREE = {
@@ -59,6 +59,26 @@ def test_the_table_of_the_page_has_a_row_for_each_campaign():
     head = "| campaign | figures | failures | minutes | commit |\n|---|---|--:|--:|---|"
     row = "| `races` | races 1,200, refused with a message 3 | 0 | 1.5 | abc |"
     assert page == f"Before\n\n{BEGIN}{head}\n{row}\n{END}\nAfter\n"
+
+
+def test_parts_of_a_campaign_are_added():
+    def part(seed: int, **figures: object) -> dict[str, object]:
+        about = {"seed": seed, "seconds": 60.0, "on": {"commit": f"c{seed}"}}
+        return {"num_failures": seed, "failures": [{"seed": seed}], **about, **figures}
+
+    first = part(1, inputs=5, most_mib=9, by_family={"TSV": 2}, held={"p99": True})
+    second = part(2, inputs=6, most_mib=7, by_family={"TSV": 3, "CSV": 1}, held={"p99": False})
+    both = joined(first, second)
+    assert (both["inputs"], both["most_mib"], both["num_failures"]) == (11, 9, 3)
+    assert both["by_family"] == {"TSV": 5, "CSV": 1}
+    assert both["held"] == {"p99": False}
+    assert both["seconds"] == 120.0
+    assert [failure["seed"] for failure in both["failures"]] == [1, 2]
+    thrice = joined(both, part(3, inputs=1))
+    assert [part["commit"] for part in thrice["parts"]] == ["c1", "c2", "c3"]
+    assert thrice["inputs"] == 12
+    row = "| `inputs` | inputs 12, most mib 9 | 6 | 3.0 | c1, c2, c3 |"
+    assert row in with_table(f"{BEGIN}{END}", {"inputs": thrice})
 
 
 @pytest.mark.parametrize("name", names())

@@ -3,6 +3,7 @@
     python -m benchmarks.torture                          # all of them, two minutes each
     python -m benchmarks.torture races power --minutes 5 --seed 3
     python -m benchmarks.torture --hours 1                # one hour in all
+    python -m benchmarks.torture kills --seed 4 --add     # more of what is saved
 
 A campaign is a module beside this one, listed in `FIGURES`, with `campaign(*, minutes, seed) ->
 dict`: plain figures, and `failures`, a list with what repeats each. The exit status is 1 if there
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -52,6 +54,12 @@ FIGURES = {
 }
 
 
+# Figures that are no sums.
+WORST = re.compile(
+    r"ratio|_ms$|^most_|^longest_|^share_|^first$|growth|^num_syncs_and_renames|^num_operations"
+)
+
+
 def names() -> list[str]:
     """The names of the campaigns."""
     return sorted(FIGURES)
@@ -88,6 +96,38 @@ def run(name: str, *, minutes: float, seed: int) -> dict[str, Any]:
     }
 
 
+def joined(saved: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """The sums of a campaign and of one more part of it; each part keeps its seed and its commit.
+
+    Percentiles and ratios cannot be added: the larger is kept, which is the worse.
+    """
+    parts = [*saved.get("parts", [_part(saved)]), _part(result)]
+    return {**_added(saved, result), "parts": parts, **{key: result[key] for key in ("on", "seed")}}
+
+
+def _part(result: dict[str, Any]) -> dict[str, Any]:
+    on = result["on"]
+    return {"seed": result["seed"], "seconds": result["seconds"], "commit": on["commit"]}
+
+
+def _added(before: Any, new: Any, key: str = "") -> Any:
+    if isinstance(before, dict) and isinstance(new, dict):
+        keys = [*before, *(key for key in new if key not in before)]
+        return {
+            key: _added(before[key], new[key], key)
+            if key in before and key in new
+            else before.get(key, new.get(key))
+            for key in keys
+        }
+    if isinstance(before, bool):
+        return before and new
+    if isinstance(before, list) and isinstance(new, list):
+        return [*before, *new][:MAX_FAILURES]
+    if not isinstance(before, int | float) or not isinstance(new, int | float):
+        return new
+    return max(before, new) if WORST.search(key) else round(before + new, 1)
+
+
 def with_table(page: str, results: dict[str, Any]) -> str:
     """The page with a row for each campaign that was run."""
     lines = ["| campaign | figures | failures | minutes | commit |", "|---|---|--:|--:|---|"]
@@ -100,6 +140,8 @@ def with_table(page: str, results: dict[str, Any]) -> str:
                 figures.append(f"{label} {_formatted(result[key])}")
         minutes = f"{result['seconds'] / 60:.1f}"
         commit = result["on"]["commit"]
+        commits = list(dict.fromkeys(part["commit"] for part in result.get("parts", [])))
+        commit = ", ".join(commits) or commit
         lines.append(
             f"| `{name}` | {', '.join(figures)} | {result['num_failures']} | {minutes} | {commit} |"
         )
@@ -124,6 +166,9 @@ def main() -> int:
     parser.add_argument("--hours", type=float, help="hours of all campaigns together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--add", action="store_true", help="add to the saved figures; choose another seed"
+    )
     choices = parser.parse_args()
     unknown = set(choices.campaigns) - set(names())
     if unknown:
@@ -133,12 +178,15 @@ def main() -> int:
     chosen = choices.campaigns or names()
     minutes = 60 * choices.hours / len(chosen) if choices.hours else choices.minutes
     if len(chosen) == 1:
-        return run_and_save(chosen[0], minutes=minutes, seed=choices.seed, out=choices.out)
+        return run_and_save(
+            chosen[0], minutes=minutes, seed=choices.seed, out=choices.out, add=choices.add
+        )
 
     # Each campaign has its own process. The commit is that of the beginning, because the results of
     # the first campaign change the source tree.
     os.environ["DUALKG_COMMIT"] = environment()["commit"] or ""
     options = ["--minutes", str(minutes), "--seed", str(choices.seed), "--out", str(choices.out)]
+    options += ["--add"] if choices.add else []
     statuses = []
     for name in chosen:
         line = [sys.executable, "-m", "benchmarks.torture", name, *options]
@@ -146,13 +194,13 @@ def main() -> int:
     return max(statuses)
 
 
-def run_and_save(name: str, *, minutes: float, seed: int, out: Path) -> int:
-    """Run a campaign and save its figures; the exit status is 1 after a failure."""
+def run_and_save(name: str, *, minutes: float, seed: int, out: Path, add: bool = False) -> int:
+    """Run a campaign and save its figures, or add them; the exit status is 1 after a failure."""
     print(f"{name}: {minutes:.3g} minutes, seed {seed}", file=sys.stderr, flush=True)
     result = run(name, minutes=minutes, seed=seed)
     with locked(out, wait=True):
         saved = read_json(out) if out.exists() else {}
-        saved[name] = result
+        saved[name] = joined(saved[name], result) if add and name in saved else result
         write_text(out, json.dumps(saved, indent=1, sort_keys=True) + "\n")
         if out == RESULTS:
             write_text(PAGE, with_table(PAGE.read_text(encoding="utf-8"), saved))

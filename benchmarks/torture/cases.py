@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,6 +29,7 @@ from benchmarks.torture.mutations import (
 )
 from benchmarks.torture.special_files import SPECIAL, replace_by_special
 
+NOT_TEXT = "o\udcffx"  # the byte 0xff, as Python reads it from a command line
 LOAD_SPACE = "LOAD_SPACE"  # not a command, but the function that reads a search space
 INDEX_KINDS: tuple[Literal["exact", "ivf", "hnsw", "sq8"], ...] = ("exact", "ivf", "hnsw", "sq8")
 SETTINGS = {
@@ -100,6 +102,7 @@ class Inputs:
         self.good_graph = str(self.good / "graph.tsv")
         self.good_run = str(self.good / "run")
         self.out = ["--out", str(self.here / "out")]
+        self._listening: socket.socket | None = None
         # A family that occurs twice is drawn twice as often.
         self.families: list[Callable[[random.Random], Case]] = [
             self.text,
@@ -143,6 +146,12 @@ class Inputs:
         train_and_interrupt(longer, self.good / "stopped")
         candidates = [as_json(record) for record in _candidate_records(run.graph)]
         (self.good / "candidates.jsonl").write_bytes(b"\n".join(candidates))
+
+    def busy_port(self) -> int:
+        """A port that is in use, by this process."""
+        if self._listening is None:
+            self._listening = socket.create_server(("127.0.0.1", 0))
+        return int(self._listening.getsockname()[1])
 
     def case(self, draw: random.Random) -> Case:
         shutil.rmtree(self.here, ignore_errors=True)
@@ -191,6 +200,8 @@ class Inputs:
 
         recipe = kg.load_recipe(self.good / "run" / "recipe.toml")
         content = mutated_file("mine.toml", recipe.as_toml().encode(), draw)
+        if draw.random() < 0.05:
+            content = _lengthened(content, draw)
         path = self.here / "mine.toml"
         path.write_bytes(content)
         small = ["--epochs", "1", "--dim", "2", "--set", f"data.graph={self.good_graph}"]
@@ -326,7 +337,7 @@ class Inputs:
         # An argument of a process has no NUL.
         names = [name for name in NAMES if "\0" not in name]
         paths = ["~nobody/x", "/dev/null", str(self.good), "y" * 5000, "1e999", "-", "a/../b", "//"]
-        odd = [*names, *paths]
+        odd = [*names, *paths, NOT_TEXT]
         word = draw.choice(odd)
         other = draw.choice(odd)
         probability = draw.choice(NUMBERS)
@@ -351,6 +362,8 @@ class Inputs:
             ["sparsify", run, f"--share={share}", *self.out],
             ["export", run, f"--out={deep}"],
             ["serve", run, f"--get=/{word}"],
+            ["export", run, f"--out={self.here / NOT_TEXT}"],
+            ["serve", run, f"--port={self.busy_port()}"],
         ]
         return Case("words", draw.choice(commands), False)
 
@@ -394,6 +407,13 @@ def _change_in(folder: Path, draw: random.Random, *, but: str = "") -> bool:
         _report_change(folder, path, changed)
     path.write_bytes(changed)
     return is_parsed(path.name, changed)
+
+
+def _lengthened(recipe: bytes, draw: random.Random) -> bytes:
+    """A recipe with a text of a megabyte, or with a dotted key of 40 KB, whose parts nest."""
+    if draw.random() < 0.5:
+        return recipe.replace(b'name = "', b'name = "' + b"x" * 2**20, 1)
+    return recipe + b"\n" + b".".join([b"a"] * 20_000) + b" = 1\n"
 
 
 def _report_change(folder: Path, path: Path, content: bytes) -> None:
