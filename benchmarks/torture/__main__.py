@@ -106,8 +106,8 @@ def joined(saved: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _part(result: dict[str, Any]) -> dict[str, Any]:
-    on = result["on"]
-    return {"seed": result["seed"], "seconds": result["seconds"], "commit": on["commit"]}
+    numbers = {key: value for key, value in result.items() if isinstance(value, int | float)}
+    return {**numbers, "commit": result["on"]["commit"]}
 
 
 def _added(before: Any, new: Any, key: str = "") -> Any:
