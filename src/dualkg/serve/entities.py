@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
+import numpy as np
 from fastapi import Query, Response
 from fastapi.responses import JSONResponse
 
@@ -285,7 +286,31 @@ def _map(run: ServedRun, x: list[float], y: list[float]) -> EntityMap:
     for label, name in zip(given_labels, names, strict=True):
         labels.append(visible(label or name))
     has_labels = labels != names
-    return EntityMap(run=run.name, x=x, y=y, names=names, labels=labels if has_labels else None)
+    roles, role_names = _roles(run)
+    return EntityMap(
+        run=run.name,
+        x=x,
+        y=y,
+        names=names,
+        labels=labels if has_labels else None,
+        degrees=run.roles.degrees.tolist(),
+        roles=roles,
+        role_names=role_names,
+    )
+
+
+def _roles(run: ServedRun) -> tuple[list[int], list[str]]:
+    """The commonest role of each entity by its number, and the roles, commonest first."""
+    commonest = run.roles.commonest
+    numbers, counts = np.unique(commonest[commonest >= 0], return_counts=True)
+    ordered = numbers[np.argsort(-counts, kind="stable")]
+    places = np.full(2 * run.roles.num_relations + 1, -1)
+    places[ordered] = np.arange(len(ordered))
+    names = []
+    for number in ordered.tolist():
+        relation = relation_text(run.graph.relations.label(number % run.roles.num_relations))
+        names.append(f"{relation} of" if number >= run.roles.num_relations else relation)
+    return places[commonest].tolist(), names
 
 
 @pages.get("/map")

@@ -465,3 +465,8 @@ class EntityMap(OfRun):
     y: list[float]
     names: list[str]
     labels: list[str] | None = Field(description="For display; null where they are the names.")
+    degrees: list[int] = Field(description="Number of known triples.")
+    roles: list[int] = Field(
+        description="Place in `role_names` of the relation that it has most often; or −1."
+    )
+    role_names: list[str] = Field(description="Commonest roles first, for display.")

@@ -63,6 +63,8 @@ def open_all(page) -> None:
         page.wait_for_selector("[data-explanation]")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("scheme", "size"), SCHEMES)
 def test_no_page_has_a_violation(opened, axe_script, scheme, size):
     """The policy of the pages would stop axe-core, and is lifted."""

@@ -54,7 +54,7 @@ def test_dragging_does_not_open_a_page(opened):
     page.mouse.move(x + 40, y + 30)
     page.wait_for_selector("[data-tip]:not([hidden])")
     assert page.inner_text("[data-tip]") == "Twenty-one"
-    assert page.url.endswith("/map")
+    assert page.url.partition("#")[0].endswith("/map")
 
 
 def test_a_query_colours_the_map_and_is_in_the_address(opened):
@@ -119,3 +119,86 @@ def test_on_a_phone(opened):
     page.touchscreen.tap(*pixel(page, 21))
     page.wait_for_selector("[data-tip] a")
     assert page.url.endswith(QUERY)
+
+
+def test_an_entity_is_found_and_the_view_is_in_the_address(opened):
+    page = ready(opened("/map", reduced_motion="reduce"))
+    page.fill("#entity", "twenty-one")
+    page.wait_for_selector("#entity[aria-expanded=true]")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/map#*")
+    found = page.evaluate("fetch('/api/map').then((reply) => reply.json())")
+    x, y, zoom, _ = page.url.partition("#")[2].split(",")
+    assert float(x) == pytest.approx(found["x"][21], abs=1e-3)
+    assert float(y) == pytest.approx(found["y"][21], abs=1e-3)
+    assert float(zoom) > 1
+    page.reload()
+    ready(page)
+    page.click("[data-map-does=in]")
+    page.wait_for_url(lambda url: float(url.partition("#")[2].split(",")[2]) > float(zoom))
+    assert page.url.partition("#")[2].split(",")[:2] == [x, y]
+
+
+@pytest.mark.parametrize("by", ["role", "degree", "community"])
+def test_entities_are_coloured(opened, by):
+    page = ready(opened("/map"))
+    picture = "document.querySelector('[data-canvas]').toDataURL()"
+    before = page.evaluate(picture)
+    page.select_option("[data-colouring]", by)
+    page.wait_for_url(f"**#0,0,1,{by}")
+    assert page.evaluate(picture) != before
+    names = page.locator("[data-groups] li").all_inner_texts()
+    assert 1 < len(names) <= 8
+    page.select_option("[data-colouring]", "")
+    assert page.locator("[data-groups]").is_hidden()
+
+
+def test_a_lasso_lists_what_is_inside(opened):
+    page = ready(opened("/map"))
+    x, y = pixel(page, 21)
+    page.click("[data-lasso]")
+    page.mouse.move(x - 6, y - 6)
+    page.mouse.down()
+    for corner in ((6, -6), (6, 6), (-6, 6)):
+        page.mouse.move(x + corner[0], y + corner[1])
+    page.mouse.up()
+    page.wait_for_selector("[data-found] li")
+    assert "Twenty-one" in page.locator("[data-found] .name").all_inner_texts()
+    assert page.get_attribute("[data-lasso]", "aria-pressed") == "false"
+
+
+def test_names_are_drawn_at_rest(opened):
+    """The entities of the highest degree have names while there is no query."""
+    page = ready(opened("/map"))
+    drawn = page.evaluate(
+        """new Promise((done) => {
+          const context = document.querySelector("[data-canvas]").getContext("2d");
+          const names = [];
+          const usual = context.fillText.bind(context);
+          context.fillText = (text, ...place) => { names.push(text); usual(text, ...place); };
+          document.querySelector("[data-map-does=all]").click();
+          setTimeout(() => done(names), 600);
+        })"""
+    )
+    assert drawn
+
+
+def test_the_map_without_scripts_says_so(opened):
+    page = opened("/map", java_script_enabled=False)
+    assert page.locator("[data-veil]").is_hidden()
+    assert page.locator("noscript a").get_attribute("href") == "/map.json"
+
+
+def test_the_map_is_stopped(opened):
+    page = opened("/docs")
+    page.route(
+        "**/api/map?*",
+        lambda route: route.fulfill(
+            status=202, json={"run": "calibrated", "message": "The map is being made.", "done": 0.4}
+        ),
+    )
+    page.goto("/map")
+    page.wait_for_selector("[data-stop]:not([hidden])")
+    assert float(page.locator("[data-progress]").evaluate("bar => bar.value")) == 0.4
+    page.click("[data-stop]")
+    page.wait_for_selector("text=Continue")

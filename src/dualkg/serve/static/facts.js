@@ -6,6 +6,8 @@ const section = document.querySelector("[data-list]");
 const list = section.querySelector("[data-facts]");
 const status = section.querySelector("[data-status]");
 const progress = section.querySelector("[data-progress]");
+const stop = section.querySelector("[data-stop]");
+const stopping = new AbortController();
 const canDecide = "canDecide" in section.dataset;
 const countPlaces = [...document.querySelectorAll("[data-count]")];
 
@@ -22,13 +24,17 @@ async function find() {
   const { relation, minProbability, top } = section.dataset;
   const params = { top, relation, min_probability: Number(minProbability) || null };
   status.textContent = "Searching for new facts …";
+  progress.removeAttribute("value"); // until the first report, nobody knows how much there is
+  progress.hidden = false;
+  stop.hidden = false;
+  const started = performance.now();
   try {
     for await (const line of retried(address("/facts/rows", params))) {
       if (line.kind === "error") throw new ServerError(line.error);
       if (line.kind === "progress") {
-        progress.hidden = false;
         progress.max = line.total;
         progress.value = line.done;
+        status.textContent = `Searching for new facts${timeLeft(line, started)} …`;
       } else if (line.kind === "triple") show(line.html);
     }
     status.textContent = summary();
@@ -36,10 +42,19 @@ async function find() {
     section.dataset.ready = rows.length;
   } catch (error) {
     status.textContent = "";
-    showError(status, error);
+    if (stopping.signal.aborted) status.textContent = "Stopped.";
+    else showError(status, error);
   } finally {
     progress.hidden = true;
+    stop.hidden = true;
   }
+}
+
+/** ", about 40 s left", once a part of the queries is done. */
+function timeLeft({ done: numDone, total }, started) {
+  const seconds = (((performance.now() - started) / 1000) * (total - numDone)) / numDone;
+  if (!Number.isFinite(seconds) || seconds < 1) return "";
+  return `, about ${seconds < 100 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`} left`;
 }
 
 function summary() {
@@ -64,7 +79,7 @@ async function* retried(where) {
 /** JSON lines as they arrive. */
 async function* lines(where) {
   let rest = "";
-  const reader = (await request(where)).body.pipeThrough(new TextDecoderStream()).getReader();
+  const reader = (await request(where, { signal: stopping.signal })).body.pipeThrough(new TextDecoderStream()).getReader();
   for (;;) {
     const { value, done: ended } = await reader.read();
     const parts = (rest + (value ?? "")).split("\n");
@@ -203,4 +218,5 @@ threshold?.addEventListener("input", () => {
   filter.querySelector("[data-threshold]").textContent = `${Math.round(100 * threshold.value)} %`;
 });
 
+stop.addEventListener("click", () => stopping.abort());
 find();

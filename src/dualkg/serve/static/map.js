@@ -15,10 +15,16 @@ import {
   requestJson,
   showError,
 } from "./common.js";
+import { Groups } from "./groups.js";
 import { Points } from "./points.js";
 import { View } from "./view.js";
 
 const LABELLED = 12; // predictions whose names are drawn
+const LANDMARKS = 30; // entities of high degree whose names are drawn while there is no query
+const MAX_TRIED = 120; // entities in view whose names are tried
+const MAX_LISTED = 200; // entities of a lasso
+const FOCUS_ZOOM = 12; // at which a chosen entity is shown, relative to the whole map
+const VIEW_DELAY = 300; // milliseconds after a movement until the view is in the address
 const MAX_LABELS = 80; // names of other points
 const MAX_LABEL_LENGTH = 32;
 const MANY = 4000; // points; more are drawn as pixels
@@ -37,6 +43,7 @@ const folded = find("folded");
 const knownList = folded.querySelector("ol");
 const context = canvas.getContext("2d");
 
+let map = null; // what the server says of all entities
 let points = null;
 let names = [];
 let labels = [];
@@ -47,6 +54,9 @@ const colours = {};
 let dust = 0; // the colour of many points
 let image = null;
 let labelled = []; // boxes of the names that are drawn
+let groups = null; // the colours of all entities
+let byDegree = []; // ids, the highest degree first
+let lasso = null; // the pixels of a line that is being drawn
 
 const view = new View(canvas, { changed: paintSoon, tapped: open, hovered: hover });
 
@@ -55,6 +65,7 @@ const view = new View(canvas, { changed: paintSoon, tapped: open, hovered: hover
 let painting = 0;
 
 function paintSoon() {
+  rememberView();
   painting ||= requestAnimationFrame(() => {
     painting = 0;
     paint();
@@ -87,6 +98,8 @@ function paint() {
   else paintDots(frame, size);
   paintPredictions(size);
   if (number <= 4 * MAX_LABELS) paintNames(frame, size);
+  else if (!predictions.size) paintLandmarks(size);
+  paintLasso();
   if (over >= 0) ring(over, colours.ink, Math.max(size / 2, 3) + 3);
 }
 
@@ -108,9 +121,10 @@ function paintDust(frame, size) {
     const left = Math.round(x[i] * scale + dx);
     const top = Math.round(y[i] * scale + dy);
     if (left < 0 || top < 0 || left + side > across || top + side > down) return;
+    const hue = groups ? groups.packed[groups.of[i]] : dust;
     for (let row = top; row < top + side; row++) {
       for (let place = row * across + left, end = place + side; place < end; place++) {
-        pixels[place] = dust | (Math.min(255, (pixels[place] >>> 24) + strength) << 24);
+        pixels[place] = hue | (Math.min(255, (pixels[place] >>> 24) + strength) << 24);
       }
     }
   });
@@ -120,16 +134,21 @@ function paintDust(frame, size) {
 /** Fewer points as discs. */
 function paintDots(frame, size) {
   const { x, y } = points;
-  context.fillStyle = colours.edge;
   context.globalAlpha = predictions.size ? 0.65 : 0.8;
-  context.beginPath();
+  const paths = new Map(); // by colour
   points.within(...frame, (i) => {
     if (predictions.has(i)) return;
+    const fill = groups ? groups.colours[groups.of[i]] : colours.edge;
+    if (!paths.has(fill)) paths.set(fill, new Path2D());
+    const path = paths.get(fill);
     const [px, py] = view.pixel(x[i], y[i]);
-    context.moveTo(px + size / 2, py);
-    context.arc(px, py, size / 2, 0, 7);
+    path.moveTo(px + size / 2, py);
+    path.arc(px, py, size / 2, 0, 7);
   });
-  context.fill();
+  for (const [fill, path] of paths) {
+    context.fillStyle = fill;
+    context.fill(path);
+  }
   context.globalAlpha = 1;
 }
 
@@ -143,6 +162,28 @@ function paintNames(frame, size) {
   });
   if (seen.length > MAX_LABELS) return;
   for (const i of seen) label(i, colours.soft, size / 2, labelled);
+}
+
+/** The names of the entities of the highest degree in view, as far as there is room. */
+function paintLandmarks(size) {
+  let tried = 0;
+  for (const i of byDegree) {
+    if (labelled.length >= LANDMARKS || tried >= MAX_TRIED) return;
+    const [px, py] = view.pixel(points.x[i], points.y[i]);
+    if (px < 0 || py < 0 || px > view.width || py > view.height) continue;
+    tried++;
+    label(i, colours.ink, size / 2, labelled);
+  }
+}
+
+function paintLasso() {
+  if (!lasso) return;
+  context.beginPath();
+  for (const [px, py] of lasso) context.lineTo(px, py);
+  context.closePath();
+  context.strokeStyle = colours.focus;
+  context.lineWidth = 2;
+  context.stroke();
 }
 
 /** How much a point stands out, from 0 to 1. */
@@ -273,6 +314,99 @@ function open(px, py, { touch, apart }) {
   else if (i >= 0) location.assign(entityAddress(names[i]));
 }
 
+// --- An entity, colours, a lasso, the view -------------------------------------------------------
+
+/** Mark an entity and move to it. */
+function focusOn(name) {
+  const i = points ? names.indexOf(name) : -1;
+  if (i < 0) return;
+  given = i;
+  view.centre(points.x[i], points.y[i], FOCUS_ZOOM);
+}
+
+/** Colour all entities by one of their properties. */
+function colourAll(by) {
+  groups = by ? Groups.by(by, map, points) : null;
+  const place = find("groups");
+  place.hidden = !groups;
+  place.replaceChildren(...(groups ? groups.legend() : []));
+  find("colouring").value = by;
+  rememberView();
+  paintSoon();
+}
+
+/** The entities inside a line as a list, those of the highest degree first. */
+function listInside(line) {
+  const corners = line.map(([px, py]) => view.position(px, py));
+  const inside = points.inside(corners).sort((a, b) => map.degrees[b] - map.degrees[a]);
+  const rows = inside.slice(0, MAX_LISTED).map((i) => {
+    const name = element("a", { class: "name", dir: "auto", href: entityAddress(names[i]) }, labels[i]);
+    const item = element("li", {}, name, element("span", { class: "number soft" }, String(map.degrees[i])));
+    item.addEventListener("pointerenter", () => point(i));
+    item.addEventListener("pointerleave", () => point(-1));
+    return item;
+  });
+  const count = inside.length.toLocaleString("en");
+  const shown = inside.length > MAX_LISTED ? `; the ${MAX_LISTED} of the highest degree are listed` : "";
+  message.textContent = `${count} entities are inside${shown}.`;
+  predictions = new Map();
+  legend.hidden = true;
+  folded.hidden = true;
+  find("map-does=answers").hidden = true;
+  list.replaceChildren(...rows);
+  paintSoon();
+}
+
+function listenToLasso() {
+  const button = find("lasso");
+  const set = (isOn) => {
+    button.setAttribute("aria-pressed", String(isOn));
+    canvas.classList.toggle("drawing", isOn);
+    view.isHeld = isOn;
+    lasso = null;
+    paintSoon();
+  };
+  button.addEventListener("click", () => set(button.getAttribute("aria-pressed") !== "true"));
+  canvas.addEventListener("pointerdown", (event) => {
+    if (view.isHeld) lasso = [[event.offsetX, event.offsetY]];
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (!lasso) return;
+    lasso.push([event.offsetX, event.offsetY]);
+    paintSoon();
+  });
+  canvas.addEventListener("pointerup", () => {
+    if (!lasso) return;
+    const line = lasso;
+    set(false);
+    if (line.length > 2 && points) listInside(line);
+  });
+}
+
+let remembering = 0;
+
+/** Put centre, zoom and colours behind # of the address, so that a link leads here. */
+function rememberView() {
+  if (!points) return;
+  clearTimeout(remembering);
+  remembering = setTimeout(() => {
+    const numbers = [view.x, view.y, view.scale / view.fitting].map((n) => Number(n.toFixed(4)));
+    const parts = [...numbers, find("colouring").value].join();
+    const hash = parts === "0,0,1," ? "" : `#${parts}`;
+    if (hash !== location.hash) history.replaceState(null, "", location.pathname + location.search + hash);
+  }, VIEW_DELAY);
+}
+
+/** The view of the address; whether it had one. */
+function recallView() {
+  const [x, y, zoom, by = ""] = location.hash.slice(1).split(",");
+  const numbers = [x, y, zoom].map(Number);
+  if (!zoom || !numbers.every(Number.isFinite)) return false;
+  colourAll([...find("colouring").options].some((option) => option.value === by) ? by : "");
+  view.centre(numbers[0], numbers[1], numbers[2], { animated: false });
+  return true;
+}
+
 // --- A query -------------------------------------------------------------------------------------
 
 async function colourBy(params) {
@@ -361,7 +495,13 @@ function submit() {
 }
 
 function listenToForm() {
-  combobox(field, { find: findEntities(), onPick: submit });
+  combobox(field, {
+    find: findEntities(),
+    onPick: () => {
+      focusOn(nameIn(field));
+      submit();
+    },
+  });
   const relations = findAmong(offeredRelations(form));
   const choosing = combobox(relation, { find: relations, onPick: submit, wait: 0 });
   relation.addEventListener("focus", () => {
@@ -382,9 +522,12 @@ async function start() {
   veil.hidden = false;
   listenToForm();
   readColours();
-  onTheme(readColours);
+  onTheme(() => {
+    readColours();
+    if (groups) colourAll(find("colouring").value);
+  });
   try {
-    const map = await load();
+    map = await load();
     if (!map) return;
     points = new Points(map.x, map.y);
     names = map.names;
@@ -397,7 +540,11 @@ async function start() {
     showError(loading, error);
     return;
   }
-  view.fit();
+  byDegree = Array.from(map.degrees.keys()).sort((a, b) => map.degrees[b] - map.degrees[a]);
+  listenToLasso();
+  find("colouring").addEventListener("change", (event) => colourAll(event.target.value));
+  if (!recallView()) view.fit();
+  if (nameIn(field) && !isComplete()) focusOn(nameIn(field));
   if (isComplete()) await colourBy(query());
   else message.textContent = "Choose an entity and a relation to colour the map.";
 }

@@ -61,6 +61,24 @@ export class Points {
     }
   }
 
+  /** The points inside a polygon, by the crossings of a ray. */
+  inside(corners) {
+    const xs = corners.map(([x]) => x);
+    const ys = corners.map(([, y]) => y);
+    const found = [];
+    this.within(Math.min(...xs), Math.min(...ys), Math.max(...xs), Math.max(...ys), (i) => {
+      let isInside = false;
+      for (let a = 0, b = corners.length - 1; a < corners.length; b = a++) {
+        const [ax, ay] = corners[a];
+        const [bx, by] = corners[b];
+        const crosses = ay > this.y[i] !== by > this.y[i];
+        if (crosses && this.x[i] < ax + ((bx - ax) * (this.y[i] - ay)) / (by - ay)) isInside = !isInside;
+      }
+      if (isInside) found.push(i);
+    });
+    return found;
+  }
+
   /**
    * The point nearest to a position and within `reach`, or −1.
    *

@@ -15,6 +15,7 @@ export class View {
   width = 1;
   height = 1;
   ratio = 1;
+  isHeld = false; // while something else listens to the pointer
   #canvas;
   #listeners;
   #pointers = new Map();
@@ -66,6 +67,11 @@ export class View {
 
   panBy(px, py) {
     this.#go({ x: this.x + px / this.scale, y: this.y + py / this.scale, scale: this.scale }, true);
+  }
+
+  /** A position in the middle, at a zoom relative to the whole plane. */
+  centre(x, y, zoom, { animated = true } = {}) {
+    this.#go({ x, y, scale: this.#clamped(this.fitting * zoom) }, animated);
   }
 
   /** Move only if a position is out of view. */
@@ -132,7 +138,7 @@ export class View {
     const pointers = this.#pointers;
     canvas.addEventListener("wheel", (event) => this.#turn(event), { passive: false });
     canvas.addEventListener("pointerdown", (event) => {
-      if (event.button > 1) return;
+      if (event.button > 1 || this.isHeld) return;
       canvas.setPointerCapture(event.pointerId);
       if (!pointers.size) this.#moved = 0;
       pointers.set(event.pointerId, [event.offsetX, event.offsetY]);
