@@ -30,6 +30,7 @@ SCRIPTS = (
     "connections",
     "distributed",
     "exact_search",
+    "host_memory",
     "larger_than_memory",
     "loading",
     "split_tables",

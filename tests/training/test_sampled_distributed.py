@@ -210,7 +210,7 @@ def test_exchanged_sums_give_the_softmax_of_one_process(scale, dtype):
     scores, positives, hits, targets = queries_with_hits(scale)
     targets = targets._replace(weights=targets.weights.to(dtype))
     table = torch.nn.Parameter(torch.zeros(5, 2))
-    local = LocalRowGradientTables({"head": table})
+    local = LocalRowGradientTables({"head": table}, lambda ids: ids)
     shard = ShardedRowGradientTables({"head": table}, Shard(5))
     expected = scores.double()
     of_one = local.sampled_softmax_(expected, positives.double(), hits, targets)

@@ -256,6 +256,11 @@ class BoundSampledLoss:
         shares = torch.cat(weights).to(joined.dtype) if weights else torch.ones_like(joined)
         return (shares * joined).sum() / shares.sum()
 
+    def entities_read(self, model: Model, f: Factors) -> Tensor:
+        """The entities whose rows a batch reads, `(n,)`; they may repeat."""
+        negatives = [self.negatives(part)[0].flatten() for part in self.corrupt(model, f)]
+        return torch.cat([f.heads, f.tails, *negatives])
+
     def corrupt(self, model: Model, f: Factors) -> list[CorruptedSide]:
         """The batch, or its two parts, each with one side to replace; empty parts are left out."""
         draws = Draws.of(f, seed=self.seed)

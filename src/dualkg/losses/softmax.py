@@ -434,6 +434,14 @@ class BoundSampledSoftmax:
         losses = model.tables.logsumexp(positive, scores) - positive
         return weighted_mean(losses, self.entity_weights, answers)
 
+    def entities_read(self, model: Model, f: Factors) -> Tensor:
+        """The entities whose rows a batch reads, `(n,)`; they may repeat."""
+        draws = Draws.of(f, seed=self.seed)
+        ids = [f.heads, f.tails, self.sample(draws)[0].flatten()]
+        if not model.reciprocal:
+            ids.append(self.sample(draws.others())[0].flatten())
+        return torch.cat(ids)
+
     def sample(self, draws: Draws) -> tuple[Tensor, Tensor]:
         """Negatives and the logarithm of the expected count of each.
 

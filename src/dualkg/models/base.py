@@ -6,6 +6,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import PYTHON, InvalidValue, RequestError, Unsupported, Words
@@ -22,7 +24,7 @@ from dualkg.models.score_text import ScoreText
 from dualkg.registry import Registry
 from dualkg.tables.base import EntityScores, EntityTables
 from dualkg.tables.local import LocalTables
-from dualkg.tables.lookup import Side, lookup
+from dualkg.tables.lookup import TABLE_NAMES, Side, lookup
 
 __all__ = ["EmbeddingModel", "Model"]
 
@@ -211,11 +213,14 @@ class Model(nn.Module, ABC):
 
         The queries are those whose `side` is missing, as in `predict_tails` and `predict_heads`.
         """
+        if rows is not None:
+            if side == "head" and self.reciprocal:
+                side = "tail"
+                relations = relations + self.shape.num_relations
+            return score_rows(self, self.queries(given, relations, side), side, rows)
         if side == "tail":
-            scores = self.predict_tails(given, relations)
-        else:
-            scores = self.predict_heads(relations, given)
-        return scores if rows is None else scores[:, rows]
+            return self.predict_tails(given, relations)
+        return self.predict_heads(relations, given)
 
     # -- vectors of a batch ---------------------------------------------------
 
@@ -267,6 +272,13 @@ class Model(nn.Module, ABC):
 
     def sum_gradients(self) -> None:
         """Complete the gradients of parameters where this process has computed a part of them."""
+
+    def with_rows(
+        self, tables: EntityTables, replaced: Mapping[nn.Parameter, nn.Parameter]
+    ) -> Self:
+        """This model with other entity tables; all other parameters are the same objects."""
+        other: Self = _with_parameters(self, tables, replaced)
+        return other
 
     # -- to be implemented ----------------------------------------------------
 
@@ -342,6 +354,35 @@ class Model(nn.Module, ABC):
         The score of a candidate of another process is −∞ where its column has own ones.
         """
         return self.candidate_scores(f, candidates, side), slice(None)
+
+
+def score_rows(model: Model, f: Factors, side: Side, rows: slice) -> Tensor:
+    """Scores of some rows of the tables of this process for queries, `(batch, num_rows)`."""
+    # The vectors of the queries are read from the whole tables, before some rows replace them.
+    _ = (f.head, f.mapped_head) if side == "tail" else (f.tail, f.mapped_tail)
+    some_rows = {
+        name: model.tables.block(table, rows, model.device)
+        for name, table in model.named_parameters()
+        if name.rpartition(".")[2] in TABLE_NAMES
+    }
+    scores: Tensor = functional_call(model, some_rows, (f, side))
+    return scores
+
+
+def _with_parameters(
+    module: Any, tables: EntityTables, replaced: Mapping[nn.Parameter, nn.Parameter]
+) -> Any:
+    """A shallow copy of a module in which some parameters are replaced."""
+    other = copy(module)
+    other._parameters = {
+        name: replaced.get(table, table) for name, table in module._parameters.items()
+    }
+    other._modules = {
+        name: _with_parameters(child, tables, replaced) for name, child in module._modules.items()
+    }
+    if isinstance(module, EmbeddingModel):
+        object.__setattr__(other, "_tables", tables)
+    return other
 
 
 class EmbeddingModel(Model):
@@ -425,6 +466,21 @@ class EmbeddingModel(Model):
     def tables(self) -> EntityTables:
         assert self._tables is not None
         return self._tables
+
+    @property
+    def device(self) -> torch.device:
+        """The device that computes, where the relations are; entity tables may be elsewhere."""
+        return self.relations.device
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or convert parameters; the tables decide where the rows of entities are."""
+        entity_tables = {id(table) for table in self.entity_tables}
+
+        def move(tensor: Tensor) -> Tensor:
+            return self.tables.moved(tensor, fn) if id(tensor) in entity_tables else fn(tensor)
+
+        moved: Self = super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        return moved
 
     def _check_size(self, width: int) -> None:
         """Refuse tables larger than the memory for them before allocating them."""

@@ -121,6 +121,10 @@ class Dual(Model):
         return self.primal
 
     @property
+    def device(self) -> torch.device:
+        return self.primal.device
+
+    @property
     def config(self) -> dict[str, object]:
         return {**self.primal.config, "dual": self.side}
 

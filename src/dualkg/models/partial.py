@@ -7,9 +7,8 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
-from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm
+from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm, score_rows
 from dualkg.models.bilinear import BilinearModel
 from dualkg.tables.base import EntityScores
 from dualkg.tables.lookup import TABLE_NAMES, Side, lookup
@@ -83,6 +82,10 @@ class PartialModel(Model):
         return self.model.embedding
 
     @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
     def config(self) -> dict[str, object]:
         return self.model.config
 
@@ -145,16 +148,9 @@ class PartialModel(Model):
             side = "tail"
             relations = relations + self.shape.num_relations
         own = OwnFactors(self.queries(given, relations, side))
-        # The vectors of the queries are read from the whole tables, before some rows replace them.
-        _ = (own.head, own.mapped_head) if side == "tail" else (own.tail, own.mapped_tail)
         if rows is None:
             return self.model(own, side)  # type: ignore[no-any-return]
-        some_rows = {
-            name: table.detach()[rows]
-            for name, table in self.model.named_parameters()
-            if name.rpartition(".")[2] in TABLE_NAMES
-        }
-        return functional_call(self.model, some_rows, (own, side))  # type: ignore[no-any-return]
+        return score_rows(self.model, own, side, rows)
 
     # -- scores of the entities of this process -------------------------------
 

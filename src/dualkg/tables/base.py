@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from dualkg.kernels.scores import RankTargets
+from dualkg.kernels.scores import RankTargets, count_in_columns
 from dualkg.tables.gradients import GradientTables
 from dualkg.tables.lookup import Side, lookup
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Draw = Callable[[Tensor], Tensor]  # fills an array with random numbers and returns it
 FillRows = Callable[[Tensor, Tensor], Tensor]  # fills `(n, width)` with the numbers of n entities
 CountBetter = Callable[[Tensor, Tensor, RankTargets], Tensor]
+Step = Callable[[Tensor, float], Tensor]
+BuildStep = Callable[[Any, Any], Step]  # the step of a model and an optimizer
 
 BLOCK_ROWS = 2**14  # rows of a table that are drawn at a time
 # Numbers of a table up to which they are drawn in order, in seconds. Larger tables are drawn row by
@@ -116,6 +118,34 @@ class EntityTables(ABC):
     def capturable(self) -> bool:
         """Whether a CUDA graph can contain the steps of these tables."""
         return True
+
+    # -- which device ---------------------------------------------------------
+
+    @property
+    def place(self) -> str:
+        """Where the tables are, if not on the device that computes, for people."""
+        return ""
+
+    @property
+    def copies_rows(self) -> bool:
+        """Whether a step is taken on copies of the rows that its batch reads."""
+        return False
+
+    def moved(self, table: Tensor, move: Draw) -> Tensor:
+        """A table after a function that moves or converts the parameters of a model."""
+        return move(table)
+
+    def block(self, table: Tensor, rows: slice, device: torch.device) -> Tensor:
+        """Some rows of this process on the device that computes, without a gradient."""
+        return table.detach()[rows]
+
+    def bytes_of_copies(self, num_rows: int, row_bytes: float) -> float:
+        """Bytes of copies of the rows of batches, of at most `num_rows` each, with their state."""
+        return 0.0
+
+    @abstractmethod
+    def released(self, model: nn.Module) -> None:
+        """Make a trained model one that predicts on the device of its tables."""
 
     # -- making tables --------------------------------------------------------
 
@@ -241,6 +271,18 @@ class EntityTables(ABC):
 
     # -- training steps -------------------------------------------------------
 
+    def step(self, build: BuildStep, model: Any, optimizer: Any, loss: Any) -> Step:
+        """The step that `build` makes of a model and an optimizer, which minimizes a bound loss."""
+        return build(model, optimizer)
+
+    def ahead(self, batches: Iterator[Tensor]) -> Iterator[Tensor]:
+        """The same batches, of which some may be prepared before they are used."""
+        return batches
+
+    @abstractmethod
+    def complete_updates(self) -> None:
+        """Wait until the tables have the updates of all steps that were taken."""
+
     @abstractmethod
     def gradient_tables(
         self, parameters: Mapping[Side, nn.Parameter], *, squared: bool, bf16: bool
@@ -268,3 +310,51 @@ class EntityTables(ABC):
     @abstractmethod
     def all_reduce(self, values: Tensor) -> Tensor:
         """Replace values by their sum over all processes."""
+
+
+def count_in_blocks(
+    scores_of: Callable[[slice], Tensor],
+    blocks: Sequence[slice],
+    known: Tensor,
+    targets: RankTargets,
+    *,
+    positions: Callable[[Tensor], Tensor],
+    all_reduce: Callable[[Tensor], object] = lambda values: None,
+    skips_blocks: bool = False,
+) -> Tensor:
+    """Count as `EntityTables.count_better` does, in blocks of the rows of this process.
+
+    `positions` gives the row of each entity here, or −1. `all_reduce` sums over all processes.
+    With `skips_blocks`, blocks without an answer are scored once.
+    """
+    rows = targets.rows
+    answers = positions(targets.answers)
+    values: Tensor | None = None
+    for block in blocks:
+        # One block of one process has the score of an answer.
+        is_here = (answers >= block.start) & (answers < block.stop)
+        if skips_blocks and not is_here.any():
+            continue
+        scores = scores_of(block)
+        if values is None:
+            values = torch.zeros(len(rows), dtype=scores.dtype, device=rows.device)
+        if scores.shape[1]:
+            columns = (answers - block.start).clamp(0, scores.shape[1] - 1)
+            values = torch.where(is_here, scores[rows, columns], values)
+    counts = torch.zeros(len(rows), 3, dtype=torch.int64, device=rows.device)
+    if values is None:  # there are no targets
+        return counts[:, :2].int()
+    all_reduce(values)
+    for block in blocks:
+        if len(blocks) > 1:
+            scores = scores_of(block)
+
+        def columns_of(ids: Tensor, block: slice = block) -> Tensor:
+            of_ids = positions(ids)
+            is_here = (of_ids >= block.start) & (of_ids < block.stop)
+            return torch.where(is_here, of_ids - block.start, -1)
+
+        counts += count_in_columns(scores, values, known, targets, columns_of)
+    all_reduce(counts)
+    is_finite = (counts[:, 2] == 0) & values.isfinite()
+    return counts[:, :2].masked_fill(~is_finite[:, None], -1).int()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -310,17 +310,21 @@ class SampledTables(ABC):
 
 
 class LocalSampledTables(SampledTables):
-    """Tables with the rows of all entities."""
+    """Tables with the rows of all entities, or of those that a batch reads."""
+
+    def __init__(self, positions: Callable[[Tensor], Tensor]) -> None:
+        """`positions` gives the row of each entity."""
+        self._positions = positions
 
     def fetch(self, table: Tensor, ids: Tensor, rows: Tensor) -> None:
-        torch.index_select(table, 0, ids, out=rows)
+        torch.index_select(table, 0, self.positions(ids), out=rows)
 
     def complete(self, values: Tensor) -> None:
         """Nothing: they are complete."""
 
     def own(self, negatives: Tensor, log_counts: Tensor, *, capacity: int) -> OwnNegatives:
         corrections = log_counts.float().expand(len(negatives)).contiguous()
-        return OwnNegatives(negatives, negatives, corrections)
+        return OwnNegatives(negatives, self.positions(negatives), corrections)
 
     def rows_of(self, table: Tensor, negatives: OwnNegatives) -> Tensor:
         return table[negatives.positions]
@@ -331,7 +335,7 @@ class LocalSampledTables(SampledTables):
         return sampled_softmax_gradient_(scores, answer_scores, sample, weights, losses)
 
     def positions(self, ids: Tensor) -> Tensor:
-        return ids
+        return self._positions(ids)
 
 
 class ShardedSampledTables(SampledTables):

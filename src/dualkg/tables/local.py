@@ -136,7 +136,7 @@ class LocalTables(EntityTables):
     ) -> LocalRowGradientTables:
         from dualkg.tables.row_gradients import LocalRowGradientTables
 
-        return LocalRowGradientTables(parameters)
+        return LocalRowGradientTables(parameters, self.positions)
 
     def bf16_tables(
         self, parameters: Mapping[str, nn.Parameter], *, sums: Mapping[str, Tensor], **options: Any
@@ -148,7 +148,13 @@ class LocalTables(EntityTables):
     def sampled_tables(self) -> LocalSampledTables:
         from dualkg.tables.bf16 import LocalSampledTables  # It imports Triton.
 
-        return LocalSampledTables()
+        return LocalSampledTables(self.positions)
+
+    def released(self, model: nn.Module) -> None:
+        """Nothing: the tables are on the device that computes."""
+
+    def complete_updates(self) -> None:
+        """Nothing: a step ends with its updates."""
 
     def synchronize(self, tensors: Mapping[str, Tensor]) -> None:
         """Nothing: there is one process."""

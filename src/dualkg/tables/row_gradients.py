@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -104,22 +104,31 @@ class RowGradientTables(ABC):
 
 
 class LocalRowGradientTables(RowGradientTables):
-    """Tables with the rows of all entities."""
+    """Tables with the rows of all entities, or of those that a batch reads."""
+
+    def __init__(
+        self, parameters: Mapping[Side, nn.Parameter], positions: Callable[[Tensor], Tensor]
+    ) -> None:
+        """`positions` gives the row of each entity."""
+        super().__init__(parameters)
+        self.positions = positions
 
     def rows(self, side: Side, ids: Tensor) -> Tensor:
-        return self._table(side)[ids]
+        return self._table(side)[self.positions(ids)]
 
     def of_batch(self, batch: Tensor) -> BatchTables:
-        return BatchTables(self._table("head"), self._table("tail"), batch)
+        heads, relations, tails = batch.unbind(1)
+        triples = torch.stack([self.positions(heads), relations, self.positions(tails)], dim=1)
+        return BatchTables(self._table("head"), self._table("tail"), triples)
 
     def own(self, negatives: Negatives) -> Negatives:
         return negatives
 
     def rows_of(self, side: Side, negatives: Negatives) -> Tensor:
-        return self._table(side)[negatives.ids]
+        return self.rows(side, negatives.ids)
 
     def add_rows(self, side: Side, ids: Tensor, rows: Tensor) -> None:
-        self._add(side, ids, rows)
+        self._add(side, self.positions(ids), rows)
 
     def sampled_softmax_(
         self, scores: Tensor, positives: Tensor, hits: Tensor, targets: Targets

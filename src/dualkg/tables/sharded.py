@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dualkg.kernels.scores import RankTargets, count_in_columns
+from dualkg.kernels.scores import RankTargets
 from dualkg.tables.base import (
     BLOCK_ROWS,
     LARGEST_IN_ORDER,
@@ -22,6 +22,7 @@ from dualkg.tables.base import (
     Draw,
     EntityScores,
     EntityTables,
+    count_in_blocks,
 )
 from dualkg.tables.local import weighted_mean
 from dualkg.tables.lookup import TABLE_NAMES, Side
@@ -204,34 +205,14 @@ class ShardedTables(EntityTables):
         count: CountBetter,
     ) -> Tensor:
         """Count in blocks of rows of each process, and add the counts of all processes."""
-        blocks = list(self._row_blocks())
-        rows = targets.rows
-        answers = self.shard.positions(targets.answers)
-        values = torch.zeros(0)
-        for number, block in enumerate(blocks):
-            scores = scores_of(block)
-            if number == 0:
-                values = torch.zeros(len(rows), dtype=scores.dtype, device=rows.device)
-            if scores.shape[1]:
-                # One block of one process has the score of the answer.
-                is_here = (answers >= block.start) & (answers < block.stop)
-                columns = (answers - block.start).clamp(0, scores.shape[1] - 1)
-                values = torch.where(is_here, scores[rows, columns], values)
-        self.shard.all_reduce(values)
-        counts = torch.zeros(len(rows), 3, dtype=torch.int64, device=rows.device)
-        for block in blocks:
-            if len(blocks) > 1:
-                scores = scores_of(block)
-
-            def columns_of(ids: Tensor, block: slice = block) -> Tensor:
-                positions = self.shard.positions(ids)
-                is_here = (positions >= block.start) & (positions < block.stop)
-                return torch.where(is_here, positions - block.start, -1)
-
-            counts += count_in_columns(scores, values, known, targets, columns_of)
-        self.shard.all_reduce(counts)
-        is_finite = (counts[:, 2] == 0) & values.isfinite()
-        return counts[:, :2].masked_fill(~is_finite[:, None], -1).int()
+        return count_in_blocks(
+            scores_of,
+            list(self._row_blocks()),
+            known,
+            targets,
+            positions=self.shard.positions,
+            all_reduce=self.shard.all_reduce,
+        )
 
     def _row_blocks(self) -> Iterator[slice]:
         """Ranges of at most `max_columns` rows; one empty range where there are none."""
@@ -284,6 +265,12 @@ class ShardedTables(EntityTables):
         from dualkg.tables.bf16 import ShardedSampledTables  # It imports Triton.
 
         return ShardedSampledTables(self.shard)
+
+    def released(self, model: nn.Module) -> None:
+        """Nothing: the tables are on the device that computes."""
+
+    def complete_updates(self) -> None:
+        """Nothing: a step ends with its updates."""
 
     def synchronize(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy from process 0: a GPU may add up in another order in each process."""

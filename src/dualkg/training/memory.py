@@ -45,6 +45,7 @@ MORE_PATH_ARRAYS = {"cpu": 24, "cuda": 18}
 RANKED_PATH_ARRAYS = {"cpu": 24, "cuda": 10}
 MESSAGE_ARRAYS = 16
 CHECKPOINT_BYTES = 64 * 2**20  # bytes of the library that writes checkpoints of several processes
+COPIES_ON_HOST = 2  # buffers for rows on their way to a device and back, for each on the device
 LIBRARY_BYTES = 200 * 2**20  # bytes that matrix products and compiled kernels allocate on a GPU
 
 
@@ -66,6 +67,59 @@ class Need(NamedTuple):
     def largest_batch(self, available: float) -> int:
         """The largest batch that fits; 0 or less if none does."""
         return bisect_right(range(2**31), available, key=self.of) - 1
+
+
+class NotEnoughHostMemory(RequestError):
+    """The state of entity tables in host memory does not fit there."""
+
+    def __init__(self, *, needed: float, available: float) -> None:
+        super().__init__()
+        self.needed = needed
+        self.available = available
+
+    def message(self, words: Words = PYTHON) -> str:
+        rows = words.key("optimizer.sums", "rows")
+        return (
+            f"Adagrad's sums and copies of rows would need {gib(self.needed)} of the memory of "
+            f"this machine in addition to the entity tables, and {gib(self.available)} are free. "
+            f"Choose a smaller dim, or {rows}, which needs less."
+        )
+
+
+def bytes_of_copies(recipe: Recipe, model: Model, batch_size: int) -> float:
+    """Bytes of copies of the rows of batches, where steps are taken on these."""
+    tables = model.tables
+    rows = recipe.loss.rows_per_batch(model, batch_size)
+    if not tables.copies_rows or rows is None:
+        return 0
+    row_bytes = 0
+    for table in model.entity_tables:
+        numbers = table.shape[1]
+        numbers += 1 if recipe.optimizer.sums_by_row else recipe.optimizer.state_tables * numbers
+        row_bytes += numbers * table.element_size()
+    return tables.bytes_of_copies(min(rows, tables.num_entities), row_bytes)
+
+
+def bytes_on_host(recipe: Recipe, model: Model) -> float:
+    """Bytes of host memory beside the entity tables there, for a training on a GPU."""
+    keeps_two = recipe.validation.keep == "best" or recipe.optimizer.average_from < 1
+    needed = COPIES_ON_HOST * bytes_of_copies(recipe, model, recipe.training.batch_size)
+    for table in model.entity_tables:
+        state = recipe.optimizer.state_tables * table.nbytes
+        if recipe.optimizer.sums_by_row:
+            state = len(table) * table.element_size()
+        needed += state + keeps_two * table.nbytes
+    return needed
+
+
+def check_host_memory(recipe: Recipe, model: Model) -> None:
+    """Refuse entity tables in host memory whose optimizer state does not fit there, too."""
+    if not model.tables.copies_rows or model.device.type == "cpu":
+        return
+    needed = bytes_on_host(recipe, model)
+    available = available_memory(torch.device("cpu"))
+    if needed > available:
+        raise NotEnoughHostMemory(needed=needed, available=available)
 
 
 def checkpoint_copies(recipe: Recipe, model: Model, num_copies: int) -> float:
@@ -217,7 +271,8 @@ class _Prediction:
         self.width = self.embedding.entities.shape[1]
         self.tables: dict[str, int] = {}
         for name, table in self.embedding.named_parameters():
-            self.tables[name] = table.numel() * self.size
+            if table.device == model.device:
+                self.tables[name] = table.numel() * self.size
         # The rows that a batch reads, where only these have gradients.
         self.rows: int | None = None
         if engine.step in ("sparse", "sampled", "kernels"):
@@ -229,6 +284,8 @@ class _Prediction:
         fixed = self.optimizer() + self.gradients() + self.examples() + RANKING_BYTES
         if self.on_gpu:
             fixed += LIBRARY_BYTES
+        copies = bytes_of_copies(self.recipe, self.model, self.batch_size)
+        fixed += copies if self.on_gpu else COPIES_ON_HOST * copies + copies
         if self.engine.precision == "bf16" and self.rows is None:
             # A copy and a gradient, each half as large as the table.
             fixed += self.entity_tables

@@ -330,6 +330,9 @@ class Training(Section):
     where they would take more than 5 % of the time.
 
     With `batches_per_epoch`, an epoch ends after so many batches; the next one has others.
+
+    `entity_tables` are on the device that computes, or in the memory of the host, from which the
+    rows of each batch are copied; `auto` is the host where they do not fit a GPU.
     """
 
     table: ClassVar[str] = "training"
@@ -342,6 +345,7 @@ class Training(Section):
     checkpoint_seconds: float = Field(60.0, ge=0)
     engine: Literal["auto", "reference", "fast"] = "auto"
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
+    entity_tables: Literal["auto", "device", "host"] = "auto"
 
     def num_steps(self, num_examples: int) -> int:
         """The steps of an epoch over some examples."""

@@ -212,6 +212,16 @@ def build_step(
     if isinstance(model, PathNetwork):
         model.compiled = engine.passes_messages
         model.bf16 = engine.precision == "bf16"
+
+    def build(model: Model, optimizer: AnyOptimizer) -> Step:
+        return _build_step(engine, model, loss, regularizer, optimizer)
+
+    return model.tables.step(build, model, optimizer, loss)
+
+
+def _build_step(
+    engine: Engine, model: Model, loss: BoundLoss, regularizer: Regularizer, optimizer: AnyOptimizer
+) -> Step:
     if engine.step in ("autograd", "sparse", "paths"):
         is_sparse = engine.step == "sparse"
         return ReferenceStep(model, loss, regularizer, optimizer, sparse=is_sparse)

@@ -44,7 +44,7 @@ from dualkg.losses.base import Loss
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.paths import PathNetwork
 from dualkg.regularizers import Regularizer
-from dualkg.tables import LocalTables, Processes
+from dualkg.tables import Processes
 from dualkg.tables.processes import one_process
 from dualkg.training import batches, checkpoint
 from dualkg.training.batches import (
@@ -62,8 +62,9 @@ from dualkg.training.checkpoint import (
     Progress,
 )
 from dualkg.training.engines import choose_engine
-from dualkg.training.memory import check_memory, checkpoint_copies, predict
+from dualkg.training.memory import check_host_memory, check_memory, checkpoint_copies, predict
 from dualkg.training.optimizers import build_optimizer, learning_rate
+from dualkg.training.placement import check_placement, choose_tables
 from dualkg.training.recipe import Recipe
 from dualkg.training.recipe import checksum as recipe_checksum
 from dualkg.training.steps import CudaGraphStep, Step, build_step
@@ -249,6 +250,7 @@ class Trainer:
         check_regularizer(model, regularizer)
         check_path_loss(model, recipe.loss)
         _check_tables(model, regularizer)
+        check_placement(recipe, model, regularizer)
         self.group = group or one_process(model.device)
         self.store = store or FileStore()
         self.weights = self.store.module(model)
@@ -280,6 +282,7 @@ class Trainer:
             self.need = self.need._replace(fixed=self.need.fixed + copies)
         batch_size = self.num_own_examples(len(examples))
         check_memory(self.need, model, batch_size, num_sharing=self.group.num_sharing)
+        check_host_memory(recipe, model)
         self.examples = examples.to(model.device) if isinstance(examples, Tensor) else examples
         self.grouped_by_query: GroupedByQuery | None = None
         if recipe.training.order == "queries" and isinstance(self.examples, Tensor):
@@ -307,9 +310,7 @@ class Trainer:
         cls, recipe: Recipe, graph: Graph, *, device: torch.device, **options: Any
     ) -> Trainer:
         """A trainer of the model and the regularizer that a recipe names."""
-        # Tables are made on a GPU: the memory of the host may be smaller than they are.
-        made_on = device if device.type == "cuda" else None
-        tables = LocalTables(graph.shape.num_entities, device=made_on)
+        tables = choose_tables(recipe, graph.shape, device=device)
         model = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
         return cls(model.to(device), graph, recipe, recipe.regularizer.build(), **options)
 
@@ -408,7 +409,8 @@ class Trainer:
         started = self.warm_up.clock()
         total = torch.tensor(progress.loss_sum, dtype=torch.float64, device=self.model.device)
         check_every = STEPS_BETWEEN_CHECKS[self.model.device.type]
-        for number, batch in islice(enumerate(self.batches(progress.epoch)), progress.step, None):
+        upcoming = islice(self.batches(progress.epoch), progress.step, None)
+        for number, batch in enumerate(self.model.tables.ahead(upcoming), progress.step):
             done = (progress.epoch * self.num_steps + number) / (epochs * self.num_steps)
             total += self.warm_up.take(self.step, batch, learning_rate(self.recipe.optimizer, done))
             progress.step = number + 1
@@ -577,6 +579,7 @@ class Trainer:
 
     def _pause(self) -> None:
         """Save a checkpoint, and raise if a shutdown was requested."""
+        self.model.tables.complete_updates()
         if self.checkpoint_path:
             self.save(self.checkpoint_path, wait=False)
         if self.group.any(self.stop.requested):
@@ -681,7 +684,9 @@ class Trainer:
         self.mean = self._on_device(groups.get("mean", {}))
 
     def _on_device(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value.to(self.model.device) for name, value in tensors.items()}
+        """Copies of the weights, each on the device of its table."""
+        tables = self.weights.state_dict()
+        return {name: value.to(tables[name].device) for name, value in tensors.items()}
 
     def _check_progress(self, saved: Any, path: Path) -> Progress:
         """The progress that a checkpoint has reached, if that is possible in this run."""

@@ -1,6 +1,9 @@
 """How weights are updated: Adagrad in one pass, updates of some rows, and saved optimizer state."""
 
-from collections.abc import Iterable
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import copy
 from typing import Any
 
 import torch
@@ -34,6 +37,20 @@ class OnePassAdagrad:
             shape = (len(table), 1) if id(table) in summed_by_row else table.shape
             sums = table.new_zeros(shape, requires_grad=False)
             self.state[table] = {"sum": sums, "step": torch.tensor(0.0)}
+
+    def with_tables(self, replaced: Mapping[nn.Parameter, nn.Parameter]) -> OnePassAdagrad:
+        """The same optimizer with other tables in place of some, whose state is to be set.
+
+        The state of all other tables is shared.
+        """
+        other = copy(self)
+        other.parameters = [replaced.get(table, table) for table in self.parameters]
+        other.param_groups = [{**self.param_groups[0], "params": other.parameters}]
+        other.state = {
+            replaced.get(table, table): dict(state) if table in replaced else state
+            for table, state in self.state.items()
+        }
+        return other
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for table in self.parameters:
