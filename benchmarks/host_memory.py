@@ -48,7 +48,7 @@ class Job:
     dim: int = 400
     batch_size: int = 4000
     num_negatives: int = 10_000
-    steps: int = 100  # of a round
+    steps: int = 300  # of a round
     most_entities: int = 24_000_000
     device_dim: int | None = None  # None: the largest that fits
 
