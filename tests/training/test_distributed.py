@@ -1062,7 +1062,7 @@ weight = 0.05
 [training]
 epochs = 12
 batch_size = 200
-checkpoint_seconds = 0.2
+checkpoint_seconds = 0
 """
 
 

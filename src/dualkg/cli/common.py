@@ -6,7 +6,9 @@ import functools
 import inspect
 import json
 import logging
+import os
 import shlex
+import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +52,7 @@ class SafeConsole(Console):
 stdout = SafeConsole(highlight=False)
 stderr = SafeConsole(stderr=True, highlight=False)
 
+IN_PROCESSES = ("train", "resume", "evaluate", "predict")  # commands that torchrun may start
 MAX_WIDTH = 1000  # columns of a table that is wider than the terminal
 PADDING = 2
 MIN_BAR_WIDTH = 8
@@ -87,6 +90,28 @@ MaxSize = Annotated[str | None, Option(help=MAX_SIZE_HELP)]
 
 class OptionConflict(RequestError):
     """Options of a command that cannot be used together."""
+
+
+class OneProcessOnly(RequestError):
+    """What several processes cannot do together; `what` is a command, maybe with its options."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"dualkg {what} works in one process. Start it without torchrun; several processes "
+            f"train, resume, evaluate and predict."
+        )
+        self.what = what
+
+
+def check_processes(command: str) -> None:
+    """Refuse a command in several processes that do not share its work."""
+    # Looked up first, as the rest imports PyTorch.
+    if os.environ.get("WORLD_SIZE", "1") in ("", "1") or command in IN_PROCESSES:
+        return
+    if kg.workflows.num_processes() > 1:
+        error = OneProcessOnly(command)
+        error.silent = not kg.workflows.is_first_process()
+        raise error
 
 
 class Result(NamedTuple):
@@ -135,6 +160,7 @@ def command(
 
         @functools.wraps(function)
         def run(**options: Any) -> None:
+            check_processes(function.__name__)
             values = {parameter.name: options.pop(parameter.name, None) for parameter in added}
             set_threads(values.get("threads"))
             with trusted_code(bool(values.get("trust_code"))):
@@ -168,6 +194,7 @@ def silence() -> None:
     """Print no more, as a process that is not the first of several."""
     stdout.quiet = True
     stderr.quiet = True
+    sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     logging.getLogger("dualkg").setLevel(logging.CRITICAL)
 
 

@@ -66,7 +66,43 @@ def evaluate(
         queries=queries is not None,
     )
     ks = cli.parse_hits(hits)
-    opened = kg.inference.api.open_run(run, device=device)
+    if kg.workflows.num_processes() > 1:
+        if storage or task == "classification":
+            raise cli.OneProcessOnly("evaluate with --storage or --task classification")
+        if not kg.workflows.is_first_process():
+            cli.silence()
+    with kg.workflows.opened(run, device=device) as opened:
+        yield from _evaluate(
+            opened,
+            run,
+            split,
+            by=by,
+            ks=ks,
+            candidates=candidates,
+            type_constrained=type_constrained,
+            queries=queries,
+            task=task,
+            negatives=negatives,
+            storage=storage,
+            max_size=max_size,
+        )
+
+
+def _evaluate(
+    opened: kg.Run,
+    run: Path,
+    split: kg.data.graph.Split,
+    *,
+    by: str | None,
+    ks: tuple[int, ...],
+    candidates: Path | None,
+    type_constrained: bool,
+    queries: int | None,
+    task: Task,
+    negatives: Path | None,
+    storage: str | None,
+    max_size: str | None,
+) -> cli.Output:
     if not len(opened.graph.split(split)):
         raise Unsupported(f"The graph of {run}", f"has no {split} triples to evaluate on")
     if storage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +52,9 @@ def predict(
     """Predict the missing one of head, relation and tail, or score a triple."""
     given = (head, relation, tail)
     _check_query_options(given, queries=queries, out=out, coverage=coverage)
-    if queries is None and coverage is None and index is None and device in (None, "cpu"):
+    num_processes = kg.workflows.num_processes() if os.environ.get("WORLD_SIZE") else 1
+    is_local = coverage is None and index is None and device in (None, "cpu")
+    if queries is None and is_local and num_processes == 1:
         predictions = _predict_without_torch(run, given, top=top, new=new)
         if predictions is not None:
             yield from _query_output(given, predictions)
@@ -67,21 +70,31 @@ def predict(
 
     if out is not None:
         check_suffix(out)
-    predictor = kg.Predictor.of(
-        kg.inference.api.open_run(run, device=device),
-        calibrated=coverage is not None,
-        index=load_index(index) if index else None,
-    )
+    if num_processes > 1:
+        if coverage is not None or index is not None:
+            raise cli.OneProcessOnly("predict with --coverage or --index")
+        if str(queries) == "-":
+            raise cli.OneProcessOnly("predict with --queries -")
+        if not kg.workflows.is_first_process():
+            cli.silence()
+            # It predicts what the first one writes.
+            out = None
     known: Known = "omit" if new else "mark"
-    if queries is not None:
-        file = FileOfQueries(predictor, read_queries(queries, predictor.graph), top, known)
-        yield from _predict_file(file, out)
-        return
-    if coverage is not None and relation is not None:
-        predictions = predictor.prediction_set(head, relation, tail, coverage=coverage)
-    else:
-        predictions = predict_queries(predictor, [given], top=top, known=known)[0]
-    yield from _query_output(given, predictions)
+    with kg.workflows.opened(run, device=device) as opened:
+        predictor = kg.Predictor.of(
+            opened,
+            calibrated=coverage is not None,
+            index=load_index(index) if index else None,
+        )
+        if queries is not None:
+            file = FileOfQueries(predictor, read_queries(queries, predictor.graph), top, known)
+            yield from _predict_file(file, out)
+        elif coverage is not None and relation is not None:
+            predictions = predictor.prediction_set(head, relation, tail, coverage=coverage)
+            yield from _query_output(given, predictions)
+        else:
+            predictions = predict_queries(predictor, [given], top=top, known=known)[0]
+            yield from _query_output(given, predictions)
 
 
 def _predict_without_torch(

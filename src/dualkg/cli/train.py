@@ -82,6 +82,9 @@ def train(
     max_size: cli.MaxSize = None,
     out: Annotated[Path | None, Option(help="Folder of the run (default: runs/NAME).")] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing run.")] = False,
+    resume_run: Annotated[
+        bool, Option("--resume", help="Resume the run in the folder if it was interrupted.")
+    ] = False,
     engine: Annotated[
         Literal["reference", "fast"] | None, Option(help="Default: fast if supported.")
     ] = None,
@@ -104,6 +107,8 @@ def train(
     options = dict(locals())
     if tune and no_tune:
         raise cli.OptionConflict("--tune and --no-tune exclude each other.")
+    if resume_run and overwrite:
+        raise cli.OptionConflict("--resume and --overwrite exclude each other.")
     is_first = kg.workflows.is_first_process()
     if not is_first:
         cli.silence()
@@ -119,7 +124,9 @@ def train(
         if seeds > 1:
             results = kg.workflows.train_source_seeds(source, seeds, on_event=display, **arguments)
             return _print_seeds(results)
-        run = kg.workflows.train_source(source, on_event=display, **arguments)
+        run = kg.workflows.train_source(
+            source, on_event=display, resume_unfinished=resume_run, **arguments
+        )
     return _print_trained(run) if is_first else None
 
 

@@ -31,7 +31,9 @@ from dualkg.errors import (
     DivergedError,
     DualkgError,
     FolderMoved,
+    InvalidValue,
     RequestError,
+    Unsupported,
     Words,
 )
 from dualkg.files import (
@@ -54,14 +56,16 @@ from dualkg.models.base import Model
 from dualkg.models.partial import PartialModel
 from dualkg.models.paths import PathNetwork
 from dualkg.tables import Processes, Shard, ShardedTables
-from dualkg.tables.barrier import Barrier
+from dualkg.tables.barrier import Barrier, Pace
 from dualkg.tables.files import (
     checkpoint_failures,
     is_divided,
     load_checkpoint,
+    read_own_rows,
     shard_file,
     start_checkpoint,
 )
+from dualkg.tables.heartbeat import Heartbeat
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.agreement import check_agreement, check_shared, training_facts
 from dualkg.training.api import choose_device, finish
@@ -71,6 +75,7 @@ from dualkg.training.checkpoint import (
     Groups,
     Progress,
     load_tensors,
+    load_weights,
     save_tensors,
 )
 from dualkg.training.costs import WorkEstimate
@@ -85,6 +90,8 @@ OnStart = Callable[[str], None]
 Records = dict[str, dict[str, Any]]  # size and checksum by the name of a file
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MEETING_TIME = timedelta(minutes=10)  # in which all processes have to start, or a collective to end
+SILENCE = "DUALKG_SILENCE"
+MIN_SILENCE = 5.0  # seconds
 WRITING_TIME = timedelta(hours=1)  # in which the slowest disk has to have a checkpoint
 MAX_REASON = 300  # characters of a reason that a library gives
 RECORD_NUMBERS = 1 + 32  # the size of a file, and the bytes of its sha256
@@ -188,22 +195,35 @@ def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
     if count == 1:
         yield Processes(0, 1, choose_device(device))
         return
-    group = _join_group(int(os.environ["RANK"]), count, device)
+    group, heartbeat = _join_group(int(os.environ["RANK"]), count, device)
+    heartbeat.start()
+    has_failed = True
     try:
         yield group
+        has_failed = False
     except (InterruptedRunError, DivergedError, FolderMoved) as error:
         # All processes raise it at once, and the first reports it.
+        has_failed = False
         error.silent = not group.first
+        raise
+    except GeneratorExit:
+        has_failed = False  # Nobody asks for more.
         raise
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
         raise ProcessesLost(group.index, group.count, _reason(error)) from None
     finally:
+        heartbeat.stop(failed=has_failed)
         dist.destroy_process_group()
 
 
-def _join_group(index: int, count: int, device: str | torch.device | None) -> Processes:
+def _join_group(
+    index: int, count: int, device: str | torch.device | None
+) -> tuple[Processes, Heartbeat]:
+    pace = pace_of_environment()
+    # A collective of NCCL that fails ends the process, also where this was not set.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
     chosen = choose_device(device)
     backend = "gloo"
     shares_gpu = False
@@ -224,10 +244,11 @@ def _join_group(index: int, count: int, device: str | torch.device | None) -> Pr
             backend, store=store, rank=index, world_size=count, timeout=MEETING_TIME
         )
         barrier = Barrier(store, index, count)
+        heartbeat = Heartbeat(store, index, count, pace=pace)
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise ProcessesDidNotMeet(index, count, address=address, reason=_reason(error)) from None
-    return Processes(
+    group = Processes(
         index,
         count,
         chosen,
@@ -235,6 +256,22 @@ def _join_group(index: int, count: int, device: str | torch.device | None) -> Pr
         barrier=barrier,
         num_sharing=num_sharing,
     )
+    return group, heartbeat
+
+
+def pace_of_environment() -> Pace:
+    """How long a silent process is waited for: a minute, or `DUALKG_SILENCE` seconds."""
+    text = os.environ.get(SILENCE)
+    if not text:
+        return Pace()
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not MIN_SILENCE <= seconds < math.inf:
+        expected = f"a number of seconds, at least {MIN_SILENCE:g}"
+        raise InvalidValue(SILENCE, expected=expected, found=text)
+    return Pace(beat=min(Pace().beat, seconds / 10), silence=seconds)
 
 
 def _reason(error: Exception) -> str:
@@ -563,13 +600,15 @@ def train_in_processes(
     *,
     out: Path,
     overwrite: bool = False,
+    resume_unfinished: bool = False,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
     on_start: OnStart | None = None,
 ) -> TrainedRun:
     """Train a recipe in the processes of a group, each of which calls this.
 
-    After a restart by the launcher, the run is resumed. `on_start` gets a sentence in process 0
+    After a restart of any of them by a launcher, or with `resume_unfinished`, a run that was
+    interrupted is resumed. `on_start` gets a sentence in process 0
     before the first step: the memory and the time that each process needs.
     """
     check_agreement(group, training_facts(recipe, graph, group.device))
@@ -578,7 +617,9 @@ def train_in_processes(
     with group_lock(group, out):
         check_shared(group, out)
         is_unfinished = folder.checkpoint_folder.exists() and not folder.report.exists()
-        if was_restarted and group.any(is_unfinished):
+        # A machine that comes back is new to its launcher, and the others were restarted.
+        may_resume = group.any(was_restarted or resume_unfinished)
+        if group.any(is_unfinished) and may_resume:
             return _resume(
                 folder,
                 group,
@@ -649,6 +690,52 @@ def _resume(
     check_agreement(group, {ENGINE: trainer.describe_engine()})
     trainer.restore(folder.checkpoint_folder, recipe=folder.recipe)
     return _finish(trainer, folder, on_start)
+
+
+def load_in_processes(
+    path: str | Path, group: Processes, *, trust_code: bool = False
+) -> TrainedRun:
+    """A finished run of which each process has its rows, so that none holds the whole model.
+
+    All processes have to do the same with it.
+    """
+    folder = RunFolder(path)
+    group.on_first(partial(_check_divisible, folder))
+    recipe = load_recipe(folder.recipe, trust_code=trust_code)
+    graph = group.together(folder.load_graph)
+    identity = folder.identity()
+    check_agreement(group, {"the run": identity, "the device": group.device.type})
+    shard = group_shard(group, graph)
+    tables = ShardedTables(
+        shard, device=group.device, initialize=False, capturable=group.capturable
+    )
+    built = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
+    built.read_graph(graph)
+    model: Model = built
+    if isinstance(built, PathNetwork):
+        folder.load_weights(built, graph)
+        built.group = group
+    else:
+        files = folder.weight_files() if not folder.weights.exists() else [folder.weights]
+        weights = group.together(partial(read_own_rows, files, shard))
+        load_weights(built, weights, source=folder.path)
+        model = PartialModel(built)
+    model = model.to(group.device).eval()
+    return TrainedRun(model, graph, recipe, folder=folder.path, identity=identity)
+
+
+def _check_divisible(folder: RunFolder) -> None:
+    """Refuse what several processes cannot open, and damaged files."""
+    folder.check_is_run()
+    if folder.ensemble.exists() or folder.sparsity.exists():
+        what = "is an ensemble" if folder.ensemble.exists() else "was sparsified"
+        raise Unsupported(
+            f"The run {folder.path}",
+            f"{what}, and several processes open runs of one model with dense tables",
+            advice="Open it in one process, without torchrun.",
+        )
+    folder.check_finished()
+    folder.check_files()
 
 
 def _check_resumable(folder: RunFolder, group: Processes) -> None:

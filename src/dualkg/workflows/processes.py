@@ -6,20 +6,23 @@ This is the only module that calls the entry points of `dualkg.training.distribu
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from dualkg.errors import InvalidValue
+from dualkg.inference.api import open_run
 from dualkg.training.callbacks import Callbacks, find_callbacks
 from dualkg.training.distributed import (
+    load_in_processes,
     num_processes,
     processes,
     resume_in_processes,
     train_in_processes,
 )
-from dualkg.training.run import RunFolder, TrainedRun
+from dualkg.training.run import Run, RunFolder, TrainedRun
 from dualkg.workflows.events import (
     Evaluated,
     Event,
@@ -30,7 +33,7 @@ from dualkg.workflows.events import (
 )
 from dualkg.workflows.sources import TrainingSource
 
-__all__ = ["is_first_process", "num_processes", "resume_together", "train_together"]
+__all__ = ["is_first_process", "num_processes", "opened", "resume_together", "train_together"]
 
 
 def is_first_process() -> bool:
@@ -44,6 +47,7 @@ def train_together(
     device: str | torch.device | None,
     out: str | Path | None,
     overwrite: bool,
+    resume_unfinished: bool = False,
     callbacks: Callbacks,
     on_event: OnEvent,
 ) -> TrainedRun:
@@ -65,12 +69,26 @@ def train_together(
             group,
             out=folder.path,
             overwrite=overwrite,
+            resume_unfinished=resume_unfinished,
             on_progress=report,
             callbacks=find_callbacks(callbacks) if group.first else [],
             on_start=lambda expectation: report(_started(folder, expectation)),
         )
         _report_results(run, report)
         return run
+
+
+@contextmanager
+def opened(path: str | Path, *, device: str | torch.device | None = None) -> Iterator[Run]:
+    """A finished run; under `torchrun`, each process has a part of its model.
+
+    All processes then have to do the same with it, until the end of the block.
+    """
+    if num_processes() == 1:
+        yield open_run(path, device=device)
+        return
+    with processes(device) as group:
+        yield load_in_processes(path, group)
 
 
 def resume_together(

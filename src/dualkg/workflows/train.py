@@ -173,6 +173,7 @@ def train_source(
     device: Device = None,
     out: str | Path | None = None,
     overwrite: bool = False,
+    resume_unfinished: bool = False,
     callbacks: Callbacks = None,
     on_event: OnEvent | None = None,
 ) -> TrainedRun:
@@ -180,16 +181,23 @@ def train_source(
 
     By default a recipe is trained as it is, and the hyperparameters of a graph are tuned first,
     but for those in `changes`; `tune` decides otherwise. Under `torchrun`, all processes train one
-    recipe together.
+    recipe together. With `resume_unfinished`, a run in the folder that was interrupted is resumed.
     """
+    report = on_event or log_event
+    is_alone = num_processes() == 1
+    if resume_unfinished and is_alone and out is not None:
+        folder = RunFolder(out)
+        if folder.resumable and not folder.finished:
+            return resume(out, device=device, on_event=report, callbacks=callbacks)
     return _read_and_train(
         lambda report: read_source(source, changes, on_event=report),
         tune=tune,
         device=device,
         out=out,
         overwrite=overwrite,
+        resume_unfinished=resume_unfinished,
         callbacks=callbacks,
-        on_event=on_event or log_event,
+        on_event=report,
     )
 
 
@@ -202,6 +210,7 @@ def _read_and_train(
     overwrite: bool,
     callbacks: Callbacks,
     on_event: OnEvent,
+    resume_unfinished: bool = False,
 ) -> TrainedRun:
     callback_objects = find_callbacks(callbacks)
     if num_processes() > 1:
@@ -210,6 +219,7 @@ def _read_and_train(
             device=device,
             out=out,
             overwrite=overwrite,
+            resume_unfinished=resume_unfinished,
             callbacks=callback_objects,
             on_event=on_event,
         )

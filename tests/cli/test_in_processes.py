@@ -1,0 +1,107 @@
+"""Commands in two processes, each of which has half of the model."""
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dualkg as kg
+from tests.processes import COMMAND, Finished, Started
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def in_two_processes(*words: object, cwd: Path) -> tuple[Finished, Finished]:
+    group = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    with (
+        Started(COMMAND, *words, cwd=cwd, environment=group | {"RANK": "0"}) as first,
+        Started(COMMAND, *words, cwd=cwd, environment=group | {"RANK": "1"}) as second,
+    ):
+        return first.finish(), second.finish()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process, and the same of two."""
+    folder = tmp_path_factory.mktemp("runs")
+    changes = {"model.dim": 8, "training.epochs": 2, "training.seed": 1}
+    recipe = kg.training.Recipe().with_changes({"data.graph": "world", **changes})
+    kg.train_recipe(recipe, device="cpu", out=folder / "one")
+    (folder / "recipe.toml").write_text(recipe.as_toml())
+    first, second = in_two_processes("train", "recipe.toml", "--out", "two", cwd=folder)
+    assert (first.code, second.code) == (0, 0), first.err
+    return folder
+
+
+def data_of(folder: Path, *words: object, both: bool) -> Any:
+    if both:
+        first, second = in_two_processes(*words, cwd=folder)
+        assert (first.code, second.code) == (0, 0), first.err + second.err
+        assert (second.out, second.err) == ("", "")
+    else:
+        environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        with Started(COMMAND, *words, cwd=folder, environment=environment) as alone:
+            first = alone.finish()
+        assert first.code == 0, first.err
+    return json.loads(first.out)
+
+
+@pytest.mark.parametrize("run", ["one", "two"])
+def test_evaluate_has_the_ranks_of_one_process(folder: Path, run: str) -> None:
+    for words in (("evaluate", run, "--split", "valid"), ("evaluate", run, "--task", "relation")):
+        expected = data_of(folder, *words, "--json", both=False)
+        assert data_of(folder, *words, "--json", both=True) == expected
+
+
+@pytest.mark.parametrize("run", ["one", "two"])
+def test_predict_has_the_predictions_of_one_process(folder: Path, run: str) -> None:
+    words = ("predict", run, "--head", "France", "--relation", "capital", "--top", 5, "--json")
+    expected = data_of(folder, *words, both=False)
+    found = data_of(folder, *words, both=True)
+    names = [prediction["tail"]["name"] for prediction in expected["predictions"]]
+    assert [prediction["tail"]["name"] for prediction in found["predictions"]] == names
+    for one, other in zip(expected["predictions"], found["predictions"], strict=True):
+        assert other["score"] == pytest.approx(one["score"], rel=1e-5)
+
+    (folder / "queries.tsv").write_text("France\tcapital\t?\n?\tcapital\tParis\n")
+    out = ("--queries", "queries.tsv", "--top", 3, "--out")
+    first, second = in_two_processes("predict", run, *out, f"{run}-both.tsv", cwd=folder)
+    assert (first.code, second.code) == (0, 0), first.err
+    with Started(COMMAND, "predict", run, *out, f"{run}-alone.tsv", cwd=folder) as alone:
+        assert alone.finish().code == 0
+    both, one = (
+        [line.split("\t")[:5] for line in (folder / f"{run}-{name}.tsv").read_text().splitlines()]
+        for name in ("both", "alone")
+    )
+    assert both == one
+    assert len(both) == 7
+
+
+def test_what_several_processes_do_not_do_is_refused(folder: Path) -> None:
+    for words, what in (
+        (("complete", "one", "--out", "new.tsv"), "complete"),
+        (("export", "one", "--out", "new"), "export"),
+        (("index", "one", "--out", "new"), "index"),
+        (("evaluate", "one", "--task", "classification"), "evaluate with --storage"),
+        (("predict", "one", "--queries", "-"), "predict with --queries -"),
+    ):
+        first, second = in_two_processes(*words, cwd=folder)
+        assert (first.code, second.code) == (2, 2), first.err
+        assert f"dualkg {what}" in first.err
+        assert "works in one process" in first.err
+    assert not os.path.lexists(folder / "new")
