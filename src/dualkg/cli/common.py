@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import json
 import logging
 import os
@@ -190,11 +191,18 @@ def _print_json(result: Result) -> None:
         print(text.translate(JSON_ESCAPES))
 
 
+class Nowhere(io.TextIOBase):
+    """An output that keeps nothing."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
 def silence() -> None:
     """Print no more, as a process that is not the first of several."""
     stdout.quiet = True
     stderr.quiet = True
-    sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    sys.stdout = Nowhere()
     logging.getLogger("dualkg").setLevel(logging.CRITICAL)
 
 
