@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape
 
+from dualkg.errors import InvalidValue
 from dualkg.inference import decisions
 from dualkg.inference.decisions import (
     FORMULA,
@@ -100,7 +101,7 @@ def test_accepted_facts_as_tsv(curator):
     assert reply.headers["content-type"] == "text/tab-separated-values; charset=utf-8"
     assert reply.headers["content-disposition"] == 'attachment; filename="mine-accepted.tsv"'
     rows = [line.split("\t") for line in reply.text.splitlines()]
-    assert rows[0] == ["head", "relation", "tail", "probability", "decided_at"]
+    assert rows[0] == list(decisions.COLUMNS)
     assert [row[:3] for row in rows[1:]] == [
         ["thing 30", "likes", "thing 31"],
         ["thing 30", "likes", HOSTILE[1]],
@@ -127,12 +128,152 @@ NAMES = st.text(st.sampled_from("=+-@＝'\"a;,\n \t"), max_size=5)
 def test_cells_of_csv_and_tsv(name, other):
     made = [Decision(name, "r", other, "accepted", None, "now")]
     [_, row] = csv.reader(io.StringIO(as_csv(made), newline=""))
-    for cell, exact in zip(row, (name, "r", other, "", "now"), strict=True):
+    for cell, exact in zip(row, (name, "r", other, "", "now", "accepted", "", ""), strict=True):
         assert cell.strip()[:1] not in FORMULA
         assert cell in (exact, f"'{exact}")
         assert cell == exact or exact.strip()[:1] in {*FORMULA, "＝"} or exact[:1] in "\n\t"
     if not set(name + other) & set("\t\n"):
         assert as_tsv(made).splitlines()[1].split("\t")[:3] == [name, "r", other]
+
+
+@given(NAMES, NAMES)
+def test_exported_decisions_are_read_back(name, other):
+    made = [
+        Decision(
+            name or "a", "r", other or "b", "rejected", None, "now", note="why", decided_by="me"
+        ),
+        Decision("c", "r", "d", "accepted", 0.25, "now"),
+    ]
+    listed = json.dumps([decisions.asdict(decision) for decision in made])
+    assert decisions.parse_decisions(listed, "a.json") == made
+    assert decisions.parse_decisions(f'{{"decisions": {listed}}}', "a.json") == made
+    assert decisions.parse_decisions(decisions.as_json_lines(made), "a.jsonl") == made
+    names = name + other
+    if not set(names) & set("\t\n") and names.strip() == names:
+        assert decisions.parse_decisions(as_tsv(made), "a.tsv") == made
+        assert decisions.parse_decisions(as_csv(made), "a.CSV") == made
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("a.json", "{", 1),
+        ("a.json", "{}", 1),
+        ("a.json", "[1]", 1),
+        ("a.csv", "head,relation,tail\na,b,c\n", 2),
+        ("a.tsv", "head\trelation\tverdict\na\tb\taccepted", 2),
+        ("a.csv", "head,relation,tail,verdict\na,b,c,maybe\n", 2),
+    ],
+)
+def test_a_file_that_is_none_of_decisions_is_refused(name, text, line):
+    with pytest.raises(InvalidDecision) as error:
+        decisions.parse_decisions(text, name)
+    assert (error.value.path.name, error.value.line) == (name, line)
+    with pytest.raises(InvalidValue):
+        decisions.parse_decisions(text, "a.xls")
+
+
+def test_triples_without_a_verdict_get_one():
+    [read] = decisions.parse_decisions("head,relation,tail\na,b,c", "a.csv", verdict="rejected")
+    assert (read.triple, read.verdict, read.probability) == (("a", "b", "c"), "rejected", None)
+
+
+def test_names_as_rdf():
+    made = [
+        Decision("http://e.org/é#x", "is a", "a:b> <c", "accepted", None, "now"),
+    ]
+    assert decisions.as_ntriples(made) == (
+        "<http://e.org/é#x> <urn:dualkg:is%20a> <urn:dualkg:a%3Ab%3E%20%3Cc> .\n"
+    )
+
+
+def test_decisions_are_exported_and_imported_elsewhere(curator, untouched_folders, tmp_path):
+    noted = REJECT | {"note": " not\n true ", "decided_by": "Ada"}
+    decide(curator, ACCEPT, noted)
+    first = curator.get("/decisions.json").json()["decisions"]
+    assert [item["note"] for item in first] == [None, "not true"]
+    assert first[1]["decided_by"] == "Ada"
+    assert curator.get("/decisions.nt", params={"verdict": "rejected"}).text.count("\n") == 1
+    found = curator.get("/decisions.json", params={"q": "not TRUE"}).json()["decisions"]
+    assert found == first[1:]
+    assert (
+        curator.get("/decisions.json", params={"verdict": "accepted"}).json()["decisions"]
+        == first[:1]
+    )
+
+    elsewhere = shutil.copytree(untouched_folders[0], tmp_path / "other")
+    with (
+        serving(application(ServedRuns.load([elsewhere], device="cpu"))) as address,
+        httpx.Client(base_url=address, timeout=LIMIT) as client,
+    ):
+        for name in ("decisions.csv", "decisions.json"):
+            file = {"name": name, "text": curator.get(f"/{name}").content.decode("utf-8-sig")}
+            counts = client.post("/api/decisions/import", json=file).json()
+            assert (counts["accepted"], counts["rejected"]) == (1, 1)
+        assert client.get("/decisions.json").json()["decisions"] == first
+        wrong = {"name": "a.csv", "text": "head,relation,tail,verdict\nnobody,likes,x,accepted"}
+        assert client.post("/api/decisions/import", json=wrong).status_code == 404
+        of_page = {"origin": "http://other.example"}
+        reply = client.post("/api/decisions/import", json=wrong, headers=of_page)
+        assert reply.status_code == 403
+
+
+def test_decided_facts_are_no_predictions(curator):
+    query = {"find": "tail", "head": "thing 20", "relation": "likes", "k": 3}
+    before = curator.get("/query.json", params=query).json()["predictions"]
+    first, second, _ = (answer["name"] for answer in before)
+    triple = {"head": "thing 20", "relation": "likes"}
+    decide(
+        curator,
+        {**triple, "tail": first, "verdict": "rejected"},
+        {**triple, "tail": second, "verdict": "accepted"},
+    )
+    after = curator.get("/query.json", params=query).json()
+    assert [item["name"] for item in after["rejected"]] == [first]
+    assert [item["name"] for item in after["accepted"]] == [second]
+    assert after["rejected"][0]["probability"] == pytest.approx(before[0]["probability"])
+    assert not {first, second} & {item["name"] for item in after["predictions"]}
+    assert len(after["predictions"]) == 3
+
+    for k in (5, 200):  # small and large replies
+        params = {**triple, "k": k}
+        answers = curator.get("/api/tails", params=params).json()["predictions"]
+        verdicts = {item["name"]: item["verdict"] for item in answers if item["verdict"]}
+        assert verdicts.items() <= {first: "rejected", second: "accepted"}.items()
+    assert verdicts == {first: "rejected", second: "accepted"}
+    score = curator.get("/api/score", params={**triple, "tail": first}).json()["scores"][0]
+    assert score["verdict"] == "rejected"
+    explanation = curator.get("/api/explain", params={**triple, "tail": first}).json()
+    assert explanation["verdict"] == "rejected"
+    assert explanation["facts_of_head"]
+    details = curator.get("/api/entity/thing 20").json()
+    assert [fact["tail"]["name"] for fact in details["accepted"]] == [second]
+    assert [fact["tail"]["name"] for fact in details["rejected"]] == [first]
+    facts = [(fact["head"]["name"], fact["tail"]["name"]) for fact in details["predicted"]]
+    assert not {("thing 20", first), ("thing 20", second)} & set(facts)
+    text = curator.get("/map/predictions?entity=thing 20&relation=likes").text
+    assert "1 accepted, 1 rejected" in text
+
+
+def test_filters_have_all_facts(curator):
+    decide(curator, ACCEPT, REJECT)
+    listed = {
+        show: curator.get("/facts.json", params={"top": 10, "show": show}).json()["facts"]
+        for show in ("all", "open", "accepted", "rejected")
+    }
+    names = {
+        show: [tuple(fact[part]["name"] for part in ("head", "relation", "tail")) for fact in facts]
+        for show, facts in listed.items()
+    }
+    accepted = tuple(ACCEPT[part] for part in ("head", "relation", "tail"))
+    rejected = tuple(REJECT[part] for part in ("head", "relation", "tail"))
+    assert names["accepted"] == [accepted]
+    assert names["rejected"] == [rejected]
+    assert len(names["all"]) == len(names["open"]) == 10
+    assert not {accepted, rejected} & set(names["open"])
+    assert all(fact["verdict"] is None for fact in listed["open"])
+    likes = {"show": "rejected", "relation": "likes"}
+    assert curator.get("/facts.json", params=likes).json()["facts"] == []
 
 
 def test_a_full_disk_is_named(curator, folder, monkeypatch):
@@ -336,7 +477,9 @@ def test_a_file_written_by_another_store_is_read_again(tmp_path):
     first.update([some("c")])
     second.update([some("d")])
     assert [decision.tail for decision in first.load().values()] == ["c", "d"]
-    assert as_tsv([some()]).splitlines()[1] == "a\tb\tc\t0.25\t2026-01-01T00:00:00+00:00"
+    assert (
+        as_tsv([some()]).splitlines()[1] == "a\tb\tc\t0.25\t2026-01-01T00:00:00+00:00\taccepted\t\t"
+    )
 
 
 WRITER = """

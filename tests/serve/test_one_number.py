@@ -82,7 +82,7 @@ def test_lists_are_sorted_by_the_figure_they_show(client):
     """What pages show, read from the pages."""
     for address in ("/?find=tail&head=thing+20&relation=likes&k=50", "/entity/thing 20"):
         text = re.split('id="(?:new|predicted)"', client.get(address).text)[1]
-        shown = re.findall(r'<span class="percent">([<>0-9.]+) %', text)
-        numbers = [float(number.strip("<>")) for number in shown]
+        shown = re.findall(r'class="percent"[^>]*>(?:&[lg]t;)?([0-9.]+) %', text)
+        numbers = [float(number) for number in shown]
         assert len(numbers) > 5
         assert numbers == sorted(numbers, reverse=True)

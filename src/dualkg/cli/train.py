@@ -25,6 +25,10 @@ TUNE = (
     "Time after which tuning ends, such as 90s, 10m or 1.5h (default: the work of the final "
     "training, three times that on a GPU)."
 )
+DECISIONS = (
+    "Run with decisions, or a file of them: accepted facts are trained on, rejected ones are "
+    "negatives."
+)
 NUM_TRIALS = 10  # trials that the table of a search lists
 
 
@@ -80,6 +84,7 @@ def train(
         str | None, Option(help="File with a readable label for each entity name.")
     ] = None,
     max_size: cli.MaxSize = None,
+    with_decisions: Annotated[str | None, Option(metavar="RUN", help=DECISIONS)] = None,
     out: Annotated[Path | None, Option(help="Folder of the run (default: runs/NAME).")] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing run.")] = False,
     resume_run: Annotated[

@@ -30,6 +30,7 @@ DATA_SETTINGS = {
     "data.delimiter": "--delimiter",
     "data.max_size": "--max-size",
     "data.columns": "--columns",
+    "data.decisions": "--with-decisions",
 }
 # Options whose names are not those of the keyword arguments in Python.
 OPTIONS = {"k": "--top", "callbacks": "--track"}

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from dualkg.data.parquet_files import read_parquet
 from dualkg.data.spill import is_mapped, release, slices, text_of
 from dualkg.data.triples import (
+    NO_TRIPLES,
     SPLITS,
     GraphShape,
     Notes,
@@ -118,6 +119,8 @@ class Graph:
     fingerprint: str = ""
     catalogued: bool = False
     notes: Notes = field(default_factory=Notes)
+    # Triples that people rejected, which are negatives in training (see `data.decisions`).
+    rejected: Triples = field(default_factory=lambda: NO_TRIPLES)
     # Keys of a recipe's [data] table, for `load_graph`.
     read_options: dict[str, Any] = field(default_factory=dict)
 
@@ -204,6 +207,8 @@ class Graph:
             checksum.update(len(triples).to_bytes(8, "little"))
             checksum.update(triples.data)
             release(triples)
+        if len(self.rejected):
+            checksum.update(np.ascontiguousarray(self.rejected, dtype="<i4").data)
         return replace(self, fingerprint=checksum.hexdigest())
 
     @property
@@ -288,6 +293,8 @@ def save_graph(graph: Graph, folder: Path) -> None:
         _save_vocabulary(graph.relations, fresh / "relations", mapped=graph.is_mapped)
         for split in SPLITS:
             _save_triples(graph.split(split), fresh / split, mapped=graph.is_mapped)
+        if len(graph.rejected):
+            _save_triples(graph.rejected, fresh / "rejected", mapped=graph.is_mapped)
 
         notes = {
             "duplicates": graph.notes.duplicates,
@@ -330,6 +337,9 @@ def load_saved_graph(folder: Path) -> Graph:
         splits: dict[str, Any] = {
             split: _load_triples(folder / split, shape, mapped=mapped) for split in SPLITS
         }
+        suffix = ".npy" if mapped else ".parquet"
+        if (folder / "rejected").with_suffix(suffix).exists():
+            splits["rejected"] = _load_triples(folder / "rejected", shape, mapped=mapped)
         pa.default_memory_pool().release_unused()  # which may be more than a small graph takes
         return Graph(entities=entities, relations=relations, notes=notes, **splits, **about)
     except DAMAGE as error:

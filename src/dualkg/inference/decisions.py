@@ -5,15 +5,20 @@ lines.
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 from unicodedata import category, normalize
+from urllib.parse import quote
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from dualkg.errors import PYTHON, DualkgError, RequestError, Words
+from dualkg.data.graph import Graph
+from dualkg.errors import PYTHON, DualkgError, InvalidValue, RequestError, Words
 from dualkg.files import exists, folder_lock, read_bytes, write_text
 from dualkg.inference.errors import NameNotForTsv
 
@@ -21,7 +26,20 @@ Verdict = Literal["accepted", "rejected"]
 Triple = tuple[str, str, str]
 FORMULA = set("=+-@")  # the characters that a formula of a spreadsheet begins with
 INVISIBLE = ("C", "Z", "M")  # categories: control and format characters, spaces and marks
-COLUMNS = ("head", "relation", "tail", "probability", "decided_at")
+COLUMNS = (
+    "head",
+    "relation",
+    "tail",
+    "probability",
+    "decided_at",
+    "verdict",
+    "decided_by",
+    "note",
+)
+# Formats of files of decisions, by the ending of their names.
+IMPORTED = (".csv", ".tsv", ".json", ".jsonl")
+IRI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[^\x00-\x20<>\"{}|^`\\]+")
+NAMES_AS_IRIS = "urn:dualkg:"
 
 
 class UnreadableDecisions(RequestError):
@@ -69,7 +87,7 @@ class Decision:
     """An accepted or rejected triple, by name, so that other models of the same graph can use it.
 
     `probability` is that of the time of the decision, by the run whose identity is `made_from`, and
-    `decided_at` is ISO 8601 in UTC.
+    `decided_at` is ISO 8601 in UTC. `decided_by` and `note` are what a curator gives.
     """
 
     head: str
@@ -79,6 +97,8 @@ class Decision:
     probability: float | None
     decided_at: str
     made_from: str | None = None
+    decided_by: str | None = None
+    note: str | None = None
 
     @property
     def triple(self) -> Triple:
@@ -104,12 +124,7 @@ class DecisionStore:
         """Return all decisions by triple."""
         if self.check is not None:
             self.check()
-        decisions = {}
-        for number, line in enumerate(self._lines(), start=1):
-            if line.strip():
-                decision = self._parse(line, number)
-                decisions[decision.triple] = decision
-        return decisions
+        return _read_lines(self._lines(), self.path)
 
     def _lines(self) -> list[bytes]:
         try:
@@ -118,14 +133,6 @@ class DecisionStore:
             return read_bytes(self.path).split(b"\n")
         except OSError as error:
             raise UnreadableDecisions(self.path, str(error.strerror)) from None
-
-    def _parse(self, line: bytes, number: int) -> Decision:
-        try:
-            return DECISION.validate_json(line)
-        except ValidationError as error:
-            first = error.errors()[0]
-            reason = ": ".join([*map(str, first["loc"]), first["msg"]])
-            raise InvalidDecision(self.path, number, reason) from None
 
     def update(
         self, added: Iterable[Decision], *, removed: Iterable[Triple] = ()
@@ -148,8 +155,152 @@ class DecisionStore:
         return decisions
 
     def _save(self, decisions: Iterable[Decision]) -> None:
-        lines = [f"{json.dumps(asdict(decision), ensure_ascii=False)}\n" for decision in decisions]
-        write_text(self.path, "".join(lines))
+        write_text(self.path, as_json_lines(decisions))
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The decisions on a graph; one on a `symmetric` fact holds in both directions."""
+
+    by_triple: Mapping[Triple, Decision]
+    symmetric: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, decisions: Mapping[Triple, Decision], graph: Graph) -> Self:
+        names = graph.relations.names
+        ids = np.flatnonzero(graph.symmetric_relations).tolist()
+        return cls(decisions, frozenset(names[id].as_py() for id in ids))
+
+    def __len__(self) -> int:
+        return len(self.by_triple)
+
+    def on(self, head: str, relation: str, tail: str) -> Decision | None:
+        """The decision on a triple, or on its reverse where that is the same fact."""
+        decision = self.by_triple.get((head, relation, tail))
+        if decision is None and relation in self.symmetric:
+            decision = self.by_triple.get((tail, relation, head))
+        return decision
+
+    def verdict(self, head: str, relation: str, tail: str) -> Verdict | None:
+        decision = self.on(head, relation, tail)
+        return decision.verdict if decision else None
+
+    def directions(self) -> Iterator[tuple[Triple, Decision]]:
+        """Each decision with its triple, and again with the reverse where that is the same fact."""
+        for triple, decision in self.by_triple.items():
+            yield triple, decision
+            head, relation, tail = triple
+            if relation in self.symmetric and head != tail:
+                yield (tail, relation, head), decision
+
+    def without_reverse(self, triple: Triple) -> list[Triple]:
+        """The reverse of a triple, if there is a decision on it that one on the triple replaces."""
+        head, relation, tail = triple
+        reverse = (tail, relation, head)
+        is_same_fact = relation in self.symmetric and head != tail
+        return [reverse] if is_same_fact and reverse in self.by_triple else []
+
+
+def _read_lines(lines: Iterable[bytes], path: Path) -> dict[Triple, Decision]:
+    decisions = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            decision = DECISION.validate_json(line)
+        except ValidationError as error:
+            raise InvalidDecision(path, number, _reason(error)) from None
+        decisions[decision.triple] = decision
+    return decisions
+
+
+def _reason(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return ": ".join([*map(str, first["loc"]), first["msg"]])
+
+
+# -- files for others --------------------------------------------------------
+
+
+def as_json_lines(decisions: Iterable[Decision]) -> str:
+    lines = [f"{json.dumps(asdict(decision), ensure_ascii=False)}\n" for decision in decisions]
+    return "".join(lines)
+
+
+def as_ntriples(decisions: Iterable[Decision]) -> str:
+    """The triples as N-Triples, which have no room for a verdict.
+
+    A name that is no IRI is written as one below `urn:dualkg:`, percent-encoded.
+    """
+    lines = []
+    for decision in decisions:
+        head, relation, tail = (_iri(name) for name in decision.triple)
+        lines.append(f"<{head}> <{relation}> <{tail}> .\n")
+    return "".join(lines)
+
+
+def _iri(name: str) -> str:
+    return name if IRI.fullmatch(name) else f"{NAMES_AS_IRIS}{quote(name, safe='')}"
+
+
+def parse_decisions(text: str, name: str, *, verdict: Verdict | None = None) -> list[Decision]:
+    """The decisions of a file that was exported, given its text and its name.
+
+    Columns that are missing are filled in; `verdict` is for files without one.
+    """
+    path = Path(name)
+    suffix = path.suffix.lower()
+    if suffix not in IMPORTED:
+        raise InvalidValue("file", expected=f"one of {', '.join(IMPORTED)}", found=name)
+    text = text.removeprefix("\ufeff")
+    if suffix == ".jsonl":
+        rows = _parse_json(f"[{','.join(line for line in text.splitlines() if line)}]", path)
+    elif suffix == ".json":
+        content = _parse_json(text, path)
+        rows = content.get("decisions") if isinstance(content, dict) else content
+    else:
+        rows = _parse_table(text, is_csv=suffix == ".csv")
+    if not isinstance(rows, list):
+        raise InvalidDecision(path, 1, "there is no list of decisions")
+
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    defaults = {"probability": None, "decided_at": now, "verdict": verdict}
+    decisions = []
+    # The first line of a table has the names of its columns.
+    for number, row in enumerate(rows, start=2 if suffix in (".csv", ".tsv") else 1):
+        if not isinstance(row, dict):
+            raise InvalidDecision(path, number, "it has no head, relation, tail and verdict")
+        given = {key: row[key] for key in row if row[key] not in ("", None)}
+        try:
+            decisions.append(DECISION.validate_python({**defaults, **given}))
+        except ValidationError as error:
+            raise InvalidDecision(path, number, _reason(error)) from None
+    return decisions
+
+
+def _parse_json(text: str, path: Path) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidDecision(path, getattr(error, "lineno", 1), "it is not JSON") from None
+
+
+def _parse_table(text: str, *, is_csv: bool) -> list[dict[str, str]]:
+    """The rows of a table by column; the cells of a CSV file lose the guard of `as_csv`."""
+    if is_csv:
+        lines = list(csv.reader(io.StringIO(text, newline="")))
+        lines = [[_unguarded(cell) for cell in line] for line in lines if line]
+    else:
+        lines = [line.rstrip("\r").split("\t") for line in text.split("\n") if line.strip()]
+    if not lines:
+        return []
+    columns = [column.strip().lower() for column in lines[0]]
+    return [dict(zip(columns, line, strict=False)) for line in lines[1:]]
+
+
+def _unguarded(cell: str) -> str:
+    rest = cell[1:]
+    return rest if cell.startswith("'") and _without_formula(rest) == cell else cell
 
 
 def as_tsv(decisions: Iterable[Decision]) -> str:
@@ -195,4 +346,11 @@ def _rows(decisions: Iterable[Decision]) -> Iterator[tuple[str, ...]]:
     yield COLUMNS
     for decision in decisions:
         probability = "" if decision.probability is None else f"{decision.probability:.6g}"
-        yield (*decision.triple, probability, decision.decided_at)
+        yield (
+            *decision.triple,
+            probability,
+            decision.decided_at,
+            decision.verdict,
+            decision.decided_by or "",
+            decision.note or "",
+        )

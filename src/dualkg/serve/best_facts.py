@@ -9,7 +9,8 @@ from typing import Annotated
 from fastapi import Query, Response
 
 from dualkg.errors import RequestError
-from dualkg.serve.facts import completion, decisions
+from dualkg.inference.decisions import Triple
+from dualkg.serve.facts import completion, names_of
 from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.schemas import CompletionLine, Item
 from dualkg.serve.service import Context, RequestContext
@@ -43,11 +44,14 @@ async def best_facts(context: RequestContext, relation: Item | None) -> list[Com
         async with aclosing(completion(context, options)) as lines:
             cache[key] = [line async for line in lines if line.kind == "triple"]
 
-    decided = {decision.triple for decision in (await decisions(context)).decisions}
+    decided = context.decided
     undecided = []
+    seen: set[Triple] = set()
     for line in cache[key]:
-        items = (line.head, line.relation, line.tail)
-        if tuple(item.name if item else "" for item in items) not in decided:
+        triple = names_of(line)
+        is_reverse = triple[1] in decided.symmetric and triple[::-1] in seen
+        if not is_reverse and not decided.on(*triple):
+            seen.add(triple)
             undecided.append(line)
     return undecided[:NUM_BEST]
 

@@ -93,6 +93,9 @@ def _body(context: RequestContext, ids: dict[Part, int], predictions: list[Predi
     query: dict[str, Any] = dict.fromkeys(PARTS)
     for part, id in ids.items():
         query[part] = vars(schemas.Item.of(vocabulary_of(graph, part), id))
-    names = schemas.ScoredItem.model_fields
-    rows = [{name: getattr(answer, name) for name in names} for answer in predictions]
+    names = [name for name in schemas.ScoredItem.model_fields if name != "verdict"]
+    rows = [
+        {**{name: getattr(answer, name) for name in names}, "verdict": verdict}
+        for answer, verdict in zip(predictions, context.verdicts(ids, predictions), strict=True)
+    ]
     return ANY.dump_json({"run": context.run.name, "query": query, "predictions": rows})

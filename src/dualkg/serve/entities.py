@@ -120,15 +120,64 @@ async def entity(context: Context, name: EntityName) -> Entity:
     known, num_known = await context.in_thread(
         lambda: known_facts(run.predictor, id, limit=MAX_KNOWN)
     )
-    predicted = await context.in_thread(lambda: predicted_facts(run.predictor, id, k=NUM_PREDICTED))
+    by_verdict = await _decided_facts(context, id)
+    num_decided = sum(map(len, by_verdict.values()))
+    # The reverse of a symmetric fact is no fact of its own.
+    num_wanted = 2 * NUM_PREDICTED + num_decided
+    found = await context.in_thread(lambda: predicted_facts(run.predictor, id, k=num_wanted))
+    predicted = _folded(context, [LabelledFact.of(graph, **vars(fact)) for fact in found])
     return Entity(
         run=run.name,
         entity=Item.of(graph.entities, id),
         num_known=num_known,
         known=[LabelledFact.of(graph, **vars(fact)) for fact in known],
-        predicted=[LabelledFact.of(graph, **vars(fact)) for fact in predicted],
+        **by_verdict,
+        predicted=predicted[:NUM_PREDICTED],
         similar=similar,
     )
+
+
+async def _decided_facts(context: RequestContext, entity: int) -> dict[str, list[LabelledFact]]:
+    """The accepted and the rejected facts of an entity that the graph does not have."""
+    graph = context.run.graph
+    name = graph.entities[entity]
+    triples = []
+    verdicts = []
+    for (head, relation, tail), decision in context.decided.by_triple.items():
+        is_in_graph = head in graph.entities and tail in graph.entities
+        is_in_graph = is_in_graph and relation in graph.relations
+        if name in (head, tail) and is_in_graph:
+            ids = (graph.entities.id(head), graph.relations.id(relation), graph.entities.id(tail))
+            triples.append(ids)
+            verdicts.append(decision.verdict)
+    by_verdict: dict[str, list[LabelledFact]] = {"accepted": [], "rejected": []}
+    scored = zip(triples, verdicts, await context.score(triples), strict=True)
+    for ids, verdict, prediction in sorted(scored, key=lambda row: -(row[2].probability or 0.0)):
+        if prediction.split is None:
+            fact = LabelledFact.of(
+                graph,
+                *ids,
+                verdict=verdict,
+                probability=prediction.probability,
+                answer_probability=prediction.answer_probability,
+            )
+            by_verdict[verdict].append(fact)
+    return by_verdict
+
+
+def _folded(context: RequestContext, facts: Sequence[LabelledFact]) -> list[LabelledFact]:
+    """The facts without decided ones, and without the reverse of symmetric ones."""
+    decided = context.decided
+    folded: dict[tuple[str, str, str], LabelledFact] = {}
+    for fact in facts:
+        triple = (fact.head.name, fact.relation.name, fact.tail.name)
+        if decided.on(*triple):
+            continue
+        if fact.relation.name in decided.symmetric and triple[::-1] in folded:
+            folded[triple[::-1]].both_directions = True
+        else:
+            folded[triple] = fact
+    return list(folded.values())
 
 
 @pages.get("/entity")
@@ -205,14 +254,15 @@ def groups_of(details: Entity) -> list[Group]:
     A triple of two splits counts once.
     """
     facts: dict[tuple[int, int, int], LabelledFact] = {}
-    for fact in [*details.known, *details.predicted]:
+    for fact in [*details.known, *details.accepted, *details.predicted]:
         facts.setdefault((fact.head.id, fact.relation.id, fact.tail.id), fact)
 
     groups: dict[tuple[bool, int], Group] = {}
     for fact in facts.values():
         outwards = fact.head.id == details.entity.id
         group = groups.setdefault((outwards, fact.relation.id), Group(fact.relation, outwards))
-        members = group.predicted if fact.split is None else group.known
+        is_predicted = fact.split is None and fact.verdict is None
+        members = group.predicted if is_predicted else group.known
         members.append(fact)
 
     def order(group: Group) -> tuple[bool, int, int]:

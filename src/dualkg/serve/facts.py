@@ -1,44 +1,28 @@
-"""New facts: a completion as JSON lines, decisions on new triples, and the page of a curator."""
+"""New facts: a completion as JSON lines, and the page of a curator."""
 
 import asyncio
 import json
-import re
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from datetime import UTC, datetime
-from itertools import compress
 from threading import Event
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Query, Response
 from fastapi.responses import StreamingResponse
 
 from dualkg.errors import DualkgError
 from dualkg.inference.completion import Completion
-from dualkg.inference.decisions import (
-    Decision,
-    DecisionStore,
-    Triple,
-    Verdict,
-    as_csv,
-    as_tsv,
-)
+from dualkg.inference.decisions import Triple
 from dualkg.serve import schemas
-from dualkg.serve.errors import (
-    CompletionRunning,
-    DecisionsRefused,
-    TimeLimitExceeded,
-    public_message,
-)
+from dualkg.serve.decisions import decisions
+from dualkg.serve.errors import CompletionRunning, TimeLimitExceeded, public_message
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_NEW_TRIPLES
 from dualkg.serve.schemas import CompletionLine
 from dualkg.serve.service import Context, RequestContext, ServedRun
 from dualkg.serve.templating import api_router, fill, page, page_router, page_url, relation_text
 
 routes = api_router("completion")
-decision_routes = api_router("decisions")
 pages = page_router()
 PROGRESS_INTERVAL = 0.25  # seconds
 # 10,000 lines take a second, in which no other request would be answered. A pause also gives
@@ -47,14 +31,6 @@ LINES_AT_ONCE = 20
 PAUSE = 0.001
 LENGTHS = (50, 100, 500, 2000)  # triples that a page may list
 DEFAULT_LENGTH = 100
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    403: {
-        "model": schemas.Error,
-        "description": "Decisions are not accepted, or not from a page of another host.",
-    },
-    415: {"model": schemas.Error, "description": "The content type is not JSON."},
-}
-ByTriple = Mapping[Triple, Decision]
 Names = Annotated[list[Annotated[str, Query(max_length=MAX_NAME_LENGTH)]], Query(max_length=100)]
 
 
@@ -105,13 +81,24 @@ async def complete_run(context: Context, options: Options) -> StreamingResponse:
 
     Lines of progress come first.
     """
-    return _stream(context, options, lambda line: line.model_dump_json(exclude_none=True))
+    decided = context.decided
+
+    async def marked() -> AsyncGenerator[CompletionLine, None]:
+        async with aclosing(completion(context, options)) as lines:
+            async for line in lines:
+                if line.kind == "triple":
+                    line.verdict = decided.verdict(*names_of(line))
+                yield line
+
+    return _stream(context, marked, lambda line: line.model_dump_json(exclude_none=True))
 
 
 def _stream(
-    context: RequestContext, options: dict[str, Any], dump: Callable[[CompletionLine], str]
+    context: RequestContext,
+    list_lines: Callable[[], AsyncGenerator[CompletionLine, None]],
+    dump: Callable[[CompletionLine], str],
 ) -> StreamingResponse:
-    """A completion as a stream of lines; a late error is its last line."""
+    """A list as a stream of lines; a late error is its last line."""
     if context.service.completing.locked():
         raise CompletionRunning
 
@@ -119,7 +106,7 @@ def _stream(
         # Lines are sent in groups, since every chunk passes through all layers of the application.
         group: list[str] = []
         try:
-            async with aclosing(completion(context, options)) as completion_lines:
+            async with aclosing(list_lines()) as completion_lines:
                 async for line in completion_lines:
                     group.append(f"{dump(line)}\n")
                     if line.kind != "triple" or len(group) == LINES_AT_ONCE:
@@ -225,123 +212,109 @@ def _triple_line(run: ServedRun, completed: Completion, index: int) -> Completio
     )
 
 
-@decision_routes.get("/api/decisions")
-async def decisions(context: Context) -> schemas.DecisionList:
-    """The new facts that were accepted or rejected, in the order of the decisions."""
-    decided = await _load_decisions(context)
-    can_decide = not context.service.read_only and context.run.run.folder is not None
-    return schemas.DecisionList(
-        **_counts(context, decided), can_decide=can_decide, decisions=list(decided.values())
-    )
+Show = Annotated[
+    Literal["all", "open", "accepted", "rejected"],
+    Query(description="All new facts, the undecided ones, or those that were decided on."),
+]
 
 
-@decision_routes.post("/api/decisions", responses=REFUSALS)
-async def decide(context: Context, new: schemas.NewDecisions) -> schemas.DecisionCounts:
-    """Accept or reject new facts, or take decisions back.
+async def listed_facts(
+    context: RequestContext, options: dict[str, Any], show: str
+) -> AsyncGenerator[CompletionLine, None]:
+    """The lines of a list of new facts, of which there are at most `top`.
 
-    Either all are stored or none; a later one counts. The body must be declared as JSON; a browser
-    must send it from a page of this server.
+    Accepted and rejected facts are all those of the decision store that the options admit. The
+    reverse of a symmetric fact is left out.
     """
-    service = context.service
-    run = context.run
-    if service.read_only:
-        raise DecisionsRefused
+    if show in ("accepted", "rejected"):
+        for line in await _decided_lines(context, options, show):
+            yield line
+        return
 
-    names = [(decision.head, decision.relation, decision.tail) for decision in new.decisions]
-    is_made = [decision.verdict != "undecided" for decision in new.decisions]
-    ids = await context.ids_of(names)
-    predictions = await context.score(list(compress(ids, is_made)))
-    probabilities = iter([prediction.probability for prediction in predictions])
-    by_triple: dict[Triple, Decision | None] = {}  # none if a decision is taken back
-    for decision, of_triple, made_now in zip(new.decisions, ids, is_made, strict=True):
-        triple = _names(context, of_triple)
-        by_triple[triple] = None
-        if made_now:
-            by_triple[triple] = Decision(
-                *triple,
-                verdict=decision.verdict,  # type: ignore[arg-type]
-                probability=next(probabilities),
-                decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
-                made_from=context.run.run.identity,
-            )
-    made = [decision for decision in by_triple.values() if decision]
-    taken_back = [triple for triple, decision in by_triple.items() if not decision]
-
-    def update(store: DecisionStore) -> ByTriple:
-        return store.update(made, removed=taken_back)
-
-    decided = await context.in_thread(lambda: service.decisions(run, update))
-    return schemas.DecisionCounts(**_counts(context, decided))
-
-
-def _names(context: RequestContext, ids: tuple[int, ...]) -> Triple:
-    graph = context.run.graph
-    head, relation, tail = ids
-    return graph.entities[head], graph.relations[relation], graph.entities[tail]
-
-
-async def _load_decisions(context: RequestContext) -> ByTriple:
-    service = context.service
-    run = context.run
-    if run.run.folder is None:
-        return {}
-    return await context.in_thread(lambda: service.decisions(run, DecisionStore.load))
-
-
-def _counts(context: RequestContext, decided: ByTriple) -> dict[str, Any]:
-    numbers = Counter(decision.verdict for decision in decided.values())
-    return {
-        "run": context.run.name,
-        "accepted": numbers["accepted"],
-        "rejected": numbers["rejected"],
-    }
-
-
-@decision_routes.get("/facts.tsv", include_in_schema=False)
-async def accepted_facts_as_tsv(context: Context) -> Response:
-    """The accepted facts for programs."""
-    body = as_tsv(await _accepted(context)).encode()
-    return _download(context, body, suffix="tsv", media_type="text/tab-separated-values")
-
-
-@decision_routes.get("/facts.csv", include_in_schema=False)
-async def accepted_facts_as_csv(context: Context) -> Response:
-    """The accepted facts for spreadsheets, which recognize UTF-8 by a byte order mark."""
-    body = as_csv(await _accepted(context)).encode("utf-8-sig")
-    return _download(context, body, suffix="csv", media_type="text/csv")
-
-
-async def _accepted(context: RequestContext) -> list[Decision]:
-    decided = await _load_decisions(context)
-    return [decision for decision in decided.values() if decision.verdict == "accepted"]
-
-
-def _download(context: RequestContext, body: bytes, *, suffix: str, media_type: str) -> Response:
-    run = re.sub(r"[^a-zA-Z0-9._-]", "_", context.run.name)
-    headers = {"Content-Disposition": f'attachment; filename="{run}-accepted.{suffix}"'}
-    return Response(body, media_type=f"{media_type}; charset=utf-8", headers=headers)
-
-
-@decision_routes.get("/facts.json", include_in_schema=False)
-async def new_facts(context: Context, options: Options) -> schemas.NewFacts:
-    """The page of new facts as JSON: the whole list at once, with the decisions."""
-    decided = await _load_decisions(context)
-    facts = []
-    async with aclosing(completion(context, options)) as lines:
+    decided = context.decided
+    top = options["top"]
+    num_wanted = top * (2 if decided.symmetric else 1)
+    if show == "open":
+        num_wanted += 2 * len(decided)
+    number = 0
+    seen: set[Triple] = set()
+    async with aclosing(completion(context, {**options, "top": num_wanted})) as lines:
         async for line in lines:
             if line.kind == "triple":
-                fact = schemas.NewFact.model_validate(line)
-                fact.verdict = _verdict(decided, line)
-                facts.append(fact)
+                triple = names_of(line)
+                head, relation, tail = triple
+                line.verdict = decided.verdict(*triple)
+                is_symmetric = relation in decided.symmetric
+                is_listed = is_symmetric and (tail, relation, head) in seen
+                if number == top or is_listed or (show == "open" and line.verdict):
+                    continue
+                seen.add(triple)
+                number += 1
+                line.rank = number
+                line.both_directions = is_symmetric or None
+            elif line.kind == "end":
+                line.num_triples = number
+            yield line
+
+
+async def _decided_lines(
+    context: RequestContext, options: dict[str, Any], show: str
+) -> list[CompletionLine]:
+    """Decided facts with what the model says about them now, the most probable first."""
+    graph = context.run.graph
+    decided = context.decided
+    triples = []
+    for decision in decided.by_triple.values():
+        head, relation, tail = decision.triple
+        is_in_graph = head in graph.entities and tail in graph.entities
+        if decision.verdict != show or not is_in_graph or relation not in graph.relations:
+            continue
+        ids = (graph.entities.id(head), graph.relations.id(relation), graph.entities.id(tail))
+        admits_relation = options["relations"] is None or ids[1] in options["relations"]
+        if admits_relation and (options["heads"] is None or ids[0] in options["heads"]):
+            triples.append(ids)
+
+    rows = []
+    for ids, prediction in zip(triples, await context.score(triples), strict=True):
+        probability = prediction.probability
+        if (probability or 0.0) >= options["min_probability"]:
+            rows.append((-(probability or 0.0), ids, prediction))
+    lines = []
+    for number, (_, ids, prediction) in enumerate(sorted(rows)[: options["top"]], start=1):
+        triple = schemas.Triple.of(graph, *ids)
+        lines.append(
+            CompletionLine(
+                kind="triple",
+                rank=number,
+                head=triple.head,
+                relation=triple.relation,
+                tail=triple.tail,
+                probability=prediction.probability,
+                answer_probability=prediction.answer_probability,
+                score=prediction.score,
+                verdict=show,
+                both_directions=triple.relation.name in decided.symmetric or None,
+            )
+        )
+    return [*lines, CompletionLine(kind="end", num_triples=len(lines))]
+
+
+def names_of(line: CompletionLine) -> Triple:
+    """The names of a line of a triple."""
+    head, relation, tail = (
+        item.name if item else "" for item in (line.head, line.relation, line.tail)
+    )
+    return head, relation, tail
+
+
+@routes.get("/facts.json", include_in_schema=False)
+async def new_facts(context: Context, options: Options, show: Show = "all") -> schemas.NewFacts:
+    """The page of new facts as JSON: the whole list at once, with the decisions."""
+    async with aclosing(listed_facts(context, options, show)) as lines:
+        facts = [
+            schemas.NewFact.model_validate(line) async for line in lines if line.kind == "triple"
+        ]
     return schemas.NewFacts(run=context.run.name, facts=facts)
-
-
-def _verdict(decided: ByTriple, line: CompletionLine) -> Verdict | None:
-    """The decision on the triple of a line."""
-    items = (line.head, line.relation, line.tail)
-    head, relation, tail = (item.name if item else "" for item in items)
-    decision = decided.get((head, relation, tail))
-    return decision.verdict if decision else None
 
 
 @pages.get("/facts")
@@ -350,9 +323,12 @@ async def facts_page(
     relation: Annotated[str, Query(max_length=MAX_NAME_LENGTH)] = "",
     min_probability: Annotated[float, Query(ge=0, le=1)] = 0.0,
     top: Annotated[int, Query(ge=1, le=LENGTHS[-1])] = DEFAULT_LENGTH,
+    show: Show = "all",
 ) -> Response:
     """The frame of the list; a script adds the rows as they are found."""
     params = {"relation": relation or None, "min_probability": min_probability or None, "top": top}
+    if show != "all":
+        params["show"] = show
     return page(
         context,
         "facts.html",
@@ -361,27 +337,20 @@ async def facts_page(
         chosen=await context.relation(relation),
         min_probability=min_probability,
         top=top,
+        show=show,
+        params=params,
         lengths=sorted({*LENGTHS, top}),
         decisions=await decisions(context),
     )
 
 
 @pages.get("/facts/rows")
-async def fact_rows(context: Context, options: Options) -> StreamingResponse:
-    """The lines of `/api/complete`, with each triple as a row of the page."""
-    status = await decisions(context)
-    decided = {decision.triple: decision for decision in status.decisions}
+async def fact_rows(context: Context, options: Options, show: Show = "all") -> StreamingResponse:
+    """The lines of the list, with each triple as a row of the page."""
 
     def dump(line: CompletionLine) -> str:
         if line.kind != "triple":
             return line.model_dump_json(exclude_none=True)
-        row = fill(
-            context,
-            "fact_row.html",
-            fact=line,
-            verdict=_verdict(decided, line),
-            can_decide=status.can_decide,
-        )
-        return json.dumps({"kind": line.kind, "html": row})
+        return json.dumps({"kind": line.kind, "html": fill(context, "fact_row.html", fact=line)})
 
-    return _stream(context, options, dump)
+    return _stream(context, lambda: listed_facts(context, options, show), dump)

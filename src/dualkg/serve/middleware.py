@@ -118,7 +118,8 @@ def same_origin(scope: Scope, headers: Headers) -> ErrorReply | None:
     A browser sends the origin of its page with every POST; a program sends none. Decisions must be
     JSON, which a form of another host cannot send.
     """
-    if scope["method"] in ("GET", "HEAD", "OPTIONS") or scope["path"] != "/api/decisions":
+    is_decision = scope["path"].startswith("/api/decisions")
+    if scope["method"] in ("GET", "HEAD", "OPTIONS") or not is_decision:
         return None
     if not _is_same_origin(headers):
         message = (

@@ -1,7 +1,7 @@
 """Queries: predictions, scores, prediction sets, similar entities, explanations; the query page."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -12,9 +12,10 @@ from pydantic import Field, TypeAdapter
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from dualkg.errors import DualkgError
+from dualkg.inference.decisions import Verdict
 from dualkg.inference.explanation import NamedTriple
 from dualkg.inference.prediction_sets import PredictionSet
-from dualkg.inference.predictor import Prediction, QueryType
+from dualkg.inference.predictor import Prediction, QueryType, known_facts
 from dualkg.serve import schemas
 from dualkg.serve.direct import DirectRoute
 from dualkg.serve.errors import IncompleteQuery
@@ -73,6 +74,8 @@ QUERY_TYPES: dict[Part, QueryType] = {"head": "heads", "relation": "relations", 
 OTHER_END: dict[Part, Part] = {"head": "tail", "tail": "head"}
 # Of the page.
 DEFAULTS = {"k": 20, "coverage": 0.9}
+NUM_OTHERS = 8  # known answers beside an explanation
+NUM_FACTS_OF_END = 6
 MAX_KNOWN = 500  # known answers
 NUM_EXAMPLES = 9
 MAX_OFFERED = 40  # relations to choose from
@@ -113,12 +116,19 @@ async def _predictions(
     async with context.large_request(k):
         predictions = await context.predict(kind, *ids.values(), k=k, known=known)
         parts = schemas.QueryParts.of(context.run.graph, ids)
+        verdicts = context.verdicts(ids, predictions)
         if k <= LARGE_REQUEST:
-            return Predictions(run=context.run.name, query=parts, predictions=predictions)
+            items = [schemas.ScoredItem.model_validate(prediction) for prediction in predictions]
+            for item, verdict in zip(items, verdicts, strict=True):
+                item.verdict = verdict
+            return Predictions(run=context.run.name, query=parts, predictions=items)
 
         fields = {"run": context.run.name, "query": parts.model_dump()}
-        names = list(schemas.ScoredItem.model_fields)
-        rows = ({name: getattr(answer, name) for name in names} for answer in predictions)
+        names = [name for name in schemas.ScoredItem.model_fields if name != "verdict"]
+        rows = (
+            {**{name: getattr(answer, name) for name in names}, "verdict": verdict}
+            for answer, verdict in zip(predictions, verdicts, strict=True)
+        )
         body = await context.in_thread(lambda: json_in_parts(fields, predictions=rows))
         return Response(body, media_type="application/json")
 
@@ -202,7 +212,8 @@ def _scores(
 ) -> bytes:
     """`Scores` as JSON, by hand: models of a thousand triples take 30 ms, which others wait for."""
     graph = context.run.graph
-    names = list(schemas.Scored.model_fields)
+    names = [name for name in schemas.Scored.model_fields if name != "verdict"]
+    decided = context.decided
     items = []
     for part, ids_of_part in zip(schemas.PARTS, zip(*ids, strict=True), strict=True):
         named = schemas.vocabulary_of(graph, part).with_labels(ids_of_part)
@@ -215,6 +226,7 @@ def _scores(
     rows = (
         dict(zip(schemas.PARTS, triple, strict=True))
         | {name: getattr(prediction, name) for name in names}
+        | {"verdict": decided.verdict(*(item["name"] for item in triple)) if decided else None}
         for *triple, prediction in zip(*items, predictions, strict=True)
     )
     return json_in_parts({"run": context.run.name}, scores=rows)
@@ -242,12 +254,39 @@ async def explain(
     explanation = await context.in_thread(
         lambda: predictor.explain(**ids, k=k, network=network.run if network else None)
     )
+    named = explanation.triple
     return schemas.ExplanationResponse(
         run=context.run.name,
+        verdict=context.decided.verdict(named.head, named.relation, named.tail),
         network=network.name if network else None,
         sentences=explanation.sentences(),
+        **await context.in_thread(lambda: _surroundings(context, **ids)),
         **vars(explanation),
     )
+
+
+def _surroundings(context: RequestContext, head: int, relation: int, tail: int) -> dict[str, Any]:
+    """Other known answers to the queries of a triple, and known facts of both ends."""
+    graph = context.run.graph
+    predictor = context.run.predictor
+    inverse = relation + graph.shape.num_relations
+    tails = [id for id in predictor.known_answers(head, relation) if id != tail]
+    heads = [id for id in predictor.known_answers(tail, inverse) if id != head]
+
+    def facts_of(entity: int) -> list[schemas.LabelledFact]:
+        facts, _ = known_facts(predictor, entity, limit=NUM_FACTS_OF_END + 1)
+        others = [fact for fact in facts if (fact.head, fact.relation, fact.tail) != triple]
+        return [schemas.LabelledFact.of(graph, **vars(fact)) for fact in others[:NUM_FACTS_OF_END]]
+
+    triple = (head, relation, tail)
+    return {
+        "other_tails": [Item.of(graph.entities, id) for id in tails[:NUM_OTHERS]],
+        "num_other_tails": len(tails),
+        "other_heads": [Item.of(graph.entities, id) for id in heads[:NUM_OTHERS]],
+        "num_other_heads": len(heads),
+        "facts_of_head": facts_of(head),
+        "facts_of_tail": [] if tail == head else facts_of(tail),
+    }
 
 
 @pages.get("/explain")
@@ -344,14 +383,28 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
         raise IncompleteQuery(find=query.find, missing=query.missing)
     ids = await context.ids(**{part: query.names[part] or "" for part in query.given})
     kind = QUERY_TYPES[query.find]
-    found, known, members = await asyncio.gather(
-        context.predict(kind, *ids.values(), k=query.k, known="omit"),
+    decided = _decided_answers(context, query, ids)
+    num_wanted = min(MAX_PREDICTIONS, query.k + len(decided))
+    found, known, of_decided, members = await asyncio.gather(
+        context.predict(kind, *ids.values(), k=num_wanted, known="omit"),
         _known_answers(context, query, ids),
+        _score_answers(context, query, ids, list(decided)),
         _set_members(context, query, ids),
     )
+    by_verdict: dict[str, list[schemas.ScoredItem]] = {"accepted": [], "rejected": []}
+    for prediction in of_decided:
+        item = schemas.ScoredItem.model_validate(prediction)
+        item.verdict = decided[item.id]
+        by_verdict[decided[item.id]].append(item)
     inside = set() if members is None else set(members.entities.tolist())
+    open_predictions = [prediction for prediction in found if prediction.id not in decided]
+    # Those with the highest scores, as without decisions, most probable first.
+    best = sorted(open_predictions, key=lambda prediction: -prediction.score)[: query.k]
+    best_ids = {prediction.id for prediction in best}
     answers = []
-    for prediction in found:
+    for prediction in open_predictions:
+        if prediction.id not in best_ids:
+            continue
         answer = Answer.model_validate(prediction)
         answer.in_prediction_set = None if members is None else answer.id in inside
         answers.append(answer)
@@ -360,6 +413,7 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
         find=query.find,
         query=schemas.QueryParts.of(context.run.graph, ids),
         known=known,
+        **by_verdict,
         predictions=answers,
         prediction_set=members and SetSize(coverage=query.coverage, size=len(inside)),
     )
@@ -369,22 +423,40 @@ async def _known_answers(
     context: RequestContext, query: PageQuery, ids: dict[Part, int]
 ) -> list[Prediction]:
     """The known answers, the most probable first; those of train have no probability."""
-    vocabulary = schemas.vocabulary_of(context.run.graph, query.find)
     splits = _splits_of_known(context, query, ids)
-    answers = list(splits)[:MAX_KNOWN]
+    known = await _score_answers(context, query, ids, list(splits)[:MAX_KNOWN])
+    return [replace(answer, split=splits[answer.id]) for answer in known]
+
+
+async def _score_answers(
+    context: RequestContext, query: PageQuery, ids: dict[Part, int], answers: Sequence[int]
+) -> list[Prediction]:
+    """Some answers to a query by id, the most probable first, then by score."""
+    vocabulary = schemas.vocabulary_of(context.run.graph, query.find)
     triples = [tuple({**ids, query.find: answer}[part] for part in PARTS) for answer in answers]
-    known = []
+    scored = []
     for answer, prediction in zip(answers, await context.score(triples), strict=True):
-        known.append(
-            replace(
-                prediction,
-                id=answer,
-                name=vocabulary[answer],
-                label=vocabulary.label(answer),
-                split=splits[answer],
-            )
-        )
-    return sorted(known, key=lambda answer: (-(answer.probability or 0.0), -answer.score))
+        name = vocabulary[answer]
+        label = vocabulary.label(answer)
+        scored.append(replace(prediction, id=answer, name=name, label=label))
+    return sorted(scored, key=lambda answer: (-(answer.probability or 0.0), -answer.score))
+
+
+def _decided_answers(
+    context: RequestContext, query: PageQuery, ids: dict[Part, int]
+) -> dict[int, Verdict]:
+    """The answers that were decided on and are not known, by id."""
+    graph = context.run.graph
+    given = {part: schemas.vocabulary_of(graph, part)[ids[part]] for part in query.given}
+    vocabulary = schemas.vocabulary_of(graph, query.find)
+    found: dict[int, Verdict] = {}
+    for triple, decision in context.decided.directions():
+        parts = dict(zip(PARTS, triple, strict=True))
+        name = parts[query.find]
+        if all(parts[part] == given[part] for part in given) and name in vocabulary:
+            found[vocabulary.id(name)] = decision.verdict
+    known = _splits_of_known(context, query, ids) if found else {}
+    return {id: verdict for id, verdict in found.items() if id not in known}
 
 
 def _splits_of_known(

@@ -109,7 +109,7 @@ def _details(served: ServedRun) -> RunDetails:
     run = served.run
     graph = served.graph
     folder = RunFolder(run.folder) if run.folder else None
-    checks = _calibration_checks(run, folder)
+    checks = calibration_checks(run)
     trained = run if isinstance(run, TrainedRun) else None
     return RunDetails(
         run=served.name,
@@ -131,7 +131,9 @@ def _details(served: ServedRun) -> RunDetails:
     )
 
 
-def _calibration_checks(run: Run, folder: RunFolder | None) -> dict[str, Any]:
+def calibration_checks(run: Run) -> dict[str, Any]:
+    """What `dualkg calibrate` found on test, if it was run."""
+    folder = RunFolder(run.folder) if run.folder else None
     if folder is None or not folder.has_calibration:
         return {}
     return load_calibration(folder.path, run.graph, identity=run.identity).checks

@@ -16,6 +16,7 @@ from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_TRIPLES
 
 Part = Literal["head", "relation", "tail"]
 PARTS: tuple[Part, ...] = ("head", "relation", "tail")
+MAX_NOTE = 2000  # characters
 NameOrId = Annotated[StrictStr, Field(max_length=MAX_NAME_LENGTH)] | StrictInt
 
 
@@ -63,6 +64,7 @@ class Scored(Schema):
     )
     known: bool = Field(description="Whether the graph has the triple.")
     split: str | None = Field(description="The split that has the triple.")
+    verdict: decisions.Verdict | None = Field(None, description="The decision on the triple.")
 
 
 class ScoredItem(Scored, Item):
@@ -190,6 +192,8 @@ class QueryPage(OfRun):
     find: Part
     query: QueryParts
     known: list[ScoredItem]
+    accepted: list[ScoredItem] = Field(description="Accepted facts, which are no predictions.")
+    rejected: list[ScoredItem] = Field(description="Rejected facts, likewise.")
     predictions: list[Answer]
     prediction_set: SetSize | None = Field(
         description="Null for relations and for a run without calibration."
@@ -288,6 +292,10 @@ class LabelledFact(Triple):
     split: str | None = None
     probability: float | None = None
     answer_probability: float | None = None
+    verdict: decisions.Verdict | None = None
+    both_directions: bool | None = Field(
+        None, description="Whether the reverse is the same fact, and is left out."
+    )
     log_probability: float | None = Field(
         None, description="½ log p(tail | head, relation) + ½ log p(head | relation, tail)."
     )
@@ -299,6 +307,8 @@ class Entity(OfRun):
     entity: Item
     num_known: int = Field(description="Number of known triples; `known` has the first of them.")
     known: list[LabelledFact]
+    accepted: list[LabelledFact] = Field(description="Accepted facts, which are no predictions.")
+    rejected: list[LabelledFact] = Field(description="Rejected facts, likewise.")
     predicted: list[LabelledFact]
     similar: list[ScoredItem]
 
@@ -311,6 +321,7 @@ class ExplanationResponse(OfRun):
     probability: float | None = Field(description="As in `/api/score`.")
     answer_probability: float | None
     split: str | None
+    verdict: decisions.Verdict | None = None
     supporting_triples: list[explanation.SupportingTriple] | None = Field(
         description="Null for a model whose embeddings have none, such as a path network."
     )
@@ -323,6 +334,14 @@ class ExplanationResponse(OfRun):
         description="Null if no path network of the graph is served."
     )
     sentences: list[str]
+    other_tails: list[Item] = Field(description="The first known tails of its head and relation.")
+    num_other_tails: int
+    other_heads: list[Item] = Field(description="The first known heads of its relation and tail.")
+    num_other_heads: int
+    facts_of_head: list[LabelledFact] = Field(
+        description="The first other known facts of its head."
+    )
+    facts_of_tail: list[LabelledFact]
 
 
 class CompletionLine(Schema):
@@ -339,6 +358,8 @@ class CompletionLine(Schema):
     answer_probability: float | None = None
     score: float | None = None
     log_probability: float | None = None
+    verdict: decisions.Verdict | None = Field(None, description="The decision on the triple.")
+    both_directions: bool | None = None
     num_triples: int | None = Field(None, description="Of the end: number of triples.")
     error: str | None = None
 
@@ -353,9 +374,19 @@ class NewDecision(Schema):
     relation: NameOrId
     tail: NameOrId
     verdict: Literal["accepted", "rejected", "undecided"]
+    note: str | None = Field(None, max_length=MAX_NOTE)
+    decided_by: str | None = Field(None, max_length=MAX_NAME_LENGTH, description="Who decides.")
 
 
 EXAMPLE = {"head": 0, "relation": 0, "tail": 1, "verdict": "undecided"}
+
+
+class DecisionFile(Schema):
+    """An exported file of decisions; either all are stored, or none."""
+
+    name: str = Field(max_length=MAX_NAME_LENGTH, examples=["decisions.json"])
+    text: str = Field(examples=["[]"])
+    verdict: decisions.Verdict | None = Field(None, description="For files without a verdict.")
 
 
 class NewDecisions(Schema):
@@ -378,8 +409,6 @@ class DecisionList(DecisionCounts):
 
 class NewFact(LabelledFact):
     """A new fact and the decision on it."""
-
-    verdict: decisions.Verdict | None = None
 
 
 class NewFacts(OfRun):

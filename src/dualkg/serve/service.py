@@ -2,14 +2,14 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import fastapi
 import numpy as np
@@ -20,9 +20,9 @@ from dualkg.data.errors import NotInVocabulary
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.inspection import Inspection
 from dualkg.data.roles import EntityRoles
-from dualkg.errors import RequestError
+from dualkg.errors import DualkgError, RequestError
 from dualkg.inference.completion import Completion, complete
-from dualkg.inference.decisions import DecisionStore
+from dualkg.inference.decisions import Decided, DecisionStore, Verdict
 from dualkg.inference.explanation import has_supporting_triples, is_same_graph
 from dualkg.inference.name_search import NameSearch
 from dualkg.inference.predictor import Known, Prediction, Predictor, Query, QueryType
@@ -237,6 +237,7 @@ class Service:
         # The best new facts by run and relation, whose search takes long.
         self.best_facts: dict[tuple[str, int | None], list[CompletionLine]] = {}
         self._deciding = Lock()  # held while decisions are read or written
+        self._decided: dict[str, tuple[Any, Decided | None]] = {}  # by run, with the file's state
         self.large_requests = Shares()
         self.work = Shares()  # of requests in threads
         self._threads = FairThreads(3, most_of_one=2, name="slow")
@@ -253,6 +254,28 @@ class Service:
 
         with self._deciding:
             return work(DecisionStore(RunFolder(folder).decisions, check=check))
+
+    def decided(self, run: ServedRun) -> Decided:
+        """The decisions on a run for lookups, read again when their file has changed.
+
+        A file that cannot be read has none here: who asks for the decisions is told why.
+        """
+        folder = run.run.folder
+        path = None if folder is None else RunFolder(folder).decisions
+        try:
+            stat = path.stat() if path is not None else None
+        except OSError:
+            stat = None
+        state = (stat.st_mtime_ns, stat.st_size, stat.st_ino) if stat else None
+        saved_state, decided = self._decided.get(run.name, ((), None))
+        if decided is None or saved_state != state:
+            try:
+                decisions = DecisionStore(path).load() if stat and path else {}
+            except DualkgError:
+                decisions = {}
+            decided = Decided.of(decisions, run.graph)
+            self._decided[run.name] = (state, decided)
+        return decided
 
     def entity_map(self, run: ServedRun) -> MapWork:
         """The map of a run: read, or computed by a daemon thread, which takes minutes.
@@ -309,6 +332,29 @@ class RequestContext:
     def network(self) -> ServedRun | None:
         """The path network that explains predictions of the run, if one is served."""
         return self.service.runs.network_for(self.run)
+
+    @property
+    def decided(self) -> Decided:
+        return self.service.decided(self.run)
+
+    def verdicts(
+        self, given: Mapping[Part, int], predictions: Sequence[Prediction]
+    ) -> list[Verdict | None]:
+        """The verdicts on the predictions for a query, given by the ids of two of its parts."""
+        decided = self.decided
+        if not decided:
+            return [None] * len(predictions)
+        graph = self.run.graph
+        names = {part: vocabulary_of(graph, part)[id] for part, id in given.items()}
+        [missing] = (part for part in PARTS if part not in names)
+        return [
+            decided.verdict(**{**names, missing: prediction.name}) for prediction in predictions
+        ]
+
+    @property
+    def can_decide(self) -> bool:
+        """Whether the server accepts decisions on the run."""
+        return not self.service.read_only and self.run.run.folder is not None
 
     @property
     def has_explanations(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dualkg.data.decisions import with_decisions
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, GraphShape, Split
 from dualkg.data.loading import load_graph
@@ -91,8 +92,11 @@ def data_of(graph: Graph) -> Data:
 
 
 def load_recipe_graph(recipe: Recipe) -> Graph:
-    options = recipe.data.model_dump(exclude={"graph", "split_seed"})
-    return load_graph(recipe.data.graph, seed=recipe.data.split_seed, **options)
+    options = recipe.data.model_dump(exclude={"graph", "split_seed", "decisions"})
+    graph = load_graph(recipe.data.graph, seed=recipe.data.split_seed, **options)
+    if recipe.data.decisions is not None:
+        graph = with_decisions(graph, recipe.data.decisions)
+    return graph
 
 
 def default_recipe(

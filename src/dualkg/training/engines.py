@@ -111,6 +111,7 @@ class Job(NamedTuple):
     optimizer: str
     order: str = "triples"
     sums: str = "elements"
+    has_rejected: bool = False  # whether rejected triples are negatives
 
     @property
     def on_gpu(self) -> bool:
@@ -200,6 +201,10 @@ FAST = (
         ),
     ),
     Requirement(
+        lambda job: not job.has_rejected,
+        lambda job: "has no rejected triples, and data.decisions has some",
+    ),
+    Requirement(
         lambda job: not reads_rows_elsewhere(job),
         lambda job: (
             "has a part of the tables in each process, and "
@@ -268,6 +273,8 @@ def can_capture(job: Job) -> bool:
     """
     if not (job.on_gpu and job.optimizer == "Adam" and job.order == "triples"):
         return False
+    if job.has_rejected:
+        return False
     is_capturable = getattr(job.model, "capturable", False)
     has_own_methods = not overridden(job.model) <= {"config", "entity_vectors"}
     if not is_capturable or has_own_methods or not is_power_sum(job.regularizer):
@@ -283,20 +290,33 @@ def reads_few_rows(job: Job, batch_size: int) -> bool:
     rows = job.loss.rows_per_batch(job.model, batch_size)
     if rows is None or job.optimizer != "Adagrad" or job.regularizer.reads_whole_tables:
         return False
+    if job.has_rejected:  # whose answers are compared with all entities
+        return False
     return ENTITIES_PER_ROW * rows <= job.model.shape.num_entities
 
 
-def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Engine:
+def choose_engine(
+    recipe: Recipe, model: Model, regularizer: Regularizer, *, has_rejected: bool = False
+) -> Engine:
     """The engine that the recipe requests, or the fastest that applies if it leaves that open."""
     requested = recipe.training.engine
     precision = recipe.training.precision
     optimizer = recipe.optimizer
     sums = "rows" if optimizer.sums_by_row else "elements"
-    job = Job(model, recipe.loss, regularizer, optimizer.name, recipe.training.order, sums)
+    job = Job(
+        model,
+        recipe.loss,
+        regularizer,
+        optimizer.name,
+        recipe.training.order,
+        sums,
+        has_rejected,
+    )
     if isinstance(model, PathNetwork):
         return _path_engine(job, model, requested, precision)
     not_fast = obstacle(FAST, job)
-    has_fast_step = not not_fast or (job.on_gpu and samples_in_kernels(job))
+    in_kernels = job.on_gpu and samples_in_kernels(job) and not has_rejected
+    has_fast_step = not not_fast or in_kernels
     is_fast = has_fast_step and requested != "reference"
     not_bf16 = obstacle(BF16, job) if is_fast else None
     if is_fast and not not_bf16 and precision in ("auto", "bf16"):

@@ -207,6 +207,7 @@ class Data(Section):
     labels: str | None = None
     delimiter: str | None = None
     max_size: int | str | None = None
+    decisions: str | None = None
 
 
 class ModelConfig(Section):

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers, with_reciprocals
 from dualkg.data.graph import Graph
+from dualkg.data.triples import NO_TRIPLES
 from dualkg.errors import (
     PYTHON,
     DamagedFile,
@@ -41,6 +42,7 @@ from dualkg.kernels.hardware import matmul_precision
 from dualkg.logs import describe_time_left, logger
 from dualkg.losses import OneVsAll
 from dualkg.losses.base import Loss
+from dualkg.losses.rejected import WithRejected
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.paths import PathNetwork
 from dualkg.regularizers import Regularizer
@@ -262,7 +264,11 @@ class Trainer:
         self.checkpoint_path: Path | None = None
         self.on_progress = on_progress or (lambda event: None)
         self.callbacks = list(callbacks)
-        self.engine = choose_engine(recipe, model, regularizer)
+        # Path networks and divided tables learn from accepted triples alone.
+        can_reject = model.tables.has_all_entities and not isinstance(model, PathNetwork)
+        self.rejected = graph.rejected if can_reject else NO_TRIPLES
+        has_rejected = bool(len(self.rejected))
+        self.engine = choose_engine(recipe, model, regularizer, has_rejected=has_rejected)
         if model.device.type == "cuda":
             # Reference cycles may hold large tensors.
             gc.collect()
@@ -325,6 +331,9 @@ class Trainer:
             seed=training.seed,
             grouped_by_query=grouped,
         )
+        if len(self.rejected):
+            rejected = torch.from_numpy(self.rejected).long().to(self.model.device)
+            loss = WithRejected(loss, rejected)
         return build_step(self.engine, self.model, loss, self.regularizer, self.optimizer)
 
     def num_own_examples(self, num_examples: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dualkg.data.decisions import with_decisions
 from dualkg.data.graph import Graph
 from dualkg.data.loading import load_graph, stem
 from dualkg.errors import InvalidValue, UnknownName, close_matches
@@ -117,11 +118,15 @@ def read_graph(data: Any, changes: Mapping[str, Any], *, on_event: OnEvent) -> T
         table = base.data
     elif isinstance(data, Graph):
         graph = data
+        if "data.decisions" in changes:
+            graph = with_decisions(graph, changes["data.decisions"])
         table = data_of(graph)
     else:
         settings = Recipe().with_changes(of_data).data
-        options = settings.model_dump(exclude={"graph", "split_seed"})
+        options = settings.model_dump(exclude={"graph", "split_seed", "decisions"})
         graph = load_graph(data, seed=settings.split_seed, **options)
+        if settings.decisions is not None:
+            graph = with_decisions(graph, settings.decisions)
         table = data_of(graph)
     report_graph(graph, on_event)
     recipe = default_recipe(table, graph, changes)

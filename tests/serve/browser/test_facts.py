@@ -43,7 +43,9 @@ def test_an_accepted_fact_is_in_the_file(opened):
     page.reload()
     listed(page)
     assert page.locator(".fact[data-verdict=accepted]").count() == 1
-    page.get_by_label("Accepted", exact=True).check(force=True)
+    page.get_by_role("link", name="Accepted", exact=True).click()
+    page.wait_for_url("**show=accepted**")
+    listed(page)
     assert page.locator(".fact:visible").count() == 1
     page.locator(".fact:visible").get_by_role("button", name="Accept").click()  # taken back
     page.wait_for_selector("[data-count=accepted]:has-text('0')")

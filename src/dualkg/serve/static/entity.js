@@ -1,5 +1,6 @@
-// Entity: explanations in place.
+// Entity: decisions, and explanations in place.
 
+import "./decide.js";
 import { openExplanationsInPlace } from "./explanation.js";
 
 openExplanationsInPlace();

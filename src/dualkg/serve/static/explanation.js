@@ -1,22 +1,24 @@
-// "Why?" opens the explanation below a prediction.
+// "Why?" and a probability open their explanation below the row.
 
 import { element, requestElement, showError } from "./common.js";
 
 let numOpened = 0;
 
-export function openExplanationsInPlace() {
-  for (const link of document.querySelectorAll("a[data-why]")) {
+export function openExplanationsInPlace(root = document) {
+  for (const link of root.querySelectorAll("a[data-why], a[data-likely]")) {
     const id = `why-${++numOpened}`;
     const button = element("button", {
       type: "button",
-      class: "plain",
+      class: link.classList.contains("percent") ? "percent figure" : "plain",
+      title: link.title || null,
       "aria-expanded": "false",
       "aria-controls": id,
     });
     button.append(...link.childNodes);
     const place = element("div", { id, class: "opened", hidden: true, "aria-live": "polite" });
+    const row = link.closest("li");
     link.replaceWith(button);
-    button.parentElement.append(place);
+    row.append(place);
     button.addEventListener("click", () => toggle(button, place, link.href));
   }
 }

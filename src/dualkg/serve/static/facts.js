@@ -1,6 +1,8 @@
 // New facts: rows as they are found, decisions by button or key, each stored at once.
 
-import { ServerError, address, parsed, request, requestJson, showError } from "./common.js";
+import { ServerError, address, parsed, request, showError } from "./common.js";
+import { paint, store } from "./decide.js";
+import { openExplanationsInPlace } from "./explanation.js";
 
 const section = document.querySelector("[data-list]");
 const list = section.querySelector("[data-facts]");
@@ -17,12 +19,16 @@ const MAX_TRIES = 120;
 const rows = []; // <li> elements
 const done = []; // what can be undone: {row, before}
 let current = -1;
+const keys = document.querySelector("[data-keys]");
+const KINDS = { all: "new", open: "undecided", accepted: "accepted", rejected: "rejected" };
+// The row of the address, which is focused again when somebody comes back.
+const wantedRow = new URLSearchParams(location.search).get("row");
 
 // --- The list ------------------------------------------------------------------------------------
 
 async function find() {
-  const { relation, minProbability, top } = section.dataset;
-  const params = { top, relation, min_probability: Number(minProbability) || null };
+  const { relation, minProbability, top, show: shown } = section.dataset;
+  const params = { top, relation, min_probability: Number(minProbability) || null, show: shown };
   status.textContent = "Searching for new facts …";
   progress.removeAttribute("value"); // until the first report, nobody knows how much there is
   progress.hidden = false;
@@ -38,7 +44,8 @@ async function find() {
       } else if (line.kind === "triple") show(line.html);
     }
     status.textContent = summary();
-    if (rows.length) reach(0);
+    if (rows.length && current < 0) reach(0);
+    if (keys && rows.length) keys.hidden = false;
     section.dataset.ready = rows.length;
   } catch (error) {
     status.textContent = "";
@@ -58,8 +65,9 @@ function timeLeft({ done: numDone, total }, started) {
 }
 
 function summary() {
-  if (!rows.length) return "No triple is as probable as this.";
-  return rows.length === 1 ? "1 new fact" : `${rows.length.toLocaleString("en")} new facts`;
+  const kind = KINDS[section.dataset.show];
+  if (!rows.length) return kind === "new" ? "No triple is as probable as this." : `There is no ${kind} fact.`;
+  return `${rows.length.toLocaleString("en")} ${kind} ${rows.length === 1 ? "fact" : "facts"}`;
 }
 
 /** One completion runs at a time: while another does, this one waits. */
@@ -102,16 +110,10 @@ function show(html) {
       decide(row, row.dataset.verdict === wanted ? undefined : wanted);
     });
   }
+  openExplanationsInPlace(row);
   rows.push(row);
   list.append(row);
-}
-
-function paint(row, verdict) {
-  if (verdict) row.dataset.verdict = verdict;
-  else delete row.dataset.verdict;
-  for (const button of row.querySelectorAll("[data-wanted]")) {
-    button.setAttribute("aria-pressed", String(button.dataset.wanted === verdict));
-  }
+  if (wantedRow === row.dataset.row) focusOn(number);
 }
 
 // --- Decisions -----------------------------------------------------------------------------------
@@ -131,11 +133,7 @@ function decide(row, verdict, { undoing = false } = {}) {
   const decision = { head, relation, tail, verdict: verdict ?? "undecided" };
   sending = sending.then(async () => {
     try {
-      const counts = await requestJson(address("/api/decisions"), {
-        method: "POST",
-        headers: { "Content-Type": "application/json" },
-        body: JSON.stringify({ decisions: [decision] }),
-      });
+      const counts = await store([decision]);
       for (const place of countPlaces) {
         place.textContent = counts[place.dataset.count].toLocaleString("en");
       }
@@ -148,7 +146,7 @@ function decide(row, verdict, { undoing = false } = {}) {
 }
 
 function textOf(row) {
-  const parts = [...row.querySelector(".what").children];
+  const parts = [...row.querySelectorAll(".what > .name, .what > .relation")];
   return parts.map((part) => part.textContent).join(", ");
 }
 
@@ -166,8 +164,14 @@ function reach(number) {
     rows[current].tabIndex = -1;
     for (const button of rows[current].querySelectorAll("button")) button.tabIndex = -1;
   }
+  const isNew = number !== current;
   current = number;
   rows[number].tabIndex = 0;
+  if (isNew && section.dataset.ready) {
+    const here = new URL(location.href);
+    here.searchParams.set("row", rows[number].dataset.row);
+    history.replaceState(history.state, "", here);
+  }
   for (const button of rows[number].querySelectorAll("button")) button.tabIndex = 0;
 }
 
@@ -201,16 +205,12 @@ document.addEventListener("keydown", (event) => {
     decide(row, verdict);
     step(1, (other) => !other.dataset.verdict);
   } else if (event.key === "u" && canDecide) undo();
-  else if (event.key === "Enter" && event.target === row) row.querySelector(".doing a").click();
+  else if (event.key === "Enter" && event.target === row) row.querySelector(".doing [aria-expanded]")?.click();
   else return;
   event.preventDefault();
 });
 
 // --- Filters -------------------------------------------------------------------------------------
-
-section.querySelector("[data-show]").addEventListener("change", (event) => {
-  list.dataset.only = event.target.value;
-});
 
 const filter = document.querySelector("[data-filter]");
 const threshold = filter.querySelector("[data-min]");

@@ -2,6 +2,7 @@
 // without it.
 
 import { address, combobox, findAmong, findEntities, nameIn, offeredRelations } from "./common.js";
+import "./decide.js";
 import { openExplanationsInPlace } from "./explanation.js";
 
 const form = document.querySelector("[data-query]");

@@ -1,0 +1,273 @@
+"""Decisions on new facts: the store over HTTP, its page, and files of it in and out."""
+
+import base64
+import re
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from itertools import compress
+from typing import Annotated, Any, Literal
+
+from fastapi import Query, Response
+
+from dualkg.inference.decisions import (
+    Decided,
+    Decision,
+    DecisionStore,
+    Triple,
+    as_csv,
+    as_ntriples,
+    as_tsv,
+    parse_decisions,
+)
+from dualkg.serve import schemas
+from dualkg.serve.errors import DecisionsRefused
+from dualkg.serve.limits import MAX_NAME_LENGTH
+from dualkg.serve.service import Context, RequestContext
+from dualkg.serve.templating import api_router, page, page_router, page_url
+
+routes = api_router("decisions")
+pages = page_router()
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    403: {
+        "model": schemas.Error,
+        "description": "Decisions are not accepted, or not from a page of another host.",
+    },
+    415: {"model": schemas.Error, "description": "The content type is not JSON."},
+}
+MAX_LISTED = 500  # decisions on a page
+ByTriple = Mapping[Triple, Decision]
+Chosen = Literal["all", "accepted", "rejected"]
+
+
+@routes.get("/api/decisions")
+async def decisions(context: Context) -> schemas.DecisionList:
+    """The new facts that were accepted or rejected, in the order of the decisions."""
+    decided = await _load_decisions(context)
+    return schemas.DecisionList(
+        **_counts(context, decided),
+        can_decide=context.can_decide,
+        decisions=list(decided.values()),
+    )
+
+
+@routes.post("/api/decisions", responses=REFUSALS)
+async def decide(context: Context, new: schemas.NewDecisions) -> schemas.DecisionCounts:
+    """Accept or reject new facts, or take decisions back.
+
+    Either all are stored or none; a later one counts. The body must be declared as JSON; a browser
+    must send it from a page of this server.
+    """
+    if context.service.read_only:
+        raise DecisionsRefused
+
+    names = [(decision.head, decision.relation, decision.tail) for decision in new.decisions]
+    is_made = [decision.verdict != "undecided" for decision in new.decisions]
+    ids = await context.ids_of(names)
+    predictions = await context.score(list(compress(ids, is_made)))
+    probabilities = iter([prediction.probability for prediction in predictions])
+    by_triple: dict[Triple, Decision | None] = {}  # none if a decision is taken back
+    for decision, of_triple, made_now in zip(new.decisions, ids, is_made, strict=True):
+        triple = _names(context, of_triple)
+        by_triple[triple] = None
+        if made_now:
+            by_triple[triple] = Decision(
+                *triple,
+                verdict=decision.verdict,  # type: ignore[arg-type]
+                probability=next(probabilities),
+                decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                made_from=context.run.run.identity,
+                decided_by=_one_line(decision.decided_by) or _user(context),
+                note=_one_line(decision.note),
+            )
+    return await _store(context, by_triple)
+
+
+def _one_line(text: str | None) -> str | None:
+    """A text without line ends, which files of lines cannot have; none if it is blank."""
+    return " ".join((text or "").split()) or None
+
+
+def _user(context: RequestContext) -> str | None:
+    """The user name of a request that has a password, if a browser sent one."""
+    kind, _, credentials = context.request.headers.get("authorization", "").partition(" ")
+    if kind.lower() != "basic":
+        return None
+    try:
+        user, _, _ = base64.b64decode(credentials, validate=True).decode().partition(":")
+    except ValueError:
+        return None
+    return _one_line(user[:MAX_NAME_LENGTH])
+
+
+async def _store(
+    context: RequestContext, by_triple: Mapping[Triple, Decision | None]
+) -> schemas.DecisionCounts:
+    """Save decisions, and remove those on triples that have none now.
+
+    A decision on a symmetric fact replaces one on its reverse.
+    """
+    service = context.service
+    run = context.run
+    made = [decision for decision in by_triple.values() if decision]
+    removed = [triple for triple, decision in by_triple.items() if not decision]
+
+    def update(store: DecisionStore) -> ByTriple:
+        before = Decided.of(store.load(), run.graph)
+        reverses = [
+            reverse
+            for triple in by_triple
+            for reverse in before.without_reverse(triple)
+            if reverse not in by_triple
+        ]
+        return store.update(made, removed=[*removed, *reverses])
+
+    decided = await context.in_thread(lambda: service.decisions(run, update))
+    return schemas.DecisionCounts(**_counts(context, decided))
+
+
+@routes.post("/api/decisions/import", include_in_schema=False)
+async def import_decisions(context: Context, file: schemas.DecisionFile) -> schemas.DecisionCounts:
+    """Add the decisions of an exported file: CSV, TSV, JSON or JSON lines.
+
+    Either all are stored or none, and a later one counts. Names that the graph does not have are
+    refused.
+    """
+    if context.service.read_only:
+        raise DecisionsRefused
+    decisions = parse_decisions(file.text, file.name, verdict=file.verdict)
+    await context.ids_of([decision.triple for decision in decisions])
+    return await _store(context, {decision.triple: decision for decision in decisions})
+
+
+def _names(context: RequestContext, ids: tuple[int, ...]) -> Triple:
+    graph = context.run.graph
+    head, relation, tail = ids
+    return graph.entities[head], graph.relations[relation], graph.entities[tail]
+
+
+async def _load_decisions(context: RequestContext) -> ByTriple:
+    service = context.service
+    run = context.run
+    if run.run.folder is None:
+        return {}
+    return await context.in_thread(lambda: service.decisions(run, DecisionStore.load))
+
+
+def _counts(context: RequestContext, decided: ByTriple) -> dict[str, Any]:
+    numbers = Counter(decision.verdict for decision in decided.values())
+    return {
+        "run": context.run.name,
+        "accepted": numbers["accepted"],
+        "rejected": numbers["rejected"],
+    }
+
+
+@routes.get("/facts.tsv", include_in_schema=False)
+async def accepted_facts_as_tsv(context: Context) -> Response:
+    """The accepted facts for programs."""
+    return await decisions_as_tsv(context, "accepted")
+
+
+@routes.get("/facts.csv", include_in_schema=False)
+async def accepted_facts_as_csv(context: Context) -> Response:
+    """The accepted facts for spreadsheets, which recognize UTF-8 by a byte order mark."""
+    return await decisions_as_csv(context, "accepted")
+
+
+@routes.get("/decisions.tsv", include_in_schema=False)
+async def decisions_as_tsv(context: Context, verdict: Chosen = "all") -> Response:
+    """Decisions for programs."""
+    body = as_tsv(await _chosen(context, verdict)).encode()
+    return _download(context, body, verdict, suffix="tsv", media_type="text/tab-separated-values")
+
+
+@routes.get("/decisions.csv", include_in_schema=False)
+async def decisions_as_csv(context: Context, verdict: Chosen = "all") -> Response:
+    """Decisions for spreadsheets, which recognize UTF-8 by a byte order mark."""
+    body = as_csv(await _chosen(context, verdict)).encode("utf-8-sig")
+    return _download(context, body, verdict, suffix="csv", media_type="text/csv")
+
+
+@routes.get("/decisions.nt", include_in_schema=False)
+async def decisions_as_ntriples(context: Context, verdict: Chosen = "accepted") -> Response:
+    """The triples as RDF, which has no verdicts."""
+    body = as_ntriples(await _chosen(context, verdict)).encode()
+    return _download(context, body, verdict, suffix="nt", media_type="application/n-triples")
+
+
+async def _chosen(context: RequestContext, verdict: Chosen, *, q: str = "") -> list[Decision]:
+    """The decisions of a verdict whose names, labels, notes or authors contain a text."""
+    decided = await _load_decisions(context)
+    words = q.casefold().split()
+    chosen = []
+    for decision in decided.values():
+        if verdict not in ("all", decision.verdict):
+            continue
+        text = _searched(context, decision) if words else ""
+        if all(word in text for word in words):
+            chosen.append(decision)
+    return chosen
+
+
+def _searched(context: RequestContext, decision: Decision) -> str:
+    item = named_triple(context, decision)
+    names = (decision.head, decision.relation, decision.tail)
+    labels = (item.head.label, item.relation.label, item.tail.label)
+    texts = [*names, *labels, decision.note or "", decision.decided_by or "", decision.decided_at]
+    return "\n".join(texts).casefold()
+
+
+def named_triple(context: RequestContext, decision: Decision) -> schemas.Triple:
+    """The triple of a decision with labels; a name that the graph does not have has none."""
+    graph = context.run.graph
+    items = {}
+    for part, name in zip(schemas.PARTS, decision.triple, strict=True):
+        vocabulary = schemas.vocabulary_of(graph, part)
+        if name in vocabulary:
+            items[part] = schemas.Item.of(vocabulary, vocabulary.id(name))
+        else:
+            items[part] = schemas.Item(id=-1, name=name, label=name)
+    return schemas.Triple(**items)
+
+
+def _download(
+    context: RequestContext, body: bytes, verdict: Chosen, *, suffix: str, media_type: str
+) -> Response:
+    run = re.sub(r"[^a-zA-Z0-9._-]", "_", context.run.name)
+    what = "decisions" if verdict == "all" else verdict
+    headers = {"Content-Disposition": f'attachment; filename="{run}-{what}.{suffix}"'}
+    return Response(body, media_type=f"{media_type}; charset=utf-8", headers=headers)
+
+
+@routes.get("/decisions.json", include_in_schema=False)
+async def decisions_as_json(
+    context: Context,
+    q: Annotated[str, Query(max_length=MAX_NAME_LENGTH)] = "",
+    verdict: Chosen = "all",
+) -> schemas.DecisionList:
+    """The page of decisions as JSON."""
+    every = await decisions(context)
+    every.decisions = await _chosen(context, verdict, q=q)
+    return every
+
+
+@pages.get("/decisions")
+async def decisions_page(
+    context: Context,
+    q: Annotated[str, Query(max_length=MAX_NAME_LENGTH)] = "",
+    verdict: Chosen = "all",
+) -> Response:
+    """All decisions, the last first."""
+    content = await decisions_as_json(context, q, verdict)
+    listed = content.decisions[::-1][:MAX_LISTED]
+    params = {"q": q or None, "verdict": None if verdict == "all" else verdict}
+    return page(
+        context,
+        "decisions.html",
+        json=page_url(context, "/decisions.json", **params),
+        q=q,
+        verdict=verdict,
+        content=content,
+        rows=[(decision, named_triple(context, decision)) for decision in listed],
+    )
