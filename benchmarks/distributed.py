@@ -342,6 +342,9 @@ def trainer_of_steps(recipe: Any, graph: Any, group: Any, *, num_shards: int) ->
     count = group.count if group.count > 1 else num_shards
     if count:
         shard = Shard(num_entities, group.index, count)
+        if group.count == 1:
+            # Rows cannot be sent to processes that are not there.
+            shard = Shard(num_entities, group.index, count, least_bytes=sys.maxsize)
         tables: EntityTables = ShardedTables(
             shard, device=group.device, initialize=False, capturable=group.capturable
         )
@@ -434,7 +437,7 @@ def _checkpoint(trainer: Any, path: Path) -> dict[str, Any]:
 
 @contextmanager
 def all_reduces() -> Iterator[list[int]]:
-    """The bytes of each all-reduce meanwhile."""
+    """The bytes of each all-reduce meanwhile, without rows that their owners send."""
     import torch.distributed as dist
 
     sizes: list[int] = []

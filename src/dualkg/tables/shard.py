@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dualkg.tables.exchange import LEAST_BYTES, sends_rows, sums_some_rows
 from dualkg.tables.order import RowOrder
 
 Reduction = Literal["sum", "max"]
+ReadRows = Callable[[Tensor, Tensor], Tensor]  # rows of a table by their positions
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Shard:
     num_entities: int
     process: int = 0
     num_processes: int = 1
+    least_bytes: int = LEAST_BYTES
 
     @cached_property
     def order(self) -> RowOrder:
@@ -75,9 +78,35 @@ class Shard:
         total: Tensor = _SumOfAll.apply(values, self)  # type: ignore[no-untyped-call]
         return total
 
-    def own_rows(
-        self, table: Tensor, ids: Tensor, read: Callable[[Tensor, Tensor], Tensor]
-    ) -> Tensor:
+    def sum_some_rows(self, gradient: Tensor) -> Tensor:
+        """Replace a gradient `(rows, …)` by the sum of all processes.
+
+        If few rows are not zero, only these are sent.
+        """
+        if gradient.dim() < 2 or gradient.nbytes < self.least_bytes or self.num_processes == 1:
+            return self.all_reduce(gradient)
+        touched = self.all_reduce(gradient.flatten(1).any(1).byte(), "max")
+        rows = touched.nonzero().squeeze(-1)
+        if not sums_some_rows(len(gradient), len(rows), gradient[0].nbytes):
+            return self.all_reduce(gradient)
+        return gradient.index_copy_(0, rows, self.all_reduce(gradient[rows]))
+
+    def rows(self, table: Tensor, ids: Tensor, read: ReadRows) -> Tensor:
+        """Rows of entities that any process may own, `(…, width)`, with a gradient.
+
+        They are sent by their owners, if that sends fewer bytes than an all-reduce. The sizes then
+        depend on the batch, so that no CUDA graph can contain it.
+        """
+        num_bytes = ids.numel() * table.shape[1] * table.element_size()
+        if self.num_processes > 1 and num_bytes >= self.least_bytes:
+            sources = RowSources.of(self, ids.flatten())
+            if sends_rows(ids.numel(), max(sources.counts), self.num_processes):
+                own = read(table, self.positions(ids.flatten()[sources.own]))
+                received: Tensor = _ReceivedRows.apply(own, sources, self)  # type: ignore[no-untyped-call]
+                return received.view(*ids.shape, table.shape[1])
+        return self.sum_of_all(self.own_rows(table, ids, read))
+
+    def own_rows(self, table: Tensor, ids: Tensor, read: ReadRows) -> Tensor:
         """Rows of entities that are owned here, and zeros for others, `(batch, width)`."""
         if not len(table):
             # Zeros with a gradient, as other processes have them.
@@ -87,8 +116,7 @@ class Shard:
 
     def fetch(self, table: Tensor, ids: Tensor) -> Tensor:
         """Rows of entities that any process may own, `(batch, width)`, without a gradient."""
-        rows = self.own_rows(table, ids, lambda own, positions: own[positions])
-        return self.all_reduce(rows)
+        return self.rows(table, ids, lambda own, positions: own[positions])
 
     def log_normalizers(self, scores: Tensor, positives: Tensor | None = None) -> Tensor:
         """logsumexp over the entities of all processes, `(batch,)`.
@@ -112,6 +140,45 @@ class Shard:
         if len(total):
             positions = self.positions(ids)
             total.index_add_(0, positions.clamp(min=0), rows * (positions >= 0).unsqueeze(-1))
+
+
+class RowSources(NamedTuple):
+    """Where rows of a batch come from, of which each process sends its own to all others.
+
+    `own` are the numbers of the rows that this process has. `places` are those of all rows among
+    the received ones, of which there are `counts` from each process.
+    """
+
+    own: Tensor
+    places: Tensor
+    counts: list[int]
+
+    @staticmethod
+    def of(shard: Shard, ids: Tensor) -> RowSources:
+        owners = shard.order.rows(ids) // shard.part
+        by_owner = owners.argsort(stable=True)
+        places = torch.empty_like(by_owner)
+        places[by_owner] = torch.arange(len(ids), device=ids.device)
+        counts = torch.bincount(owners, minlength=shard.num_processes)
+        own = (owners == shard.process).nonzero().squeeze(-1)
+        return RowSources(own, places, counts.tolist())
+
+
+class _ReceivedRows(torch.autograd.Function):
+    """Rows of all processes; the gradient of a row belongs to its owner."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, sources: RowSources, shard: Shard) -> Tensor:
+        ctx.own = sources.own
+        sent = own.detach().repeat(shard.num_processes, 1)
+        received = own.new_empty(len(sources.places), own.shape[1])
+        dist.all_to_all_single(received, sent, sources.counts, [len(own)] * shard.num_processes)
+        return received[sources.places]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = gradients
+        return gradient[ctx.own], None, None
 
 
 class _SumOfAll(torch.autograd.Function):

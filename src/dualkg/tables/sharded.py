@@ -7,7 +7,9 @@ own entities. Gradients of the vectors that it scores them by are summed over al
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,8 +43,9 @@ class _Join(torch.autograd.Function):
 
     The values have a graph of their own, which ends at `leaves`. They come in a list, so that
     autograd does not follow it. The backward pass goes through that graph, and sums the gradients
-    of the first `num_summed` leaves over all processes. The other leaves are tables, of which each
-    process has its own rows.
+    of the first `num_summed` leaves over all processes: `num_vectors` vectors of the batch, and the
+    tables that every process has. The other leaves are tables, of which each process has its own
+    rows.
     """
 
     @staticmethod
@@ -50,6 +53,7 @@ class _Join(torch.autograd.Function):
         ctx: Any,
         held: list[Tensor],
         leaves: Sequence[Tensor],
+        num_vectors: int,
         num_summed: int,
         shard: Shard,
         *inputs: Tensor,
@@ -57,6 +61,7 @@ class _Join(torch.autograd.Function):
         (values,) = held
         ctx.values = values
         ctx.leaves = leaves
+        ctx.num_vectors = num_vectors
         ctx.num_summed = num_summed
         ctx.shard = shard
         return values.detach()
@@ -66,11 +71,14 @@ class _Join(torch.autograd.Function):
         (gradient,) = upstream
         gradients = torch.autograd.grad(ctx.values, ctx.leaves, gradient, allow_unused=True)
         summed = []
-        for leaf, slope in zip(ctx.leaves, gradients[: ctx.num_summed], strict=False):
+        for number, leaf in enumerate(ctx.leaves[: ctx.num_summed]):
+            slope = gradients[number]
             # A process that owns no candidate may not have used a leaf that others have used.
             own = torch.zeros_like(leaf) if slope is None else slope.contiguous().clone()
-            summed.append(ctx.shard.all_reduce(own))
-        return None, None, None, None, *summed, *gradients[ctx.num_summed :]
+            # A batch has some of the relations, and all of its own vectors.
+            is_table = number >= ctx.num_vectors
+            summed.append(ctx.shard.sum_some_rows(own) if is_table else ctx.shard.all_reduce(own))
+        return None, None, None, None, None, *summed, *gradients[ctx.num_summed :]
 
 
 class ShardedScores(EntityScores):
@@ -140,6 +148,9 @@ class ShardedTables(EntityTables):
             block_rows=block_rows,
             largest_in_order=largest_in_order,
         )
+        if not capturable:
+            # Gloo, with which processes share a GPU, is not asked for more than all-reduces there.
+            shard = replace(shard, least_bytes=sys.maxsize)
         self.shard = shard
         self.max_columns = max_columns
         self._capturable = capturable
@@ -188,7 +199,7 @@ class ShardedTables(EntityTables):
         return True
 
     def rows(self, table: Tensor, ids: Tensor) -> Tensor:
-        return self.shard.sum_of_all(self.shard.own_rows(table, ids, self.own_rows))
+        return self.shard.rows(table, ids, self.own_rows)
 
     def positions(self, ids: Tensor) -> Tensor:
         return self.shard.positions(ids)
@@ -237,7 +248,9 @@ class ShardedTables(EntityTables):
         inputs = [whole for whole, _ in vectors] + replicated + own
         leaves = [leaf for _, leaf in vectors] + replicated + own
         num_summed = len(leaves) - len(own)
-        joined: Tensor = _Join.apply([values], leaves, num_summed, self.shard, *inputs)  # type: ignore[no-untyped-call]
+        joined: Tensor = _Join.apply(
+            [values], leaves, len(vectors), num_summed, self.shard, *inputs
+        )  # type: ignore[no-untyped-call]
         return joined
 
     def gradient_tables(
