@@ -80,6 +80,18 @@ def test_a_process_that_has_left_is_not_waited_for() -> None:
         assert not any(end.errors for end in ends)
 
 
+def test_process_0_leaves_last_as_the_store_ends_with_it() -> None:
+    with beating(2) as (hearts, _):
+        leaving = threading.Thread(target=hearts[0].stop)
+        hearts[0].pace = Pace(beat=QUICK.beat, silence=QUICK.silence, farewell=60.0)
+        leaving.start()
+        until(lambda: hearts[1]._store.check(["left/0"]))
+        assert leaving.is_alive()
+        hearts[1].stop()
+        leaving.join(timeout=60)
+        assert not leaving.is_alive()
+
+
 def test_a_store_that_does_not_answer_is_that_of_process_0() -> None:
     with beating(2) as (hearts, ends):
         until(lambda: 0 in hearts[1]._hosts)

@@ -56,6 +56,7 @@ class Heartbeat:
     ) -> None:
         """`host` is the name of this machine, unless another is given."""
         self.index = index
+        self.count = count
         self.host = host or socket.gethostname()
         self.pace = pace or Pace()
         self.end = end
@@ -85,6 +86,15 @@ class Heartbeat:
                 self._store.compare_set("failed", "", str(self.index))
             else:
                 self._store.set(f"left/{self.index}", "")
+                if self.index == 0:
+                    self._wait_for_others()
+
+    def _wait_for_others(self) -> None:
+        """The store ends with process 0, so that the others are to leave before."""
+        others = [f"left/{index}" for index in range(1, self.count)]
+        deadline = time.monotonic() + self.pace.farewell
+        while time.monotonic() < deadline and not self._store.check(others):
+            time.sleep(self.pace.beat / 100)
 
     def _beat(self) -> None:
         """Send signs, and look for those of the watched process; the store may not answer."""
