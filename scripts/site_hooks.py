@@ -34,7 +34,7 @@ SHIM = "https://unpkg.com/iframe-worker/shim"
 RESOURCE = re.compile(r'<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]+)"')
 BLOCK = re.compile(r"^```(\w+)((?: [\w-]+)*)\n.*?^```$", re.M | re.S)
 logger = logging.getLogger("mkdocs.hooks.site")
-CODE = re.compile(r"(^```.*?^```$|^    [^\n]*$|`[^`\n]+`)", re.M | re.S)
+CODE = re.compile(r"(^```.*?^```$|^    [^\n]*$|`[^`\n]*\]\([^`\n]*`)", re.M | re.S)
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -48,6 +48,7 @@ def test_the_index_of_the_api_reference_has_the_names_of_each_page():
         ("CONTRIBUTING.md", "contributing.md", "[a](docs/cli.md)", "[a](cli.md)"),
         ("docs/serve.md", "serve.md", "[a](../LICENSE)", "[a](files/LICENSE)"),
         ("benchmarks/RESULTS.md", "benchmarks.md", "[the results](results)", "the results"),
+        ("docs/serve.md", "serve.md", "[`a`](../LICENSE)", "[`a`](files/LICENSE)"),
         ("docs/serve.md", "serve.md", "`[a](../LICENSE)`", "`[a](../LICENSE)`"),
         ("docs/serve.md", "serve.md", "```\n[a](../LICENSE)\n```", "```\n[a](../LICENSE)\n```"),
         ("docs/serve.md", "serve.md", "[a](https://a.example/)", "[a](https://a.example/)"),
