@@ -40,14 +40,9 @@ def triple_of(row):
 
 
 def figure_of(row) -> str:
-    """The probability that a row shows."""
-    return re.search(r"[<>]?[0-9.]+ %", row.locator(".percent").first.inner_text())[0]
-
-
-def saved(page, number):
-    page.wait_for_function(
-        "number => document.querySelectorAll('[data-saved]').length === number", arg=number
-    )
+    """The probability that a row shows. Before it is drawn, a row has no inner text."""
+    text = row.locator(".percent").first.text_content()
+    return re.search(r"[<>]?[0-9.]+ %", text)[0]
 
 
 def test_a_curators_hour(browser, world, tmp_path):
@@ -133,12 +128,13 @@ def test_a_curators_hour(browser, world, tmp_path):
         page.goto(f"/?find=tail&head={head}&relation={relation}")
         assert page.locator(".known-answers .chip.accepted").count() == 1
         page.goto(f"/entity/{head}")
-        assert page.locator(".of-known .chip.accepted, .of-predicted .chip.accepted").count() == 1
+        for section in ("known", "predicted"):
+            assert page.locator(f".of-{section} .chip.accepted").count() == 1
 
         # A decision beside an answer, and another taken back after a reload.
         page.goto(f"/?find=tail&head={head}&relation={relation}")
         page.locator(".answer").nth(5).get_by_role("button", name="Reject").click()
-        saved(page, 1)
+        page.wait_for_selector("[data-saved=rejected]")
         page.goto("/decisions")
         assert page.locator("[data-decision]").count() == 4
         page.locator("[data-decision]").first.get_by_role("button", name="Undo").click()
@@ -170,7 +166,8 @@ def test_a_curators_hour(browser, world, tmp_path):
             page = browser.new_context(base_url=address, **choices).new_page()
             page.on("pageerror", lambda error: wrong.append(str(error)))
             page.goto("/decisions")
-            page.set_input_files("[data-import]", exported)
+            with page.expect_event("load"):
+                page.set_input_files("[data-import]", exported)
             page.wait_for_selector(f'[data-decision][data-tail="{tail}"]')
             assert page.locator("[data-decision]").count() == 3
             assert overflow(page) == 0
