@@ -41,7 +41,7 @@ def test_links_of_the_drawing(opened):
 
 def test_an_explanation_opens_below_a_predicted_fact(opened):
     page = opened("/entity/Twenty")
-    page.click(".predictions button >> nth=0")
+    page.click(".predictions button:has-text('Why?') >> nth=0")
     page.wait_for_selector(".predictions [data-explanation] li")
 
 

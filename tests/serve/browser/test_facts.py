@@ -32,7 +32,8 @@ def rows_of(page) -> list[list[str]]:
 
 def test_an_accepted_fact_is_in_the_file(opened):
     page = listed(opened("/facts?relation=likes&top=50"))
-    row = page.locator(".fact", has=page.locator("a", has_text="thing")).first
+    # A name with a line end is refused in a file of tab-separated values.
+    row = page.locator(".fact[data-head^=thing][data-tail^=thing]").first
     row.get_by_role("button", name="Accept").click()
     page.wait_for_selector("[data-count=accepted]:has-text('1')")
     [[head, relation, tail]] = rows_of(page)
