@@ -234,7 +234,10 @@ def test_an_ensemble_is_a_run(graph, folder):
     assert kg.evaluate(ensemble.model, graph).mrr == ensemble.report.mrr
     predictor = ensemble.predictor(calibrated=True, loops=True)
     predictions = predictor.tails("e1", "r1", k=35)
-    assert sum(one.probability or 0 for one in predictions) > 0
+    probabilities = [one.probability for one in predictions if one.probability is not None]
+    assert sum(probabilities) > 0
+    assert probabilities == sorted(probabilities, reverse=True)
+    predictions = ensemble.predictor(loops=True).tails("e1", "r1", k=35)
     by_model = ensemble.model.predict_tails(torch.tensor([1]), torch.tensor([1]))[0]
     assert [one.id for one in predictions] == by_model.argsort(descending=True).tolist()
     assert calibration_for(ensemble).calibration.slopes.shape == (3,)
