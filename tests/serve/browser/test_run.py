@@ -29,7 +29,7 @@ def test_a_table_is_sorted_by_any_column(opened):
     button.press("Enter")
     assert numbers() == sorted(numbers())
     table.get_by_role("button", name="Relation").click()
-    assert table.locator("tbody bdi").all_inner_texts() == ["<b>bold</b>", "is a", "likes"]
+    assert table.locator("tbody a").all_inner_texts() == ["<b>bold</b>", "is a", "likes"]
 
 
 @pytest.mark.slow
