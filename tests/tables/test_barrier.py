@@ -180,6 +180,7 @@ def read():
 
 try:
     with processes("cpu") as group:
+        print("joined", flush=True)
         group.in_turn(read)
 except DualkgError as error:
     sys.exit(str(error))
@@ -202,6 +203,8 @@ def test_others_end_when_process_0_is_killed_while_it_reads() -> None:
         }
         members.append(Started(CODE, environment=variables))
     with members[0] as first, members[1] as second:
+        assert second.stdout.readline() == "joined\n"
+        assert first.stdout.readline() == "joined\n"
         assert first.stdout.readline() == "reading\n"
         first.kill()
         finished = second.finish()

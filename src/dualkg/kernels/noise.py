@@ -22,7 +22,7 @@ UNIFORM_DIGITS = 24
 
 def table_key(seed: int, number: int) -> int:
     """The key of one of several tables of random numbers."""
-    return int(hash_columns(seed, torch.tensor([number]))[0])
+    return int(hash_columns(seed, torch.tensor([number], device="cpu"))[0])
 
 
 @cache
@@ -32,7 +32,7 @@ def normal_segments() -> tuple[Tensor, Tensor]:
     The last segment ends where the variance of its numbers is that of the tail.
     """
     num = 2**SEGMENT_DIGITS
-    probabilities = 0.5 + torch.arange(num, dtype=torch.float64) / (2 * num)
+    probabilities = 0.5 + torch.arange(num, dtype=torch.float64, device="cpu") / (2 * num)
     starts = torch.special.ndtri(probabilities)
     last = starts[-1]
     density = (-last.square() / 2).exp() / (2 * torch.pi) ** 0.5
