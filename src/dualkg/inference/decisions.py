@@ -338,7 +338,9 @@ def _without_formula(cell: str) -> str:
     seen = next((letter for letter in cell if not category(letter).startswith(INVISIBLE)), "")
     is_formula = normalize("NFKC", seen)[:1] in FORMULA if seen else False
     has_control = category(cell[:1] or "x").startswith("C")
-    return f"'{cell}" if is_formula or has_control else cell
+    # A name that looks guarded gets a guard of its own, so that it is read back as it is.
+    is_ambiguous = cell.startswith("'") and _without_formula(cell[1:]) == cell
+    return f"'{cell}" if is_formula or has_control or is_ambiguous else cell
 
 
 def _rows(decisions: Iterable[Decision]) -> Iterator[tuple[str, ...]]:
