@@ -20,15 +20,6 @@ pages = page_router()
 NUM_BEST = 6
 # More are found than are listed, since those that were decided on are left out.
 NUM_FOUND = 100
-# A search of more scores than this takes long, and begins only if somebody asks for it.
-MAX_SCORES = 10**9
-
-
-def takes_long(context: RequestContext, relation: Item | None = None) -> bool:
-    """Whether the search takes more than some seconds: then a page offers it by a link."""
-    shape = context.run.graph.shape
-    num_relations = 1 if relation else shape.num_relations
-    return num_relations * shape.num_entities**2 > MAX_SCORES
 
 
 async def best_facts(context: RequestContext, relation: Item | None) -> list[CompletionLine]:
@@ -38,7 +29,7 @@ async def best_facts(context: RequestContext, relation: Item | None) -> list[Com
     if key not in cache:
         options = {
             "top": NUM_FOUND,
-            "types": True,
+            "types": context.run.search_takes_long(relation),
             "relations": [relation.id] if relation else None,
         }
         async with aclosing(completion(context, options)) as lines:
@@ -68,5 +59,11 @@ async def best_facts_page(
         facts = await best_facts(context, chosen)
     except RequestError as problem:  # such as a model without probabilities
         error = problem
-    json = page_url(context, "/facts.json", relation=relation or None, top=NUM_FOUND)
+    json = page_url(
+        context,
+        "/facts.json",
+        relation=relation or None,
+        top=NUM_FOUND,
+        types=str(context.run.search_takes_long(chosen)).lower(),
+    )
     return page(context, "best_facts.html", json=json, facts=facts, relation=chosen, error=error)

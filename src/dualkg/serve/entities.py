@@ -124,8 +124,8 @@ async def entity(context: Context, name: EntityName) -> Entity:
     num_decided = sum(map(len, by_verdict.values()))
     # The reverse of a symmetric fact is no fact of its own.
     num_wanted = 2 * NUM_PREDICTED + num_decided
-    found = await context.in_thread(lambda: predicted_facts(run.predictor, id, k=num_wanted))
-    predicted = _folded(context, [LabelledFact.of(graph, **vars(fact)) for fact in found])
+    found = await context.in_thread(lambda: _predicted_facts(run, id, k=num_wanted))
+    predicted = _folded(context, found)
     return Entity(
         run=run.name,
         entity=Item.of(graph.entities, id),
@@ -135,6 +135,18 @@ async def entity(context: Context, name: EntityName) -> Entity:
         predicted=predicted[:NUM_PREDICTED],
         similar=similar,
     )
+
+
+def _predicted_facts(run: ServedRun, id: int, *, k: int) -> list[LabelledFact]:
+    """The predicted facts of an entity with the remarks on them."""
+    predicted = predicted_facts(run.predictor, id, k=k)
+    triples = np.array([(fact.head, fact.relation, fact.tail) for fact in predicted])
+    facts = []
+    for fact, remarks in zip(predicted, run.remarker.of_triples(triples), strict=True):
+        labelled = LabelledFact.of(run.graph, **vars(fact))
+        labelled.remark(run.graph, remarks)
+        facts.append(labelled)
+    return facts
 
 
 async def _decided_facts(context: RequestContext, entity: int) -> dict[str, list[LabelledFact]]:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from threading import Event
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from fastapi import Depends, Query, Response
 from fastapi.responses import StreamingResponse
 
@@ -180,8 +181,11 @@ async def completion(
     completed = await running
     if completed is None:
         return
+    remarks = await context.in_thread(lambda: run.remarker.of_triples(completed.triples))
     for index in range(len(completed)):
-        yield _triple_line(run, completed, index)
+        line = _triple_line(run, completed, index)
+        line.remark(run.graph, remarks[index])
+        yield line
         if index % LINES_AT_ONCE == LINES_AT_ONCE - 1:
             await asyncio.sleep(PAUSE)  # sending does not wait, unless the client does not read
     yield CompletionLine(kind="end", num_triples=len(completed))
@@ -279,23 +283,27 @@ async def _decided_lines(
         probability = prediction.probability
         if (probability or 0.0) >= options["min_probability"]:
             rows.append((-(probability or 0.0), ids, prediction))
+    rows = sorted(rows)[: options["top"]]
+    listed = np.array([ids for _, ids, _ in rows])
+    remarks = await context.in_thread(lambda: context.run.remarker.of_triples(listed))
     lines = []
-    for number, (_, ids, prediction) in enumerate(sorted(rows)[: options["top"]], start=1):
+    for number, (_, ids, prediction) in enumerate(rows, start=1):
         triple = schemas.Triple.of(graph, *ids)
-        lines.append(
-            CompletionLine(
-                kind="triple",
-                rank=number,
-                head=triple.head,
-                relation=triple.relation,
-                tail=triple.tail,
-                probability=prediction.probability,
-                answer_probability=prediction.answer_probability,
-                score=prediction.score,
-                verdict=show,
-                both_directions=triple.relation.name in decided.symmetric or None,
-            )
+        line = CompletionLine(
+            kind="triple",
+            rank=number,
+            head=triple.head,
+            relation=triple.relation,
+            tail=triple.tail,
+            probability=prediction.probability,
+            answer_probability=prediction.answer_probability,
+            score=prediction.score,
+            verdict=show,
+            both_directions=triple.relation.name in decided.symmetric or None,
         )
+        if prediction.split is None:  # else the graph has learned it since
+            line.remark(graph, remarks[number - 1])
+        lines.append(line)
     return [*lines, CompletionLine(kind="end", num_triples=len(lines))]
 
 
@@ -323,10 +331,22 @@ async def facts_page(
     relation: Annotated[str, Query(max_length=MAX_NAME_LENGTH)] = "",
     min_probability: Annotated[float, Query(ge=0, le=1)] = 0.0,
     top: Annotated[int, Query(ge=1, le=LENGTHS[-1])] = DEFAULT_LENGTH,
+    types: bool | None = None,
     show: Show = "all",
 ) -> Response:
-    """The frame of the list; a script adds the rows as they are found."""
-    params = {"relation": relation or None, "min_probability": min_probability or None, "top": top}
+    """The frame of the list; a script adds the rows as they are found.
+
+    All entities are searched by default, unless that takes long.
+    """
+    chosen = await context.relation(relation)
+    if types is None:
+        types = context.run.search_takes_long(chosen)
+    params = {
+        "relation": relation or None,
+        "min_probability": min_probability or None,
+        "top": top,
+        "types": str(types).lower(),
+    }
     if show != "all":
         params["show"] = show
     return page(
@@ -334,7 +354,8 @@ async def facts_page(
         "facts.html",
         json=page_url(context, "/facts.json", **params),
         relations=sorted(context.run.relations, key=lambda item: relation_text(item.label)),
-        chosen=await context.relation(relation),
+        chosen=chosen,
+        types=types,
         min_probability=min_probability,
         top=top,
         show=show,

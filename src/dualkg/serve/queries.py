@@ -408,15 +408,40 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
         answer = Answer.model_validate(prediction)
         answer.in_prediction_set = None if members is None else answer.id in inside
         answers.append(answer)
+    known_answer = _remark(context, query, ids, answers)
     return QueryPage(
         run=context.run.name,
         find=query.find,
         query=schemas.QueryParts.of(context.run.graph, ids),
         known=known,
         **by_verdict,
+        known_answer=known_answer,
         predictions=answers,
         prediction_set=members and SetSize(coverage=query.coverage, size=len(inside)),
     )
+
+
+def _remark(
+    context: RequestContext, query: PageQuery, ids: dict[Part, int], answers: list[Answer]
+) -> Item | None:
+    """Add remarks to new answers; the known answer, if the relation has one as a rule."""
+    if query.find == "relation" or not answers:
+        return None
+    graph = context.run.graph
+    triples = [[{**ids, query.find: answer.id}[part] for part in PARTS] for answer in answers]
+    known_answer = None
+    for answer, remarks in zip(
+        answers, context.run.remarker.of_triples(np.array(triples)), strict=True
+    ):
+        answer.remark(graph, remarks)
+        # That of the query is the same for all answers.
+        if query.find == "tail":
+            known_answer = answer.known_tail
+            answer.known_tail = None
+        else:
+            known_answer = answer.known_head
+            answer.known_head = None
+    return known_answer
 
 
 async def _known_answers(

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from dualkg.data.graph import SPLITS
 from dualkg.inference.relation_profile import RelationEnd, RelationProfile
-from dualkg.serve.best_facts import takes_long
 from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.schemas import (
     CountedEntity,
@@ -48,7 +47,7 @@ async def relation_page(context: Context, name: RelationName) -> Response:
         "relation.html",
         json=page_url(context, f"/relation/{quote(details.relation.name, safe='')}.json"),
         details=details,
-        search_at_once=not takes_long(context, details.relation),
+        search_at_once=not context.run.search_takes_long(details.relation),
     )
 
 

@@ -12,6 +12,7 @@ from dualkg.data.roles import End
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.inference import decisions, explanation
 from dualkg.inference.name_search import MatchType
+from dualkg.inference.remarks import Remarks, TypeFit
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_TRIPLES
 
 Part = Literal["head", "relation", "tail"]
@@ -65,6 +66,31 @@ class Scored(Schema):
     known: bool = Field(description="Whether the graph has the triple.")
     split: str | None = Field(description="The split that has the triple.")
     verdict: decisions.Verdict | None = Field(None, description="The decision on the triple.")
+
+
+class Remarked(Schema):
+    """Remarks on a new triple; null for a known one."""
+
+    head_type: TypeFit | None = Field(
+        None,
+        description=(
+            "Whether train has the head with this relation, its other triples make that likely, or "
+            "neither."
+        ),
+    )
+    tail_type: TypeFit | None = Field(None, description="Likewise, of the tail.")
+    known_tail: Item | None = Field(
+        None, description="A known tail of the head, if the relation has one as a rule."
+    )
+    known_head: Item | None = Field(None, description="Likewise, of the tail.")
+
+    def remark(self, graph: Graph, remarks: Remarks) -> None:
+        self.head_type = remarks.head_type
+        self.tail_type = remarks.tail_type
+        if remarks.known_tail is not None:
+            self.known_tail = Item.of(graph.entities, remarks.known_tail)
+        if remarks.known_head is not None:
+            self.known_head = Item.of(graph.entities, remarks.known_head)
 
 
 class ScoredItem(Scored, Item):
@@ -180,7 +206,7 @@ class SetSize(Schema):
     size: int
 
 
-class Answer(ScoredItem):
+class Answer(Remarked, ScoredItem):
     """A prediction of the page."""
 
     in_prediction_set: bool | None = Field(None, description="Null where there is no set.")
@@ -194,6 +220,10 @@ class QueryPage(OfRun):
     known: list[ScoredItem]
     accepted: list[ScoredItem] = Field(description="Accepted facts, which are no predictions.")
     rejected: list[ScoredItem] = Field(description="Rejected facts, likewise.")
+    known_answer: Item | None = Field(
+        None,
+        description="A known answer, if the relation has one as a rule: others are improbable.",
+    )
     predictions: list[Answer]
     prediction_set: SetSize | None = Field(
         description="Null for relations and for a run without calibration."
@@ -286,7 +316,7 @@ class RelationPage(OfRun):
     hardest: list[HardQuery]
 
 
-class LabelledFact(Triple):
+class LabelledFact(Remarked, Triple):
     """A triple; the split that has it, or its probability."""
 
     split: str | None = None
@@ -344,7 +374,7 @@ class ExplanationResponse(OfRun):
     facts_of_tail: list[LabelledFact]
 
 
-class CompletionLine(Schema):
+class CompletionLine(Remarked):
     """One line of a completion: progress, a new triple, the end, or an error that ended it."""
 
     kind: Literal["progress", "triple", "end", "error"]

@@ -26,6 +26,7 @@ from dualkg.inference.decisions import Decided, DecisionStore, Verdict
 from dualkg.inference.explanation import has_supporting_triples, is_same_graph
 from dualkg.inference.name_search import NameSearch
 from dualkg.inference.predictor import Known, Prediction, Predictor, Query, QueryType
+from dualkg.inference.remarks import Remarker
 from dualkg.logs import TimeLeft
 from dualkg.models.paths import PathNetwork
 from dualkg.serve.batching import MAX_BATCH_PREDICTIONS, MicroBatcher
@@ -83,6 +84,9 @@ class MapWork:
         self.done = share
 
 
+MAX_SCORES = 10**9  # of a search that begins when a page is open
+
+
 @dataclass(frozen=True, eq=False)
 class ServedRun:
     """A run with its predictor and name index, and with the functions that take long."""
@@ -121,6 +125,18 @@ class ServedRun:
         relations = np.concatenate([self.graph.split(split)[:, 1] for split in SPLITS])
         counts: list[int] = np.bincount(relations, minlength=len(self.graph.relations)).tolist()
         return counts
+
+    def search_takes_long(self, relation: Item | None = None) -> bool:
+        """Whether a search for new facts among all entities takes more than some seconds."""
+        shape = self.graph.shape
+        num_relations = 1 if relation else shape.num_relations
+        return num_relations * shape.num_entities**2 > MAX_SCORES
+
+    @cached_property
+    def remarker(self) -> Remarker:
+        correction = self.predictor.prior_correction
+        classes = correction.query_classes if correction else None
+        return Remarker.of(self.graph, self.predictor.all_known, classes)
 
     @cached_property
     def inspection(self) -> Inspection:

@@ -4,7 +4,6 @@ from fastapi import Response
 
 from dualkg.evaluation.metrics import Metrics
 from dualkg.inference.calibration import load_calibration
-from dualkg.serve.best_facts import takes_long
 from dualkg.serve.queries import GivenQuery, PageQuery, examples_of, query_page
 from dualkg.serve.schemas import ExampleQuery, StartPage, Triple
 from dualkg.serve.service import Context, RequestContext, ServedRun
@@ -81,5 +80,5 @@ async def _start_page(context: RequestContext, query: PageQuery) -> Response:
         query=query,
         start=content,
         relations=relations,
-        search_at_once=not takes_long(context),
+        search_at_once=not context.run.search_takes_long(),
     )

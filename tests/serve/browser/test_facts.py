@@ -113,7 +113,7 @@ def test_filters_by_relation_and_probability(opened):
     page.locator("#min-probability").press("ArrowRight")
     assert page.inner_text("[data-threshold]") == "5 %"
     page.get_by_role("button", name="Find").click()
-    page.wait_for_url("**/facts?relation=is+a&min_probability=0.05&top=100")
+    page.wait_for_url("**/facts?relation=is+a&min_probability=0.05&top=100&types=false")
     listed(page)
     assert set(page.locator(".fact .relation").all_inner_texts()) <= {"is a"}
 

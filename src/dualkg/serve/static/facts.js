@@ -27,8 +27,8 @@ const wantedRow = new URLSearchParams(location.search).get("row");
 // --- The list ------------------------------------------------------------------------------------
 
 async function find() {
-  const { relation, minProbability, top, show: shown } = section.dataset;
-  const params = { top, relation, min_probability: Number(minProbability) || null, show: shown };
+  const { relation, minProbability, top, types, show: shown } = section.dataset;
+  const params = { top, types, relation, min_probability: Number(minProbability) || null, show: shown };
   status.textContent = "Searching for new facts …";
   progress.removeAttribute("value"); // until the first report, nobody knows how much there is
   progress.hidden = false;
@@ -183,12 +183,15 @@ function focusOn(number) {
 
 const visible = (row) => row.checkVisibility?.() ?? row.offsetParent !== null;
 
-/** Focus the next visible row that fits, if there is one. */
+/** Focus the next visible row that fits; returns whether there is one. */
 function step(by, fits = () => true) {
   for (let number = current + by; number >= 0 && number < rows.length; number += by) {
-    if (visible(rows[number]) && fits(rows[number])) return focusOn(number);
+    if (visible(rows[number]) && fits(rows[number])) {
+      focusOn(number);
+      return true;
+    }
   }
-  return undefined;
+  return false;
 }
 
 document.addEventListener("keydown", (event) => {
@@ -198,8 +201,10 @@ document.addEventListener("keydown", (event) => {
   const has = row.contains(document.activeElement);
   const verdict = { a: "accepted", r: "rejected" }[event.key];
   // Only a focused row is decided on: the first key focuses one.
-  if (!has && ["a", "r", "j", "k"].includes(event.key)) focusOn(Math.max(current, 0));
-  else if (event.key === "j") step(1);
+  if (!has && ["a", "r", "j", "k"].includes(event.key)) {
+    if (visible(row)) focusOn(Math.max(current, 0));
+    else step(1) || step(-1);
+  } else if (event.key === "j") step(1);
   else if (event.key === "k") step(-1);
   else if (verdict && canDecide) {
     decide(row, verdict);
