@@ -53,14 +53,15 @@ def violations(page, script: str) -> list[str]:
 
 
 def open_all(page) -> None:
-    """Open what can be opened on a page: folded parts and the first explanation."""
+    """Open what can be opened on a page: folded parts and the first explanations."""
     for folded in page.locator("details:not([open]) > summary").all():
         if folded.is_visible():
             folded.click()
-    why = page.locator("[data-why]")
-    if why.count():
-        why.first.click()
-        page.wait_for_selector("[data-explanation]")
+    for name, part in (("Why?", ".explanation:not(.likely)"), ("How likely?", ".likely")):
+        buttons = page.locator(f"main button:has-text('{name}'):visible")
+        if buttons.count():
+            buttons.first.click()
+            page.wait_for_selector(f".opened {part}")
 
 
 @pytest.mark.slow
