@@ -8,6 +8,7 @@ from dataclasses import replace
 from threading import Event
 
 import pytest
+from fastapi import Request
 
 import dualkg as kg
 from dualkg.inference.completion import complete
@@ -97,7 +98,8 @@ def lines_of(reply):
 
 def test_other_requests_are_answered_between_the_lines_of_a_completion(served):
     """A completion with many triples made all requests wait until it was sent."""
-    context = RequestContext(None, application(served).state.service, served.get(None))
+    request = Request({"type": "http"})
+    context = RequestContext(request, application(served).state.service, served.get(None))
     since = most = 0
 
     async def others() -> None:
