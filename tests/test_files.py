@@ -26,15 +26,19 @@ from dualkg.errors import DamagedFile, FolderMoved, LockedError
 from dualkg.files import (
     atomic_folder,
     atomic_write,
+    checksums,
     file_damage,
     file_record,
     folder_lock,
+    held,
     link_or_copy,
     locked,
+    locking,
     read_json,
     recover,
     write_json,
     write_text,
+    writes,
 )
 from tests.raising import refused
 
@@ -216,7 +220,7 @@ def test_a_replaced_folder_keeps_what_it_must(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool
 ) -> None:
     if not atomic:
-        monkeypatch.setattr(files, "_exchange_names", lambda one, other: False)
+        monkeypatch.setattr(writes, "_exchange_names", lambda one, other: False)
     path = folder_of(tmp_path / "run", old="1", decisions="2")
     with atomic_folder(path, existing="replace", keep=["decisions", "nothing"]) as fresh:
         (fresh / "new").write_text("3")
@@ -238,7 +242,7 @@ def test_the_old_folder_stays_if_the_new_one_cannot_take_its_name(
             raise OSError(5, "Input/output error")
         replace(source, target, **folders)
 
-    monkeypatch.setattr(files, "_exchange_names", lambda one, other: False)
+    monkeypatch.setattr(writes, "_exchange_names", lambda one, other: False)
     monkeypatch.setattr("os.replace", fail)
     with (
         pytest.raises(OSError, match="Input/output"),
@@ -291,7 +295,7 @@ def test_a_folder_that_cannot_be_synced(tmp_path, monkeypatch, number, place, ex
 
     monkeypatch.setattr("os.fsync", fail)
     if not exchange:
-        monkeypatch.setattr(files, "_exchange_names", lambda one, other: False)
+        monkeypatch.setattr(writes, "_exchange_names", lambda one, other: False)
     if number in (errno.EINVAL, errno.ENOTSUP):
         write()
         assert (home / place).exists()
@@ -438,7 +442,7 @@ def test_a_lock_that_another_process_made_meanwhile_stays(
         lock.write_text("of another process")
         flock(descriptor, operation)
 
-    assert files._has_locks(tmp_path)
+    assert writes.has_locks(tmp_path)
     lock.touch()
     monkeypatch.setattr("fcntl.flock", replace_first)
     recover(tmp_path / "run")
@@ -448,7 +452,7 @@ def test_a_lock_that_another_process_made_meanwhile_stays(
 def test_the_root_folder_has_no_name_and_is_opened_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(files, "_children", lambda folder: [])
+    monkeypatch.setattr(writes, "_children", lambda folder: [])
     recover(Path("//"))
     assert files.lock_holder("/") is None
 
@@ -465,7 +469,7 @@ def test_a_folder_in_a_place_that_cannot_be_written_is_locked_inside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        files, "_hidden", lambda path, suffix: Path("/proc/none", f".{path.name}.{suffix}")
+        locking, "hidden", lambda path, suffix: Path("/proc/none", f".{path.name}.{suffix}")
     )
     path = folder_of(tmp_path / "run")
     with locked(path):
@@ -485,7 +489,7 @@ def test_a_file_system_without_locks_has_the_existence_of_a_file(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    monkeypatch.setattr(files, "_HAS_LOCKS", {})
+    monkeypatch.setattr(writes, "_HAS_LOCKS", {})
     path = tmp_path / "run"
     with locked(path):
         (pid, host, *_) = (tmp_path / ".run.lock").read_text().splitlines()
@@ -517,7 +521,7 @@ def test_the_lock_of_a_folder_that_is_replaced_is_that_of_the_new_one(tmp_path: 
             (path / "decisions").write_text("2")
         written.set()
 
-    with files._own_lock(path):
+    with held.own_lock(path):
         thread = threading.Thread(target=write)
         thread.start()
         waiting.wait()
@@ -601,7 +605,8 @@ def test_a_folder_that_is_swapped_between_check_and_write_loses_nothing(
 ) -> None:
     """The last step goes to the folder that is held, whatever has its name."""
     path = folder_of(tmp_path / "run", weights="old")
-    is_in = files._is_in
+    is_in = writes._is_in
+    remove_in = held.remove_in
 
     def swap_first(folder: int, name: str) -> bool:
         monkeypatch.undo()
@@ -611,10 +616,10 @@ def test_a_folder_that_is_swapped_between_check_and_write_loses_nothing(
     def swap_before_removal(folder: int, name: str) -> None:
         monkeypatch.undo()
         swap(path)
-        files._remove_in(folder, name)
+        remove_in(folder, name)
 
-    monkeypatch.setattr(files, "_is_in", swap_first)
-    monkeypatch.setattr(files, "_remove_in", swap_before_removal)
+    monkeypatch.setattr(writes, "_is_in", swap_first)
+    monkeypatch.setattr(held, "remove_in", swap_before_removal)
     with refused(FolderMoved), locked(path):
         operation(path / "weights", "new")
     assert (path / "weights").read_text() == "of another"
@@ -625,14 +630,14 @@ def test_a_folder_that_takes_the_name_before_it_is_replaced_is_put_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
 ) -> None:
     path = folder_of(tmp_path / "run", weights="old")
-    exchange_names = files._exchange_names
+    exchange_names = writes._exchange_names
 
     def swap_first(fresh: Path, name: Path) -> bool:
-        monkeypatch.setattr(files, "_exchange_names", exchange_names)
+        monkeypatch.setattr(writes, "_exchange_names", exchange_names)
         swap(path)
         return exchange_names(fresh, name) if exchange else False
 
-    monkeypatch.setattr(files, "_exchange_names", swap_first)
+    monkeypatch.setattr(writes, "_exchange_names", swap_first)
     with refused(FolderMoved), locked(path), atomic_folder(path, existing="replace") as fresh:
         (fresh / "weights").write_text("new")
     assert (path / "weights").read_text() == "of another"
@@ -710,7 +715,7 @@ def test_a_folder_that_is_mounted_twice_is_locked_once(tmp_path: Path) -> None:
         folder = os.open(path, os.O_RDONLY)
         try:
             with refused(LockedError, path="elsewhere"):
-                files._lock_inside(folder, "elsewhere")
+                held.lock_inside(folder, "elsewhere")
         finally:
             os.close(folder)
 
@@ -783,7 +788,7 @@ def test_large_files_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path.write_text("good")
     record = file_record(path)
     assert check(path, record, memory=memory) is None
-    monkeypatch.setattr(files, "file_record", None)  # a second hash would fail
+    monkeypatch.setattr(checksums, "file_record", None)  # a second hash would fail
     assert check(path, record, memory=memory) is None
     monkeypatch.undo()
     stamp = path.stat().st_mtime_ns + 10**9
@@ -821,7 +826,7 @@ def link_file(home: Path) -> None:
 @pytest.mark.parametrize("change", [change_file, change_folder, link_file])
 def test_a_power_cut_leaves_the_old_or_the_new(tmp_path, monkeypatch, change, exchange):
     if not exchange:
-        monkeypatch.setattr(files, "_exchange_names", lambda one, other: False)
+        monkeypatch.setattr(writes, "_exchange_names", lambda one, other: False)
     home = folder_of(tmp_path / "home")
     folder_of(home / "run", weights="old", decisions="kept")
     recorder = Recorder(home)
@@ -882,7 +887,7 @@ def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(tmp_path: Path
     calls = 0
     with refused(DamagedFile):
         read(path, replaced=100, fails=True)
-    assert calls == files.MAX_READS
+    assert calls == locking.MAX_READS
 
 
 def test_a_folder_that_stays_is_read_once(tmp_path: Path) -> None:

@@ -94,8 +94,8 @@ class Recorder:
                 for name in CHANGES_OF_NAMES:
                     call = self._recorded(getattr(os, name))
                     patches.enter_context(patch.object(os, name, call))
-                exchange = self._recorded(files._exchange_names)
-                patches.enter_context(patch.object(files, "_exchange_names", exchange))
+                exchange = self._recorded(files.writes._exchange_names)
+                patches.enter_context(patch.object(files.writes, "_exchange_names", exchange))
                 patches.enter_context(patch.object(os, "fsync", self._synced(os.fsync)))
                 yield
         finally:

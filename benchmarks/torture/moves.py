@@ -101,7 +101,7 @@ def run_changed(home: Path, change: str, place: int, words: list[str]) -> int:
         if event not in OPERATIONS or is_busy:
             return
         # A new folder is held just before it has its name.
-        is_held = any(held.descriptor is not None for held in files._HELD)
+        is_held = any(held.descriptor is not None for held in files.held.HELD)
         if not (is_held and (home / "run").exists()) or (
             event == "open" and not _writes(arguments)
         ):
@@ -135,7 +135,7 @@ def _check_lock(home: Path) -> None:
         return
     folder = os.open(moved, os.O_RDONLY)
     try:
-        files._lock_inside(folder, moved)
+        files.held.lock_inside(folder, moved)
     except LockedError:
         return
     finally:

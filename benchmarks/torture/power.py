@@ -173,8 +173,8 @@ def record(scenario: Scenario, home: Path) -> tuple[Recorder, set[str]]:
         copy = shutil.copytree(home, folder, dirs_exist_ok=True)
         before = scenario.outcome(Path(copy))
     recorder = Recorder(home)
-    exchange = files._exchange_names if scenario.exchange else lambda *names: False
-    with patch.object(files, "_exchange_names", exchange), recorder.recording():
+    exchange = files.writes._exchange_names if scenario.exchange else lambda *names: False
+    with patch.object(files.writes, "_exchange_names", exchange), recorder.recording():
         for words in scenario.recorded:
             run_in(home, words)
     return recorder, {before, scenario.outcome(home)}

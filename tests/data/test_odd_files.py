@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dualkg.cli.words import CommandWords
@@ -242,6 +242,8 @@ COMMENT = st.text("ab# é\0\x85", max_size=5).map(lambda text: f"#{text}")
 def test_comments_and_empty_columns_do_not_change_the_graph(
     rows: Rows, comments: list[tuple[int, str]], num_blank: int, line_end: str
 ) -> None:
+    # Without a name of a column and a line that begins otherwise, all lines are comments.
+    assume(not num_blank or any(not head.startswith("#") for head, _, _ in rows))
     content = [line + "\t" * num_blank for line in lines(rows)]
     for position, comment in comments:
         content.insert(position, comment)

@@ -88,7 +88,7 @@ def test_a_file_without_read_permission_is_an_error(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(files.os, "open", refuse)
+    monkeypatch.setattr(files.reads.os, "open", refuse)
     with pytest.raises(DataError) as caught:
         one_source(path)
     assert (
@@ -202,7 +202,7 @@ LINES = b"a\tr\tb\n" * 200_000  # 1.2 MB, which compress to a few kB
 
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "FREE_SIZE", 1 << 20)
+    monkeypatch.setattr(files.reads, "FREE_SIZE", 1 << 20)
 
 
 @pytest.mark.parametrize("name", [f"mine.tsv{kind}" for kind in archives.COMPRESSIONS])
