@@ -5,6 +5,7 @@ PyTorch.
 import atexit
 import multiprocessing
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -107,6 +108,23 @@ def run_python(code: str, *words: object, **choices: Any) -> Finished:
     """Run code to its end in a process of its own."""
     with Started(code, *words, **choices) as process:
         return process.finish()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def group_environment(count: int) -> dict[str, str]:
+    """What a launcher tells all processes of a group on this machine; each needs its RANK, too."""
+    return {
+        "WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
 
 
 def until(condition: Callable[[], object], *, seconds: float = LIMIT) -> None:

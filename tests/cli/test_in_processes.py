@@ -2,32 +2,19 @@
 
 import json
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dualkg as kg
-from tests.processes import COMMAND, Finished, Started
+from tests.processes import COMMAND, Finished, Started, group_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def in_two_processes(*words: object, cwd: Path) -> tuple[Finished, Finished]:
-    group = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    group = group_environment(2)
     with (
         Started(COMMAND, *words, cwd=cwd, environment=group | {"RANK": "0"}) as first,
         Started(COMMAND, *words, cwd=cwd, environment=group | {"RANK": "1"}) as second,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dualkg.errors import DualkgError, RequestError
 from dualkg.tables import Processes
 from dualkg.tables.barrier import Barrier, OtherProcessFailed, Pace, ProcessSilent
-from tests.processes import FORKS, Started
+from tests.processes import FORKS, Started, group_environment
 from tests.raising import check_error, refused
 
 QUICK = Pace(beat=0.05, silence=1.0, arrival=1.0, farewell=5.0)
@@ -189,19 +189,8 @@ except DualkgError as error:
 
 def test_others_end_when_process_0_is_killed_while_it_reads() -> None:
     """The store ends with process 0 where no launcher has it, as torchrun has."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
-    members = []
-    for index in range(2):
-        variables = {
-            "RANK": str(index),
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        members.append(Started(CODE, environment=variables))
+    environment = group_environment(2)
+    members = [Started(CODE, environment=environment | {"RANK": str(index)}) for index in range(2)]
     with members[0] as first, members[1] as second:
         assert second.stdout.readline() == "joined\n"
         assert first.stdout.readline() == "joined\n"

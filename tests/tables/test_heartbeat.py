@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch.distributed as dist
 
 from dualkg.errors import DualkgError
 from dualkg.tables.barrier import Pace, ProcessSilent
 from dualkg.tables.heartbeat import Heartbeat, ProcessFailed
-from tests.processes import until
+from tests.processes import LIMIT, Started, group_environment, until
 from tests.raising import check_error
 
 QUICK = Pace(beat=0.02, silence=0.5, farewell=0.2)
@@ -38,6 +39,7 @@ def beating(count: int) -> Iterator[tuple[list[Heartbeat], list[Ended]]]:
     ]
     for heart in hearts:
         heart.start()
+    until(lambda: all(heart._store.check([f"host/{heart.index}"]) for heart in hearts))
     try:
         yield hearts, ends
     finally:
@@ -102,6 +104,69 @@ def test_a_store_that_does_not_answer_is_that_of_process_0() -> None:
         hearts[1]._store = type("Gone", (), {"add": unreachable, "set": unreachable})()
         until(ends[1].happened.is_set)
         check_error(ends[1].errors[0], ProcessSilent, index=0, host="host-0")
+
+
+class SilentStore(dist.Store):  # type: ignore[misc]
+    """The store of a process that has died: whoever wants to connect tries again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gives_up = threading.Event()
+
+    def clone(self) -> dist.Store:
+        self.gives_up.wait(LIMIT)
+        raise RuntimeError("no connection")
+
+
+def test_a_store_that_was_never_reached_is_that_of_process_0() -> None:
+    """Also while the connection is tried, and after it has failed."""
+    for gives_up in (False, True):
+        end = Ended()
+        store = SilentStore()
+        if gives_up:
+            store.gives_up.set()
+        heart = Heartbeat(store, 1, 2, pace=QUICK, host="host-1", end=end)
+        heart.start()
+        until(end.happened.is_set)
+        check_error(end.errors[0], ProcessSilent, index=0, host="an unknown host", seconds=0.5)
+        store.gives_up.set()
+
+
+WAITS_FOR_A_DEATH = """
+import os
+import torch
+import torch.distributed as dist
+from dualkg.cli import main
+
+join = dist.init_process_group
+
+def join_and_wait(*arguments, **choices):
+    join(*arguments, **choices)
+    if os.environ["RANK"] == "0":
+        os.kill(os.getpid(), 9)
+    # The connection to process 0 is closed when it has died.
+    try:
+        dist.recv(torch.zeros(1), 0)
+    except RuntimeError:
+        pass
+
+dist.init_process_group = join_and_wait
+main()
+"""
+
+
+def test_the_death_of_process_0_right_after_the_meeting_is_noticed(tmp_path: Path) -> None:
+    """Not after the ten minutes in which a new connection to its store is tried."""
+    environment = group_environment(2)
+    words = ("train", "world", "--out", tmp_path / "run")
+    with (
+        Started(WAITS_FOR_A_DEATH, *words, environment=environment | {"RANK": "0"}),
+        Started(WAITS_FOR_A_DEATH, *words, environment=environment | {"RANK": "1"}) as second,
+    ):
+        ended = second.finish()
+    assert ended.code == 1, ended.err
+    assert "Process 1 of 2 has lost the others" in ended.err
+    assert "Traceback" not in ended.err
 
 
 def test_time_in_which_a_process_is_stopped_does_not_count() -> None:

@@ -28,7 +28,7 @@ from dualkg.training.agreement import (
 )
 from dualkg.training.distributed import train_in_processes
 from dualkg.training.recipe import Recipe
-from tests.processes import COMMAND, Finished, Started
+from tests.processes import COMMAND, Finished, Started, group_environment
 from tests.raising import refused
 from tests.training.test_distributed import RECIPE, graph_of, in_processes
 
@@ -165,20 +165,10 @@ def run_together(
     words: Sequence[Sequence[object]], *, folders: Sequence[Path], **environment: str
 ) -> list[Finished]:
     """The command in processes that meet at a free port, each with its own words and folder."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    group = group_environment(len(words))
     started = []
     for index, (own, folder) in enumerate(zip(words, folders, strict=True)):
-        variables = {
-            "RANK": str(index),
-            "WORLD_SIZE": str(len(words)),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            **environment,
-        }
+        variables = {"RANK": str(index), **group, **environment}
         started.append(Started(COMMAND, *own, cwd=folder, environment=variables))
     finished = [process.finish() for process in started]
     for process in started:

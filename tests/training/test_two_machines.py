@@ -15,7 +15,7 @@ import pytest
 import dualkg as kg
 from dualkg.files import read_json
 from dualkg.training.run import RunFolder
-from tests.processes import Started, until
+from tests.processes import Started, group_environment, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -243,15 +243,7 @@ def test_a_peer_that_stops_in_the_middle_of_a_step_ends_the_others(
 ) -> None:
     recipe = write_recipe(tmp_path, epochs=100_000)
     run = tmp_path / "run"
-    port = 20_000 + os.getpid() % 10_000
-    environment = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "DUALKG_SILENCE": str(SILENCE),
-    }
+    environment = group_environment(2) | {"DUALKG_SILENCE": str(SILENCE)}
     code = "from dualkg.cli import main; main()"
     words = ("train", recipe, "--out", run)
     with (

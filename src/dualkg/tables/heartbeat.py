@@ -61,8 +61,8 @@ class Heartbeat:
         self.pace = pace or Pace()
         self.end = end
         self.watched = (index + 1) % count
-        # The main thread may wait at its own connection.
-        self._store = PrefixStore("dualkg heartbeat", store.clone())  # type: ignore[attr-defined]
+        self._met_at = store
+        self._store = PrefixStore("dualkg heartbeat", store)
         self._hosts: dict[int, str] = {}  # of the processes that an error may name
         self._is_over = threading.Event()
         self._quiet = 0.0  # seconds since a sign of the watched process
@@ -81,6 +81,12 @@ class Heartbeat:
     def stop(self, *, failed: bool = False) -> None:
         """Leave, which the others may do later; if this process has failed, they have to soon."""
         self._is_over.set()
+        # The store may not answer.
+        leaving = threading.Thread(target=self._leave, args=(failed,), daemon=True)
+        leaving.start()
+        leaving.join(self.pace.farewell)
+
+    def _leave(self, failed: bool) -> None:
         with suppress(RuntimeError):  # the store is gone
             if failed:
                 self._store.compare_set("failed", "", str(self.index))
@@ -98,6 +104,14 @@ class Heartbeat:
 
     def _beat(self) -> None:
         """Send signs, and look for those of the watched process; the store may not answer."""
+        # The main thread may wait at its own connection. To make another one takes minutes if
+        # process 0 has died, in which the watch goes on.
+        try:
+            connection = self._met_at.clone()  # type: ignore[attr-defined]
+        except RuntimeError:
+            self._is_over.wait()
+            return
+        self._store = PrefixStore("dualkg heartbeat", connection)
         num_signs = -1
         with suppress(RuntimeError):
             self._store.set(f"host/{self.index}", self.host)

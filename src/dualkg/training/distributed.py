@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from dualkg.data.graph import Graph
 from dualkg.errors import (
@@ -195,11 +196,13 @@ def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
     if count == 1:
         yield Processes(0, 1, choose_device(device))
         return
-    group, heartbeat = _join_group(int(os.environ["RANK"]), count, device)
+    pace = pace_of_environment()
+    group, store = _join_group(int(os.environ["RANK"]), count, device)
+    heartbeat = Heartbeat(store, group.index, group.count, pace=pace)
     heartbeat.start()
     has_failed = True
     try:
-        yield group
+        yield replace(group, barrier=Barrier(store, group.index, group.count))
         has_failed = False
     except (InterruptedRunError, DivergedError, FolderMoved) as error:
         # All processes raise it at once, and the first reports it.
@@ -220,8 +223,8 @@ def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
 
 def _join_group(
     index: int, count: int, device: str | torch.device | None
-) -> tuple[Processes, Heartbeat]:
-    pace = pace_of_environment()
+) -> tuple[Processes, Store]:
+    """This process in the group of all, which have met at the store."""
     # A collective of NCCL that fails ends the process, also where this was not set.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
     chosen = choose_device(device)
@@ -243,8 +246,6 @@ def _join_group(
         dist.init_process_group(
             backend, store=store, rank=index, world_size=count, timeout=MEETING_TIME
         )
-        barrier = Barrier(store, index, count)
-        heartbeat = Heartbeat(store, index, count, pace=pace)
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise ProcessesDidNotMeet(index, count, address=address, reason=_reason(error)) from None
@@ -253,10 +254,9 @@ def _join_group(
         count,
         chosen,
         capturable=not shares_gpu,
-        barrier=barrier,
         num_sharing=num_sharing,
     )
-    return group, heartbeat
+    return group, store
 
 
 def pace_of_environment() -> Pace:
