@@ -18,8 +18,9 @@ import dualkg as kg
 from benchmarks.torture.mutations import expanding_parquet, with_smaller_sums
 from dualkg.data.errors import ExpandsTooMuch, UnusableData
 from dualkg.data.graph import _read_arrow, load_saved_graph, save_graph
-from dualkg.data.parquet_files import DELTA_BYTE_ARRAY, pages_of, read_parquet
+from dualkg.data.parquet_files import DELTA_BYTE_ARRAY, content_of, read_parquet
 from tests.conftest import graph_of
+from tests.processes import run_python
 from tests.raising import refused
 
 COLUMNS = ["head", "relation", "tail"]
@@ -45,6 +46,12 @@ def repeated(text: str = LONG, num_rows: int = NUM_ROWS) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(
         pa.array(np.zeros(num_rows, np.int32)), pa.array([text, "other"])
     )
+
+
+def parquet_of(columns: dict[str, Any]) -> io.BytesIO:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink, store_schema=False)
+    return sink
 
 
 def read(path: Path) -> kg.Graph:
@@ -80,13 +87,14 @@ def test_the_sizes_of_pages_are_those_that_the_file_ends_with(
         data_page_size=16,
     )
     metadata = pq.ParquetFile(sink).metadata
-    pages = pages_of(sink, metadata)
+    content = content_of(sink, metadata.schema)
+    assert content.num_rows == len(texts)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     for place in range(metadata.num_columns):
         chunks = [group.column(place) for group in groups]
         if not texts:
             continue
-        column = pages[chunks[0].path_in_schema]
+        column = content.columns[chunks[0].path_in_schema]
         assert column.num_values == sum(chunk.num_values for chunk in chunks)
         # The sizes at the end include the headers.
         largest = sum(chunk.total_uncompressed_size for chunk in chunks)
@@ -132,9 +140,9 @@ def test_texts_that_continue_each_other_are_read_in_small_blocks(write: Write) -
     columns = {"head": texts, "relation": texts, "tail": texts}
     encodings = dict.fromkeys(COLUMNS, "DELTA_BYTE_ARRAY")
     path = write(columns, use_dictionary=False, column_encoding=encodings)
-    metadata = pq.ParquetFile(path).metadata
+    schema = pq.ParquetFile(path).schema
     with path.open("rb") as stream:
-        assert DELTA_BYTE_ARRAY in pages_of(stream, metadata)["head"].encodings
+        assert DELTA_BYTE_ARRAY in content_of(stream, schema).columns["head"].encodings
     assert read(path).entities.names.to_pylist() == [LONG]
     with refused(UnusableData):
         read_parquet(path)
@@ -159,21 +167,75 @@ def test_values_of_a_fixed_length_are_counted(write: Write) -> None:
         read_parquet(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\x15", b"\x15" * 5000, b"\x1c" * 200, b"\xff" * 300])
-def test_malformed_headers_of_pages_are_refused(write: Write, content: bytes) -> None:
+def footer_of(content: bytes) -> bytes:
+    num_bytes = int.from_bytes(content[-8:-4], "little")
+    return content[-8 - num_bytes :]
+
+
+@pytest.mark.parametrize(
+    "header", [b"", b"\x15", b"\x15" * 5000, b"\x1c" * 200, b"\x19" * 5000, b"\xff" * 300]
+)
+def test_malformed_headers_of_pages_are_refused(write: Write, header: bytes) -> None:
     path = write({"head": ["a"], "relation": ["r"], "tail": ["b"]}, use_dictionary=False)
-    metadata = pq.ParquetFile(path).metadata
-    with pytest.raises(pa.ArrowInvalid, match="header of a page"):
-        pages_of(io.BytesIO(b"PAR1" + content), metadata)
+    stream = io.BytesIO(b"PAR1" + header + footer_of(path.read_bytes()))
+    with pytest.raises(pa.ArrowInvalid, match="header"):
+        content_of(stream, pq.ParquetFile(path).schema)
 
 
-@given(st.binary(max_size=200))
-def test_headers_of_any_bytes_end_in_an_error_or_in_pages(content: bytes) -> None:
+@given(st.binary(max_size=200), st.booleans())
+def test_headers_of_any_bytes_end_in_an_error_or_in_pages(content: bytes, is_footer: bool) -> None:
     sink = io.BytesIO()
     pq.write_table(pa.table({"head": ["a"]}), sink)
-    metadata = pq.ParquetFile(sink).metadata
+    schema = pq.ParquetFile(sink).schema
+    if is_footer:
+        malformed = b"PAR1" + content + len(content).to_bytes(4, "little") + b"PAR1"
+    else:
+        malformed = b"PAR1" + content + footer_of(sink.getvalue())
     with suppress(pa.ArrowInvalid):
-        pages_of(io.BytesIO(b"PAR1" + content), metadata)
+        content_of(io.BytesIO(malformed), schema)
+
+
+def test_a_list_without_end_is_refused_at_once() -> None:
+    """A list of 2^60 numbers with a point, of which the file has none."""
+    schema = pq.ParquetFile(parquet_of({"head": ["a"]})).schema
+    footer = b"\x19" + b"\xf7" + b"\xff" * 8 + b"\x0f"
+    malformed = b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+    with pytest.raises(pa.ArrowInvalid, match="incomplete"):
+        content_of(io.BytesIO(malformed), schema)
+
+
+def test_no_flipped_bit_of_the_end_of_a_file_aborts_the_process(tmp_path: Path) -> None:
+    """PyArrow's description of a column would, as for the histograms of levels."""
+    good = parquet_of({"name": ["a", "b", None], "size": [1, 2, 3]}).getvalue()
+    (tmp_path / "good.parquet").write_bytes(good)
+    ended = run_python(FLIP_ALL, tmp_path / "good.parquet")
+    assert ended.code == 0, ended.err
+    refused_flips, num_flips = map(int, ended.out.split())
+    assert num_flips == 8 * len(footer_of(good))
+    assert 0 < refused_flips < num_flips
+
+
+FLIP_ALL = """
+import sys
+from pathlib import Path
+
+from dualkg.data.graph import DAMAGE
+from dualkg.data.parquet_files import read_parquet
+
+path = Path(sys.argv[1])
+good = path.read_bytes()
+begin = len(good) - 8 - int.from_bytes(good[-8:-4], "little")
+refused = 0
+for place in range(8 * begin, 8 * len(good)):
+    damaged = bytearray(good)
+    damaged[place // 8] ^= 1 << place % 8
+    path.write_bytes(damaged)
+    try:
+        read_parquet(path)
+    except (*DAMAGE, ValueError, OSError):
+        refused += 1
+print(refused, 8 * (len(good) - begin))
+"""
 
 
 def test_entries_that_no_row_has_do_not_matter(write: Write) -> None:

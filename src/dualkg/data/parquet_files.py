@@ -2,7 +2,8 @@
 
 A few bytes can stand for very many: pages are compressed, rows repeat an entry of a dictionary, or
 a row continues the one before. PyArrow limits none of that. It does not show the headers of pages,
-and the sums at the end of a file may be wrong, so the headers are read here.
+and the sums at the end of a file may be wrong, so the headers are read here. So is the end of the
+file, which says where they are: PyArrow aborts the process if a column is described wrongly there.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,9 +19,12 @@ from dualkg.data.errors import UnusableData
 from dualkg.files import expansion_limit, open_regular
 
 MAX_HEADER = 1 << 20  # bytes
+MAX_FOOTER = 1 << 24
+MAX_PLACE = 1 << 62  # of a byte in a file
+TAIL_BYTES = 8  # the length of the footer, and PAR1
 MAX_PAGES = 200_000
 USUAL_HEADER = 1 << 12  # bytes that are read at first
-MAX_NESTED = 8  # structures inside a header
+MAX_NESTED = 16  # structures and lists inside a header or footer
 VALUE_BYTES = 8  # of a number, or of the place of a text
 # Encodings of texts by lengths, and by what each shares with the text before. PyArrow does not read
 # them as entries of a dictionary.
@@ -77,33 +81,73 @@ class ColumnPages:
         self.has_dictionary |= page.kind == DICTIONARY_PAGE
 
 
-def pages_of(stream: Any, metadata: pq.FileMetaData) -> dict[str, ColumnPages]:
-    """The pages of each column by its path; headers that cannot be read raise ArrowInvalid."""
-    columns: dict[str, ColumnPages] = {}
+@dataclass
+class FileContent:
+    """What a file expands to: its rows, and the pages of each column by its path."""
+
+    num_rows: int = 0
+    columns: dict[str, ColumnPages] = field(default_factory=dict)
+
+    def size_of(self, names: Iterable[str]) -> int:
+        """The bytes of some columns in memory, each text counted once for an entry of a
+        dictionary.
+        """
+        size = sum(self.columns[name].size for name in names)
+        return max(3 * VALUE_BYTES * self.num_rows, size)
+
+
+def content_of(stream: Any, schema: pq.ParquetSchema) -> FileContent:
+    """The rows and pages of a file; what cannot be read raises ArrowInvalid."""
+    footer = _read_footer(stream)
+    content = FileContent()
+    leaves = [schema.column(place) for place in range(len(schema))]
+    for leaf in leaves:
+        is_fixed = leaf.physical_type == "FIXED_LEN_BYTE_ARRAY"
+        width = leaf.length if is_fixed else VALUE_BYTES
+        content.columns[leaf.path] = ColumnPages(width, is_text=leaf.physical_type == "BYTE_ARRAY")
+
     num_pages = 0
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        for place in range(metadata.num_columns):
-            chunk = group.column(place)
-            if chunk.path_in_schema not in columns:
-                is_text = chunk.physical_type == "BYTE_ARRAY"
-                is_fixed = chunk.physical_type == "FIXED_LEN_BYTE_ARRAY"
-                width = metadata.schema.column(place).length if is_fixed else VALUE_BYTES
-                columns[chunk.path_in_schema] = ColumnPages(width, is_text)
-            for page in _pages(stream, chunk):
-                columns[chunk.path_in_schema].add(page)
-                num_pages += 1
-                if num_pages > MAX_PAGES:
-                    raise pa.ArrowInvalid(f"it has more than {MAX_PAGES:,} pages")
-    return columns
+    num_rows = 0
+    try:
+        for group in footer.get(4) or []:
+            num_rows += group[3]
+            chunks = group[1] or []
+            if len(chunks) != len(leaves):
+                raise pa.ArrowInvalid("a group of rows has another number of columns")
+            for leaf, chunk in zip(leaves, chunks, strict=True):
+                for page in _pages(stream, _Chunk.of(chunk[3])):
+                    content.columns[leaf.path].add(page)
+                    num_pages += 1
+                    if num_pages > MAX_PAGES:
+                        raise pa.ArrowInvalid(f"it has more than {MAX_PAGES:,} pages")
+        content.num_rows = max(footer[3], num_rows)
+    except (KeyError, TypeError, AttributeError):
+        raise pa.ArrowInvalid("the end of the file lacks the places of columns") from None
+    return content
 
 
-def _pages(stream: Any, chunk: pq.ColumnChunkMetaData) -> Iterator[_Page]:
+class _Chunk(NamedTuple):
+    """Where the pages of a column of a group of rows are, as the end of the file says."""
+
+    start: int
+    stored: int
+    num_values: int
+
+    @classmethod
+    def of(cls, fields: dict[int, Any]) -> "_Chunk":
+        start = fields[9]
+        if 0 < fields.get(11, 0) < start:  # a dictionary comes before
+            start = fields[11]
+        numbers = (start, fields[7], fields[5])
+        if not all(isinstance(number, int) and 0 <= number <= MAX_PLACE for number in numbers):
+            raise pa.ArrowInvalid("the end of the file has places that no file can have")
+        return cls(*numbers)
+
+
+def _pages(stream: Any, chunk: _Chunk) -> Iterator[_Page]:
     """The pages of a column of a row group, as many as PyArrow would read."""
-    start = chunk.data_page_offset
-    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
-        start = chunk.dictionary_page_offset
-    end = start + chunk.total_compressed_size
+    start = chunk.start
+    end = start + chunk.stored
     num_values = 0
     while start < end and num_values < chunk.num_values:
         page = _read_header(stream, start)
@@ -111,6 +155,21 @@ def _pages(stream: Any, chunk: pq.ColumnChunkMetaData) -> Iterator[_Page]:
             num_values += page.num_values
         yield page
         start = page.content + page.stored
+
+
+def _read_footer(stream: Any) -> dict[int, Any]:
+    """The end of a file, which PyArrow has opened, by the numbers of its fields."""
+    end = stream.seek(0, 2) - TAIL_BYTES
+    stream.seek(max(0, end))
+    num_bytes = int.from_bytes(stream.read(4), "little")
+    if num_bytes > min(end, MAX_FOOTER):
+        raise pa.ArrowInvalid(f"its end has {num_bytes:,} bytes, more than {MAX_FOOTER:,}")
+    stream.seek(end - num_bytes)
+    try:
+        footer, _ = _structure(stream.read(num_bytes), 0)
+    except IndexError:
+        raise pa.ArrowInvalid("the end of the file is incomplete") from None
+    return footer
 
 
 def _read_header(stream: Any, start: int) -> _Page:
@@ -135,13 +194,15 @@ def _read_header(stream: Any, start: int) -> _Page:
     num_values = about.get(1, 0)
     if not isinstance(num_values, int) or num_values < 0:
         raise pa.ArrowInvalid("the header of a page has no number of values")
+    if fields[3] > MAX_PLACE:
+        raise pa.ArrowInvalid("the header of a page has a size that no page can have")
     return _Page(fields[1], fields[2], fields[3], num_values, int(encoding or 0), start + end)
 
 
 def _structure(header: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
     """A structure of Thrift's compact protocol by the numbers of its fields, and its end."""
     if depth > MAX_NESTED:
-        raise pa.ArrowInvalid("the header of a page is nested too deeply")
+        raise pa.ArrowInvalid("a header is nested too deeply")
     fields: dict[int, Any] = {}
     number = 0
     while True:
@@ -161,24 +222,34 @@ def _structure(header: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], 
 
 
 def _value(header: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
+    """A value by its type in Thrift, and its end; numbers with a point and texts are left out."""
     if kind in (1, 2, 3):
         return header[at], at + 1
     if kind in (4, 5, 6):
         return _integer(header, at)
     if kind == 7:
+        header[at + 7]  # raises IndexError at the end
         return None, at + 8
     if kind == 8:
         num_bytes, at = _unsigned(header, at)
         return None, at + num_bytes
     if kind in (9, 10):
-        first = header[at]
-        num_items, at = (first >> 4, at + 1) if first >> 4 < 15 else _unsigned(header, at + 1)
-        for _ in range(num_items):
-            _, at = _value(header, at, first & 15, depth + 1)
-        return None, at
+        return _list(header, at, depth + 1)
     if kind == 12:
         return _structure(header, at, depth + 1)
-    raise pa.ArrowInvalid("the header of a page has a field of an unknown type")
+    raise pa.ArrowInvalid("a header has a field of an unknown type")
+
+
+def _list(header: bytes, at: int, depth: int) -> tuple[list[Any], int]:
+    if depth > MAX_NESTED:
+        raise pa.ArrowInvalid("a header is nested too deeply")
+    first = header[at]
+    num_items, at = (first >> 4, at + 1) if first >> 4 < 15 else _unsigned(header, at + 1)
+    items = []
+    for _ in range(num_items):  # each takes a byte or more, so the end of the header ends this
+        item, at = _value(header, at, first & 15, depth)
+        items.append(item)
+    return items, at
 
 
 def _integer(header: bytes, at: int) -> tuple[int, int]:
@@ -193,17 +264,10 @@ def _unsigned(header: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 127) << 7 * place
         if byte < 128:
             return value, at + place + 1
-    raise pa.ArrowInvalid("the header of a page has a number without end")
+    raise pa.ArrowInvalid("a header has a number without end")
 
 
 # -- sizes -------------------------------------------------------------------
-
-
-def expanded_size(metadata: pq.FileMetaData, columns: Iterable[ColumnPages]) -> int:
-    """The bytes of some columns in memory, each text counted once for an entry of a dictionary."""
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    num_rows = max(metadata.num_rows, sum(group.num_rows for group in groups))
-    return max(3 * VALUE_BYTES * int(num_rows), sum(column.size for column in columns))
 
 
 def read_parquet(path: Path) -> pa.Table:
@@ -216,8 +280,9 @@ def read_parquet(path: Path) -> pa.Table:
         pq.ParquetFile(stream, page_checksum_verification=True) as file,
     ):
         limit = expansion_limit(max(1, stream.seek(0, 2)))
-        columns = pages_of(stream, file.metadata)
-        _check_size(path, expanded_size(file.metadata, columns.values()), limit)
+        content = content_of(stream, file.schema)
+        columns = content.columns
+        _check_size(path, content.size_of(columns), limit)
         if any(DELTA_BYTE_ARRAY in column.encodings for column in columns.values()):
             problem = "has texts in the encoding DELTA_BYTE_ARRAY, whose size is not known"
             raise UnusableData(path, problem, advice="Write it with another encoding.")

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from dualkg.data.archives import unreadable
-from dualkg.data.parquet_files import expanded_size, pages_of
+from dualkg.data.parquet_files import content_of
 from dualkg.data.readers import TableReader, reads
 
 MAX_EXPANDED = 64 << 20  # bytes of a block of texts that cannot be read as a dictionary
@@ -34,9 +34,9 @@ class ParquetReader(TableReader):
     def _blocks(self, seekable: Any) -> Generator[pa.RecordBatch]:
         with pa.parquet.ParquetFile(seekable) as table:
             names = self.column_names(table.schema_arrow)
-            pages = pages_of(seekable, table.metadata)
-            columns = {name: pages[name] for name in names if name in pages}
-            self.data.check_size(expanded_size(table.metadata, columns.values()))
+            content = content_of(seekable, table.schema)
+            columns = {name: content.columns[name] for name in names if name in content.columns}
+            self.data.check_size(content.size_of(columns))
 
         num_rows = self.options.block_rows
         for column in columns.values():
