@@ -10,7 +10,6 @@ import dualkg as kg
 from benchmarks.torture.special_files import SPARSE_BYTES, SPECIAL, replace_by_special
 from dualkg.errors import DamagedFile, FileTooLarge, NotRegularFile
 from dualkg.files import (
-    MAX_PARTS,
     file_record,
     link_or_copy,
     locked,
@@ -19,6 +18,7 @@ from dualkg.files import (
     read_text,
     regular_file,
 )
+from dualkg.files.reads import MAX_PARTS
 from dualkg.inference.index_build import build_index, save_index
 from dualkg.training.run import RunFolder
 from tests.conftest import CommandResult, graph_of

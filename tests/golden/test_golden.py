@@ -48,11 +48,18 @@ def test_training(id: str, settings: Settings, graph: Any) -> None:
     assert record.differences(expected, computed) == []
 
 
-@pytest.mark.parametrize("form", ["plain", "compiled"])
-@pytest.mark.parametrize(
-    ("id", "settings"),
-    [pytest.param(id, settings, id=id) for id, settings in network_cases().items()],
-)
+def network_trainings() -> list[Any]:
+    """The compiled form takes ten seconds to compile: one is in the ordinary suite."""
+    parameters = []
+    for number, (id, settings) in enumerate(network_cases().items()):
+        parameters.append(pytest.param(id, settings, "plain", id=f"{id}-plain"))
+        marks = () if number == 0 else pytest.mark.slow
+        compiled = pytest.param(id, settings, "compiled", id=f"{id}-compiled", marks=marks)
+        parameters.append(compiled)
+    return parameters
+
+
+@pytest.mark.parametrize(("id", "settings", "form"), network_trainings())
 def test_path_network(id: str, settings: Settings, form: str, graph: Any) -> None:
     """Both forms agree with the record of the plain one, which is in float64 as they are."""
     if form == "compiled":

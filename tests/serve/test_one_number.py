@@ -10,7 +10,7 @@ from dualkg.inference.predictor import Predictor
 from tests.serve.conftest import HOSTILE
 
 PLAIN = [f"thing {number}" for number in range(len(HOSTILE), 40)]
-NUM_FACTS = 60
+NUM_FACTS = 15
 
 
 @pytest.fixture(scope="module")

@@ -166,7 +166,7 @@ class EntityTables(ABC):
         They are drawn in parallel, on the device of the tables.
         """
         table = torch.zeros(self.num_rows, width, device=self.device)
-        if self.initialize:
+        if self.initialize and not table.is_meta:
             for start in range(0, self.num_rows, self.block_rows):
                 block = table[start : start + self.block_rows]
                 ids = self.entities_of(slice(start, start + len(block)))
