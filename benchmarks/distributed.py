@@ -278,7 +278,7 @@ def take_steps(choices: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     from dualkg.errors import RequestError
-    from dualkg.training.distributed import processes
+    from dualkg.training.distributed import processes, time_of_step
     from dualkg.training.memory import estimate_step
 
     recipe = recipe_of_steps(choices)
@@ -297,6 +297,7 @@ def take_steps(choices: argparse.Namespace) -> None:
             figures["refused"] = str(error)
         else:
             figures["estimated_seconds"] = estimate_step(recipe, trainer.model, trainer.engine)
+            figures["told_seconds"] = group.largest(time_of_step(trainer))[0]
             figures |= _timed(trainer, choices.steps)
             if choices.checkpoint:
                 figures["checkpoint"] = _checkpoint(trainer, Path(folder) / "checkpoint")

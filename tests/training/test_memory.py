@@ -1,6 +1,7 @@
 """Memory that a run needs, predicted before it starts."""
 
 import gc
+import itertools
 import math
 import sys
 
@@ -14,11 +15,20 @@ from dualkg.data.graph import GraphShape
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS
 from dualkg.tables import Processes
 from dualkg.training import memory
-from dualkg.training.distributed import build_trainer
+from dualkg.training.costs import measure_step
+from dualkg.training.distributed import build_trainer, time_of_step
 from dualkg.training.engines import Engine
-from dualkg.training.memory import Need, Rates, measure_rates, predict, step_seconds
+from dualkg.training.memory import (
+    Need,
+    Rates,
+    estimate_step,
+    measure_rates,
+    predict,
+    step_seconds,
+)
 from dualkg.training.recipe import Recipe
 from dualkg.training.trainer import Trainer
+from dualkg.training.updates import optimizer_tensors
 from tests.conftest import graph_of
 from tests.processes import run_python
 
@@ -208,6 +218,7 @@ def test_free_memory_is_read_from_linux_and_containers(tmp_path):
 MEASURE = """
 import re, sys, torch, dualkg as kg
 from dualkg.training.trainer import Trainer
+from dualkg.training.updates import optimizer_tensors
 from dualkg.training.memory import BLOCK_ELEMENTS, predict
 from tests.conftest import graph_of
 torch.set_num_threads(1)
@@ -349,6 +360,98 @@ def test_gradients_are_timed_without_a_change() -> None:
         torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items()
     )
     assert all(table.grad is None for table in trainer.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("loss", "candidates", "rows"),
+    [({}, 10, 10), ({"loss.name": "SampledSoftmax", "loss.num_negatives": 4}, 4, 10)],
+)
+def test_the_formula_of_a_step_by_hand(loss, candidates, rows):
+    """Rates of 1 operation, and of 1 byte, a second; 3 triples, rows of 6 numbers.
+
+    Of 10 entities, 3 heads, 3 tails and 4 negatives are read.
+    """
+    model = kg.ComplEx(kg.GraphShape(10, 2), dim=3)
+    recipe = kg.Recipe().with_changes({**loss, "training.batch_size": 3})
+    engine = Engine("autograd", "float32", CPU)
+    of_products = estimate_step(recipe, model, engine, rates=Rates(1.0, math.inf))
+    assert of_products == 6 * 3 * candidates * 6
+    of_memory = estimate_step(recipe, model, engine, rates=Rates(math.inf, 1.0))
+    assert of_memory == 4 * (4 * 3 * candidates + 6 * rows * 6)
+    twice_as_fast = estimate_step(recipe, model, engine, rates=Rates(2.0, 2.0, 400.0))
+    assert twice_as_fast == (of_products + of_memory + 1.0) / 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"loss.name": "SampledSoftmax", "loss.num_negatives": 20},
+        {"optimizer.name": "Adam", "training.engine": "reference"},
+        {"model.name": "TuckER", "regularizer.name": "none", "model.options.batch_norm": True},
+    ],
+)
+def test_steps_that_are_timed_leave_no_trace(changes):
+    """Weights, optimizer and batch normalization are those of a training that was not timed."""
+    graph = kg.load_graph("world")
+    settings = {"data.graph": "world", "model.dim": 4, "training.batch_size": 3000, **changes}
+    recipe = Recipe().with_changes(settings)
+    timed, other = (Trainer.of_recipe(recipe, graph, device=CPU) for _ in range(2))
+    with timed.undoing():
+        assert measure_step(timed) > 0
+        assert different_tensors(timed, other)
+    assert not different_tensors(timed, other)
+    for trainer in (timed, other):
+        for batch in trainer.batches(0):
+            trainer.step(batch, 0.1)
+    assert not different_tensors(timed, other)
+
+
+def different_tensors(trainer: Trainer, other: Trainer) -> set[str]:
+    """The names of weights and of the state of the optimizer that differ in a bit."""
+    states = [
+        dict(each.model.state_dict()) | optimizer_tensors(each.optimizer)
+        for each in (trainer, other)
+    ]
+    in_both = states[0].keys() & states[1].keys()
+    differ = {name for name in in_both if not torch.equal(states[0][name], states[1][name])}
+    return differ | (states[0].keys() ^ states[1].keys())
+
+
+def test_the_seconds_of_a_step_are_those_of_the_clock():
+    """Each look at the clock takes 3 s: 2 looks a measurement, the last of one step."""
+    trainer = trained(graph_of([(i % 50, i % 3, (7 * i) % 50) for i in range(2000)]), 100)
+    looks = itertools.count(step=3)
+    num_steps = []
+    trainer.step = lambda batch, rate: num_steps.append(len(batch))
+    assert measure_step(trainer, clock=lambda: next(looks)) == 3.0
+    assert num_steps == [100] * 4
+    # Steps of .1 s: as many as take a second.
+    looks = itertools.count()
+    num_steps.clear()
+    assert measure_step(trainer, clock=lambda: next(looks) / 10) == pytest.approx(0.01)
+    assert len(num_steps) == 2 + 1 + 10
+
+
+def test_steps_are_only_taken_where_that_is_cheap_and_can_be_undone():
+    """Otherwise their time is that of the formula: for large tables, and a loss of one's own."""
+    graph = kg.load_graph("world")
+    group = Processes(0, 1, CPU)
+    recipe = Recipe().with_changes({"data.graph": "world", "model.dim": 4})
+    trainer = build_trainer(recipe, graph, group)
+    taken = []
+    step = trainer.step
+
+    def count(batch, rate):
+        taken.append(len(batch))
+        return step(batch, rate)
+
+    trainer.step = count
+    assert time_of_step(trainer, max_bytes=0) > 0
+    assert not taken
+    assert time_of_step(trainer) > 0
+    assert taken
+    assert trainer.step is not count  # Renewed, as it may have copies of the weights.
 
 
 def test_a_checkpoint_of_several_processes_is_part_of_the_need() -> None:

@@ -6,7 +6,9 @@ does. `measure_speed` says how much work this machine does in a second, for thos
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,9 +33,12 @@ VECTOR_PASSES = 20  # passes over the vectors of a batch: maps, penalties and th
 PATH_PASSES = {"cpu": 16.0, "cuda": 4.0}
 PATH_RANKING_PASSES = {"cpu": 4.0, "cuda": 1.5}
 RANKING_PASSES = 3  # passes over the scores of a query that is ranked
+MAX_MEASURED_BYTES = 2**31  # of tables that are made or copied only to time some steps
 SECONDS_TO_MEASURE = 1.0
 MAX_MEASURED_STEPS = 20
-WARM_UP_STEPS = 2
+# Steps in which kernels are compiled, and on a GPU a CUDA graph is captured.
+WARM_UP_STEPS = {"cpu": 2, "cuda": 5}
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -155,28 +160,29 @@ def count_query_groups(graph: Graph) -> int:
 
 def measure_speed(trainer: Trainer, work: WorkEstimate) -> float:
     """Work a second that this machine does now, by some steps of a trainer, which is used up."""
-    recipe = trainer.recipe
-    device = trainer.model.device
-    batches = trainer.batches(0)
-    learning_rate = recipe.optimizer.learning_rate
+    return work.epoch(trainer.recipe) / trainer.num_steps / measure_step(trainer)
 
-    def take(num_steps: int) -> int:
-        num_taken = 0
-        started = time.perf_counter()
-        for _, batch in zip(range(num_steps), batches, strict=False):
+
+def measure_step(trainer: Trainer, *, clock: Clock = time.perf_counter) -> float:
+    """Seconds of a step, by some steps of a trainer, which is used up.
+
+    Several processes call it together, and take the same number of steps.
+    """
+    device = trainer.model.device
+    learning_rate = trainer.recipe.optimizer.learning_rate
+    batches = itertools.chain.from_iterable(map(trainer.batches, itertools.count()))
+
+    def seconds_of(num_steps: int) -> float:
+        started = clock()
+        for batch in itertools.islice(batches, num_steps):
             trainer.step(batch, learning_rate)
-            num_taken += 1
-            if time.perf_counter() - started > SECONDS_TO_MEASURE:
-                break
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return num_taken
+        return max(clock() - started, 1e-9)
 
-    take(WARM_UP_STEPS)
-    started = time.perf_counter()
-    num_steps = take(MAX_MEASURED_STEPS)
-    seconds = time.perf_counter() - started
-    if not num_steps:
-        return 1.0
-    work_of_step = work.epoch(recipe) / trainer.num_steps
-    return work_of_step * num_steps / max(seconds, 1e-6)
+    with trainer.computing():
+        seconds_of(WARM_UP_STEPS[device.type])
+        (longest,) = trainer.group.largest(seconds_of(1))
+        num_steps = int(SECONDS_TO_MEASURE / longest)
+        num_steps = max(1, min(num_steps, MAX_MEASURED_STEPS))
+        return seconds_of(num_steps) / num_steps

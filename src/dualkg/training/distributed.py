@@ -79,8 +79,14 @@ from dualkg.training.checkpoint import (
     load_weights,
     save_tensors,
 )
-from dualkg.training.costs import WorkEstimate
-from dualkg.training.memory import checkpoint_copies, estimate_step, gib, measure_gradients
+from dualkg.training.costs import MAX_MEASURED_BYTES, WorkEstimate, measure_step
+from dualkg.training.memory import (
+    available_memory,
+    checkpoint_copies,
+    estimate_step,
+    gib,
+    measure_gradients,
+)
 from dualkg.training.recipe import Recipe, checksum, load_recipe
 from dualkg.training.run import RunFolder, TrainedRun
 from dualkg.training.steps import ReferenceStep
@@ -98,6 +104,7 @@ MAX_REASON = 300  # characters of a reason that a library gives
 RECORD_NUMBERS = 1 + 32  # the size of a file, and the bytes of its sha256
 DAMAGED_SHARD = "its size or its sha256 is not the one in latest.json"
 ENGINE = "the engine"  # which the kind of a GPU may decide
+LONGEST_MEASURED_STEP = 2.0  # seconds of a step that is not taken only to time it
 AFTER_DAMAGE = "Restore it from a copy, or train the run again."
 
 
@@ -547,6 +554,34 @@ def build_trainer(
     return Trainer(model, graph, recipe, regularizer, group=group, store=store, **shown)
 
 
+def time_of_step(trainer: Trainer, *, max_bytes: float = MAX_MEASURED_BYTES) -> float:
+    """Seconds of a step: of some that are taken and undone, or estimated where that costs much.
+
+    All processes decide the same. Copies of weights and optimizer, of `max_bytes` at most, have to
+    fit; and the classes of a user may have a state that is not undone.
+    """
+    recipe = trainer.recipe
+    model = trainer.model
+    estimated = _estimated_seconds(trainer)
+    copied = checkpoint_copies(recipe, model, 1)
+    needed = trainer.need.of(recipe.training.batch_size) + copied
+    available = available_memory(model.device, num_sharing=trainer.group.num_sharing)
+    is_cheap = copied <= max_bytes and needed <= available
+    is_cheap = is_cheap and estimated <= LONGEST_MEASURED_STEP
+    if trainer.group.any(not is_cheap or bool(recipe.own_classes)):
+        return max(estimated, _gradient_seconds(trainer))
+    with trainer.undoing():
+        return measure_step(trainer)
+
+
+def _estimated_seconds(trainer: Trainer) -> float:
+    """Seconds of a step by a formula, with measured rates of the device where there are any."""
+    if isinstance(trainer.model, PathNetwork):
+        work = WorkEstimate.of(trainer.graph, trainer.model.device).epoch(trainer.recipe)
+        return work / trainer.num_steps / trainer.group.count
+    return estimate_step(trainer.recipe, trainer.model, trainer.engine)
+
+
 def _gradient_seconds(trainer: Trainer) -> float:
     """The measured time of the gradients of a batch; 0 if computing them may change a training.
 
@@ -563,18 +598,12 @@ def _gradient_seconds(trainer: Trainer) -> float:
 def expectation(trainer: Trainer) -> str:
     """What a process will need, as a sentence: the most of all processes.
 
-    Time is estimated, and memory bounded.
+    Time is measured or estimated, and memory bounded.
     """
     recipe = trainer.recipe
     tables = trainer.model.tables
     batch_size = trainer.num_own_examples(len(trainer.examples))
-    if isinstance(trainer.model, PathNetwork):
-        work = WorkEstimate.of(trainer.graph, trainer.model.device).epoch(recipe)
-        own_seconds = work / trainer.num_steps / trainer.group.count
-    else:
-        own_seconds = estimate_step(recipe, trainer.model, trainer.engine)
-        own_seconds = max(own_seconds, _gradient_seconds(trainer))
-    seconds, memory = trainer.group.largest(own_seconds, trainer.need.of(batch_size))
+    seconds, memory = trainer.group.largest(time_of_step(trainer), trainer.need.of(batch_size))
     epochs_left = recipe.training.epochs - trainer.progress.epoch
     total = timedelta(seconds=math.ceil(epochs_left * trainer.num_steps * seconds))
     num_rows = -(-tables.num_entities // tables.num_holders)

@@ -425,8 +425,13 @@ def measure_rates(
     return Rates(operations / of_product, 2 * numbers.nbytes / of_copy, 1 / of_call)
 
 
-def estimate_step(recipe: Recipe, model: Model, engine: Engine) -> float:
-    """Seconds of a step on this process, with the all-reduces by which several communicate."""
+def estimate_step(
+    recipe: Recipe, model: Model, engine: Engine, *, rates: Rates | None = None
+) -> float:
+    """Seconds of a step on this process, with the all-reduces by which several communicate.
+
+    Without `rates`, they are measured. Nothing is trained.
+    """
     entities = model.embedding.entities
     tables = model.tables
     batch_size = recipe.training.batch_size
@@ -439,7 +444,8 @@ def estimate_step(recipe: Recipe, model: Model, engine: Engine) -> float:
     if sampled_rows is not None:
         rows = math.ceil(sampled_rows / tables.num_holders)
         candidates = math.ceil(getattr(recipe.loss, "num_negatives", 0) / tables.num_holders)
-    rates = measure_rates(model.device, score_type, batch_size=batch_size, width=width)
+    if rates is None:
+        rates = measure_rates(model.device, score_type, batch_size=batch_size, width=width)
     if engine.step in ("captured", "kernels"):
         # In a CUDA graph, the host does not start each operation.
         rates = rates._replace(calls=CAPTURED_CALLS * rates.calls)

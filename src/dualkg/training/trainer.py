@@ -387,12 +387,9 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the end; the model then has the final weights."""
-        device = self.model.device
-        precision = matmul_precision(self.recipe.training.precision)
-        on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         self._started_at = self.warm_up.clock()
         self._num_steps_before = self._num_steps_taken
-        with self.stop.listening(), flush_denormals(), on_device, precision:
+        with self.stop.listening(), self.computing():
             try:
                 while self._goes_on:
                     self._run_epoch()
@@ -407,6 +404,38 @@ class Trainer:
         if self.checkpoint_path:
             # The evaluation after training may be interrupted, too.
             self.save(self.checkpoint_path, when="end")
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Take steps in the precision of the recipe, on the device of the model."""
+        device = self.model.device
+        on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        with flush_denormals(), on_device, matmul_precision(self.recipe.training.precision):
+            yield
+
+    @contextmanager
+    def undoing(self) -> Iterator[None]:
+        """Undo the steps that are taken in the block: weights and optimizer are copied before.
+
+        The classes of a user may have more state than these.
+        """
+        weights = self._copy_of_weights()
+        state = {
+            name: value.detach().clone()
+            for name, value in optimizer_tensors(self.optimizer).items()
+        }
+        try:
+            yield
+        finally:
+            self.model.tables.complete_updates()
+            self.weights.load_state_dict(weights)
+            restore_optimizer(self.optimizer, state)
+            self._renew_step()
+
+    def _renew_step(self) -> None:
+        """A step for weights that were loaded. Two steps might not fit in memory."""
+        del self.step
+        self.step = self._step()
 
     @property
     def _goes_on(self) -> bool:
@@ -686,9 +715,7 @@ class Trainer:
                 reason = f"its optimizer does not fit the model ({error})"
                 raise DamagedFile(path, reason) from None
         self.progress = progress
-        # Two steps might not fit in memory.
-        del self.step
-        self.step = self._step()
+        self._renew_step()
         self.best = self._on_device(groups.get("best", {}))
         self.mean = self._on_device(groups.get("mean", {}))
 

@@ -9,7 +9,7 @@ import torch
 
 from dualkg.data.graph import Graph
 from dualkg.logs import describe_seconds
-from dualkg.training.costs import WorkEstimate, measure_speed
+from dualkg.training.costs import MAX_MEASURED_BYTES, WorkEstimate, measure_speed
 from dualkg.training.memory import gib
 from dualkg.training.recipe import Recipe
 from dualkg.training.trainer import Trainer
@@ -17,7 +17,6 @@ from dualkg.tuning.automatic import AutomaticTuner
 
 # The part of its budget that a search usually spends.
 SPENT_SHARE = 0.9
-MAX_MEASURED_BYTES = 2**31
 NAMES = {
     "regularizer.weight": "λ",
     "loss.relation_weight": "relation weight",
