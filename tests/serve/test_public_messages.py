@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dualkg.errors import DamagedFile, InvalidValue, Unsupported
-from dualkg.inference.decisions import DecisionsNotStored, _without_formula
+from dualkg.inference.decisions import DecisionsNotStored, without_formula
 from dualkg.serve.app import application
 from dualkg.serve.errors import public_message
 from dualkg.serve.middleware import RequestMiddleware
@@ -100,17 +100,17 @@ def test_a_request_with_two_lengths_is_refused_and_closed(address):
     ],
 )
 def test_formulas_behind_characters_that_are_not_seen_are_guarded(cell):
-    assert _without_formula(cell) == f"'{cell}"
+    assert without_formula(cell) == f"'{cell}"
 
 
 @pytest.mark.parametrize("cell", ["France", "", "a=1", "é", " a", "日本", "'a", "5"])
 def test_other_cells_are_as_they_were(cell):
-    assert _without_formula(cell) == cell
+    assert without_formula(cell) == cell
 
 
 def test_a_cell_that_looks_guarded_is_guarded_itself():
     """Otherwise the reader, which takes one guard off, would change the name."""
-    assert _without_formula("'=1") == "''=1"
+    assert without_formula("'=1") == "''=1"
 
 
 def test_a_request_that_is_cancelled_gets_503(served):

@@ -300,7 +300,7 @@ def _parse_table(text: str, *, is_csv: bool) -> list[dict[str, str]]:
 
 def _unguarded(cell: str) -> str:
     rest = cell[1:]
-    return rest if cell.startswith("'") and _without_formula(rest) == cell else cell
+    return rest if cell.startswith("'") and without_formula(rest) == cell else cell
 
 
 def as_tsv(decisions: Iterable[Decision]) -> str:
@@ -326,11 +326,11 @@ def as_csv(decisions: Iterable[Decision]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, quoting=csv.QUOTE_ALL)
     for cells in _rows(decisions):
-        writer.writerow([_without_formula(cell) for cell in cells])
+        writer.writerow([without_formula(cell) for cell in cells])
     return out.getvalue()
 
 
-def _without_formula(cell: str) -> str:
+def without_formula(cell: str) -> str:
     """A cell that no spreadsheet takes for a formula.
 
     Some skip characters that are not seen before the first, and read wide or small ones as ASCII.
@@ -339,7 +339,7 @@ def _without_formula(cell: str) -> str:
     is_formula = normalize("NFKC", seen)[:1] in FORMULA if seen else False
     has_control = category(cell[:1] or "x").startswith("C")
     # A name that looks guarded gets a guard of its own, so that it is read back as it is.
-    is_ambiguous = cell.startswith("'") and _without_formula(cell[1:]) == cell
+    is_ambiguous = cell.startswith("'") and without_formula(cell[1:]) == cell
     return f"'{cell}" if is_formula or has_control or is_ambiguous else cell
 
 

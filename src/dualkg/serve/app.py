@@ -1,5 +1,6 @@
 """The ASGI application: routes, middleware around them, and the page of all API routes."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import metadata
@@ -15,6 +16,7 @@ from dualkg.errors import DualkgError
 from dualkg.serve import (
     best_facts,
     decisions,
+    downloads,
     entities,
     facts,
     likely,
@@ -26,6 +28,7 @@ from dualkg.serve import (
     start,
 )
 from dualkg.serve.limits import Limits
+from dualkg.serve.reference import Operation, example_addresses, operations
 from dualkg.serve.replies import error_reply
 from dualkg.serve.service import Context, ServedRuns, Service
 from dualkg.serve.templating import error_response, page, page_router
@@ -39,6 +42,7 @@ ROUTERS = (
     facts.routes,
     decisions.routes,
     runs.routes,
+    downloads.routes,
     queries.pages,
     entities.pages,
     facts.pages,
@@ -51,8 +55,6 @@ ROUTERS = (
     start.pages,
     pages,
 )
-# The page of all API routes has no script.
-POLICY = "default-src 'none'; style-src 'self'; base-uri 'none'; frame-ancestors 'none'"
 
 
 def application(
@@ -71,7 +73,12 @@ def application(
     """
     limits = limits or Limits()
     service = Service(
-        served, limits=limits, log=log, read_only=read_only, micro_batching=micro_batching
+        served,
+        limits=limits,
+        log=log,
+        read_only=read_only,
+        micro_batching=micro_batching,
+        needs_token=token is not None,
     )
 
     @asynccontextmanager
@@ -137,6 +144,11 @@ async def openapi(context: Context) -> Response:
 
 @pages.get("/docs")
 async def reference_page(context: Context) -> Response:
-    response = page(context, "reference.html", api=context.request.app.openapi())
-    response.headers["Content-Security-Policy"] = POLICY
-    return response
+    """All API routes by topic, each with an example on the default run."""
+    app = context.request.app
+    api = json.loads(description(app))
+    topics: dict[str, list[Operation]] = {}
+    for operation in operations(api):
+        topics.setdefault(operation.topic, []).append(operation)
+    examples = await example_addresses(context)
+    return page(context, "reference.html", json="/openapi.json", topics=topics, examples=examples)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
+from urllib.parse import quote
 
 import numpy as np
 from fastapi import Query, Response
@@ -12,6 +13,7 @@ from fastapi.responses import JSONResponse
 from dualkg.data.roles import End
 from dualkg.inference.predictor import known_facts, predicted_facts
 from dualkg.logs import describe_time_left
+from dualkg.serve.downloads import Table, item_row, table, triple_row
 from dualkg.serve.errors import UnknownNameError
 from dualkg.serve.limits import MAX_MATCHES, MAX_NAME_LENGTH
 from dualkg.serve.queries import EntityName, page_query, query_results
@@ -25,6 +27,8 @@ from dualkg.serve.schemas import (
     ScoredItem,
 )
 from dualkg.serve.service import Context, RequestContext, ServedRun
+from dualkg.serve.snippets import Query as CopiedQuery
+from dualkg.serve.snippets import snippets
 from dualkg.serve.templating import (
     api_router,
     links,
@@ -39,6 +43,7 @@ from dualkg.serve.templating import (
 routes = api_router("entities")
 pages = page_router()
 MAX_KNOWN = 500
+MAX_EXPORTED = 1_000_000  # known facts of one entity in a file
 NUM_PREDICTED = 20
 NUM_SIMILAR = 10
 MAP_PREDICTIONS = 200
@@ -213,7 +218,51 @@ async def entity_page(context: Context, name: EntityName) -> Response:
         groups=groups,
         sides=[fitting(inward, MAX_ROWS), fitting(outward, MAX_ROWS)],
         tree=fitting(groups, 2 * MAX_ROWS),
+        copies=snippets(context, _copied(details.entity.name)),
     )
+
+
+def _copied(name: str) -> CopiedQuery:
+    """The facts of an entity as a query of the API, in Python and as a command."""
+    path = f"/api/entity/{quote(name, safe='')}"
+    python = (
+        "import dualkg as kg\n"
+        "from dualkg.inference.predictor import known_facts, predicted_facts\n\n"
+        "predictor = kg.load_run(RUN).predictor()\n"
+        f"entity = predictor.graph.entities.id({name!r})\n"
+        "known, number = known_facts(predictor, entity, limit=500)\n"
+        f"predicted = predicted_facts(predictor, entity, k={NUM_PREDICTED})"
+    )
+    return CopiedQuery(path, {}, command="serve", options={"get": path}, python=python)
+
+
+@table("known-facts")
+async def known_facts_table(context: Context, name: EntityName) -> Table:
+    """All known facts of an entity."""
+    run = context.run
+    id = await context.id(name)
+    known, _ = await context.in_thread(lambda: known_facts(run.predictor, id, limit=MAX_EXPORTED))
+    facts = (LabelledFact.of(run.graph, **vars(fact)) for fact in known)
+    return Table(run.name, [{**triple_row(fact), "split": fact.split} for fact in facts])
+
+
+@table("predicted-facts")
+async def predicted_facts_table(context: Context, name: EntityName) -> Table:
+    """The predicted facts of an entity, and those that were decided on."""
+    details = await entity(context, name)
+    rows = []
+    for fact in [*details.predicted, *details.accepted, *details.rejected]:
+        row = triple_row(fact) | {"verdict": fact.verdict, "probability": fact.probability}
+        row |= {"answer_probability": fact.answer_probability}
+        rows.append(row | {"head_type": fact.head_type, "tail_type": fact.tail_type})
+    return Table(details.run, rows)
+
+
+@table("similar-entities")
+async def similar_table(context: Context, name: EntityName) -> Table:
+    details = await entity(context, name)
+    rows = [{**item_row(item, "entity"), "cosine": item.score} for item in details.similar]
+    return Table(details.run, rows)
 
 
 @dataclass(frozen=True)

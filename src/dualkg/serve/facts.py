@@ -17,10 +17,13 @@ from dualkg.inference.completion import Completion
 from dualkg.inference.decisions import Triple
 from dualkg.serve import schemas
 from dualkg.serve.decisions import decisions
+from dualkg.serve.downloads import Table, table, triple_row
 from dualkg.serve.errors import CompletionRunning, TimeLimitExceeded, public_message
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_NEW_TRIPLES
 from dualkg.serve.schemas import CompletionLine
 from dualkg.serve.service import Context, RequestContext, ServedRun
+from dualkg.serve.snippets import Query as CopiedQuery
+from dualkg.serve.snippets import call_arguments, snippets
 from dualkg.serve.templating import api_router, fill, page, page_router, page_url, relation_text
 
 routes = api_router("completion")
@@ -32,7 +35,11 @@ LINES_AT_ONCE = 20
 PAUSE = 0.001
 LENGTHS = (50, 100, 500, 2000)  # triples that a page may list
 DEFAULT_LENGTH = 100
-Names = Annotated[list[Annotated[str, Query(max_length=MAX_NAME_LENGTH)]], Query(max_length=100)]
+Name = Annotated[str, Query(max_length=MAX_NAME_LENGTH)]
+Relations = Annotated[
+    list[Name], Query(max_length=100, description="Only these relations; repeatable.")
+]
+Heads = Annotated[list[Name], Query(max_length=100, description="Only these heads; repeatable.")]
 
 
 class _ReaderGone(Exception):
@@ -42,8 +49,8 @@ class _ReaderGone(Exception):
 async def completion_options(
     context: Context,
     top: Annotated[int, Query(ge=1, le=MAX_NEW_TRIPLES, description="Number of triples.")] = 100,
-    relation: Names = [],  # noqa: B006
-    head: Names = [],  # noqa: B006
+    relation: Relations = [],  # noqa: B006
+    head: Heads = [],  # noqa: B006
     min_probability: Annotated[
         float, Query(ge=0, le=1, description="Only triples at least this probable.")
     ] = 0.0,
@@ -325,6 +332,47 @@ async def new_facts(context: Context, options: Options, show: Show = "all") -> s
     return schemas.NewFacts(run=context.run.name, facts=facts)
 
 
+@table("new-facts")
+async def facts_table(context: Context, options: Options, show: Show = "all") -> Table:
+    """The list of the page."""
+    listed = await new_facts(context, options, show)
+    rows = []
+    for rank, fact in enumerate(listed.facts, start=1):
+        row = {"rank": rank, **triple_row(fact), "probability": fact.probability}
+        row |= {"answer_probability": fact.answer_probability}
+        row |= {"head_type": fact.head_type, "tail_type": fact.tail_type}
+        rows.append({**row, "verdict": fact.verdict})
+    return Table(listed.run, rows)
+
+
+def _copied(relation: str, min_probability: float, top: int, types: bool) -> CopiedQuery:
+    """The list as a query of the API, in Python and as a command."""
+    least = min_probability or None
+    arguments = call_arguments(
+        top=top,
+        relations=[relation] if relation else None,
+        min_probability=least,
+        types=types or None,
+    )
+    return CopiedQuery(
+        path="/api/complete",
+        parameters={
+            "relation": relation or None,
+            "min_probability": least,
+            "top": top,
+            "types": types,
+        },
+        command="complete",
+        options={
+            "relation": relation or None,
+            "min_probability": least,
+            "top": top,
+            "types": types,
+        },
+        python=f"import dualkg as kg\n\nkg.complete(RUN, {arguments})",
+    )
+
+
 @pages.get("/facts")
 async def facts_page(
     context: Context,
@@ -362,6 +410,7 @@ async def facts_page(
         params=params,
         lengths=sorted({*LENGTHS, top}),
         decisions=await decisions(context),
+        copies=snippets(context, _copied(relation, min_probability, top, types)),
     )
 
 

@@ -35,7 +35,13 @@ Check = Callable[[Scope, Headers], ErrorReply | None]
 # A name, an IPv4 address or an IPv6 address in brackets; then perhaps a port.
 HOST = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[0-9a-zA-Z.-]+))(?::\d{0,5})?", re.ASCII)
 # Addresses that stream a completion, or wait for one.
-COMPLETIONS = ("/api/complete", "/facts/rows", "/facts.json")
+COMPLETIONS = (
+    "/api/complete",
+    "/facts/rows",
+    "/facts.json",
+    "/table/new-facts.csv",
+    "/table/new-facts.json",
+)
 MAX_LOGGED_PATH = 500  # characters
 MAX_LOGGED_ERROR = 2000
 LARGE_BODY = 4096  # bytes

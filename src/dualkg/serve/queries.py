@@ -18,6 +18,7 @@ from dualkg.inference.prediction_sets import PredictionSet
 from dualkg.inference.predictor import Prediction, QueryType, known_facts
 from dualkg.serve import schemas
 from dualkg.serve.direct import DirectRoute
+from dualkg.serve.downloads import Table, item_row, table, triple_row
 from dualkg.serve.errors import IncompleteQuery
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_PREDICTIONS
 from dualkg.serve.replies import RESPONSES, error_reply
@@ -33,6 +34,8 @@ from dualkg.serve.schemas import (
     Triples,
 )
 from dualkg.serve.service import LARGE_REQUEST, Context, RequestContext
+from dualkg.serve.snippets import Query as CopiedQuery
+from dualkg.serve.snippets import predictor_call, snippets
 from dualkg.serve.templating import api_router, links, page, page_router, page_url
 
 
@@ -306,7 +309,49 @@ async def explanation_page(
         )
 
     json = page_url(context, "/explain.json", head=head, relation=relation, tail=tail)
-    return page(context, "explanation.html", json=json, explanation=explanation, triple=with_labels)
+    named = explanation.triple
+    given = {"head": named.head, "relation": named.relation, "tail": named.tail}
+    copied = CopiedQuery(
+        path="/api/explain",
+        parameters=given,
+        command="explain",
+        options=given,
+        python=predictor_call("explain", *given.values()),
+    )
+    return page(
+        context,
+        "explanation.html",
+        json=json,
+        explanation=explanation,
+        triple=with_labels,
+        copies=snippets(context, copied),
+        params=given,
+    )
+
+
+@table("explanation")
+async def explanation_table(context: Context, head: Head, relation: Relation, tail: Tail) -> Table:
+    """Supporting triples and those of similar entities, and the edges of paths."""
+    explanation = await explain(context, head, relation, tail)
+    rows = []
+    for support in explanation.supporting_triples or []:
+        row = _named_row("supporting triple", support.triple)
+        rows.append({**row, "score_drop": support.score_drop})
+    for similar in explanation.similar_entities or []:
+        row = _named_row("similar entity", similar.triple)
+        rows.append({**row, "cosine": similar.cosine})
+    for number, path in enumerate(explanation.supporting_paths or [], start=1):
+        for edge in path.edges:
+            row = _named_row("path", edge.triple)
+            rows.append({**row, "path": number, "share_of_score": path.share})
+    for end, facts in (("head", explanation.facts_of_head), ("tail", explanation.facts_of_tail)):
+        rows += [{"kind": f"fact of the {end}", **triple_row(fact)} for fact in facts]
+    return Table(context.run.name, rows)
+
+
+def _named_row(kind: str, triple: NamedTriple) -> dict[str, Any]:
+    names = {"head": triple.head, "relation": triple.relation, "tail": triple.tail}
+    return {"kind": kind, **names}
 
 
 @dataclass(frozen=True)
@@ -373,7 +418,43 @@ async def query_page(context: RequestContext, query: PageQuery) -> Response:
         values["error"] = error
         return page(context, "query.html", status=error_reply(error).status, **values)
     json = page_url(context, "/query.json", **query.params())
-    return page(context, "query.html", json=json, **values)
+    copies = snippets(context, _copied(context, query, values["results"].query))
+    return page(context, "query.html", json=json, copies=copies, **values)
+
+
+def _copied(context: RequestContext, query: PageQuery, parts: schemas.QueryParts) -> CopiedQuery:
+    """The query of a page as it is sent to the API, and in Python and as a command."""
+    given: dict[str, str] = {part: getattr(parts, part).name for part in query.given}
+    kind = QUERY_TYPES[query.find]
+    return CopiedQuery(
+        path=f"/api/{kind}",
+        parameters={**given, "k": query.k, "known": "omit"},
+        command="predict",
+        options={**given, "top": query.k, "new": True},
+        python=predictor_call(kind, *given.values(), k=query.k, known="omit"),
+    )
+
+
+@table("answers")
+async def answers_table(context: Context, query: GivenQuery) -> Table:
+    """New predictions, then accepted, known and rejected answers."""
+    results = await query_results(context, query)
+    rows = []
+    for status, answers in (
+        ("new", results.predictions),
+        ("accepted", results.accepted),
+        ("known", results.known),
+        ("rejected", results.rejected),
+    ):
+        for answer in answers:
+            row = item_row(answer, query.find)
+            row |= {"status": status, "split": answer.split, "probability": answer.probability}
+            row |= {"answer_probability": answer.answer_probability, "score": answer.score}
+            if isinstance(answer, Answer):
+                row |= {"in_prediction_set": answer.in_prediction_set}
+                row |= {"head_type": answer.head_type, "tail_type": answer.tail_type}
+            rows.append(row)
+    return Table(context.run.name, rows)
 
 
 @pages.get("/query.json")

@@ -1,6 +1,6 @@
 """Relations: what the graph says about one, how well the model predicts it; and the page of it."""
 
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import Response
@@ -8,6 +8,7 @@ from pydantic import Field
 
 from dualkg.data.graph import SPLITS
 from dualkg.inference.relation_profile import RelationEnd, RelationProfile
+from dualkg.serve.downloads import Table, item_row, table, triple_row
 from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.schemas import (
     CountedEntity,
@@ -49,6 +50,58 @@ async def relation_page(context: Context, name: RelationName) -> Response:
         details=details,
         search_at_once=not context.run.search_takes_long(details.relation),
     )
+
+
+@table("relation-facts")
+async def facts_table(context: Context, name: RelationName) -> Table:
+    """All known facts of a relation."""
+    id = await context.id(name, "relation")
+    graph = context.run.graph
+
+    def rows() -> list[dict[str, Any]]:
+        found = []
+        for split in SPLITS:
+            triples = graph.split(split)
+            for ids in triples[triples[:, 1] == id].tolist():
+                found.append({**triple_row(Triple.of(graph, *ids)), "split": split})
+        return found
+
+    return Table(context.run.name, await context.in_thread(rows))
+
+
+@table("relation-entities")
+async def entities_table(context: Context, name: RelationName) -> Table:
+    """What the entities at both ends are in other relations, and those in most facts."""
+    details = await relation(context, name)
+    rows = []
+    for side, end in (("head", details.domain), ("tail", details.range)):
+        for role in end.roles:
+            row = {"end": side, **item_row(role.relation, "relation")}
+            rows.append({**row, "end_of_relation": role.end, "share": role.share})
+        for counted in end.common:
+            row = {"end": side, **item_row(counted, "entity")}
+            rows.append({**row, "num_triples": counted.num_triples})
+    return Table(details.run, rows)
+
+
+@table("relation-metrics")
+async def metrics_table(context: Context, name: RelationName) -> Table:
+    """The metrics on test by missing part, and those of all relations."""
+    details = await relation(context, name)
+    rows = [{"missing": side, **metrics} for side, metrics in details.metrics.items()]
+    if details.metrics_of_all:
+        rows.append({"missing": "of all relations", **details.metrics_of_all})
+    return Table(details.run, rows)
+
+
+@table("hardest-queries")
+async def hardest_table(context: Context, name: RelationName) -> Table:
+    details = await relation(context, name)
+    rows = [
+        {**triple_row(query), "missing": query.direction, "rank": query.rank}
+        for query in details.hardest
+    ]
+    return Table(details.run, rows)
 
 
 def relation_details(run: ServedRun, id: int) -> RelationPage:

@@ -21,6 +21,7 @@ from dualkg.evaluation.comparison import (
 from dualkg.evaluation.metrics import METRICS
 from dualkg.inference.calibration import load_calibration
 from dualkg.serve import schemas
+from dualkg.serve.downloads import Table, table, triple_row
 from dualkg.serve.errors import NothingToCompareWith, public_message
 from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.schemas import ComparisonResponse, DifferingQuery, RunDetails, RunPage
@@ -69,8 +70,8 @@ async def run_details(context: Context) -> RunDetails:
 @routes.get("/api/compare")
 async def compare(
     service: CurrentService,
-    a: RunName = None,
-    b: RunName = None,
+    a: Annotated[RunName, Query(description="A run; by default the first one.")] = None,
+    b: Annotated[RunName, Query(description="Another run; by default the second one.")] = None,
     most: Annotated[int, Query(ge=0, le=1000, description="Number of queries.")] = 20,
 ) -> ComparisonResponse:
     """Two runs on test: whether one is better, and the queries on which they differ most.
@@ -199,6 +200,7 @@ async def page_of_run(context: Context, other: OtherRun = None) -> Response:
         compared={name: metric.title for name, metric in METRICS.compared().items()},
         runs=list(zip(runs, RUN_CLASSES, strict=False)),
         second=second,
+        params=params,
         reports=reports if len(reports) == len(runs) else [],
         labels={item.name: item.label for run in runs for item in run.relations},
         curves={
@@ -208,6 +210,93 @@ async def page_of_run(context: Context, other: OtherRun = None) -> Response:
         reliability=reliability_diagram([checks.get("likely") or {} for checks in reliabilities]),
         settings=_settings(runs),
     )
+
+
+def _grouped_table(kind: str) -> None:
+    """Serve the metrics on test of each group of queries."""
+
+    @table(f"by-{kind}")
+    async def by_group(context: Context, other: OtherRun = None) -> Table:
+        rows = []
+        for run in (await run_page(context, other)).runs:
+            groups = (run.reports.get("test") or {}).get(f"by_{kind}") or {}
+            rows += [{"run": run.run, kind: name, **group} for name, group in groups.items()]
+        return Table(context.run.name, rows)
+
+
+for _kind in ("relation", "cardinality", "direction"):
+    _grouped_table(_kind)
+
+
+@table("metrics")
+async def metrics_table(context: Context, other: OtherRun = None) -> Table:
+    """The metrics on all splits that were ranked."""
+    rows = []
+    for run in (await run_page(context, other)).runs:
+        for split, report in run.reports.items():
+            rows.append({"run": run.run, "split": split, **report["metrics"]})
+    return Table(context.run.name, rows)
+
+
+@table("history")
+async def history_table(context: Context, other: OtherRun = None) -> Table:
+    """What was measured after each epoch."""
+    runs = (await run_page(context, other)).runs
+    rows = [{"run": run.run, **epoch} for run in runs for epoch in run.history]
+    return Table(context.run.name, rows)
+
+
+@table("differences")
+async def differences_table(context: Context, other: OtherRun = None) -> Table:
+    """The queries on which two runs differ most."""
+    comparison = (await run_page(context, other)).comparison
+    rows = []
+    for query in comparison.queries if comparison else []:
+        row = triple_row(query) | {"missing": query.direction}
+        row |= {"rank_a": query.rank_a, "rank_b": query.rank_b}
+        rows.append(row | {"difference": query.difference})
+    return Table(context.run.name, rows)
+
+
+@table("recipe")
+async def recipe_table(context: Context, other: OtherRun = None) -> Table:
+    """The recipes, key by key."""
+    runs = (await run_page(context, other)).runs
+    rows = []
+    for section, name, values, _ in _settings(runs):
+        key = f"{section}.{name}" if name else section
+        given = {run.run: value for run, value in zip(runs, values, strict=True)}
+        rows.append({"key": key, **given})
+    return Table(context.run.name, rows)
+
+
+@table("reliability")
+async def reliability_table(context: Context, other: OtherRun = None) -> Table:
+    """How often answers to test queries were true, by predicted probability."""
+    rows = []
+    for run in (await run_page(context, other)).runs:
+        bins = (run.reliability or {}).get("table") or []
+        rows += [{"run": run.run, **_flat_bin(bin)} for bin in bins]
+    return Table(context.run.name, rows)
+
+
+@table("sparsity")
+async def sparsity_table(context: Context, other: OtherRun = None) -> Table:
+    """Zeros in the entity tables, and the bytes of the tables by storage format."""
+    rows = []
+    for run in (await run_page(context, other)).runs:
+        if run.sparsity is not None:
+            formats = run.sparsity["storage"]["entity_tables"]
+            sizes = {f"{kind}_bytes": formats[kind]["bytes"] for kind in ("dense", "CSR", "CSC")}
+            rows.append({"run": run.run, "zeros": run.sparsity["share"], **sizes})
+    return Table(context.run.name, rows)
+
+
+def _flat_bin(bin: dict[str, Any]) -> dict[str, Any]:
+    """A range of probabilities whose interval is two columns."""
+    flat = {name: value for name, value in bin.items() if name != "interval"}
+    low, high = bin.get("interval") or (None, None)
+    return {**flat, "interval_low": low, "interval_high": high}
 
 
 def metric_text(value: float | None, metric: str = "mrr") -> str:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import Query, Response
 
+from dualkg.serve.downloads import Table, item_row, table
 from dualkg.serve.entities import matched_entities
 from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.schemas import Item, MatchedRelation, SearchPage
@@ -43,6 +44,15 @@ async def search(
 async def search_page(context: Context, q: Typed = "") -> Response:
     found = await search(context, q)
     return page(context, "search.html", json=page_url(context, "/search.json", q=q), found=found)
+
+
+@table("search")
+async def search_table(context: Context, q: Typed = "") -> Table:
+    found = await search(context, q)
+    rows = []
+    for kind, items in (("entity", found.entities), ("relation", found.relations)):
+        rows += [{"kind": kind, **item_row(item, "name"), "about": item.about} for item in items]
+    return Table(found.run, rows)
 
 
 def _matched_relations(run: ServedRun, q: str) -> list[MatchedRelation]:

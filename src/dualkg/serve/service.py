@@ -233,11 +233,13 @@ class Service:
         log: bool,
         read_only: bool,
         micro_batching: bool = True,
+        needs_token: bool = False,
     ) -> None:
         self.runs = runs
         self.limits = limits
         self.access_log = log
         self.read_only = read_only
+        self.needs_token = needs_token
         self.metrics = ServerMetrics({run.name: len(run.graph.entities) for run in runs})
         self.batcher = MicroBatcher(
             max_pending=limits.queued_queries,

@@ -4,6 +4,7 @@ from fastapi import Response
 
 from dualkg.evaluation.metrics import Metrics
 from dualkg.inference.calibration import load_calibration
+from dualkg.serve.downloads import Table, item_row, table
 from dualkg.serve.queries import GivenQuery, PageQuery, examples_of, query_page
 from dualkg.serve.schemas import ExampleQuery, StartPage, Triple
 from dualkg.serve.service import Context, RequestContext, ServedRun
@@ -68,6 +69,17 @@ def calibration_error(run: ServedRun) -> float | None:
     checks = load_calibration(folder.path, run.graph, identity=run.run.identity).checks
     error: float | None = checks.get("calibration", {}).get("likely", {}).get("ece")
     return error
+
+
+@table("relations")
+async def relations_table(context: Context) -> Table:
+    """All relations with the numbers of their known triples, the commonest first."""
+    run = context.run
+    ordered = sorted(run.relations, key=lambda item: -run.num_triples[item.id])
+    rows = [
+        {**item_row(item, "relation"), "num_triples": run.num_triples[item.id]} for item in ordered
+    ]
+    return Table(run.name, rows)
 
 
 async def _start_page(context: RequestContext, query: PageQuery) -> Response:

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.ext import Extension
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from dualkg import errors
 from dualkg.inference.explanation import relation_words, share_text
@@ -64,6 +64,15 @@ def message(error: errors.DualkgError) -> str:
     return public_message(error)
 
 
+def code_spans(text: str) -> Markup:
+    """A text whose parts between backticks are code."""
+    parts = [escape(part) for part in text.split("`")]
+    marked = [
+        Markup("<code>{}</code>").format(part) if n % 2 else part for n, part in enumerate(parts)
+    ]
+    return Markup("").join(marked)
+
+
 class LineBreaks(Extension):
     """Drops line breaks next to a tag, so that the layout of a template adds no space to a page."""
 
@@ -88,6 +97,7 @@ TEMPLATES.filters |= {
     "thousands": "{:,}".format,
     "decimals": decimals,
     "message": message,
+    "code_spans": code_spans,
 }
 
 
