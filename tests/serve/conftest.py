@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 import dualkg as kg
-from dualkg.inference.calibration import calibration_for
+from dualkg.inference.api import calibrate
 from dualkg.inference.predictor import Predictor, Query, QueryType
 from dualkg.serve.app import application
 from dualkg.serve.limits import Limits
@@ -67,7 +67,7 @@ def untouched_folders(tmp_path_factory) -> list[Path]:
         model = kg.ComplEx(graph.shape, dim=4)
         run = kg.train(model, graph, regularizer=kg.DURA(0.01), batch_size=64, epochs=3, seed=seed)
         run.save(folder / name)
-    calibration_for(kg.load_run(folder / "calibrated"))
+    calibrate(folder / "calibrated")
     return [folder / "calibrated", folder / "plain"]
 
 

@@ -28,6 +28,8 @@ TABLES = {
     "by-cardinality": ("", {"run", "cardinality", "mrr"}),
     "by-direction": ("", {"run", "direction", "mrr"}),
     "metrics": ("", {"run", "split", "mrr"}),
+    "likely": ("", {"of", "lower", "observed", "interval_low"}),
+    "reliability": ("", {"run", "lower", "observed", "interval_low"}),
     "history": ("", {"run", "epoch", "loss"}),
     "differences": ("", {"head", "missing", "rank_a", "rank_b"}),
     "recipe": ("", {"key", "calibrated", "plain"}),
@@ -64,6 +66,7 @@ def test_every_table_on_a_page_is_known_here(client):
         "/explain?head=thing+15&relation=likes&tail=thing+20",
         "/facts",
         "/run",
+        "/likely?head=thing+15&relation=likes&tail=thing+20",
     )
     for address in pages:
         links = re.findall(r'href="(/table/([a-z-]+)\.csv[^"]*)"', client.get(address).text)

@@ -487,3 +487,15 @@ def test_pages_of_a_path_network_explain_by_paths(run_folders):
         for address in ("/", "/entity/Twenty", "/run", "/map", "/facts"):
             client.get(address, params=QUERY).raise_for_status()
         assert "Why?" in client.get("/", params=QUERY).text
+
+
+def test_every_known_answer_has_a_figure(client, served):
+    """Those of train have no probability; a score says what the model makes of them."""
+    params = {"find": "tail", "head": "thing 30", "relation": "likes", "k": 1}
+    content = client.get("/query.json", params=params).json()
+    assert len(content["known"]) == content["num_known"] > 1
+    page = client.get("/", params=params).text
+    listed = re.search(r'<ul class="list known-answers">(.*?)</ul>', page, flags=re.DOTALL)[1]
+    items = listed.split("<li>")[1:]
+    assert len(items) == content["num_known"]
+    assert all("model: " in item or "score " in item for item in items)

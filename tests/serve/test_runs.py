@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -12,6 +13,7 @@ from fastapi import Request
 
 import dualkg as kg
 from dualkg.inference.completion import complete
+from dualkg.inference.completion.search import CompletionSettings
 from dualkg.serve import facts
 from dualkg.serve.app import application
 from dualkg.serve.errors import DuplicateRunName, NoRunsToServe
@@ -122,6 +124,32 @@ def test_other_requests_are_answered_between_the_lines_of_a_completion(served):
 
     assert asyncio.run(run()).count("triple") == 5 * facts.LINES_AT_ONCE
     assert 1 < most <= facts.LINES_AT_ONCE + 1
+
+
+def test_the_page_of_new_facts_gets_the_best_so_far(client_of, served):
+    """Each list replaces the one before."""
+    run = served.get("calibrated")
+
+    def in_blocks(*args, **options):
+        settings = CompletionSettings(max_scores=40, best_after=0.0)
+        return complete(*args, settings=settings, **options)
+
+    client = client_of(runs=ServedRuns([replace(run, complete=in_blocks)]))
+    lines = lines_of(client.get("/facts/rows", params={"top": 10, "types": False}))
+    lists = []
+    for line in lines:
+        if line["kind"] == "list":
+            lists.append((line["is_final"], []))
+        elif line["kind"] == "triple":
+            lists[-1][1].append(re.search(r'data-row="([^"]*)"', line["html"])[1])
+    *so_far, (is_final, rows) = lists
+    assert is_final
+    assert so_far
+    assert not any(last for last, _ in so_far)
+    assert all(0 < len(found) <= 10 for _, found in so_far)
+    assert len(rows) == 10
+    kinds = {line["kind"] for line in lines_of(client.get("/api/complete", params={"top": 10}))}
+    assert kinds == {"progress", "triple", "end"}
 
 
 @pytest.mark.parametrize("name", ["calibrated", "plain"])

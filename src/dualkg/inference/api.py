@@ -14,13 +14,14 @@ from dualkg.inference.calibration import (
     fit_calibration,
     save_calibration,
 )
-from dualkg.inference.completion import Completion, check_file
+from dualkg.inference.completion import Completion, check_file, completion_reliability
 from dualkg.inference.completion import complete as complete_graph
 from dualkg.inference.prediction_sets import PredictionSets
 from dualkg.inference.predictor import Predictor
 from dualkg.inference.reliability import (
     CalibrationReport,
     CoverageReport,
+    ReliabilityBin,
     evaluate_calibration,
     evaluate_coverage,
 )
@@ -42,12 +43,17 @@ class RunReplaced(RequestError):
 
 @dataclass(frozen=True, eq=False)
 class CheckedCalibration:
-    """Calibration and prediction sets of a run, fitted on valid, and their evaluation on test."""
+    """Calibration and prediction sets of a run, fitted on valid, and their evaluation on test.
+
+    `new_triples` is the reliability of the probabilities of a completion; None if it was not
+    measured.
+    """
 
     calibration: Calibration
     prediction_sets: PredictionSets
     report: CalibrationReport
     coverage: CoverageReport
+    new_triples: tuple[ReliabilityBin, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The evaluation, and what cross-fitting says about a recalibration, for JSON."""
@@ -62,6 +68,7 @@ class CheckedCalibration:
             "calibration": self.report.as_dict(),
             "recalibration": recalibration,
             "coverage": self.coverage.as_dict(),
+            "new_triples": self.new_triples and [asdict(bin) for bin in self.new_triples],
         }
 
 
@@ -102,6 +109,7 @@ def calibrate(
             saved.prediction_sets,
             evaluate_calibration(saved.calibration, run.model, run.graph),
             evaluate_coverage(saved.prediction_sets, run.model, run.graph, coverage=coverage),
+            completion_reliability(run.model, run.graph, saved.calibration),
         )
         if run.folder:
             if not run.is_current:

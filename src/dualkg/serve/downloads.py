@@ -76,6 +76,13 @@ def _cell(value: Any) -> str:
     return str(value) if isinstance(value, int | float) else without_formula(str(value))
 
 
+def flat_bin(bin: Row) -> Row:
+    """A range of a reliability table whose interval is two columns."""
+    row = {name: value for name, value in bin.items() if name != "interval"}
+    low, high = bin.get("interval") or (None, None)
+    return {**row, "interval_low": low, "interval_high": high}
+
+
 def triple_row(fact: Any) -> Row:
     """The names of a triple, and its labels where they are not the names."""
     row: Row = {}

@@ -456,7 +456,8 @@ async def map_predictions(
         query = await page_query(relation=relation, tail=entity, find=find, k=MAP_PREDICTIONS)
     results = await query_results(context, query)
     coloured = _coloured(results.predictions)
-    return page(context, "map_predictions.html", results=results, new=coloured)
+    known = [(item, 1) for item in results.accepted + results.known]
+    return page(context, "map_predictions.html", results=results, new=coloured, known=known)
 
 
 def _coloured(predictions: Sequence[ScoredItem]) -> list[tuple[ScoredItem, float]]:

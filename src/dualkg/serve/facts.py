@@ -33,6 +33,7 @@ PROGRESS_INTERVAL = 0.25  # seconds
 # threads their turn.
 LINES_AT_ONCE = 20
 PAUSE = 0.001
+SO_FAR = 50  # triples of a list that is shown while the search goes on
 LENGTHS = (50, 100, 500, 2000)  # triples that a page may list
 DEFAULT_LENGTH = 100
 Name = Annotated[str, Query(max_length=MAX_NAME_LENGTH)]
@@ -134,17 +135,19 @@ def _error_line(error: DualkgError) -> CompletionLine:
 
 
 async def completion(
-    context: RequestContext, options: dict[str, Any]
+    context: RequestContext, options: dict[str, Any], *, so_far: bool = False
 ) -> AsyncGenerator[CompletionLine, None]:
     """The lines of a completion that runs in a thread.
 
-    Closing the generator stops the completion at its next block of queries.
+    With `so_far` there are lists of the best triples so far, each of which replaces the one before,
+    and the last one does, too. Closing the generator stops the completion at its next block of
+    queries.
     """
     service = context.service
     run = context.run
     loop = asyncio.get_running_loop()
     deadline = loop.time() + service.limits.stream_seconds
-    progress = asyncio.Queue[CompletionLine | None]()  # None is the end
+    progress = asyncio.Queue[CompletionLine | Completion | None]()  # None is the end
     cancelled = Event()
     last_report = 0.0
     if not service.completing.acquire(blocking=False):
@@ -160,6 +163,9 @@ async def completion(
             line = CompletionLine(kind="progress", done=done, total=total)
             loop.call_soon_threadsafe(progress.put_nowait, line)
 
+    def on_best(best: Completion) -> None:
+        loop.call_soon_threadsafe(progress.put_nowait, best)
+
     def work() -> Completion | None:
         try:
             return run.complete(
@@ -167,6 +173,7 @@ async def completion(
                 run.graph,
                 calibration=run.predictor.calibration,
                 on_progress=on_progress,
+                **({"on_best": on_best} if so_far else {}),
                 **options,
             )
         except _ReaderGone:
@@ -178,24 +185,41 @@ async def completion(
     running = loop.run_in_executor(service.completions, work)
     try:
         while True:
-            line = await asyncio.wait_for(progress.get(), deadline - loop.time())
-            if line is None:
+            reported = await asyncio.wait_for(progress.get(), deadline - loop.time())
+            if reported is None:
                 break
-            yield line
+            if isinstance(reported, CompletionLine):
+                yield reported
+                continue
+            yield CompletionLine(kind="list", is_final=False)
+            async for line in _triple_lines(context, reported, limit=SO_FAR):
+                yield line
     finally:
         cancelled.set()
 
     completed = await running
     if completed is None:
         return
-    remarks = await context.in_thread(lambda: run.remarker.of_triples(completed.triples))
-    for index in range(len(completed)):
+    if so_far:
+        yield CompletionLine(kind="list", is_final=True)
+    async for line in _triple_lines(context, completed):
+        yield line
+    yield CompletionLine(kind="end", num_triples=len(completed))
+
+
+async def _triple_lines(
+    context: RequestContext, completed: Completion, *, limit: int | None = None
+) -> AsyncGenerator[CompletionLine, None]:
+    """The first triples of a completion with their remarks."""
+    run = context.run
+    triples = completed.triples[:limit]
+    remarks = await context.in_thread(lambda: run.remarker.of_triples(triples))
+    for index in range(len(triples)):
         line = _triple_line(run, completed, index)
         line.remark(run.graph, remarks[index])
         yield line
         if index % LINES_AT_ONCE == LINES_AT_ONCE - 1:
             await asyncio.sleep(PAUSE)  # sending does not wait, unless the client does not read
-    yield CompletionLine(kind="end", num_triples=len(completed))
 
 
 def _triple_line(run: ServedRun, completed: Completion, index: int) -> CompletionLine:
@@ -230,7 +254,7 @@ Show = Annotated[
 
 
 async def listed_facts(
-    context: RequestContext, options: dict[str, Any], show: str
+    context: RequestContext, options: dict[str, Any], show: str, *, so_far: bool = False
 ) -> AsyncGenerator[CompletionLine, None]:
     """The lines of a list of new facts, of which there are at most `top`.
 
@@ -249,9 +273,15 @@ async def listed_facts(
         num_wanted += 2 * len(decided)
     number = 0
     seen: set[Triple] = set()
-    async with aclosing(completion(context, {**options, "top": num_wanted})) as lines:
+    async with aclosing(
+        completion(context, {**options, "top": num_wanted}, so_far=so_far)
+    ) as lines:
         async for line in lines:
-            if line.kind == "triple":
+            if line.kind == "list":
+                number = 0
+                seen.clear()
+                decided = context.decided  # somebody may decide during the search
+            elif line.kind == "triple":
                 triple = names_of(line)
                 head, relation, tail = triple
                 line.verdict = decided.verdict(*triple)
@@ -423,4 +453,4 @@ async def fact_rows(context: Context, options: Options, show: Show = "all") -> S
             return line.model_dump_json(exclude_none=True)
         return json.dumps({"kind": line.kind, "html": fill(context, "fact_row.html", fact=line)})
 
-    return _stream(context, lambda: listed_facts(context, options, show), dump)
+    return _stream(context, lambda: listed_facts(context, options, show, so_far=True), dump)

@@ -494,6 +494,7 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
         run=context.run.name,
         find=query.find,
         query=schemas.QueryParts.of(context.run.graph, ids),
+        num_known=len(_splits_of_known(context, query, ids)),
         known=known,
         **by_verdict,
         known_answer=known_answer,

@@ -21,7 +21,7 @@ from dualkg.evaluation.comparison import (
 from dualkg.evaluation.metrics import METRICS
 from dualkg.inference.calibration import load_calibration
 from dualkg.serve import schemas
-from dualkg.serve.downloads import Table, table, triple_row
+from dualkg.serve.downloads import Table, flat_bin, table, triple_row
 from dualkg.serve.errors import NothingToCompareWith, public_message
 from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.schemas import ComparisonResponse, DifferingQuery, RunDetails, RunPage
@@ -276,7 +276,7 @@ async def reliability_table(context: Context, other: OtherRun = None) -> Table:
     rows = []
     for run in (await run_page(context, other)).runs:
         bins = (run.reliability or {}).get("table") or []
-        rows += [{"run": run.run, **_flat_bin(bin)} for bin in bins]
+        rows += [{"run": run.run, **flat_bin(bin)} for bin in bins]
     return Table(context.run.name, rows)
 
 
@@ -290,13 +290,6 @@ async def sparsity_table(context: Context, other: OtherRun = None) -> Table:
             sizes = {f"{kind}_bytes": formats[kind]["bytes"] for kind in ("dense", "CSR", "CSC")}
             rows.append({"run": run.run, "zeros": run.sparsity["share"], **sizes})
     return Table(context.run.name, rows)
-
-
-def _flat_bin(bin: dict[str, Any]) -> dict[str, Any]:
-    """A range of probabilities whose interval is two columns."""
-    flat = {name: value for name, value in bin.items() if name != "interval"}
-    low, high = bin.get("interval") or (None, None)
-    return {**flat, "interval_low": low, "interval_high": high}
 
 
 def metric_text(value: float | None, metric: str = "mrr") -> str:

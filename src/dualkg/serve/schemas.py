@@ -217,6 +217,7 @@ class QueryPage(OfRun):
 
     find: Part
     query: QueryParts
+    num_known: int = Field(description="Number of known answers; `known` has the first of them.")
     known: list[ScoredItem]
     accepted: list[ScoredItem] = Field(description="Accepted facts, which are no predictions.")
     rejected: list[ScoredItem] = Field(description="Rejected facts, likewise.")
@@ -377,7 +378,10 @@ class ExplanationResponse(OfRun):
 class CompletionLine(Remarked):
     """One line of a completion: progress, a new triple, the end, or an error that ended it."""
 
-    kind: Literal["progress", "triple", "end", "error"]
+    kind: Literal["progress", "list", "triple", "end", "error"]
+    is_final: bool | None = Field(
+        None, description="Of a list that begins: whether it is the last one, or the best so far."
+    )
     done: int | None = Field(None, description="Of progress: queries that are done.")
     total: int | None = Field(None, description="Of progress: all queries.")
     rank: int | None = None

@@ -328,3 +328,18 @@ def test_a_model_that_diverged_is_refused():
         "The model scores NaN or infinity for some query, so it has no probabilities. Its "
         "training has diverged: lower the learning rate or raise the regularizer's weight."
     )
+
+
+def test_the_best_so_far_are_reported():
+    graph = random_graph(3, num_triples=60)
+    model = kg.ComplEx(graph.shape, dim=4)
+    reported = []
+    settings = CompletionSettings(max_scores=1, best_after=0.0)
+    found = complete(model, graph, top=5, on_best=reported.append, settings=settings)
+    assert reported
+    best = [float(completion.log_probability[0]) for completion in reported]
+    assert best == sorted(best)
+    assert best[-1] <= found.log_probability[0]
+    assert all(len(completion) <= 5 for completion in reported)
+    patient = CompletionSettings(max_scores=1, best_after=1e9)
+    complete(model, graph, top=5, on_best=pytest.fail, settings=patient)

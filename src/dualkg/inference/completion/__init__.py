@@ -3,7 +3,12 @@ as a file.
 """
 
 from dualkg.inference.completion.api import complete
-from dualkg.inference.completion.check import CompletionCheck, check_completion, sizes_up_to
+from dualkg.inference.completion.check import (
+    CompletionCheck,
+    check_completion,
+    completion_reliability,
+    sizes_up_to,
+)
 from dualkg.inference.completion.queries import MAX_SCORES
 from dualkg.inference.completion.result import Completion, check_file
 from dualkg.inference.completion.search import CompletionSettings
@@ -16,5 +21,6 @@ __all__ = [
     "check_completion",
     "check_file",
     "complete",
+    "completion_reliability",
     "sizes_up_to",
 ]

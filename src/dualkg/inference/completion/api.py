@@ -36,6 +36,7 @@ def complete(
     loops: bool = False,
     known: Sequence[str] = SPLITS,
     on_progress: Callable[[int, int], None] | None = None,
+    on_best: Callable[[Completion], None] | None = None,
     checkpoint: str | Path | None = None,
     settings: CompletionSettings | None = None,
 ) -> Completion:
@@ -43,8 +44,9 @@ def complete(
 
     They are ordered by prior-corrected probability, or without a calibration by log-probability;
     both are among all entities, whatever the filters, which are those of `CandidateFilter`.
-    `on_progress` is called with the number of queries that are done, and of all. `checkpoint` is a
-    file during the search: after a kill, the same call resumes.
+    `on_progress` is called with the number of queries that are done, and of all, and `on_best` now
+    and then with the best triples so far. `checkpoint` is a file during the search: after a kill,
+    the same call resumes.
     """
     model.check_shape(graph.shape)
     _check_request(top, min_probability, calibration, graph=graph)
@@ -67,6 +69,8 @@ def complete(
 
     progress = ProgressLog(f"Completing {graph.name}")
     saved_at = time.monotonic()
+    started_at = saved_at
+    best_after = settings.best_after
     with full_precision(), eval_mode(model):
         try:
             states = run_search(model, candidates, parts, start=state, settings=settings)
@@ -77,6 +81,11 @@ def complete(
                 progress.count(state.num_done, num_queries, "queries")
                 if on_progress:
                     on_progress(state.num_done, num_queries)
+                is_done = state.num_done == num_queries
+                seconds = time.monotonic() - started_at
+                if on_best and not is_done and len(state.triples) and seconds >= best_after:
+                    on_best(Completion.of(graph, state))
+                    best_after = 2 * max(seconds, best_after)
         except KeyboardInterrupt:
             if saved_search:
                 saved_search.save(state)

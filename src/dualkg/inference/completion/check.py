@@ -1,21 +1,26 @@
 """How many test triples a completion finds, compared with two baselines."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dualkg.data.graph import Graph, distinct_triples, triple_keys
 from dualkg.errors import PYTHON, DataError, Words
+from dualkg.inference.calibration import Calibration
 from dualkg.inference.completion.api import complete
 from dualkg.inference.completion.candidates import CandidateFilter
 from dualkg.inference.completion.result import Column, Completion
+from dualkg.inference.reliability import LIKELY, ReliabilityBin, reliability_table
 from dualkg.inference.scoring import Flags, Ids
 from dualkg.models.base import Model
 
 CHECK_SIZES = (100, 1_000, 10_000, 100_000)
 CHECK_KNOWN = ("train", "valid")
+# Scores of a search whose reliability is measured without being asked for, and triples of it.
+MAX_SCORES = 2 * 10**9
+MAX_TRIPLES = 100_000
 FILTERS = ("relations", "heads", "types", "loops")  # options that choose the candidates
 
 
@@ -99,6 +104,37 @@ def check_completion(
         num_test=num_test,
         num_triples=int(num_triples[0]),
     )
+
+
+def completion_reliability(
+    model: Model, graph: Graph, calibration: Calibration
+) -> tuple[ReliabilityBin, ...] | None:
+    """How often new triples of some probability are in test, which is taken as unknown.
+
+    The probabilities are calibrated to as many missing triples as valid has, so `predicted` is
+    scaled to the size of test. Intervals are as wide as if all triples came in pairs, as those of
+    symmetric relations do. None without test, without any likely triple, or if the search would
+    take long.
+    """
+    shape = graph.shape
+    takes_long = shape.num_relations * shape.num_entities**2 > MAX_SCORES
+    if takes_long or not len(graph.test) or not len(graph.valid):
+        return None
+    completion = complete(
+        model,
+        graph,
+        top=MAX_TRIPLES,
+        calibration=calibration,
+        min_probability=LIKELY,
+        known=CHECK_KNOWN,
+    )
+    if completion.probability is None or not len(completion):
+        return None
+    is_hit = _are_in_test(completion, distinct_triples(graph.test, shape).astype(np.int64))
+    probabilities = completion.probability.astype(np.float64)
+    table = reliability_table(probabilities, is_hit, np.ones(len(completion)))
+    ratio = len(graph.test) / len(graph.valid)
+    return tuple(replace(bin, predicted=min(1.0, bin.predicted * ratio)) for bin in table)
 
 
 def _are_in_test(completion: Completion, test: Ids) -> Flags:

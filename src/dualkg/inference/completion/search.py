@@ -45,11 +45,13 @@ class CompletionSettings:
     """Settings of a search on which its result does not depend.
 
     `max_scores` is the size of a block of scores, by default what suits the device.
-    `save_interval` are the seconds between two checkpoints.
+    `save_interval` are the seconds between two checkpoints, and `best_after` those until the best
+    triples so far are reported, and again after twice the time.
     """
 
     max_scores: int | None = None
     save_interval: float = 5.0
+    best_after: float = 0.5
 
 
 # -- the best triples so far -------------------------------------------------

@@ -1,6 +1,8 @@
 // The best new facts of a page: searched for when the page is open, or when somebody asks for them.
 
 import { element, requestElement, showError } from "./common.js";
+import "./decide.js";
+import { openExplanationsInPlace } from "./explanation.js";
 
 // While another completion is running:
 const PAUSE = 1000; // milliseconds
@@ -23,6 +25,7 @@ async function fill(place, where) {
   for (let tries = 0; ; tries++) {
     try {
       place.replaceChildren(await requestElement(where, "[data-best-facts]"));
+      openExplanationsInPlace(place);
       return;
     } catch (error) {
       if (error.status !== 503 || tries >= MAX_TRIES) {

@@ -48,6 +48,7 @@ export function listenToDecisions() {
     try {
       await store([{ head, relation, tail, verdict: verdict ?? "undecided" }]);
       row.dataset.saved = verdict ?? "undecided";
+      row.dispatchEvent(new CustomEvent("decided", { detail: verdict }));
     } catch (error) {
       paint(row, before);
       const place = element("div", { class: "opened" });

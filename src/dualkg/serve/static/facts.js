@@ -40,21 +40,45 @@ async function find() {
       if (line.kind === "progress") {
         progress.max = line.total;
         progress.value = line.done;
-        status.textContent = `Searching for new facts${timeLeft(line, started)} …`;
-      } else if (line.kind === "triple") show(line.html);
+        const soFar = rows.length ? " These are the best so far." : "";
+        status.textContent = `Searching for new facts${timeLeft(line, started)} …${soFar}`;
+      } else if (line.kind === "list") begin(line.is_final);
+      else if (line.kind === "triple" && isShown) show(line.html);
     }
     status.textContent = summary();
-    if (rows.length && current < 0) reach(0);
-    if (keys && rows.length) keys.hidden = false;
-    section.dataset.ready = rows.length;
+    finish();
   } catch (error) {
     status.textContent = "";
-    if (stopping.signal.aborted) status.textContent = "Stopped.";
-    else showError(status, error);
+    if (!stopping.signal.aborted) showError(status, error);
+    else if (rows.length) {
+      status.textContent = `Stopped. The best so far: ${summary()}.`;
+      finish();
+    } else status.textContent = "Stopped.";
   } finally {
     progress.hidden = true;
     stop.hidden = true;
   }
+}
+
+let isShown = true; // whether the rows of the list that is being received are shown
+let focused = ""; // the row that is focused again when its list is replaced
+
+/** A list begins that replaces the one before; the best so far do not disturb somebody who reads. */
+function begin(isFinal) {
+  const row = document.activeElement.closest(".fact");
+  isShown = isFinal || !(row || list.querySelector(".opened:not([hidden])"));
+  if (!isShown) return;
+  focused = row?.dataset.row ?? "";
+  rows.length = 0;
+  current = -1;
+  list.replaceChildren();
+  list.toggleAttribute("data-so-far", !isFinal);
+}
+
+function finish() {
+  if (rows.length && current < 0) reach(0);
+  if (keys && rows.length) keys.hidden = false;
+  section.dataset.ready = rows.length;
 }
 
 /** ", about 40 s left", once a part of the queries is done. */
@@ -113,7 +137,7 @@ function show(html) {
   openExplanationsInPlace(row);
   rows.push(row);
   list.append(row);
-  if (wantedRow === row.dataset.row) focusOn(number);
+  if ((focused || wantedRow) === row.dataset.row) focusOn(number);
 }
 
 // --- Decisions -----------------------------------------------------------------------------------
@@ -153,8 +177,10 @@ function textOf(row) {
 function undo() {
   const last = done.pop();
   if (!last) return;
-  decide(last.row, last.before, { undoing: true });
-  focusOn(rows.indexOf(last.row));
+  // The list may have been replaced since.
+  const number = rows.findIndex((row) => row.dataset.row === last.row.dataset.row);
+  decide(rows[number] ?? last.row, last.before, { undoing: true });
+  if (number >= 0) focusOn(number);
 }
 
 // --- Keys ----------------------------------------------------------------------------------------

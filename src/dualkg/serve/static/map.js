@@ -15,6 +15,7 @@ import {
   requestJson,
   showError,
 } from "./common.js";
+import "./decide.js";
 import { Groups } from "./groups.js";
 import { Points } from "./points.js";
 import { View } from "./view.js";
@@ -441,7 +442,14 @@ function listed(item) {
     point(id);
   });
   const known = item.classList.contains("known");
-  return { id, known, strength: Number(item.dataset.strength), item };
+  const prediction = { id, known, strength: Number(item.dataset.strength), item };
+  // An accepted answer is drawn as a known one, and a rejected one as if it were improbable.
+  item.addEventListener("decided", ({ detail: verdict }) => {
+    prediction.known = known || verdict === "accepted";
+    prediction.strength = verdict === "rejected" ? 0 : Number(item.dataset.strength);
+    paintSoon();
+  });
+  return prediction;
 }
 
 // --- Start ---------------------------------------------------------------------------------------
