@@ -27,8 +27,7 @@ from dualkg.serve.schemas import (
     ScoredItem,
 )
 from dualkg.serve.service import Context, RequestContext, ServedRun
-from dualkg.serve.snippets import Query as CopiedQuery
-from dualkg.serve.snippets import snippets
+from dualkg.serve.snippets import CopiedQuery, snippets
 from dualkg.serve.templating import (
     api_router,
     links,

@@ -22,8 +22,7 @@ from dualkg.serve.errors import CompletionRunning, TimeLimitExceeded, public_mes
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_NEW_TRIPLES
 from dualkg.serve.schemas import CompletionLine
 from dualkg.serve.service import Context, RequestContext, ServedRun
-from dualkg.serve.snippets import Query as CopiedQuery
-from dualkg.serve.snippets import call_arguments, snippets
+from dualkg.serve.snippets import CopiedQuery, call_arguments, snippets
 from dualkg.serve.templating import api_router, fill, page, page_router, page_url, relation_text
 
 routes = api_router("completion")

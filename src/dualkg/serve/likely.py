@@ -10,8 +10,7 @@ from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.queries import score
 from dualkg.serve.runs import calibration_checks
 from dualkg.serve.service import Context, RequestContext
-from dualkg.serve.snippets import Query as CopiedQuery
-from dualkg.serve.snippets import predictor_call, snippets
+from dualkg.serve.snippets import CopiedQuery, predictor_call, snippets
 from dualkg.serve.templating import page, page_router, page_url
 
 pages = page_router()

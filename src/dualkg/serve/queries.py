@@ -34,8 +34,7 @@ from dualkg.serve.schemas import (
     Triples,
 )
 from dualkg.serve.service import LARGE_REQUEST, Context, RequestContext
-from dualkg.serve.snippets import Query as CopiedQuery
-from dualkg.serve.snippets import predictor_call, snippets
+from dualkg.serve.snippets import CopiedQuery, predictor_call, snippets
 from dualkg.serve.templating import api_router, links, page, page_router, page_url
 
 

@@ -17,7 +17,7 @@ class Snippet(NamedTuple):
     text: str
 
 
-class Query(NamedTuple):
+class CopiedQuery(NamedTuple):
     """A query in the three ways to send it.
 
     `path` and `parameters` are those of the API, `options` those of `command`. In `python`, RUN
@@ -31,7 +31,7 @@ class Query(NamedTuple):
     python: str
 
 
-def snippets(context: RequestContext, query: Query) -> list[Snippet]:
+def snippets(context: RequestContext, query: CopiedQuery) -> list[Snippet]:
     """The texts for a query; the command and Python read the run by its name."""
     return [
         Snippet("curl", _curl(context, query)),
@@ -40,7 +40,7 @@ def snippets(context: RequestContext, query: Query) -> list[Snippet]:
     ]
 
 
-def _curl(context: RequestContext, query: Query) -> str:
+def _curl(context: RequestContext, query: CopiedQuery) -> str:
     parameters = {
         name: str(value).lower() if isinstance(value, bool) else value
         for name, value in query.parameters.items()
