@@ -79,10 +79,68 @@ def test_predict_has_the_predictions_of_one_process(folder: Path, run: str) -> N
     assert len(both) == 7
 
 
+@pytest.mark.parametrize("format", ["numpy", "safetensors"])
+def test_export_has_the_files_of_one_process(folder: Path, format: str) -> None:
+    """Of the run of two processes, whose files one process reads whole."""
+    words = ("export", "two", "--format", format, "--json", "--out")
+    alone = data_of(folder, *words, f"alone-{format}", both=False)
+    both = data_of(folder, *words, f"both-{format}", both=True)
+    names = [Path(path).name for path in alone]
+    assert [Path(path).name for path in both] == names
+    for name in names:
+        if name != "manifest.json":
+            content = (folder / f"both-{format}" / name).read_bytes()
+            assert content == (folder / f"alone-{format}" / name).read_bytes(), name
+    manifests = [
+        json.loads((folder / f"{prefix}-{format}" / "manifest.json").read_text())
+        for prefix in ("alone", "both")
+    ]
+    for manifest in manifests:
+        manifest["exported_with"].pop("date")
+    assert manifests[0] == manifests[1]
+
+    first, second = in_two_processes(*words, f"both-{format}", cwd=folder)
+    assert (first.code, second.code) == (2, 1), first.err
+    assert "exists already" in first.err
+    assert not second.err
+
+
+def test_complete_has_the_triples_of_one_process(folder: Path) -> None:
+    """After a calibration by two processes, which one process reads; and in the check."""
+    words = ("complete", "two", "--top", 20, "--types")
+    found = data_of(folder, *words, "--json", both=True)
+    expected = data_of(folder, *words, "--json", both=False)
+    assert [triple_of(row) for row in found["best"]] == [triple_of(row) for row in expected["best"]]
+    for one, other in zip(expected["best"], found["best"], strict=True):
+        assert other["probability"] == pytest.approx(one["probability"], rel=1e-3)
+
+    first, second = in_two_processes(*words, "--out", "both.tsv", cwd=folder)
+    assert (first.code, second.code) == (0, 0), first.err
+    lines = (folder / "both.tsv").read_text().splitlines()
+    assert [line.split("\t")[1:4] for line in lines[1:]] == [
+        list(triple_of(row)) for row in expected["best"]
+    ]
+    assert not (folder / "both.tsv.checkpoint").exists()
+
+    words = ("complete", "two", "--check", "--top", 1000, "--json")
+    found = data_of(folder, *words, both=True)
+    expected = data_of(folder, *words, both=False)
+    assert found.keys() == expected.keys()
+    for key, numbers in expected.items():
+        assert found[key] == pytest.approx(numbers, rel=1e-3), key
+
+    first, second = in_two_processes("complete", "two", "--out", "both.tsv", cwd=folder)
+    assert (first.code, second.code) == (2, 1), first.err
+    assert "both.tsv exists already" in first.err
+    assert not second.err
+
+
+def triple_of(row: dict[str, Any]) -> tuple[str, str, str]:
+    return row["head"], row["relation"], row["tail"]
+
+
 def test_what_several_processes_do_not_do_is_refused(folder: Path) -> None:
     for words, what in (
-        (("complete", "one", "--out", "new.tsv"), "complete"),
-        (("export", "one", "--out", "new"), "export"),
         (("index", "one", "--out", "new"), "index"),
         (("evaluate", "one", "--task", "classification"), "evaluate with --storage"),
         (("predict", "one", "--queries", "-"), "predict with --queries -"),

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import dualkg as kg
 from dualkg.errors import InvalidValue, PathExists
 from dualkg.inference.export import MEANINGS, describe_score, export
 from dualkg.models.score_text import BilinearText, Formula
+from dualkg.tables import Shard, ShardedTables
 from dualkg.training.recipe import ModelConfig
 from tests.families import BILINEAR, DISTANCE, EMBEDDINGS
 from tests.raising import refused
@@ -42,6 +43,38 @@ def test_tables_and_names(run, tmp_path, format):
         else:
             values = load_file(folder / "tables.safetensors")[table]
         np.testing.assert_array_equal(values, run.model.state_dict()[table].numpy())
+
+
+@pytest.mark.parametrize("kind", [kg.CP, kg.RESCAL, kg.TuckER, kg.MuRP])
+def test_files_are_those_of_the_libraries(small_graph, tmp_path, kind):
+    """They are written in blocks, and have the bytes of arrays that are written as a whole."""
+    model = kind(small_graph.shape, dim=3)
+    run = kg.TrainedRun(model, small_graph, kg.Recipe())
+    tables = {name: value.numpy() for name, value in model.state_dict().items()}
+    export(run, tmp_path / "numpy")
+    for name, table in tables.items():
+        np.save(tmp_path / "whole.npy", table)
+        assert (tmp_path / "numpy" / f"{name}.npy").read_bytes() == (
+            tmp_path / "whole.npy"
+        ).read_bytes()
+    export(run, tmp_path / "safetensors", format="safetensors")
+    save_file(tables, tmp_path / "whole.safetensors")
+    written = (tmp_path / "safetensors" / "tables.safetensors").read_bytes()
+    assert written == (tmp_path / "whole.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("num_processes", [1, 3])
+def test_blocks_are_the_rows_of_all_entities(num_processes):
+    """In the order of ids, whatever rows a process has; here each has the rows of the others."""
+    table = torch.arange(46.0).reshape(23, 2)
+    for process in range(num_processes):
+        shard = Shard(23, process, num_processes)
+        tables = ShardedTables(shard, block_rows=5)
+        assert tables.is_first == (process == 0)
+        tables.rows = lambda own, ids: table[ids]
+        blocks = list(tables.rows_of_all(table[shard.ids]))
+        assert [len(block) for block in blocks] == [5, 5, 5, 5, 3]
+        assert torch.equal(torch.cat(blocks), table)
 
 
 def test_exported_tables_can_be_imported(run, small_graph, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -59,8 +60,17 @@ def complete(
     """
     if check and (out is not None or min_probability):
         raise cli.OptionConflict("--check writes no file. Leave out --out and --min-probability.")
-    opened = kg.inference.api.open_run(run, device=device)
-    with cli.progress_bar(f"Completing {opened.graph.name}") as on_progress:
+    if not kg.workflows.is_first_process():
+        cli.silence()
+
+    def check_out() -> None:
+        if out is not None:
+            kg.inference.completion.check_path(out)
+
+    with (
+        kg.workflows.opened(run, device=device, check=check_out) as opened,
+        cli.progress_bar(f"Completing {opened.graph.name}") as on_progress,
+    ):
         arguments: dict[str, Any] = {
             "relations": relation or None,
             "heads": head or None,
@@ -288,6 +298,10 @@ def export(
     """Write the embeddings to files for other programs, with a manifest that explains them."""
     from dualkg.inference.export import export as write
 
-    paths = [str(path) for path in write(kg.load_run(run), out, format=format)]
+    if not kg.workflows.is_first_process():
+        cli.silence()
+    check = partial(check_new_folder, out)
+    with kg.workflows.opened(run, device="cpu", check=check) as opened:
+        paths = [str(path) for path in write(opened, out, format=format)]
     yield cli.Result(paths)
     print(*paths, sep="\n")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dualkg.errors import RequestError
-from dualkg.files import locked, locks
+from dualkg.files import locked
 from dualkg.inference.calibration import (
     Calibration,
     calibration_for,
@@ -118,7 +118,6 @@ def calibrate(
     return checked
 
 
-@locks("out")
 def complete(
     run: Run | str | Path,
     *,
@@ -133,7 +132,7 @@ def complete(
     `options` are those of `dualkg.inference.completion.complete`: relations, heads, types, loops,
     min_probability and on_progress. A run that is not calibrated is calibrated first. With `out`,
     a new file .tsv or .parquet, the triples are written, and the same call resumes after an
-    interrupt.
+    interrupt. Of several processes that share the model, the first writes.
 
     Args:
         run: A run, or its folder.
@@ -150,13 +149,16 @@ def complete(
         5
     """
     run = open_run(run, device=device, trust_code=trust_code)
-    path = None if out is None else check_file(out, run.graph)
-    if path is not None:
-        options["checkpoint"] = path.with_name(f"{path.name}.checkpoint")
-    calibration = calibration_for(run).calibration
-    completion = complete_graph(run.model, run.graph, top=top, calibration=calibration, **options)
-    if path is not None:
-        completion.save(path)
+    with locked(out if run.model.is_first else None):
+        path = None if out is None else check_file(out, run.graph)
+        if path is not None:
+            options["checkpoint"] = path.with_name(f"{path.name}.checkpoint")
+        calibration = calibration_for(run).calibration
+        completion = complete_graph(
+            run.model, run.graph, top=top, calibration=calibration, **options
+        )
+        if path is not None and run.model.is_first:
+            completion.save(path)
     return completion
 
 

@@ -1,30 +1,35 @@
 """Export of the embeddings of a run, with a manifest that says how they make a score.
 
-The tables are NumPy, TSV or safetensors files. What the manifest says of a model comes from its
-class attribute `score_text`.
+The tables are NumPy, TSV or safetensors files, which are written in blocks of rows: several
+processes send theirs to the first one. What the manifest says of a model comes from its class
+attribute `score_text`.
 """
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
+from torch import Tensor
 
 from dualkg.errors import InvalidValue
-from dualkg.files import atomic_folder, check_new_folder, contents, file_record, locks, writing
+from dualkg.files import atomic_folder, check_new_folder, contents, file_record, locked
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.score_text import ScoreText
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.recipe import ModelConfig
 from dualkg.training.run import Run, RunFolder, environment
 
-Arrays = Mapping[str, npt.NDArray[Any]]
+Rows = npt.NDArray[Any]
 FORMATS = ("numpy", "tsv", "safetensors")
+BLOCK_ROWS = 2**14  # rows of an array that are written at a time
+SAFETENSORS_TYPES = {"float16": "F16", "float32": "F32", "float64": "F64", "int64": "I64"}
+SAFETENSORS_TYPES |= {"bool": "BOOL", "int32": "I32"}
 MANIFEST_FORMAT = 1  # increased when a reader of earlier manifests would misread this one
 # Whether the rows of a table are entities or relations; other arrays have no named rows.
 ROWS = {**dict.fromkeys(TABLE_NAMES, "entities"), "relations": "relations"}
@@ -71,32 +76,81 @@ def describe_score(model: Model) -> dict[str, Any]:
     return {"formula": f"s(h, r, t) = {words}", "numpy": source}
 
 
+# -- arrays ------------------------------------------------------------------
+
+
+class Array(NamedTuple):
+    """An array of a model, which `blocks` reads once in blocks of rows."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    blocks: Callable[[], Iterator[Rows]]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+Arrays = Mapping[str, Array]
+
+
+def arrays_of(model: Model) -> dict[str, Array]:
+    """All arrays of a model by name, the rows of entities in the order of ids.
+
+    Several processes read the blocks of their entity tables together.
+    """
+    tables = model.tables
+    arrays = {}
+    for name, table in model.embedding.state_dict().items():
+        is_divided = name in TABLE_NAMES and not tables.has_all_entities
+        shape = (tables.num_entities, *table.shape[1:]) if is_divided else tuple(table.shape)
+        blocks = tables.rows_of_all if is_divided else _blocks
+        dtype = np.dtype(str(table.dtype).removeprefix("torch."))
+        arrays[name] = Array(shape, dtype, partial(_as_numpy, blocks, table))
+    return arrays
+
+
+def _blocks(table: Tensor) -> Iterator[Tensor]:
+    if not table.dim():
+        yield table
+        return
+    for start in range(0, len(table), BLOCK_ROWS):
+        yield table[start : start + BLOCK_ROWS]
+
+
+def _as_numpy(blocks: Callable[[Tensor], Iterator[Tensor]], table: Tensor) -> Iterator[Rows]:
+    for block in blocks(table.detach()):
+        yield np.ascontiguousarray(block.cpu().numpy())
+
+
 # -- files -------------------------------------------------------------------
 
 
-@locks("folder")
 def export(run: Run, folder: str | Path, *, format: str = "numpy") -> list[Path]:
     """Write all tables of a model, the names of their rows as JSON, and the manifest.
 
-    Rows are in the order of ids.
+    Rows are in the order of ids. Of several processes the first writes, and returns the paths.
     """
     folder = Path(folder)
     if format not in FORMATS:
         raise InvalidValue("format", expected=f"one of {', '.join(FORMATS)}", found=format)
-    check_new_folder(folder)
+    arrays = arrays_of(run.model)
+    if not run.model.is_first:
+        for array in arrays.values():
+            for _ in array.blocks():
+                """The first process has it now, too."""
+        return []
 
-    tables = {
-        name: value.detach().cpu().numpy()
-        for name, value in run.model.embedding.state_dict().items()
-    }
     names = _row_names(run)
-    with atomic_folder(folder) as fresh:
-        _write_tables(tables, names, fresh, format=format)
-        for name, rows in names.items():
-            _write_json(fresh / f"{name}.json", rows, indent=0)
-        manifest = _manifest(run, tables, fresh, format=format)
-        _write_json(fresh / "manifest.json", manifest, indent=1)
-    return [folder / name for name in contents(folder)]
+    with locked(folder):
+        check_new_folder(folder)
+        with atomic_folder(folder) as fresh:
+            _write_tables(arrays, names, fresh, format=format)
+            for name, rows in names.items():
+                _write_json(fresh / f"{name}.json", rows, indent=0)
+            manifest = _manifest(run, arrays, fresh, format=format)
+            _write_json(fresh / "manifest.json", manifest, indent=1)
+        return [folder / name for name in contents(folder)]
 
 
 def _row_names(run: Run) -> dict[str, list[str]]:
@@ -109,36 +163,72 @@ def _row_names(run: Run) -> dict[str, list[str]]:
 
 
 def _write_tables(
-    tables: Arrays, names: Mapping[str, list[str]], folder: Path, *, format: str
+    arrays: Arrays, names: Mapping[str, list[str]], folder: Path, *, format: str
 ) -> None:
     if format == "safetensors":
-        path = folder / "tables.safetensors"
-        contiguous = {name: np.ascontiguousarray(table) for name, table in tables.items()}
-        with writing(path, SafetensorError):
-            save_file(contiguous, path)
+        _write_safetensors(arrays, folder / "tables.safetensors")
         return
 
-    for name, table in tables.items():
+    for name, array in arrays.items():
         if format == "numpy":
-            np.save(folder / f"{name}.npy", table)
+            _write_npy(array, folder / f"{name}.npy")
         else:
             row_names = names.get(ROWS.get(name, ""))
-            _write_tsv(np.atleast_1d(table), row_names, folder / f"{name}.tsv")
+            _write_tsv(array, row_names, folder / f"{name}.tsv")
 
 
-def _write_tsv(table: npt.NDArray[np.float32], names: list[str] | None, path: Path) -> None:
+def _write_npy(array: Array, path: Path) -> None:
+    """Write what `numpy.save` writes."""
+    description = np.lib.format.dtype_to_descr(array.dtype)
+    header = {"descr": description, "fortran_order": False, "shape": array.shape}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for block in array.blocks():
+            file.write(block.data)
+
+
+def _write_safetensors(arrays: Arrays, path: Path) -> None:
+    """Write the header with the places of all arrays, and the arrays; the library writes a whole.
+
+    The largest numbers come first, which keeps all of them aligned.
+    """
+    header: dict[str, Any] = {}
+    ordered = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    end = 0
+    for name in ordered:
+        array = arrays[name]
+        start = end
+        end += array.num_bytes
+        header[name] = {
+            "dtype": SAFETENSORS_TYPES[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in ordered:
+            for block in arrays[name].blocks():
+                file.write(block.data)
+
+
+def _write_tsv(array: Array, names: list[str] | None, path: Path) -> None:
     """Write lines of a name, or else a number, and the numbers of a row.
 
     The text of a float32 reads back exactly.
     """
-    if names is None:
-        names = [str(number) for number in range(len(table))]
+    number = 0
     with path.open("w", encoding="utf-8") as file:
-        for name, row in zip(names, table.reshape(len(table), -1), strict=True):
-            # A tab or a line end in a name would break the table.
-            clean = name.replace("\t", " ").replace("\n", " ").replace("\r", " ")
-            cells = [clean, *(str(value) for value in row)]
-            file.write("\t".join(cells) + "\n")
+        for block in array.blocks():
+            rows = np.atleast_1d(block)
+            for row in rows.reshape(len(rows), -1):
+                name = str(number) if names is None else names[number]
+                # A tab or a line end in a name would break the table.
+                clean = name.replace("\t", " ").replace("\n", " ").replace("\r", " ")
+                cells = [clean, *(str(value) for value in row)]
+                file.write("\t".join(cells) + "\n")
+                number += 1
 
 
 def _write_json(path: Path, content: object, *, indent: int) -> None:
@@ -148,7 +238,7 @@ def _write_json(path: Path, content: object, *, indent: int) -> None:
 # -- the manifest ------------------------------------------------------------
 
 
-def _manifest(run: Run, tables: Arrays, folder: Path, *, format: str) -> dict[str, Any]:
+def _manifest(run: Run, arrays: Arrays, folder: Path, *, format: str) -> dict[str, Any]:
     model = run.model
     graph = run.graph
     config = ModelConfig.of(model).model_dump()
@@ -163,8 +253,8 @@ def _manifest(run: Run, tables: Arrays, folder: Path, *, format: str) -> dict[st
         "score": {**describe_score(model), "order": "A higher score is a more plausible triple."},
         "inverse_relations": _inverse_relations(model),
         "arrays": {
-            name: _describe_array(name, table, model, format=format)
-            for name, table in tables.items()
+            name: _describe_array(name, array, model, format=format)
+            for name, array in arrays.items()
         },
         "names": {name: f"{name}.json" for name in ("entities", "relations")},
         "files": {path.name: file_record(path) for path in sorted(folder.iterdir())},
@@ -186,9 +276,7 @@ def _inverse_relations(model: Model) -> dict[str, Any]:
     return {"first_row": num_relations, "meaning": meaning}
 
 
-def _describe_array(
-    name: str, table: npt.NDArray[Any], model: Model, *, format: str
-) -> dict[str, Any]:
+def _describe_array(name: str, array: Array, model: Model, *, format: str) -> dict[str, Any]:
     """File, shape and meaning of an array; of a table also the parts of its columns."""
     embedding = model.embedding
     text = score_text_of(embedding)
@@ -204,13 +292,13 @@ def _describe_array(
     }
     about: dict[str, Any] = {
         "file": files[format],
-        "shape": list(table.shape),
-        "dtype": str(table.dtype),
+        "shape": list(array.shape),
+        "dtype": str(array.dtype),
         "rows": ROWS.get(name),
         "meaning": meaning,
     }
     if name in ROWS:
-        about["columns"] = _columns(name, table.shape[1], embedding)
+        about["columns"] = _columns(name, array.shape[1], embedding)
     return about
 
 

@@ -240,6 +240,17 @@ class Model(nn.Module, ABC):
         """The scores of all entities on one side of a batch, `(batch, num_entities)`."""
         return self.tail_scores(f) if side == "tail" else self.head_scores(f)
 
+    # -- several processes ----------------------------------------------------
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes what all that share the model have computed."""
+        return True
+
+    def share(self, values: Tensor) -> Tensor:
+        """Replace values on the host by those of the first process that shares the model."""
+        return values
+
     # -- entity tables --------------------------------------------------------
 
     @property

@@ -97,6 +97,13 @@ class PartialModel(Model):
     def shares_candidates(self) -> bool:
         return self.model.shares_candidates
 
+    @property
+    def is_first(self) -> bool:
+        return self.tables.is_first
+
+    def share(self, values: Tensor) -> Tensor:
+        return self.tables.share(values)
+
     def entity_vectors(self) -> Tensor:
         return self.model.entity_vectors()
 

@@ -405,6 +405,13 @@ class PathNetwork(Model):
         return []
 
     @property
+    def is_first(self) -> bool:
+        return self.group is None or self.group.first
+
+    def share(self, values: Tensor) -> Tensor:
+        return values if self.group is None else self.group.share(values)
+
+    @property
     def tables(self) -> EntityTables:
         return LocalTables(self.shape.num_entities)
 

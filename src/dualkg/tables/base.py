@@ -119,6 +119,11 @@ class EntityTables(ABC):
         """Whether a CUDA graph can contain the steps of these tables."""
         return True
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes what all have computed."""
+        return True
+
     # -- which device ---------------------------------------------------------
 
     @property
@@ -202,6 +207,16 @@ class EntityTables(ABC):
     @abstractmethod
     def rows(self, table: Tensor, ids: Tensor) -> Tensor:
         """Rows of any entities by id, `(…, width)`, with their gradient."""
+
+    @torch.no_grad()
+    def rows_of_all(self, table: Tensor) -> Iterator[Tensor]:
+        """The rows of all entities in the order of their ids, in blocks on the host.
+
+        Every process gets all blocks, and has one of them at a time.
+        """
+        for start in range(0, self.num_entities, self.block_rows):
+            ids = torch.arange(start, min(start + self.block_rows, self.num_entities))
+            yield self.rows(table, ids.to(table.device)).cpu()
 
     def own_rows(self, table: Tensor, positions: Tensor) -> Tensor:
         """Rows of this process by their position in its table, `(…, width)`."""
@@ -310,6 +325,10 @@ class EntityTables(ABC):
     @abstractmethod
     def all_reduce(self, values: Tensor) -> Tensor:
         """Replace values by their sum over all processes."""
+
+    def share(self, values: Tensor) -> Tensor:
+        """Replace values by those of the first process."""
+        return values
 
 
 def count_in_blocks(

@@ -85,6 +85,12 @@ class Processes:
             texts.append(content.decode())
         return texts
 
+    def share(self, values: Tensor) -> Tensor:
+        """Replace values by those of process 0."""
+        if self.count > 1:
+            dist.broadcast(values, src=0)
+        return values
+
     def own_part(self, number: int) -> slice:
         """The part of this process of that many things."""
         return slice(self.index * number // self.count, (self.index + 1) * number // self.count)

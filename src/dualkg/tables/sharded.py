@@ -164,6 +164,10 @@ class ShardedTables(EntityTables):
         return False
 
     @property
+    def is_first(self) -> bool:
+        return self.shard.process == 0
+
+    @property
     def num_holders(self) -> int:
         return self.shard.num_processes
 
@@ -295,3 +299,8 @@ class ShardedTables(EntityTables):
 
     def all_reduce(self, values: Tensor) -> Tensor:
         return self.shard.all_reduce(values)
+
+    def share(self, values: Tensor) -> Tensor:
+        if self.shard.num_processes > 1:
+            dist.broadcast(values, src=0)
+        return values

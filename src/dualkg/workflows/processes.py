@@ -79,15 +79,23 @@ def train_together(
 
 
 @contextmanager
-def opened(path: str | Path, *, device: str | torch.device | None = None) -> Iterator[Run]:
+def opened(
+    path: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    check: Callable[[], object] = lambda: None,
+) -> Iterator[Run]:
     """A finished run; under `torchrun`, each process has a part of its model.
 
-    All processes then have to do the same with it, until the end of the block.
+    All processes then have to do the same with it, until the end of the block. The first one calls
+    `check` before, and all fail if it does.
     """
     if num_processes() == 1:
+        check()
         yield open_run(path, device=device)
         return
     with processes(device) as group:
+        group.on_first(check)
         yield load_in_processes(path, group)
 
 

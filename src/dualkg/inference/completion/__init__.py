@@ -10,7 +10,7 @@ from dualkg.inference.completion.check import (
     sizes_up_to,
 )
 from dualkg.inference.completion.queries import MAX_SCORES
-from dualkg.inference.completion.result import Completion, check_file
+from dualkg.inference.completion.result import Completion, check_file, check_path
 from dualkg.inference.completion.search import CompletionSettings
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "CompletionSettings",
     "check_completion",
     "check_file",
+    "check_path",
     "complete",
     "completion_reliability",
     "sizes_up_to",

@@ -2,7 +2,7 @@
 
 import hashlib
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from dualkg.inference.completion.candidates import CandidateFilter
 from dualkg.inference.completion.search import NEW_TRIPLE, SearchState
 from dualkg.inference.query_classes import NUM_CLASSES
 from dualkg.models.base import Model
+from dualkg.models.partial import PartialModel
+from dualkg.tables.files import is_divided
 from dualkg.training.checkpoint import load_tensors, save_tensors
 
 Options = dict[str, Any]
@@ -66,8 +68,12 @@ class SearchCheckpoint:
         self.path = Path(path)
         self._start = start
         self._options = _options(model, candidates, start)
+        self._model = model
 
     def save(self, state: SearchState) -> None:
+        """Write the file; of several processes the first does."""
+        if not self._model.is_first:
+            return
         tensors = {"triples": torch.from_numpy(state.triples.view(np.uint8))}
         if state.cache is not None:
             # As bytes, since its NaN would be refused.
@@ -78,8 +84,26 @@ class SearchCheckpoint:
     def load(self) -> SearchState:
         """The state to resume from, which is the start if there is no file.
 
-        A file of a search with other options is refused.
+        A file of a search with other options is refused. Of several processes the first reads it.
         """
+        return self._shared(self._read() if self._model.is_first else self._start)
+
+    def _shared(self, state: SearchState) -> SearchState:
+        """The state of the first process, in all of them."""
+        sizes = [state.num_done, len(state.triples), 0 if state.cache is None else 1]
+        num_done, num_triples, has_cache = self._model.share(torch.tensor(sizes)).tolist()
+        triples = np.zeros(num_triples, NEW_TRIPLE)
+        cache = torch.zeros(2, self._model.shape.num_entities) if has_cache else None
+        if self._model.is_first:
+            triples[:] = state.triples
+            cache = state.cache
+        if num_triples:
+            self._model.share(torch.from_numpy(triples.view(np.uint8)))
+        if cache is not None:
+            cache = self._model.share(cache.contiguous())
+        return replace(state, triples=triples, num_done=num_done, cache=cache)
+
+    def _read(self) -> SearchState:
         remove_strays(self.path, inside=False)
         if not self.path.exists():
             return self._start
@@ -109,7 +133,8 @@ class SearchCheckpoint:
             raise OtherSearch(self.path, changes)
 
     def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
+        if self._model.is_first:
+            self.path.unlink(missing_ok=True)
 
 
 def _options(model: Model, candidates: CandidateFilter, start: SearchState) -> Options:
@@ -140,9 +165,18 @@ def _options(model: Model, candidates: CandidateFilter, start: SearchState) -> O
         "heads": heads,
         "known splits": list(candidates.known),
         "checksum of the graph": _checksum(torch.from_numpy(graph.split(name)) for name in SPLITS),
-        "checksum of the weights": _checksum(model.state_dict().values()),
+        "checksum of the weights": _checksum(_weights(model)),
         "checksum of the calibration": checksum_of_calibration,
     }
+
+
+def _weights(model: Model) -> Iterator[Tensor]:
+    """All weights of a model; of tables that several processes divide, in blocks of rows."""
+    for name, table in model.whole.state_dict().items():
+        if isinstance(model, PartialModel) and is_divided(name):
+            yield from model.tables.rows_of_all(table)
+        else:
+            yield table
 
 
 def _checksum(tensors: Iterable[Tensor]) -> str:

@@ -124,6 +124,15 @@ def _label_lines(vocabulary: Vocabulary) -> pa.Array:
 
 def check_file(path: str | Path, graph: Graph) -> Path:
     """Refuse, before the search, a file that could not be written after it."""
+    path = check_path(path)
+    if path.suffix.lower() == ".tsv":
+        _check_names_for_tsv(graph.entities, path)
+        _check_names_for_tsv(graph.relations, path)
+    return path
+
+
+def check_path(path: str | Path) -> Path:
+    """Refuse a file that exists, cannot be made, or has another suffix."""
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in WRITERS:
@@ -132,9 +141,6 @@ def check_file(path: str | Path, graph: Graph) -> Path:
         )
     if path.exists():
         raise PathExists(path, overwritable=False)
-    if suffix == ".tsv":
-        _check_names_for_tsv(graph.entities, path)
-        _check_names_for_tsv(graph.relations, path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
