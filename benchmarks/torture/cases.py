@@ -84,6 +84,47 @@ MINE = (
 PAGES = ("/", "/run", "/api/runs", "/api/decisions", "/api/tails?head=e1&relation=r1")
 
 
+# Values of options. No number is so large that a command would rightly take hours for it.
+VALUES = (
+    "",
+    " ",
+    "0",
+    "-1",
+    "-0.0",
+    "3",
+    "0.5",
+    "1e-320",
+    "1e999",
+    "nan",
+    "inf",
+    "٣",
+    "1_0",
+    "0x10",
+    "1,2",
+    "1,,2",
+    "a=b",
+    "a.b=[1",
+    "model.dim=-3",
+    "training.seed=nan",
+    "cuda:99",
+    "meta",
+    "auto",
+    "all",
+    "none",
+    "10m",
+    "9" * 40,
+    "y" * 2000,
+    "../x",
+    "~nobody/x",
+    "a\nb",
+    "\x1b[31m",
+    "e1",
+    NOT_TEXT,
+)
+# Options that start what does not end here: a browser, a long training.
+ENDLESS = ("--open", "--epochs", "--samples", "--threads")
+
+
 class Case(NamedTuple):
     """The words of a command, and whether the parser of the format accepts what it reads."""
 
@@ -123,6 +164,7 @@ class Inputs:
             self.special,
             self.special,
             self.words,
+            self.options,
         ]
 
     def make(self) -> None:
@@ -366,6 +408,38 @@ class Inputs:
             ["serve", run, f"--port={self.busy_port()}"],
         ]
         return Case("words", draw.choice(commands), False)
+
+    def options(self, draw: random.Random) -> Case:
+        """One or two options of a command, whichever it has, with values of any kind."""
+        folder = self.here / "run"
+        shutil.copytree(self.good / "run", folder)
+        commands = self._commands_on_a_run(str(folder), page=draw.choice(PAGES))
+        commands += [
+            ["train", self.good_graph, "--no-tune", "--epochs=1", "--dim=2", *self.out],
+            ["inspect", self.good_graph],
+            ["index", str(folder), *self.out],
+            ["sparsity", str(folder)],
+            ["tune", str(self.here / "none.toml")],
+        ]
+        line = draw.choice(commands)
+        options = _options_of(line[0])
+        for name, takes_value in draw.sample(options, min(len(options), draw.choice((1, 1, 2)))):
+            line = [*line, f"{name}={draw.choice(VALUES)}" if takes_value else name]
+        return Case("options", line, False)
+
+
+def _options_of(command: str) -> list[tuple[str, bool]]:
+    """The options of a command, and whether each takes a value."""
+    from typer.main import get_command
+
+    from dualkg.cli.main import app
+
+    options = []
+    for parameter in get_command(app).commands[command].params:  # type: ignore[attr-defined]
+        name = parameter.opts[0]
+        if name.startswith("-") and name not in ENDLESS:
+            options.append((name, not parameter.is_flag))
+    return options
 
 
 def _candidate_records(graph: Any) -> list[dict[str, Any]]:
