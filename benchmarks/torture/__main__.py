@@ -190,7 +190,8 @@ def main() -> int:
     statuses = []
     for name in chosen:
         line = [sys.executable, "-m", "benchmarks.torture", name, *options]
-        statuses.append(subprocess.run(line, cwd=ROOT, check=False).returncode)
+        # A campaign that a signal ended has a negative status.
+        statuses.append(abs(subprocess.run(line, cwd=ROOT, check=False).returncode))
     return max(statuses)
 
 

@@ -556,6 +556,12 @@ def test_a_recipe_cannot_change_during_a_run(small_graph, tmp_path):
         kg.train(kg.CP(small_graph.shape, dim=4), small_graph, out=folder.path, on_progress=kill)
     text = folder.recipe.read_text()
     folder.recipe.write_text(text.replace("Adagrad", "Adam"))
+    with pytest.raises(RecipeChanged):
+        kg.resume(folder.path)
+    # A checkpoint of an earlier version does not have the checksum of its recipe.
+    groups, about = load_tensors(folder.checkpoint)
+    del about["recipe"]
+    save_tensors(groups, folder.checkpoint, about=about)
     with pytest.raises(OptimizerChanged) as changed:
         kg.resume(folder.path)
     assert changed.value.saved == "Adagrad"
@@ -580,6 +586,9 @@ def test_a_changed_digit_of_a_recipe_is_found(small_graph, tmp_path):
         kg.resume(folder.path)
     assert (refused.value.path, refused.value.checkpoint) == (folder.recipe, folder.checkpoint)
     assert damaged_files(folder.path) == ["recipe.toml"]
+    folder.recipe.write_text(text.replace('name = "CP"', 'name = "CQ"'))
+    with pytest.raises(RecipeChanged):
+        kg.resume(folder.path)
     folder.recipe.write_text(text.replace("[model]", "[modeL]"))
     assert damaged_files(folder.path) == ["recipe.toml"]
     folder.recipe.write_text(f"# mine\n\n{text}")  # a comment is no change

@@ -14,7 +14,7 @@ import pytest
 
 import dualkg as kg
 from dualkg.cli.main import main
-from dualkg.errors import InvalidValue, MissingExtra, PathExists, Unsupported
+from dualkg.errors import DamagedFile, InvalidValue, MissingExtra, PathExists, Unsupported
 from dualkg.training.recipe import load_recipe
 from dualkg.tuning.search import SearchInterrupted, search
 from dualkg.tuning.space import space_from
@@ -53,6 +53,23 @@ def test_grid_writes_its_results_and_repeats_nothing_when_called_again(small_gra
     again = search(FOUR, out=tmp_path, graph=small_graph)
     assert again.trials == result.trials
     assert len(trials_in(tmp_path)) == 4
+
+
+def test_a_damaged_database_is_refused_wherever_it_is_damaged(small_graph, tmp_path):
+    """Every table of it once is a page of zeros."""
+    search(FOUR, out=tmp_path, graph=small_graph)
+    file = tmp_path / "study.db"
+    good = file.read_bytes()
+    size = 4096
+    reasons = []
+    for start in range(size, len(good), size):
+        file.write_bytes(good[:start] + bytes(size) + good[start + size :])
+        try:
+            search(FOUR, out=tmp_path, graph=small_graph)
+        except (DamagedFile, StorageNotOpened) as error:
+            reasons.append(error.reason)
+    assert len(reasons) > 10
+    assert set(reasons) == {"database disk image is malformed"}
 
 
 class Poison:

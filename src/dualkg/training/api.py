@@ -38,6 +38,7 @@ from dualkg.training.callbacks import (
     end_callbacks,
     find_callbacks,
 )
+from dualkg.training.checkpoint import read_about
 from dualkg.training.classes import find_class, known_name, name_of
 from dualkg.training.optimizers import OPTIMIZERS, Optimizer
 from dualkg.training.recipe import (
@@ -50,7 +51,13 @@ from dualkg.training.recipe import (
     recipe_from,
 )
 from dualkg.training.run import RunFinished, RunFolder, RunNotFinished, TrainedRun
-from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer, peak_mib
+from dualkg.training.trainer import (
+    OnProgress,
+    ProgressEvent,
+    Trainer,
+    check_recipe,
+    peak_mib,
+)
 
 # The arguments of `train` that are objects: the class, the names that stand for one, an example.
 OBJECTS: dict[str, tuple[type, Iterable[str], str]] = {
@@ -435,6 +442,8 @@ def resume_training(
     if not start.exists():
         raise RunNotFinished(folder.path, resumable=folder.resumable, wanted="resume")
 
+    # Before a model is built of a recipe that may have changed.
+    check_recipe(folder.recipe, read_about(start), checkpoint=start)
     trainer = Trainer.of_recipe(
         recipe, graph, device=device, on_progress=on_progress, callbacks=callbacks
     )

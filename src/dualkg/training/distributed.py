@@ -90,7 +90,7 @@ from dualkg.training.memory import (
 from dualkg.training.recipe import Recipe, checksum, load_recipe
 from dualkg.training.run import RunFolder, TrainedRun
 from dualkg.training.steps import ReferenceStep
-from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
+from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer, check_recipe
 
 T = TypeVar("T")
 OnStart = Callable[[str], None]
@@ -705,6 +705,7 @@ def _resume(
     check_agreement(group, training_facts(recipe, graph, group.device))
     called = find_callbacks(callbacks or saved_trackers(folder.path)) if group.first else []
     about = CheckpointFolder(folder.checkpoint_folder, group).about()
+    check_recipe(folder.recipe, about, checkpoint=folder.checkpoint_folder)
     build = partial(
         build_trainer,
         recipe,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
 import shutil
 import signal
 import sys
@@ -19,7 +20,15 @@ import torch
 
 from dualkg.data.graph import Graph, load_saved_graph, save_graph
 from dualkg.data.loading import load_graph
-from dualkg.errors import PYTHON, DualkgError, InvalidValue, PathExists, Unsupported, Words
+from dualkg.errors import (
+    PYTHON,
+    DamagedFile,
+    DualkgError,
+    InvalidValue,
+    PathExists,
+    Unsupported,
+    Words,
+)
 from dualkg.extras import optional_import
 from dualkg.files import locked
 from dualkg.logs import ProgressLog, TimeLeft
@@ -146,21 +155,22 @@ def search(
         "folder": out.resolve(),
         "heartbeats": heartbeats,
     }
-    worker = Worker(graph, **options, where=where, on_progress=report)
     started = time.monotonic()
-    num_done_before = worker.result().num_done
     interrupted = False
     try:
-        if jobs == 1:
-            worker.run()
-        else:
-            _run_processes(worker, jobs, options)
-    except (KeyboardInterrupt, InterruptedRunError):
-        interrupted = True
+        worker = Worker(graph, **options, where=where, on_progress=report)
+        num_done_before = worker.result().num_done
+        try:
+            if jobs == 1:
+                worker.run()
+            else:
+                _run_processes(worker, jobs, options)
+        except (KeyboardInterrupt, InterruptedRunError):
+            interrupted = True
+        result = worker.result()
     except (StorageInternalError, json.JSONDecodeError) as error:
-        raise StorageFailed(where, str(error.__cause__ or error)) from None
+        raise _storage_error(where, error) from None
 
-    result = worker.result()
     num_new = result.num_done - num_done_before
     if num_new > 0:
         minutes = (time.monotonic() - started) / 60
@@ -171,6 +181,15 @@ def search(
     if interrupted:
         raise SearchInterrupted(result.num_done, space.num_trials)
     return result
+
+
+def _storage_error(where: str, error: Exception) -> DualkgError:
+    """What a storage says of a failure, without the statement of SQL that failed."""
+    reason = str(error.__cause__ or error).splitlines()[0]
+    reason = re.sub(r"^\([\w.]+\) ", "", reason)
+    if "malformed" in reason or isinstance(error, json.JSONDecodeError):
+        return DamagedFile(where, reason, advice="Search in another folder.")
+    return StorageFailed(where, reason)
 
 
 def _as_space(space: SearchSpace | str | Path | Mapping[str, Any]) -> SearchSpace:
