@@ -135,13 +135,28 @@ def test_complete_has_the_triples_of_one_process(folder: Path) -> None:
     assert not second.err
 
 
+@pytest.mark.parametrize("kind", ["exact", "ivf"])
+def test_index_has_the_rows_of_one_process(folder: Path, kind: str) -> None:
+    words = ("index", "two", "--kind", kind, "--recall", 0.8, "--json", "--out")
+    alone = data_of(folder, *words, f"{kind}-alone", both=False)
+    both = data_of(folder, *words, f"{kind}-both", both=True)
+    table, expected = both["tables"]["tail"], alone["tables"]["tail"]
+    for key in ("shape", "config", "fingerprint", "sha256"):
+        assert table[key] == expected[key]
+    assert table["stats"]["recall"] == expected["stats"]["recall"]
+    names = [path.name for path in (folder / f"{kind}-alone" / "tail").iterdir()]
+    for name in names:
+        content = (folder / f"{kind}-both" / "tail" / name).read_bytes()
+        assert content == (folder / f"{kind}-alone" / "tail" / name).read_bytes(), name
+
+
 def triple_of(row: dict[str, Any]) -> tuple[str, str, str]:
     return row["head"], row["relation"], row["tail"]
 
 
 def test_what_several_processes_do_not_do_is_refused(folder: Path) -> None:
     for words, what in (
-        (("index", "one", "--out", "new"), "index"),
+        (("calibrate", "one"), "calibrate"),
         (("evaluate", "one", "--task", "classification"), "evaluate with --storage"),
         (("predict", "one", "--queries", "-"), "predict with --queries -"),
     ):

@@ -54,7 +54,7 @@ stdout = SafeConsole(highlight=False)
 stderr = SafeConsole(stderr=True, highlight=False)
 
 # Commands that torchrun may start.
-IN_PROCESSES = ("train", "resume", "evaluate", "predict", "complete", "export")
+IN_PROCESSES = ("train", "resume", "evaluate", "predict", "complete", "index", "export")
 MAX_WIDTH = 1000  # columns of a table that is wider than the terminal
 PADDING = 2
 MIN_BAR_WIDTH = 8
@@ -100,7 +100,7 @@ class OneProcessOnly(RequestError):
     def __init__(self, what: str) -> None:
         super().__init__(
             f"dualkg {what} works in one process. Start it without torchrun; several processes "
-            f"train, resume, evaluate, predict, complete and export."
+            f"train, resume, evaluate, predict, complete, index and export."
         )
         self.what = what
 

@@ -253,17 +253,27 @@ def index(
     out: Annotated[Path | None, Option(help="New folder (default: RUN-index).")] = None,
 ) -> cli.Output:
     """Build a nearest-neighbour index of the entities of a run and measure its recall and speed."""
+    from dualkg.inference.index import metric_of
     from dualkg.inference.index_build import build_index, describe_index, save_index
 
     folder = out or run.resolve().with_name(f"{run.resolve().name}-index")
-    with locked(folder):
-        check_new_folder(folder)
-        loaded = kg.load_run(run)
+    is_first = kg.workflows.is_first_process()
+    if not is_first:
+        cli.silence()
+    check = partial(check_new_folder, folder)
+    with (
+        locked(folder if is_first else None),
+        kg.workflows.opened(run, device="cpu", check=check) as loaded,
+    ):
+        metric_of(loaded.model)
+        model = kg.workflows.in_first_process(loaded)
+        if model is None:
+            return
         if storage is None:
             is_sparse = isinstance(loaded, kg.TrainedRun) and loaded.sparsity is not None
             storage = "sparse" if is_sparse and kind == "exact" else "float32"
         built = build_index(
-            loaded.model,
+            model,
             loaded.graph,
             kind=kind,
             recall=recall,

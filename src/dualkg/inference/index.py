@@ -410,6 +410,7 @@ def query_vectors(model: Model, given: Tensor, relations: Tensor, side: Side) ->
 
 def metric_of(model: Model) -> Metric:
     """The metric by which an index finds what a model scores best; refuse a model without one."""
+    model = model.whole
     if isinstance(model, BilinearModel):
         return "inner product"
     obstacle = _obstacle(model)

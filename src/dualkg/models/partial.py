@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from dualkg.data.spill import Column
 from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm, score_rows
 from dualkg.models.bilinear import BilinearModel
 from dualkg.tables.base import EntityScores
+from dualkg.tables.local import LocalTables
 from dualkg.tables.lookup import TABLE_NAMES, Side, lookup
 
 __all__ = ["PartialModel"]
@@ -103,6 +106,25 @@ class PartialModel(Model):
 
     def share(self, values: Tensor) -> Tensor:
         return self.tables.share(values)
+
+    def mapped(self) -> Model | None:
+        """In the first process, the model of all rows; None in the others, which send theirs.
+
+        Its entity tables are in memory-mapped temporary files: never more than a block of them has
+        to be in memory. The other parameters are those of this model.
+        """
+        replaced = {}
+        for table in self.entity_tables:
+            column = Column(np.float32)
+            for block in self.tables.rows_of_all(table):
+                if self.is_first:
+                    column.append(block.flatten().numpy())
+            if self.is_first:
+                rows = torch.from_numpy(column.map()).view(-1, table.shape[1])
+                replaced[table] = nn.Parameter(rows, requires_grad=False)
+        if not self.is_first:
+            return None
+        return self.model.with_rows(LocalTables(self.tables.num_entities), replaced)
 
     def entity_vectors(self) -> Tensor:
         return self.model.entity_vectors()

@@ -68,7 +68,10 @@ class EntityScores(ABC):
 
 
 class EntityTables(ABC):
-    """Where the rows of a model's entity tables are, and how they are read, scored and updated."""
+    """Where the rows of a model's entity tables are, and how they are read, scored and updated.
+
+    Methods that are not abstract are those of a process which has all rows.
+    """
 
     def __init__(
         self,
@@ -258,19 +261,18 @@ class EntityTables(ABC):
         counts −1.
         """
 
-    @abstractmethod
     def sum(self, values: Tensor) -> Tensor:
         """The sum of a value over all processes, whose gradient every process has."""
+        return values
 
-    @abstractmethod
     def logsumexp(self, positives: Tensor, scores: Tensor) -> Tensor:
         """log(exp(positive) + Σ exp(score)) of each query, `(batch,)`.
 
         The scores are those that this process has computed, `(batch, n)`, with any number of
         columns in each process. Every process has the positive scores, `(batch,)`.
         """
+        return torch.cat([positives[:, None], scores], 1).logsumexp(1)
 
-    @abstractmethod
     def join(
         self,
         values: Tensor,
@@ -283,6 +285,7 @@ class EntityTables(ABC):
         `values` were computed from. Gradients of these vectors and of the parameters that every
         process has are summed over all processes.
         """
+        return values
 
     # -- training steps -------------------------------------------------------
 
@@ -322,9 +325,9 @@ class EntityTables(ABC):
     def synchronize(self, tensors: Mapping[str, Tensor]) -> None:
         """Give all processes the same bits of the tensors that each of them has whole."""
 
-    @abstractmethod
     def all_reduce(self, values: Tensor) -> Tensor:
         """Replace values by their sum over all processes."""
+        return values
 
     def share(self, values: Tensor) -> Tensor:
         """Replace values by those of the first process."""

@@ -182,20 +182,6 @@ class HostTables(EntityTables):
             scores_of, blocks, known, targets, positions=lambda ids: ids, skips_blocks=True
         )
 
-    def sum(self, values: Tensor) -> Tensor:
-        return values
-
-    def logsumexp(self, positives: Tensor, scores: Tensor) -> Tensor:
-        return torch.cat([positives[:, None], scores], 1).logsumexp(1)
-
-    def join(
-        self,
-        values: Tensor,
-        vectors: Sequence[tuple[Tensor, Tensor]],
-        parameters: Sequence[tuple[str, nn.Parameter]],
-    ) -> Tensor:
-        return values
-
     # -- training steps -------------------------------------------------------
 
     def step(self, build: BuildStep, model: Any, optimizer: Any, loss: Any) -> Step:
@@ -235,9 +221,6 @@ class HostTables(EntityTables):
 
     def synchronize(self, tensors: Mapping[str, Tensor]) -> None:
         """Nothing: there is one process."""
-
-    def all_reduce(self, values: Tensor) -> Tensor:
-        return values
 
 
 def reads_all_rows() -> Unsupported:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -110,20 +110,6 @@ class LocalTables(EntityTables):
     ) -> Tensor:
         return count(scores_of(None), known, targets)
 
-    def sum(self, values: Tensor) -> Tensor:
-        return values
-
-    def logsumexp(self, positives: Tensor, scores: Tensor) -> Tensor:
-        return torch.cat([positives[:, None], scores], 1).logsumexp(1)
-
-    def join(
-        self,
-        values: Tensor,
-        vectors: Sequence[tuple[Tensor, Tensor]],
-        parameters: Sequence[tuple[str, nn.Parameter]],
-    ) -> Tensor:
-        return values
-
     def gradient_tables(
         self, parameters: Mapping[Side, nn.Parameter], *, squared: bool, bf16: bool
     ) -> LocalGradientTables:
@@ -158,6 +144,3 @@ class LocalTables(EntityTables):
 
     def synchronize(self, tensors: Mapping[str, Tensor]) -> None:
         """Nothing: there is one process."""
-
-    def all_reduce(self, values: Tensor) -> Tensor:
-        return values

@@ -5,7 +5,7 @@ Each step is one function, and reports typed events.
 
 from dualkg.workflows import events
 from dualkg.workflows.predict import FileOfQueries, predict_file
-from dualkg.workflows.processes import is_first_process, num_processes, opened
+from dualkg.workflows.processes import in_first_process, is_first_process, num_processes, opened
 from dualkg.workflows.sources import check_graph, read_source, run_name
 from dualkg.workflows.train import (
     SeedResults,
@@ -23,6 +23,7 @@ __all__ = [
     "check_graph",
     "events",
     "fit",
+    "in_first_process",
     "is_first_process",
     "num_processes",
     "opened",

@@ -14,6 +14,8 @@ import torch
 
 from dualkg.errors import InvalidValue
 from dualkg.inference.api import open_run
+from dualkg.models.base import Model
+from dualkg.models.partial import PartialModel
 from dualkg.training.callbacks import Callbacks, find_callbacks
 from dualkg.training.distributed import (
     load_in_processes,
@@ -33,7 +35,8 @@ from dualkg.workflows.events import (
 )
 from dualkg.workflows.sources import TrainingSource
 
-__all__ = ["is_first_process", "num_processes", "opened", "resume_together", "train_together"]
+__all__ = ["in_first_process", "is_first_process", "num_processes", "opened", "resume_together"]
+__all__ += ["train_together"]
 
 
 def is_first_process() -> bool:
@@ -97,6 +100,17 @@ def opened(
     with processes(device) as group:
         group.on_first(check)
         yield load_in_processes(path, group)
+
+
+def in_first_process(run: Run) -> Model | None:
+    """The whole model of a run, for work that one process does; None in the others.
+
+    Where several processes share a model, they send its rows to the first, which maps them in a
+    file. The others have nothing more to do.
+    """
+    if isinstance(run.model, PartialModel):
+        return run.model.mapped()
+    return run.model if run.model.is_first else None
 
 
 def resume_together(

@@ -9,14 +9,19 @@ import dualkg as kg
 from dualkg.errors import Unsupported
 from dualkg.inference.index import ExactIndex, metric_of, query_vectors, tables_of
 from dualkg.inference.index_build import check_agreement, fingerprint, sample_queries
+from dualkg.models.partial import PartialModel
+from dualkg.tables import LocalTables, Shard, ShardedTables
 from tests.raising import refused
 
 SHAPE = kg.GraphShape(12, 3)
+GIVEN = torch.arange(12)
 
 
 def made(kind: str, **config: Any) -> kg.Model:
     dual = config.pop("dual", None)
-    model = getattr(kg, kind)(SHAPE, dim=4, init_scale=1.0, seed=1, **config)
+    tables = config.pop("tables", None) or LocalTables(SHAPE.num_entities)
+    config = {"dim": 4, "init_scale": 1.0, "seed": 1, **config}
+    model = getattr(kg, kind).with_tables(tables, SHAPE, **config)
     return (kg.Dual(model, dual) if dual else model).eval()
 
 
@@ -53,6 +58,23 @@ def test_an_index_finds_what_the_model_scores_best(kind, config):
         rescored = model.predict_candidates(given, relations, found.ids, side)
         torch.testing.assert_close(rescored, scores.gather(1, found.ids), rtol=1e-3, atol=1e-3)
         check_agreement(model, given, relations, side=side, best=found.ids[:, :1])
+
+
+@pytest.mark.parametrize("kind", ["CP", "ComplEx", "TransE"])
+@torch.no_grad()
+def test_a_model_of_mapped_rows_scores_as_the_whole(kind):
+    """The first of several processes builds an index of it; here that one has all rows."""
+    model = made(kind, reciprocal=False)
+    tables = ShardedTables(Shard(12))
+    built = made(kind, reciprocal=False, tables=tables)
+    tables.block_rows = 5
+    mapped = PartialModel(built).mapped()
+    assert mapped is not None
+    assert mapped.tables.has_all_entities
+    for name, table in model.state_dict().items():
+        assert torch.equal(mapped.state_dict()[name], table), name
+    expected = model.predict_heads(GIVEN % 3, GIVEN)
+    torch.testing.assert_close(mapped.predict_heads(GIVEN % 3, GIVEN), expected)
 
 
 @pytest.mark.parametrize(
