@@ -211,7 +211,8 @@ def test_a_record_equals_its_runs(dualkg, runs, tmp_path):
     assert code == 2
     assert "has the ranks of the test split only, not of valid. Compare the runs instead." in err
     (record / "ranks.parquet").unlink()
-    assert dualkg("compare", record, "world").code == 2
+    code, _, err = dualkg("compare", record, "world")
+    assert (code, err.startswith("dualkg: This record has no ranks:")) == (2, True)
 
 
 def test_a_record_of_other_data_is_refused(dualkg, runs, tmp_path):

@@ -48,6 +48,25 @@ def test_without_a_file_the_triples_are_printed(run_cli, run, tmp_path, monkeypa
     assert not list(tmp_path.iterdir())
 
 
+def test_without_a_triple_above_the_minimum_the_best_probability_is_named(run_cli, run, tmp_path):
+    best = kg.complete(run, top=1).table()["probability"][0].as_py()
+    out = tmp_path / "new.tsv"
+    result = run_cli("complete", run, "--min-probability", 0.999, "--out", out)
+    assert result.code == 0, result.err
+    assert f"0.999 or more; the best has {best:.4g}." in result.err
+    assert len(out.read_text().splitlines()) == 1
+    printed = run_cli("complete", run, "--min-probability", 0.999, "--json").json
+    assert printed == {"out": None, "triples": 0, "best": [], "highest_probability": best}
+
+
+def test_the_best_probability_is_that_of_the_filtered_triples(run_cli, run):
+    words = ("--relation", "r1", "--head", "e3")
+    best = kg.complete(run, top=1, relations=["r1"], heads=["e3"]).table()["probability"][0].as_py()
+    assert best < kg.complete(run, top=1).table()["probability"][0].as_py()
+    printed = run_cli("complete", run, *words, "--min-probability", 0.999, "--json").json
+    assert printed["highest_probability"] == best
+
+
 def test_options_restrict_the_candidates(run_cli, run, tmp_path):
     out = tmp_path / "new.parquet"
     words = (

@@ -62,6 +62,14 @@ def _is_record(record: Any) -> bool:
 def load_recorded_ranks(folder: Path, seeds: Sequence[int]) -> Floats:
     """The rank of every test query, `(num_seeds, 2, num_triples)`, tail queries first."""
     path = folder / "ranks.parquet"
+    if not path.exists():
+        # Records of graphs that train in seconds are kept without ranks.
+        raise Unsupported(
+            "This record",
+            f"has no ranks: {path} does not exist",
+            advice=f"Its test metrics are in {folder / 'record.json'}. To compare it query by "
+            f"query, train {folder / 'recipe.toml'} and name that run.",
+        )
     try:
         table = read_parquet(path)
         columns = [table[f"seed-{seed}"].to_numpy() for seed in seeds]

@@ -98,7 +98,19 @@ def complete(
             advice = "" if out is None else " Run the same command again to resume."
             cli.note(f"dualkg: stopped.{advice}", style=None)
             raise typer.Exit(130) from None
-    return _print_completion(made, out)
+        highest = None
+        if not len(made) and min_probability:
+            highest = _highest_probability(opened, arguments)
+    return _print_completion(made, out, min_probability=min_probability, highest=highest)
+
+
+def _highest_probability(run: kg.Run, arguments: dict[str, Any]) -> float | None:
+    """The probability of the best triple without a minimum, or None if the filters leave none.
+
+    It is searched for only where nothing else was found, which takes as long again at most.
+    """
+    best = kg.complete(run, top=1, **arguments).table().to_pylist()
+    return best[0]["probability"] if best else None
 
 
 def _print_check(checked: kg.inference.completion.CompletionCheck) -> cli.Output:
@@ -122,10 +134,24 @@ def _print_check(checked: kg.inference.completion.CompletionCheck) -> cli.Output
     cli.stdout.print(f"\n[dim]{counts}[/dim]")
 
 
-def _print_completion(made: kg.inference.completion.Completion, out: Path | None) -> cli.Output:
+def _print_completion(
+    made: kg.inference.completion.Completion,
+    out: Path | None,
+    *,
+    min_probability: float,
+    highest: float | None,
+) -> cli.Output:
     num_shown = len(made) if out is None else NUM_PRINTED
     best = made.table().slice(0, num_shown).to_pylist()
-    yield cli.Result({"out": None if out is None else str(out), "triples": len(made), "best": best})
+    result = {"out": None if out is None else str(out), "triples": len(made), "best": best}
+    if not len(made):
+        result["highest_probability"] = highest
+    yield cli.Result(result)
+    if not len(made):
+        cli.note(_why_empty(min_probability, highest), style=None)
+        if out is not None:
+            cli.note(f"{out} has no triples.", style=None)
+        return
     rows = []
     for row in best:
         names = [row.get(f"{part}_label") or row[part] for part in ("head", "relation", "tail")]
@@ -133,6 +159,15 @@ def _print_completion(made: kg.inference.completion.Completion, out: Path | None
     cli.print_table(["rank", "head", "relation", "tail", "probability", "score"], rows, left=4)
     if out is not None:
         cli.note(f"\n{len(made):,} new triples are saved in {out}.", style=None)
+
+
+def _why_empty(min_probability: float, highest: float | None) -> str:
+    if highest is None:
+        return "There is no new triple with these options."
+    return (
+        f"No new triple has a probability of {min_probability:.4g} or more; "
+        f"the best has {highest:.4g}."
+    )
 
 
 @cli.command()
