@@ -17,6 +17,7 @@ import typer
 import dualkg as kg
 from dualkg.cli.main import app
 from dualkg.losses import LOSSES
+from dualkg.serve import ServedRuns, application, request_once
 from dualkg.training.recipe import Recipe, _toml
 from scripts import path_pictures
 
@@ -171,6 +172,38 @@ def test_every_command_can_be_typed(page):
             if name.startswith("--"):
                 continue
             commands[name].make_context(f"dualkg {name}", words)
+
+
+def test_errors_that_the_pages_show_are_what_the_program_says(run_cli, untrained, tmp_path):
+    """A misspelt graph in start.md, a misspelt entity in serve.md, a file too small in data.md."""
+    said = [run_cli("train", "wrld").err]
+
+    served = application(ServedRuns.load([untrained], device="cpu"))
+    response = request_once(served, "/api/tails?head=Frnace&relation=capital")
+    said.append(f"{response.body.decode()}\n")
+
+    two = tmp_path / "two.tsv"
+    two.write_text("a\tr\tb\na\tr\tc\n", encoding="utf-8")
+    refused = run_cli("train", two, "--no-tune").err
+    said.append(refused.replace(f"dualkg: {two}", "two.tsv"))
+
+    for name, sentence in zip(("start.md", "serve.md", "data.md"), said, strict=True):
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert one_line(sentence) in one_line(page)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.fixture
+def untrained(tmp_path):
+    """A run of the bundled graph whose model has learned nothing."""
+    graph = kg.load_graph("world")
+    kg.train(kg.ComplEx(graph.shape, dim=1), graph, batch_size=10_000, epochs=1).save(
+        tmp_path / "run"
+    )
+    return tmp_path / "run"
 
 
 @pytest.mark.parametrize(

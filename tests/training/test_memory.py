@@ -119,8 +119,8 @@ def test_a_dual_has_a_vector_for_each_negative_of_each_triple(side):
 
 
 def test_sparse_gradients_need_the_rows_of_a_batch_only():
-    """Three heads, three tails and five negatives of 6 numbers; 24 numbers of relations, and
-    Adagrad's sums of all.
+    """A head and a tail of each example, and five negatives, of 6 numbers; 24 numbers of relations,
+    and Adagrad's sums of all.
     """
     model = kg.ComplEx(kg.GraphShape(1000, 2), dim=3)
     rest = 3 * memory.EXAMPLE_BYTES + BLOCK_ELEMENTS * 6
@@ -130,8 +130,9 @@ def test_sparse_gradients_need_the_rows_of_a_batch_only():
         need = predict(
             recipe, model, kg.DURA(0.1), Engine("sparse", "float32", CPU), num_examples=3
         )
-        rows = memory.SPARSE_COPIES * (3 + 3 + 5) * 6
-        assert need.fixed == (numbers + 24 + 24 + 2 * 24 + rows) * 4 + rest
+        negatives = memory.SPARSE_COPIES * 5 * 6
+        assert need.fixed == (numbers + 24 + 24 + 2 * 24 + negatives) * 4 + rest
+        assert need.per_example == (memory.VECTORS + memory.SPARSE_COPIES * 2) * 6 * 4
 
 
 def trained(graph: kg.Graph, batch_size: int) -> Trainer:
@@ -189,6 +190,21 @@ def test_a_run_that_does_not_fit_names_the_largest_batch_that_does(monkeypatch):
         trained(graph, 1)
     assert refused.value.largest_batch < 1
     assert "Not even a batch of 1 fits: choose a smaller dim" in str(refused.value)
+
+
+@pytest.mark.parametrize("step", ["sparse", "kernels"])
+def test_rows_of_a_sampled_loss_are_those_of_a_batch(step):
+    """What a batch of one size needs is the same, whatever the size of the recipe is."""
+    shape = GraphShape(50, 3)
+    model = kg.ComplEx(shape, dim=4)
+    engine = Engine(step, "float32", CPU)
+    needs = []
+    for batch_size in (2, 10, 900):
+        changes = {"loss.name": "SampledSoftmax", "loss.num_negatives": 20}
+        recipe = kg.Recipe().with_changes({**changes, "training.batch_size": batch_size})
+        needs.append(predict(recipe, model, kg.DURA(0.1), engine, num_examples=1000))
+    assert needs[0].fixed == needs[1].fixed == needs[2].fixed
+    assert needs[0].per_example == needs[1].per_example == needs[2].per_example
 
 
 def test_a_batch_larger_than_the_graph_needs_no_more_than_the_graph(monkeypatch):

@@ -290,6 +290,8 @@ class _Prediction:
             # A copy and a gradient, each half as large as the table.
             fixed += self.entity_tables
         per_example: float = VECTORS * self.num_sides * self.width * self.size // self.lean
+        if self.rows is not None:
+            per_example += self.rows_per_example() * self.row_copies()
         core = self.embedding.num_shared_parameters(self.embedding.dim)
         if core and self.engine.step == "captured":
             # Each head goes through every slice of the core.
@@ -319,8 +321,18 @@ class _Prediction:
             copies = WHOLE_TABLES if self.regularizer.reads_whole_tables else LARGEST_TABLES
             return sum(self.tables.values()) + copies * max(self.tables.values())
         others = [size for name, size in self.tables.items() if name not in TABLE_NAMES]
-        of_rows = SPARSE_COPIES * self.rows * self.width * self.size // self.lean
-        return sum(others) + LARGEST_TABLES * max(others) + of_rows
+        rows = self.rows - self.batch_size * self.rows_per_example()
+        return sum(others) + LARGEST_TABLES * max(others) + rows * self.row_copies()
+
+    def row_copies(self) -> float:
+        """The copies of a row that a batch reads, where only such rows have gradients."""
+        return SPARSE_COPIES * self.width * self.size // self.lean
+
+    def rows_per_example(self) -> int:
+        """The rows by which a batch grows with each example: its heads, tails and negatives."""
+        rows = self.recipe.loss.rows_per_batch
+        one, two = rows(self.model, 1), rows(self.model, 2)
+        return 0 if one is None or two is None else two - one
 
     def examples(self) -> float:
         if not self.on_disk:

@@ -1,4 +1,4 @@
-"""The screenshot of the README: `make picture` stores it."""
+"""The screenshots of the README and of the site: `make picture` stores them."""
 
 import os
 from pathlib import Path
@@ -27,13 +27,16 @@ def address(tmp_path_factory):
         yield found
 
 
-def test_the_picture_of_the_readme(opened, tmp_path):
+@pytest.mark.parametrize(("scheme", "name"), [("light", "explorer"), ("dark", "explorer-dark")])
+def test_the_picture_of_the_readme(opened, tmp_path, scheme, name):
     """Known facts are there, and some that are predicted."""
     size = {"width": 1200, "height": 1400}
-    page = opened("/entity/Switzerland", viewport=size, device_scale_factor=1.5)
+    page = opened(
+        "/entity/Switzerland", viewport=size, device_scale_factor=1.5, color_scheme=scheme
+    )
     page.get_by_role("heading", name="Predicted facts").wait_for()
     assert page.get_by_role("link", name="France", exact=True).count() > 0
-    path = Path(os.environ.get("DUALKG_PICTURES") or tmp_path) / "explorer.png"
+    path = Path(os.environ.get("DUALKG_PICTURES") or tmp_path) / f"{name}.png"
     page.screenshot(path=path, clip={"x": 0, "y": 0, **size})
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size < 500_000
