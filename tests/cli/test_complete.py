@@ -53,7 +53,7 @@ def test_without_a_triple_above_the_minimum_the_best_probability_is_named(run_cl
     out = tmp_path / "new.tsv"
     result = run_cli("complete", run, "--min-probability", 0.999, "--out", out)
     assert result.code == 0, result.err
-    assert f"0.999 or more; the best has {best:.4g}." in result.err
+    assert f"0.999 or more; the best has {best:.4g}." in result.out
     assert len(out.read_text().splitlines()) == 1
     printed = run_cli("complete", run, "--min-probability", 0.999, "--json").json
     assert printed == {"out": None, "triples": 0, "best": [], "highest_probability": best}

@@ -148,7 +148,7 @@ def _print_completion(
         result["highest_probability"] = highest
     yield cli.Result(result)
     if not len(made):
-        cli.note(_why_empty(min_probability, highest), style=None)
+        cli.stdout.print(_why_empty(min_probability, highest), soft_wrap=True, highlight=False)
         if out is not None:
             cli.note(f"{out} has no triples.", style=None)
         return
