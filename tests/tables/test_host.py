@@ -198,7 +198,16 @@ class LateFuture(Future):
         return super().exception(timeout)
 
 
-@pytest.mark.parametrize(("ahead", "in_flight"), [(0, 1), (0, 3), (1, 2), (3, 4), (3, 6)])
+@pytest.mark.parametrize(
+    ("ahead", "in_flight"),
+    [
+        (0, 1),
+        pytest.param(0, 3, marks=pytest.mark.slow),
+        pytest.param(1, 2, marks=pytest.mark.slow),
+        (3, 4),
+        pytest.param(3, 6, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("reads", [AtOnce, AtLast])
 @pytest.mark.parametrize("writes", [AtOnce, AtLast])
 def test_rows_of_several_batches_have_all_updates(ahead, in_flight, reads, writes):
@@ -346,7 +355,9 @@ def test_a_run_that_is_stopped_in_an_epoch_resumes_with_tables_anywhere(tmp_path
         assert_same_bits(state_of(trainer), state_of(expected))
 
 
-@pytest.mark.parametrize("model", ["ComplEx", "CP", "RESCAL"])
+@pytest.mark.parametrize(
+    "model", ["ComplEx", *(pytest.param(name, marks=pytest.mark.slow) for name in ("CP", "RESCAL"))]
+)
 def test_a_run_folder_is_that_of_tables_on_the_device(model, tmp_path):
     graph = graph_with_frequent_entities()
     changes = {"model.name": model, "training.checkpoint_seconds": 0.0, "validation.every": 1}
