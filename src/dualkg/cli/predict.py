@@ -250,6 +250,15 @@ def serve(
     read_only: Annotated[
         bool, Option("--read-only", help="Accept no decisions on predicted facts.")
     ] = False,
+    allow_training: Annotated[
+        bool,
+        Option(
+            "--allow-training", help="Accept files of triples in the browser and train on them."
+        ),
+    ] = False,
+    training_folder: Annotated[
+        Path, Option(metavar="FOLDER", help="Where --allow-training makes runs.")
+    ] = Path("runs"),
     device: cli.Device = None,
 ) -> None:
     """Serve runs over HTTP: pages for a browser and a JSON API. The first run is the default."""
@@ -276,7 +285,17 @@ def serve(
             if run.predictor.calibration is None:
                 calibrate = COMMAND.call("calibrate", run.run.folder)
                 cli.note(f"{run.name} has no probabilities yet: {calibrate}", style=None)
-        app = application(served, limits=limits, token=token, log=access_log, read_only=read_only)
+        for folder in served.in_training:
+            cli.note(f"{folder} is in training; /train shows how far it is.", style=None)
+        app = application(
+            served,
+            limits=limits,
+            token=token,
+            log=access_log,
+            read_only=read_only,
+            training_folder=training_folder if allow_training else None,
+            device=device,
+        )
         start(app, listening, limits=limits, on_start=_print_address, open_browser=open_browser)
     cli.note("Stopped.", style=None)
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import metadata
+from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -26,6 +27,7 @@ from dualkg.serve import (
     runs,
     search,
     start,
+    training_pages,
 )
 from dualkg.serve.limits import Limits
 from dualkg.serve.reference import Operation, example_addresses, operations
@@ -42,6 +44,7 @@ ROUTERS = (
     facts.routes,
     decisions.routes,
     runs.routes,
+    training_pages.routes,
     downloads.routes,
     queries.pages,
     entities.pages,
@@ -49,6 +52,7 @@ ROUTERS = (
     decisions.pages,
     likely.pages,
     runs.pages,
+    training_pages.pages,
     search.pages,
     relations.pages,
     best_facts.pages,
@@ -65,11 +69,15 @@ def application(
     log: bool = False,
     read_only: bool = False,
     micro_batching: bool = True,
+    training_folder: Path | None = None,
+    device: str | None = None,
 ) -> FastAPI:
     """An ASGI application that serves runs.
 
-    `read_only` refuses decisions on new facts. Without `micro_batching` every query is one call of
-    the model, which is slower; tests and benchmarks compare with it.
+    `read_only` refuses decisions on new facts. With `training_folder`, files can be sent and
+    trained on; their runs are made in this folder, and served on `device`. Without
+    `micro_batching` every query is one call of the model, which is slower; tests and benchmarks
+    compare with it.
     """
     limits = limits or Limits()
     service = Service(
@@ -79,6 +87,8 @@ def application(
         read_only=read_only,
         micro_batching=micro_batching,
         needs_token=token is not None,
+        training_folder=training_folder,
+        device=device,
     )
 
     @asynccontextmanager

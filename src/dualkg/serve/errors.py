@@ -22,6 +22,7 @@ class HttpWords(Words):
 
     operator_options: ClassVar[frozenset[str]] = frozenset(
         {
+            "allow_training",
             "device",
             "host",
             "out",
@@ -199,6 +200,64 @@ class ServedFolderGone(DualkgError):
         )
 
 
+class TrainingRefused(RequestError):
+    """The server was not started to train."""
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            "This server does not train. Start it with "
+            f"{words.option('allow_training', True)} to train on files in the browser."
+        )
+
+
+class UnreadableUpload(RequestError):
+    """A file that was sent to be trained on cannot be read."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__()
+        self.name = name
+        self.reason = reason
+
+    def message(self, words: Words = PYTHON) -> str:
+        return f"{self.name} cannot be read as triples: {self.reason}."
+
+
+class UnknownUpload(RequestError):
+    """A training names a file that was not sent, or that was removed for newer ones."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self.file = file
+
+    def message(self, words: Words = PYTHON) -> str:
+        return f"No file {self.file} was sent. Send it again."
+
+
+class InvalidRunName(RequestError):
+    """The name of a new run is taken, or not one for a folder."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def message(self, words: Words = PYTHON) -> str:
+        return (
+            f"'{self.name}' cannot be the name of the run: it must be new, and consist of letters, "
+            "digits, points, hyphens and underscores."
+        )
+
+
+class UnknownTraining(RequestError):
+    """No training has this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def message(self, words: Words = PYTHON) -> str:
+        return f"No training is named '{self.name}'."
+
+
 # -- a server that has too much to do ----------------------------------------
 
 
@@ -225,6 +284,13 @@ class CompletionRunning(BusyError):
 
     def message(self, words: Words = PYTHON) -> str:
         return "Another completion is running. Try again when it has finished."
+
+
+class TrainingRunning(BusyError):
+    """One training runs at a time."""
+
+    def message(self, words: Words = PYTHON) -> str:
+        return "Another training is running. Stop it, or try again when it has finished."
 
 
 class TimeLimitExceeded(BusyError):

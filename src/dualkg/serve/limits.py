@@ -25,6 +25,8 @@ class Limits:
     # The body of a request, and the bodies of all requests that are being received.
     body_bytes: int = 2**20
     all_body_bytes: int = 2**26
+    # The body of a request with a file to train on.
+    file_bytes: int = 2**24
     # Seconds for address and headers to arrive, and for a client to read the end of a response.
     receive_seconds: float = 10.0
     # Seconds between two requests of a connection.

@@ -44,9 +44,14 @@ class ServerMetrics:
 
         start_time = Gauge("dualkg_start_time_seconds", "Start of the server.", registry=registry)
         start_time.set_to_current_time()
-        entities = Gauge("dualkg_entities", "Entities of each run.", ["run"], registry=registry)
+        self._entities = Gauge(
+            "dualkg_entities", "Entities of each run.", ["run"], registry=registry
+        )
         for run, number in num_entities.items():
-            entities.labels(run).set(number)
+            self.add_run(run, number)
+
+    def add_run(self, run: str, num_entities: int) -> None:
+        self._entities.labels(run).set(num_entities)
 
     def request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, status).inc()

@@ -42,6 +42,9 @@ COMPLETIONS = (
     "/table/new-facts.csv",
     "/table/new-facts.json",
 )
+# Addresses that change something, and what they accept.
+PROTECTED = {"/api/decisions": "Decisions", "/api/training": "Trainings"}
+FILES = "/api/training/files"  # accepts files
 MAX_LOGGED_PATH = 500  # characters
 MAX_LOGGED_ERROR = 2000
 LARGE_BODY = 4096  # bytes
@@ -119,17 +122,18 @@ def is_loopback(host: str) -> bool:
 
 
 def same_origin(scope: Scope, headers: Headers) -> ErrorReply | None:
-    """Refuse decisions that a page of another host sends.
+    """Refuse changes that a page of another host sends.
 
-    A browser sends the origin of its page with every POST; a program sends none. Decisions must be
+    A browser sends the origin of its page with every POST; a program sends none. Changes must be
     JSON, which a form of another host cannot send.
     """
-    is_decision = scope["path"].startswith("/api/decisions")
-    if scope["method"] in ("GET", "HEAD", "OPTIONS") or not is_decision:
+    protected = [what for path, what in PROTECTED.items() if scope["path"].startswith(path)]
+    if scope["method"] in ("GET", "HEAD", "OPTIONS") or not protected:
         return None
+    [what] = protected
     if not _is_same_origin(headers):
         message = (
-            "Decisions are accepted from this server's own pages only; this one came from another."
+            f"{what} are accepted from this server's own pages only; this one came from another."
         )
         return ErrorReply(403, message)
 
@@ -137,7 +141,7 @@ def same_origin(scope: Scope, headers: Headers) -> ErrorReply | None:
     media_type = content_type.partition(";")[0].strip().lower()
     if scope["method"] == "POST" and media_type != "application/json":
         message = (
-            "Decisions must be sent with 'Content-Type: application/json'; "
+            f"{what} must be sent with 'Content-Type: application/json'; "
             f"got '{content_type or 'none'}'."
         )
         return ErrorReply(415, message)
@@ -210,10 +214,6 @@ class RequestMiddleware:
         self._checks = checks
         self._answering: Counter[str] = Counter()  # complete requests by client
         self._body_bytes = 0  # of the requests that are being received
-        most = f"{service.limits.body_bytes:,}"
-        self._too_large = ErrorReply(
-            413, f"A body must have at most {most} bytes. Send several requests.", headers=CLOSE
-        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -253,6 +253,11 @@ class RequestMiddleware:
     def _time_limit(self, path: str) -> float:
         limits = self._service.limits
         return limits.stream_seconds + GRACE if path in COMPLETIONS else limits.seconds
+
+    def _body_limit(self, path: str) -> int:
+        """The bytes that the body of a request may have."""
+        accepts_files = path == FILES and self._service.trainings.is_allowed
+        return self._service.limits.file_bytes if accepts_files else self._service.limits.body_bytes
 
     async def _answer(self, exchange: Exchange) -> None:
         body = await self._accept(exchange)
@@ -297,9 +302,13 @@ class RequestMiddleware:
     async def _read_body(self, exchange: Exchange) -> bytes | ErrorReply | None:
         """The body of a request, a refusal if it is too large, or None if the client has gone."""
         limits = self._service.limits
+        most = self._body_limit(exchange.path)
+        too_large = ErrorReply(
+            413, f"A body must have at most {most:,} bytes. Send several requests.", headers=CLOSE
+        )
         declared_length = exchange.headers.get("content-length", "")
-        if declared_length.isdecimal() and int(declared_length[:20]) > limits.body_bytes:
-            return self._too_large
+        if declared_length.isdecimal() and int(declared_length[:20]) > most:
+            return too_large
 
         body = bytearray()
         more_body = True
@@ -317,8 +326,8 @@ class RequestMiddleware:
                         "The server is receiving more than it can hold. Try again in a moment."
                     )
                     return ErrorReply(503, message, headers=RETRY | CLOSE)
-                if len(body) > limits.body_bytes:
-                    return self._too_large
+                if len(body) > most:
+                    return too_large
         finally:
             self._body_bytes -= len(body)
         return bytes(body)

@@ -13,8 +13,10 @@ from dualkg.serve.errors import (
     BusyError,
     DecisionsRefused,
     ServedFolderGone,
+    TrainingRefused,
     UnknownNameError,
     UnknownRunError,
+    UnknownTraining,
     public_message,
 )
 from dualkg.serve.schemas import Error
@@ -115,7 +117,9 @@ def _reply_to_own(error: DualkgError) -> ErrorReply:
             return ErrorReply(404, message, suggestions=error.suggestions)
         case UnknownRunError():
             return ErrorReply(404, message, suggestions=error.served)
-        case DecisionsRefused():
+        case UnknownTraining():
+            return ErrorReply(404, message)
+        case DecisionsRefused() | TrainingRefused():
             return ErrorReply(403, message)
         case RequestError():
             return ErrorReply(400, message)

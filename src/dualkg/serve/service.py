@@ -43,9 +43,10 @@ from dualkg.serve.fairness import FairThreads, Shares, client_of
 from dualkg.serve.limits import MAX_NAME_LENGTH, Limits
 from dualkg.serve.metrics import ServerMetrics
 from dualkg.serve.schemas import PARTS, CompletionLine, Item, Part, vocabulary_of
+from dualkg.serve.trainings import Trainings
 from dualkg.training.api import choose_device
 from dualkg.training.ensemble import load_run
-from dualkg.training.run import Run, RunFolder
+from dualkg.training.run import Run, RunFolder, RunInTraining
 
 Result = TypeVar("Result")
 NUM_SUGGESTIONS = 5  # similar names
@@ -169,11 +170,12 @@ class ServedRun:
 
 
 class ServedRuns:
-    """Runs by name; the first is the default."""
+    """Runs by name; the first is the default. `in_training` are folders of others."""
 
-    def __init__(self, runs: Sequence[ServedRun]) -> None:
+    def __init__(self, runs: Sequence[ServedRun], *, in_training: Sequence[Path] = ()) -> None:
         if not runs:
             raise NoRunsToServe
+        self.in_training = list(in_training)
         self.names = [run.name for run in runs]
         for name, number in Counter(self.names).items():
             if number > 1:
@@ -183,12 +185,29 @@ class ServedRuns:
 
     @classmethod
     def load(cls, paths: Sequence[Path], *, device: str | None = None) -> Self:
-        """Runs from their folders, each named as its folder."""
+        """Runs from their folders, each named as its folder.
+
+        A run that another process trains is shown as such, if there are others to serve.
+        """
         runs = []
+        in_training: dict[Path, RunInTraining] = {}
         for path in paths:
             name = path.resolve().name
-            runs.append(ServedRun.of(load_run(path), name=name, device=device))
-        return cls(runs)
+            try:
+                runs.append(ServedRun.of(load_run(path), name=name, device=device))
+            except RunInTraining as error:
+                in_training[path] = error
+        if not runs and in_training:
+            raise next(iter(in_training.values()))
+        return cls(runs, in_training=list(in_training))
+
+    def add(self, run: ServedRun) -> None:
+        """Serve another run."""
+        if run.name in self._runs:
+            raise DuplicateRunName(run.name)
+        self._runs = {**self._runs, run.name: run}
+        self.names = [*self.names, run.name]
+        self._networks = {}
 
     def __iter__(self) -> Iterator[ServedRun]:
         return iter(self._runs.values())
@@ -234,12 +253,18 @@ class Service:
         read_only: bool,
         micro_batching: bool = True,
         needs_token: bool = False,
+        training_folder: Path | None = None,
+        device: str | None = None,
     ) -> None:
         self.runs = runs
         self.limits = limits
         self.access_log = log
         self.read_only = read_only
         self.needs_token = needs_token
+        self._device = device
+        self.trainings = Trainings(training_folder, on_finish=self.add)
+        for folder in runs.in_training:
+            self.trainings.watch(folder)
         self.metrics = ServerMetrics({run.name: len(run.graph.entities) for run in runs})
         self.batcher = MicroBatcher(
             max_pending=limits.queued_queries,
@@ -259,6 +284,13 @@ class Service:
         self.large_requests = Shares()
         self.work = Shares()  # of requests in threads
         self._threads = FairThreads(3, most_of_one=2, name="slow")
+
+    def add(self, folder: Path) -> None:
+        """Serve the run of a training that has ended."""
+        run = ServedRun.of(load_run(folder), name=folder.name, device=self._device)
+        run.warm_up()
+        self.runs.add(run)
+        self.metrics.add_run(run.name, len(run.graph.entities))
 
     def decisions(self, run: ServedRun, work: Callable[[DecisionStore], Result]) -> Result:
         """The result of reading or changing the decisions on a run, whose folder must be there."""
@@ -329,6 +361,7 @@ class Service:
             await self.in_thread(run.warm_up)
 
     async def stop(self) -> None:
+        await self.trainings.close()
         await self.batcher.stop()
         self._threads.stop()
         self.completions.shutdown(wait=False, cancel_futures=True)

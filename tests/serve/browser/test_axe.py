@@ -33,6 +33,7 @@ PAGES = {
     "/run": "h1",
     "/run?with=": "h1",
     "/run?with=plain": "h1",
+    "/train": "h1",
     "/docs": "h1",
     "/nowhere": "h1",
 }

@@ -1,0 +1,92 @@
+"""The process that trains for a server: it reports to its standard output as lines of JSON.
+
+A training would leave no core to requests in the server's own process, and could not be stopped.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dualkg.errors import DualkgError
+from dualkg.inference.api import calibrate
+from dualkg.serve.errors import public_message
+from dualkg.training.trainer import TrainingInterrupted
+from dualkg.workflows import events
+from dualkg.workflows.train import train_source
+
+REPORT_INTERVAL = 0.25  # seconds
+NICENESS = 5  # requests come first
+
+
+class Reporter:
+    """Prints events; progress at most four times a second."""
+
+    def __init__(self) -> None:
+        self._last_progress = 0.0
+
+    def __call__(self, event: events.Event) -> None:
+        match event:
+            case events.GraphRead(graph, notes):
+                _print(kind="notes", notes=list(map(str, notes)), counts=graph.counts)
+            case events.GraphChecked(_, warnings):
+                _print(kind="notes", notes=list(map(str, warnings)))
+            case events.TuningStarted():
+                _print(kind="stage", stage="tuning")
+            case events.Tuned():
+                _print(kind="notes", notes=[event.summary])
+            case events.AutomaticProgress() if self._is_due():
+                share = event.spent / event.budget if event.budget else None
+                _print(kind="progress", text=event.text, share=share, time_left=event.time_left)
+            case events.TrainingPlanned():
+                _print(kind="stage", stage="training")
+            case events.ProgressEvent() if self._is_due() or event.step == event.steps:
+                epoch = event.epoch - 1 + event.step / event.steps
+                _print(
+                    kind="progress",
+                    text=event.text,
+                    share=event.share_done,
+                    time_left=event.time_left,
+                    point={"epoch": epoch, "loss": event.loss, "valid_mrr": event.mrr},
+                )
+            case events.Evaluated():
+                _print(kind="stage", stage="calibrating")
+
+    def _is_due(self) -> bool:
+        now = time.monotonic()
+        is_due = now >= self._last_progress + REPORT_INTERVAL
+        if is_due:
+            self._last_progress = now
+        return is_due
+
+
+def _print(**line: Any) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def main(arguments: str) -> int:
+    """Train what the arguments, as JSON, say: source, out, changes and tune."""
+    os.nice(NICENESS)
+    given = json.loads(arguments)
+    try:
+        train_source(
+            given["source"],
+            changes=given["changes"],
+            tune=given["tune"],
+            out=given["out"],
+            on_event=Reporter(),
+        )
+        calibrate(Path(given["out"]))
+    except TrainingInterrupted:
+        return 130
+    except DualkgError as error:
+        _print(kind="error", error=public_message(error))
+        return 1
+    _print(kind="stage", stage="finished")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,255 @@
+"""Trainings that a server starts or watches."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+import dualkg as kg
+from dualkg.serve.app import application
+from dualkg.serve.errors import (
+    InvalidRunName,
+    TrainingRefused,
+    TrainingRunning,
+    UnknownTraining,
+    UnknownUpload,
+    UnreadableUpload,
+)
+from dualkg.serve.limits import Limits
+from dualkg.serve.service import ServedRuns
+from dualkg.serve.trainings import FolderTraining, Training, Trainings
+from dualkg.training.callbacks import Callback
+from dualkg.training.trainer import TrainingInterrupted
+from tests.conftest import graph_of
+from tests.processes import until
+from tests.serve.conftest import serving
+
+TEXT = "".join(
+    f"a{i}\tlikes\ta{(i * 7 + 1) % 30}\na{i}\tknows\ta{(i * 3) % 30}\n" for i in range(30)
+)
+# In place of a process that trains.
+FINISHES = """
+import json, sys
+for line in (
+    {"kind": "notes", "notes": ["a note"], "counts": {"entities": 3}},
+    {"kind": "stage", "stage": "training"},
+    {"kind": "progress", "text": "epoch 1/2", "share": 0.25, "time_left": "", "point":
+        {"epoch": 0.5, "loss": 9.0, "valid_mrr": None}},
+    {"kind": "progress", "text": "epoch 1/2", "share": 0.5, "time_left": "", "point":
+        {"epoch": 1.0, "loss": 3.0, "valid_mrr": 0.5}},
+    {"kind": "stage", "stage": "finished"},
+):
+    print(json.dumps(line), flush=True)
+"""
+FAILS = """print('{"kind": "error", "error": "There are no triples."}'); raise SystemExit(1)"""
+WAITS = "import time; print('not JSON', flush=True); time.sleep(600)"
+
+
+def trainings_of(folder, script=FINISHES, on_finish=lambda path: None):
+    return Trainings(folder, on_finish=on_finish, command=(sys.executable, "-S", "-c", script))
+
+
+async def over(training):
+    while not training.is_over:
+        await asyncio.sleep(0.01)
+
+
+def start(trainings, *, name="mine", taken=()):
+    file = trainings.save_file("mine.tsv", TEXT).file
+    return trainings.start(file, name=name, changes={}, tune=False, taken=list(taken))
+
+
+def test_a_training_reports_its_progress_and_its_result_is_served(tmp_path):
+    served = []
+    trainings = trainings_of(tmp_path, on_finish=served.append)
+
+    async def run():
+        training = await start(trainings)
+        assert trainings.get("mine") is training
+        await over(training)
+        return training
+
+    training = asyncio.run(run())
+    assert training.stage == "finished"
+    assert served == [tmp_path / "mine"]
+    assert training.notes == ["a note"]
+    assert training.counts == {"entities": 3}
+    assert training.points == [{"epoch": 1.0, "loss": 3.0, "valid_mrr": 0.5}]
+
+
+def test_a_training_that_fails_says_why(tmp_path):
+    async def run():
+        training = await start(trainings_of(tmp_path, FAILS))
+        await over(training)
+        return training
+
+    training = asyncio.run(run())
+    assert (training.stage, training.error) == ("failed", "There are no triples.")
+
+
+def test_one_training_at_a_time_which_can_be_stopped(tmp_path):
+    trainings = trainings_of(tmp_path, WAITS)
+
+    async def run():
+        training = await start(trainings)
+        with pytest.raises(TrainingRunning):
+            await start(trainings, name="other")
+        assert (await trainings.stop("mine")).stage == "stopped"
+        again = await start(trainings, name="other")
+        await trainings.close()
+        return training, again
+
+    first, second = asyncio.run(run())
+    assert first.stage == "stopped"
+    assert second.is_over
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "../a", ".hidden", "x" * 65, "taken", "there"])
+def test_a_run_gets_a_new_folder_of_its_own(tmp_path, name):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(InvalidRunName):
+        asyncio.run(start(trainings_of(tmp_path), name=name, taken=["taken"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.gz", TEXT), ("a", TEXT), ("a.tsv", "one column\n" * 3), ("a.tsv", ""), ("a.ttl", "<a")],
+)
+def test_a_file_that_has_no_triples_is_refused_and_removed(tmp_path, name, text):
+    trainings = trainings_of(tmp_path)
+    with pytest.raises((UnreadableUpload, kg.errors.DualkgError)):
+        trainings.save_file(name, text)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_names_of_files_lead_nowhere_else(tmp_path):
+    trainings = trainings_of(tmp_path / "runs")
+    upload = trainings.save_file("../../x/ä b.tsv", TEXT)
+    assert upload.file.endswith("/b.tsv")
+    assert upload.graph.name == "b"
+    for file in ("../a.tsv", "/etc/passwd", upload.file.replace("/", "//"), "0" * 12 + "/a.tsv"):
+        with pytest.raises(UnknownUpload):
+            asyncio.run(trainings.start(file, name="a", changes={}, tune=False, taken=[]))
+
+
+def test_old_files_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("dualkg.serve.trainings.MAX_FILES", 2)
+    trainings = trainings_of(tmp_path)
+    for number in range(4):
+        trainings.save_file("a.tsv", f"{TEXT}b{number}\tlikes\ta1\n")
+    assert len(list((tmp_path / ".uploads").iterdir())) == 2
+
+
+def test_a_long_curve_keeps_its_ends():
+    training = Training("a", None)
+    for epoch in range(1, 5000):
+        point = {"epoch": float(epoch), "loss": 1.0, "valid_mrr": None}
+        training.receive(
+            {"kind": "progress", "text": "", "share": 0.0, "time_left": "", "point": point}
+        )
+    assert len(training.points) <= 500
+    assert training.points[0]["epoch"] == 1
+    assert training.points[-1]["epoch"] == 4999
+
+
+def test_a_server_that_does_not_train_refuses_files(client):
+    assert 'href="/train"' not in client.get("/").text
+    for address, body in (
+        ("/api/training/files", {"name": "a.tsv", "text": TEXT}),
+        ("/api/training", {"file": "a", "name": "b"}),
+    ):
+        reply = client.post(address, json=body)
+        assert reply.status_code == 403
+        assert "--allow-training" in reply.json()["error"]
+    assert client.get("/training?name=nobody").status_code == 404
+    assert isinstance(TrainingRefused(), kg.errors.RequestError)
+
+
+def test_files_are_accepted_from_pages_of_the_server_alone(client_of, tmp_path):
+    client = client_of(Limits(file_bytes=4000), training_folder=tmp_path)
+    address = "/api/training/files"
+    body = {"name": "mine.tsv", "text": TEXT}
+    assert client.post(address, json=body, headers={"Origin": "http://evil"}).status_code == 403
+    plain = {"Content-Type": "text/plain"}
+    assert client.post(address, content=json.dumps(body), headers=plain).status_code == 415
+    too_large = {"name": "a.tsv", "text": TEXT * 10}
+    assert client.post(address, json=too_large).status_code == 413
+    found = client.post(address, json=body).json()
+    assert found["counts"]["entities"] == 30
+    assert len(found["examples"]) == 8
+    reply = client.post("/api/training", json={"file": "x", "name": "a", "model": "os:system"})
+    assert reply.status_code == 422
+    assert client.post("/api/training", json={"file": "x", "name": "a"}).status_code == 400
+    assert "Drop a file" in client.get("/train").text
+
+
+class Interrupt(Callback):
+    """Ctrl-C after two epochs."""
+
+    def on_epoch(self, epoch, metrics):
+        if epoch == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_folder_that_was_interrupted_has_curves(tmp_path):
+    graph = graph_of([(i, 0, (i * 3 + 1) % 20) for i in range(20)], num_entities=20)
+    folder = tmp_path / "watched"
+    model = kg.ComplEx(graph.shape, dim=2)
+    with pytest.raises(TrainingInterrupted):
+        kg.train(model, graph, epochs=5, out=folder, callbacks=[Interrupt()])
+    served = []
+    trainings = Trainings(None, on_finish=served.append)
+    trainings.watch(folder)
+    watched = trainings.get("watched")
+    assert isinstance(watched, FolderTraining)
+    assert watched.stage == "stopped"
+    assert [point["epoch"] for point in watched.points] == [1, 2]
+    assert watched.share == pytest.approx(2 / 5)
+    kg.resume(folder)
+    assert trainings.get("watched").stage == "finished"
+    assert trainings.get("watched").stage == "finished"
+    assert served == [folder]
+    with pytest.raises(UnknownTraining):
+        trainings.get("other")
+
+
+def test_a_page_of_a_training_has_its_curve(served, tmp_path):
+    app = application(served, training_folder=tmp_path)
+    training = Training("<b>mine</b>", tmp_path, stage="training", text="epoch 2/4", share=0.5)
+    training.points = [{"epoch": float(epoch), "loss": 9.0 - epoch} for epoch in (1, 2)]
+    app.state.service.trainings.by_name[training.name] = training
+    with serving(app) as address:
+        page = httpx.get(f"{address}/training", params={"name": training.name}).text
+        content = httpx.get(f"{address}/training.json", params={"name": training.name}).json()
+    assert 'value="0.500"' in page
+    assert 'class="line a"' in page
+    assert "<b>mine" not in page
+    assert content["stage"] == "training"
+    assert "folder" not in content
+
+
+@pytest.mark.slow
+def test_a_run_that_another_process_trains_is_shown(run_folders, tmp_path):
+    folder = tmp_path / "busy"
+    command = [sys.executable, "-m", "dualkg", "train", "world", "--no-tune"]
+    process = subprocess.Popen([*command, "--epochs", "2000", "--out", folder])
+    try:
+        until(lambda: (folder / "checkpoint.safetensors").exists())
+        served = ServedRuns.load([run_folders[0], folder], device="cpu")
+        assert served.in_training == [folder]
+        with serving(application(served)) as address:
+
+            def state():
+                return httpx.get(f"{address}/training.json?name=busy").json()
+
+            until(lambda: state()["points"])
+            assert state()["stage"] == "training"
+            assert "busy" in httpx.get(f"{address}/train").text
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait()
