@@ -22,7 +22,7 @@ from dualkg.serve.errors import (
 )
 from dualkg.serve.limits import Limits
 from dualkg.serve.service import ServedRuns
-from dualkg.serve.trainings import FolderTraining, Training, Trainings
+from dualkg.serve.trainings import Trainings, TrainingState, WatchedTraining
 from dualkg.training.callbacks import Callback
 from dualkg.training.trainer import TrainingInterrupted
 from tests.conftest import graph_of
@@ -146,7 +146,7 @@ def test_old_files_are_removed(tmp_path, monkeypatch):
 
 
 def test_a_long_curve_keeps_its_ends():
-    training = Training("a", None)
+    training = TrainingState("a", None)
     for epoch in range(1, 5000):
         point = {"epoch": float(epoch), "loss": 1.0, "valid_mrr": None}
         training.receive(
@@ -206,7 +206,7 @@ def test_a_folder_that_was_interrupted_has_curves(tmp_path):
     trainings = Trainings(None, on_finish=served.append)
     trainings.watch(folder)
     watched = trainings.get("watched")
-    assert isinstance(watched, FolderTraining)
+    assert isinstance(watched, WatchedTraining)
     assert watched.stage == "stopped"
     assert [point["epoch"] for point in watched.points] == [1, 2]
     assert watched.share == pytest.approx(2 / 5)
@@ -220,7 +220,7 @@ def test_a_folder_that_was_interrupted_has_curves(tmp_path):
 
 def test_a_page_of_a_training_has_its_curve(served, tmp_path):
     app = application(served, training_folder=tmp_path)
-    training = Training("<b>mine</b>", tmp_path, stage="training", text="epoch 2/4", share=0.5)
+    training = TrainingState("<b>mine</b>", tmp_path, stage="training", text="epoch 2/4", share=0.5)
     training.points = [{"epoch": float(epoch), "loss": 9.0 - epoch} for epoch in (1, 2)]
     app.state.service.trainings.by_name[training.name] = training
     with serving(app) as address:

@@ -9,7 +9,7 @@ from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.runs import line_chart, metric_text
 from dualkg.serve.service import Context
 from dualkg.serve.templating import page, page_router, page_url
-from dualkg.serve.trainings import SUFFIXES, Training
+from dualkg.serve.trainings import SUFFIXES, TrainingState
 
 routes = page_router()
 pages = page_router()
@@ -86,7 +86,7 @@ async def stop_training(context: Context, which: TrainingName) -> dict[str, Any]
     return state_of(await context.service.trainings.stop(which.name))
 
 
-def state_of(training: Training) -> dict[str, Any]:
+def state_of(training: TrainingState) -> dict[str, Any]:
     """What is known of a training, for JSON; its folder is the server's own."""
     state = vars(training).copy()
     del state["folder"]
@@ -129,7 +129,7 @@ async def training_page(
     )
 
 
-def _curve(training: Training, key: str, text: Any) -> Any:
+def _curve(training: TrainingState, key: str, text: Any) -> Any:
     points = []
     for point in training.points:
         epoch, value = point["epoch"], point.get(key)

@@ -51,7 +51,7 @@ Point = dict[str, float | None]
 
 
 @dataclass
-class Training:
+class TrainingState:
     """A training, and what is known of it."""
 
     name: str
@@ -99,7 +99,7 @@ class Training:
             self.points = [*self.points[:-1:2], self.points[-1]]
 
 
-class FolderTraining(Training):
+class WatchedTraining(TrainingState):
     """A run that another process trains: what its last checkpoint says."""
 
     def has_just_finished(self) -> bool:
@@ -157,7 +157,7 @@ class Trainings:
     ) -> None:
         self.folder = folder
         self._command = command
-        self.by_name: dict[str, Training] = {}
+        self.by_name: dict[str, TrainingState] = {}
         self._on_finish = on_finish
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
@@ -169,17 +169,17 @@ class Trainings:
     def watch(self, folder: Path) -> None:
         """Show a run that another process trains."""
         name = folder.resolve().name
-        self.by_name[name] = FolderTraining(name, folder)
+        self.by_name[name] = WatchedTraining(name, folder)
 
-    def get(self, name: str) -> Training:
+    def get(self, name: str) -> TrainingState:
         if name not in self.by_name:
             raise UnknownTraining(name)
         training = self.by_name[name]
-        if isinstance(training, FolderTraining) and training.has_just_finished():
+        if isinstance(training, WatchedTraining) and training.has_just_finished():
             self._load(training)
         return training
 
-    def _load(self, training: Training) -> None:
+    def _load(self, training: TrainingState) -> None:
         """Serve the run of a training that has ended."""
         training.stage = "loading"
         try:
@@ -233,7 +233,7 @@ class Trainings:
 
     async def start(
         self, file: str, *, name: str, changes: Mapping[str, Any], tune: bool, taken: list[str]
-    ) -> Training:
+    ) -> TrainingState:
         """Start to train on an uploaded file; `taken` are names of runs that are served."""
         source = self._uploaded(file)
         if self.folder is None:
@@ -254,12 +254,12 @@ class Trainings:
             env=environment,
             start_new_session=True,  # Ctrl-C is for the server, which then stops it
         )
-        training = Training(name, folder, can_be_stopped=True)
+        training = TrainingState(name, folder, can_be_stopped=True)
         self.by_name[name] = training
         self._task = asyncio.create_task(self._follow(self._process, training))
         return training
 
-    async def _follow(self, process: asyncio.subprocess.Process, training: Training) -> None:
+    async def _follow(self, process: asyncio.subprocess.Process, training: TrainingState) -> None:
         """Receive what a process reports until it ends."""
         assert process.stdout is not None
         is_finished = False
@@ -280,7 +280,7 @@ class Trainings:
             training.stage = "failed"
             training.error = training.error or "The training ended without a result."
 
-    async def stop(self, name: str) -> Training:
+    async def stop(self, name: str) -> TrainingState:
         """Stop the training that runs; its checkpoint can be resumed by the command line."""
         training = self.get(name)
         if training.can_be_stopped and not training.is_over:
