@@ -245,6 +245,17 @@ def stop_after(steps: int):
     return on_progress
 
 
+def test_a_second_term_is_the_same_request_and_ctrl_c_interrupts():
+    """Slurm tells all processes of a job to end, and torchrun tells its own again."""
+    shutdown = trainer.GracefulShutdown()
+    with shutdown.listening():
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert shutdown.requested
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "final", "steps"),
     [

@@ -863,11 +863,13 @@ class GracefulShutdown:
     requested = False
 
     def listening(self) -> AbstractContextManager[None]:
-        """Turn the first Ctrl-C or TERM into a request; a second one interrupts."""
+        """Turn the first Ctrl-C or TERM into a request; a Ctrl-C after it interrupts."""
         return signal_handler(self._request, signal.SIGINT, signal.SIGTERM)
 
     def _request(self, number: int, frame: object) -> None:
-        if self.requested:
+        # A batch system sends TERM to all processes of a job, and a launcher passes it on to them:
+        # a second one is the same request.
+        if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
 
