@@ -142,8 +142,8 @@ class ProcessesDidNotMeet(DualkgError):
     def __init__(self, index: int, count: int, *, address: str, reason: str) -> None:
         minutes = MEETING_TIME.total_seconds() / 60
         super().__init__(
-            f"Process {index} of {count} did not meet the others at {address} within "
-            f"{minutes:.0f} minutes: {reason}"
+            f"Process {index} of {count} did not meet the others at {address} "
+            f"(it waits up to {minutes:.0f} minutes): {reason}"
         )
         self.index = index
         self.count = count
