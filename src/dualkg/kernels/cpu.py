@@ -591,7 +591,7 @@ SHIFT_37 = np.uint64(37)
 SHIFT_40 = np.uint64(40)
 SHIFT_49 = np.uint64(49)
 POSITION_BITS = np.uint64(2**12 - 1)
-ONE = np.uint64(1)
+SIGN_BIT = np.uint64(1)
 HALF_RANGE = np.int32(2**24)
 
 
@@ -625,7 +625,7 @@ def _normal_rows(first, last, numbers, rows, key, starts, steps):
             segment = bits >> SHIFT_49
             position = np.int32((bits >> SHIFT_37) & POSITION_BITS)
             value = starts[segment] + steps[segment] * np.float32(2 * position + 1)
-            numbers[i, column] = -value if bits & ONE else value
+            numbers[i, column] = -value if bits & SIGN_BIT else value
 
 
 @compiled()
