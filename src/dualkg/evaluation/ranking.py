@@ -407,9 +407,9 @@ def choose_counter(
 
         return count_better_and_tied
     if kind == "cpu" and num_comparisons >= min_for_numba:
-        from dualkg.kernels import cpu  # imports numba
+        from dualkg.kernels import cpu, cpu_ranks  # They import numba.
 
-        return cpu.count_better_and_tied if cpu.HAS_NUMBA else count_with_torch
+        return cpu_ranks.count_better_and_tied if cpu.HAS_NUMBA else count_with_torch
     return count_with_torch
 
 
