@@ -192,16 +192,7 @@ def _read(request: _Request) -> Graph:
         if location.labels and location.label_columns:
             labels = read_labels(location.labels, location.label_columns)
         entry = location.entry
-        published_columns = (entry and entry.columns) or (1, 2, 3)
-        as_published = columns is None or tuple(columns) == tuple(published_columns)
-        if entry and not as_published:
-            raise Unsupported(
-                entry.name,
-                f"is read as it is published, and columns {tuple(columns or ())} were given",
-                advice=f"Leave them out; if it is another graph, give {location.where} another "
-                "name.",
-            )
-
+        as_published = _reads_as_published(location, columns)
         if entry:
             columns = entry.columns or columns
             delimiter = delimiter or entry.delimiter
@@ -233,6 +224,20 @@ def _read(request: _Request) -> Graph:
         if entry:
             graph = replace(graph, name=entry.name, catalogued=True)
         return graph.with_fingerprint()
+
+
+def _reads_as_published(location: Location, columns: Columns | None) -> bool:
+    """Whether columns are the published ones; others of a graph of the catalogue are refused."""
+    entry = location.entry
+    published_columns = (entry and entry.columns) or (1, 2, 3)
+    as_published = columns is None or tuple(columns) == tuple(published_columns)
+    if entry and not as_published:
+        raise Unsupported(
+            entry.name,
+            f"is read as it is published, and columns {tuple(columns or ())} were given",
+            advice=f"Leave them out; if it is another graph, give {location.where} another name.",
+        )
+    return as_published
 
 
 def _questions(location: Location, read: ReadTriples) -> Iterator[Sentence]:
@@ -319,8 +324,9 @@ def _downloaded_files(entry: Entry, max_size: int | str | None) -> Files:
             files = published_files(entry, sources)
             if not files:
                 listed = ", ".join(entry.files.values())
-                found = ", ".join(source.file_name for source in sources[:5]) or "nothing"
-                raise UnusableData(entry.address, f"should hold {listed}; it holds {found}")
+                file_names = ", ".join(source.file_name for source in sources[:5])
+                problem = f"should hold {listed}; it holds {file_names or 'nothing'}"
+                raise UnusableData(entry.address, problem)
         elif entry.is_split:
             files, own_labels = _by_split(sources, entry.address)
             labels = labels or own_labels

@@ -486,12 +486,12 @@ def _fit_shares(scaled: Tensor, inverse_scales: Tensor) -> Tensor:
     for step in STEPS:
         improved = True
         while improved:
-            moved = [
-                shares + min(step, float(shares[giver])) * (alone[taker] - alone[giver])
-                for giver, taker in permutations(range(len(scaled)), 2)
-                if shares[giver] > 0
-            ]
-            shares, after = _best([shares, *moved], scaled)
+            candidates = [shares]
+            for giver, taker in permutations(range(len(scaled)), 2):
+                moved = min(step, float(shares[giver]))
+                if moved > 0:
+                    candidates.append(shares + moved * (alone[taker] - alone[giver]))
+            shares, after = _best(candidates, scaled)
             improved = after > best
             best = after
     return torch.where(shares < 1e-6, 0.0, shares)  # of rounding

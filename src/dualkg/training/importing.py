@@ -142,7 +142,8 @@ def _graph(
                 f"have ids that are not among the {shape.num_entities:,} entities and "
                 f"{shape.num_relations:,} relations",
             )
-    graph = Graph(name, *vocabularies, **triples, notes=count_repeats(triples, shape))  # type: ignore[arg-type]
+    notes = count_repeats(triples, shape)
+    graph = Graph(name, *vocabularies, **triples, notes=notes)  # type: ignore[arg-type]
     return graph.with_fingerprint()
 
 
@@ -195,7 +196,7 @@ def _in_graph_order(table: Tensor, names: Sequence[str], vocabulary: Vocabulary)
             f"have no row for {len(missing):,} names of the graph, such as '{missing[0]}'",
         )
     order = torch.tensor([row_of[name] for name in wanted], dtype=torch.long)
-    return torch.cat([rows[order] for rows in table.split(len(names))])  # type: ignore[no-untyped-call]
+    return torch.cat([rows[order] for rows in torch.split(table, len(names))])
 
 
 def from_pykeen(
@@ -308,14 +309,7 @@ def _reciprocals_last(model: Any, tables: Sequence[Tensor], num_relations: int) 
 
 def _pykeen_arrays(model: Any, entities: list[Tensor], relations: list[Tensor]) -> dict[str, Any]:
     """Keywords of `from_arrays` with the same scores as the interaction of the model."""
-    interaction = model.interaction
-    if type(interaction).__name__ == "ClampedInteraction":
-        if interaction.clamp_score is not None:
-            raise Unsupported(
-                "Its scores",
-                "are clamped, which makes ties; a model without clamp_score can be imported",
-            )
-        interaction = interaction.base
+    interaction = _without_clamp(model.interaction)
     name = type(interaction).__name__.removesuffix("Interaction")
     if name not in PYKEEN_MODELS:
         raise Unsupported(
@@ -324,32 +318,49 @@ def _pykeen_arrays(model: Any, entities: list[Tensor], relations: list[Tensor]) 
             advice=_supported(PYKEEN_MODELS),
         )
     arrays: dict[str, Any] = {"model": name, "entities": entities[0], "relations": relations[0]}
-    if name in ("TransE", "SE"):
-        arrays["options"] = {"norm": _norm(interaction.p, squared=interaction.power_norm)}
-    if name == "RotatE":
-        arrays["options"] = {"norm": 2}  # whatever its `p` is
-    elif name == "CP":
-        arrays["tails"] = entities[1]
-    elif name == "SimplE":
-        arrays |= {"entities": torch.cat(entities, dim=1), "relations": torch.cat(relations, dim=1)}
-        first_half = (torch.ones(1), torch.zeros(1))
-        # PyKEEN 1.11 multiplies the same half of both entities: these are two DistMult models.
-        if interaction(first_half, first_half, first_half):
-            arrays |= {"model": "DistMult", "relations": arrays["relations"] / 2}
-    elif name == "SE":  # a matrix there is multiplied by a column
-        arrays["relations"] = torch.stack([matrices.mT for matrices in relations], dim=1)
-    elif name == "QuatE":  # (dim, 4) there, and the score is −⟨h ⊗ r, t⟩
-        unit = bool((relations[0].norm(dim=-1) - 1).abs().max() < UNIT)
-        arrays |= {
-            "entities": entities[0].mT,
-            "relations": -relations[0].mT,
-            "options": {"normalized": unit},
-        }
-    elif name == "TuckER":
-        arrays |= _tucker(
-            interaction, entities[0], relations[0], reciprocal=model.use_inverse_triples
-        )
+    match name:
+        case "TransE":
+            arrays["options"] = {"norm": _norm(interaction.p, squared=interaction.power_norm)}
+        case "RotatE":
+            arrays["options"] = {"norm": 2}  # whatever its `p` is
+        case "CP":
+            arrays["tails"] = entities[1]
+        case "SimplE":
+            arrays |= _simple(interaction, entities, relations)
+        case "SE":  # a matrix there is multiplied by a column
+            arrays["relations"] = torch.stack([matrices.mT for matrices in relations], dim=1)
+            arrays["options"] = {"norm": _norm(interaction.p, squared=interaction.power_norm)}
+        case "QuatE":  # (dim, 4) there, and the score is −⟨h ⊗ r, t⟩
+            unit = bool((relations[0].norm(dim=-1) - 1).abs().max() < UNIT)
+            arrays["entities"] = entities[0].mT
+            arrays["relations"] = -relations[0].mT
+            arrays["options"] = {"normalized": unit}
+        case "TuckER":
+            arrays |= _tucker(
+                interaction, entities[0], relations[0], reciprocal=model.use_inverse_triples
+            )
     return arrays
+
+
+def _without_clamp(interaction: Any) -> Any:
+    """The interaction that a wrapper of PyKEEN's calls, if it does not clamp the scores."""
+    if type(interaction).__name__ != "ClampedInteraction":
+        return interaction
+    if interaction.clamp_score is not None:
+        raise Unsupported(
+            "Its scores",
+            "are clamped, which makes ties; a model without clamp_score can be imported",
+        )
+    return interaction.base
+
+
+def _simple(interaction: Any, entities: list[Tensor], relations: list[Tensor]) -> dict[str, Any]:
+    """SimplE; PyKEEN 1.11 multiplies the same half of both entities, as two DistMult models do."""
+    tables = {"entities": torch.cat(entities, dim=1), "relations": torch.cat(relations, dim=1)}
+    first_half = (torch.ones(1), torch.zeros(1))
+    if interaction(first_half, first_half, first_half):
+        return {"model": "DistMult", **tables, "relations": tables["relations"] / 2}
+    return tables
 
 
 def _norm(p: float, *, squared: bool = False) -> int | str:

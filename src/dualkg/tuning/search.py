@@ -34,7 +34,8 @@ from dualkg.files import locked
 from dualkg.logs import ProgressLog, TimeLeft
 from dualkg.training.api import choose_device, load_recipe_graph
 from dualkg.training.run import RunFolder
-from dualkg.training.trainer import InterruptedRunError, signal_handler
+from dualkg.training.shutdown import signal_handler
+from dualkg.training.trainer import InterruptedRunError
 from dualkg.tuning.results import TuningProgress, TuningResult
 from dualkg.tuning.space import SearchSpace, load_space, space_from
 
@@ -155,32 +156,39 @@ def search(
         "folder": out.resolve(),
         "heartbeats": heartbeats,
     }
-    started = time.monotonic()
-    interrupted = False
     try:
         worker = Worker(graph, **options, where=where, on_progress=report)
-        num_done_before = worker.result().num_done
-        try:
-            if jobs == 1:
-                worker.run()
-            else:
-                _run_processes(worker, jobs, options)
-        except (KeyboardInterrupt, InterruptedRunError):
-            interrupted = True
-        result = worker.result()
+        result, interrupted = _finish(worker, jobs, options)
     except (StorageInternalError, json.JSONDecodeError) as error:
         raise _storage_error(where, error) from None
 
-    num_new = result.num_done - num_done_before
-    if num_new > 0:
-        minutes = (time.monotonic() - started) / 60
-        result = replace(result, per_minute=round(num_new / minutes, 2))
     # Processes that share the study end at the same time, and may share the folder too.
     with locked(out, wait=True):
         result.write(out)
     if interrupted:
         raise SearchInterrupted(result.num_done, space.num_trials)
     return result
+
+
+def _finish(worker: Worker, jobs: int, options: dict[str, Any]) -> tuple[TuningResult, bool]:
+    """Try what is left of a search; return the result, and whether its user stopped it."""
+    started = time.monotonic()
+    num_done_before = worker.result().num_done
+    interrupted = False
+    try:
+        if jobs == 1:
+            worker.run()
+        else:
+            _run_processes(worker, jobs, options)
+    except (KeyboardInterrupt, InterruptedRunError):
+        interrupted = True
+
+    result = worker.result()
+    num_new = result.num_done - num_done_before
+    if num_new > 0:
+        minutes = (time.monotonic() - started) / 60
+        result = replace(result, per_minute=round(num_new / minutes, 2))
+    return result, interrupted
 
 
 def _storage_error(where: str, error: Exception) -> DualkgError:
@@ -219,8 +227,8 @@ def _training_graph(space: SearchSpace, graph: Graph | str | None) -> Graph:
 
 def _check_free(out: Path) -> None:
     if RunFolder(out).recipe.exists():
-        what = "the folder of a run, and a search needs a folder of its own"
-        raise PathExists(out, what=what, overwritable=False)
+        kind = "the folder of a run, and a search needs a folder of its own"
+        raise PathExists(out, what=kind, overwritable=False)
 
 
 def _check_launcher(launcher: Sequence[str]) -> None:
