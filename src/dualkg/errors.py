@@ -493,17 +493,18 @@ def _with_common_letters(name: str, names: list[str]) -> list[str]:
     return [names[index] for index in best.tolist() if similarities[index] >= MIN_SIMILARITY]
 
 
-def edit_distance(one: str, other: str) -> int:
+def edit_distance(source: str, target: str) -> int:
     """Levenshtein distance: letters to insert, delete or replace."""
-    above = list(range(len(other) + 1))
-    for row, letter in enumerate(one, start=1):
-        here = [row]
-        for column, wanted in enumerate(other, start=1):
-            here.append(
-                min(above[column] + 1, here[-1] + 1, above[column - 1] + (letter != wanted))
-            )
-        above = here
-    return above[-1]
+    former = list(range(len(target) + 1))
+    for number, letter in enumerate(source, start=1):
+        distances = [number]
+        for column, target_letter in enumerate(target, start=1):
+            inserted = distances[-1] + 1
+            deleted = former[column] + 1
+            replaced = former[column - 1] + (letter != target_letter)
+            distances.append(min(inserted, deleted, replaced))
+        former = distances
+    return former[-1]
 
 
 def close_settings(name: str, names: Iterable[str]) -> list[str]:

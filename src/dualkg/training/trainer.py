@@ -629,7 +629,7 @@ class Trainer:
         return f"{self.engine}, {count} process{'' if count == 1 else 'es'}"
 
     def about(self, when: When) -> dict[str, Any]:
-        """What a checkpoint says beside its tensors."""
+        """What a checkpoint says besides its tensors."""
         about = {
             "when": when,
             "optimizer": self.recipe.optimizer.name,
