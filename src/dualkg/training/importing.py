@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples, count_repeats
+from dualkg.data.triples import NO_TRIPLES
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import Unsupported
 from dualkg.evaluation.ranking import eval_mode
@@ -131,7 +132,7 @@ def _graph(
     name: str, entities: Sequence[str], relations: Sequence[str], splits: Mapping[Any, Triples]
 ) -> Graph:
     """A graph whose ids are the positions of the names."""
-    triples = {split: splits.get(split, np.zeros((0, 3), dtype=np.int32)) for split in SPLITS}
+    triples: dict[str, Triples] = {split: splits.get(split, NO_TRIPLES) for split in SPLITS}
     vocabularies = Vocabulary(list(entities)), Vocabulary(list(relations), kind="relation")
     shape = GraphShape(len(entities), len(relations))
     ends = [shape.num_entities, shape.num_relations, shape.num_entities]

@@ -237,5 +237,6 @@ def _build_step(
     from dualkg.training.gpu_step import OneVsAllBf16Step, SampledBf16Step  # It imports Triton.
 
     kind = SampledBf16Step if isinstance(loss, BoundSampledSoftmax) else OneVsAllBf16Step
-    step = kind(model.whole, *parts)
+    whole: Any = model.whole
+    step = kind(whole, *parts)
     return CudaGraphStep(step) if model.tables.capturable else step

@@ -773,7 +773,7 @@ def _without_seed(params: Params) -> Params:
     return {key: value for key, value in params.items() if key != SEED}
 
 
-# -- fit ---
+# -- budgets ---
 
 
 def parse_budget(text: str) -> float:
