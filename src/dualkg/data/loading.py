@@ -65,11 +65,9 @@ def load_graph(
 ) -> Graph:
     """Load `world`, a graph of the catalogue, or a folder, archive or file of triples.
 
-    A single file is split into train, valid and test by `split` and `seed`. A graph that was read
-    before is loaded from the cache as long as its bytes and these options stay the same. A table of
-    pandas, polars or Arrow is read by `Graph.from_dataframe`; other data in memory have
-    constructors of their own, such as `Graph.from_triples`. `max_size`, such as "64G", is the size
-    that a compressed file may expand to (default: 16 GiB, and 100 times its own size).
+    A graph that was read before is loaded from the cache as long as its bytes and these options
+    stay the same. A table of pandas, polars or Arrow is read by `Graph.from_dataframe`; other data
+    in memory have constructors of their own, such as `Graph.from_triples`.
 
     Args:
         graph: Name of a graph (`dualkg datasets` lists them), path of a file, folder or archive,
@@ -79,7 +77,8 @@ def load_graph(
         seed: Seed of this split.
         labels: File of readable labels for names.
         delimiter: What separates columns.
-        max_size: Size that a compressed file may expand to.
+        max_size: Size that a compressed file may expand to, such as "64G" (default: 16 GiB, and 100
+            times its own size).
 
     Returns:
         The graph, with its triples as ids and its names.

@@ -64,22 +64,19 @@ def from_arrays(
 ) -> TrainedRun:
     """Make a run from tables `(num_entities, width)` and `(num_relations or twice that, …)`.
 
-    Rows are in the order of `entity_names` and `relation_names`, or of the ids of `graph`. Complex
-    arrays become all real parts, then all imaginary parts. Twice as many relation rows as relations
-    are those with reciprocals. CP needs `tails`, its second entity table. `parameters` are the
-    other arrays of a model by name, such as the `core` of TuckER, and `options` are those of its
-    class, such as `norm`. Angles are in radians.
+    Complex arrays become all real parts, then all imaginary parts. Angles are in radians.
 
     Args:
         model: Name of the model.
         entities: Rows of the entities.
-        relations: Rows of the relations, with or without those of inverse relations.
-        tails: The second entity table of CP.
-        parameters: Other arrays of the model by name.
-        options: Options of the model class.
+        relations: Rows of the relations. With twice as many rows, those of the reciprocals follow.
+        tails: The second entity table, which CP needs.
+        parameters: Other arrays of the model by name, such as the `core` of TuckER.
+        options: Options of the model class, such as `norm`.
         graph: The graph whose ids the rows have.
-        entity_names: Names of the rows of entities, without a graph.
-        relation_names: Names of the rows of relations, without a graph.
+        entity_names: Names of the rows of entities, where the graph has another order or is
+            missing.
+        relation_names: Names of the rows of relations, likewise.
 
     Returns:
         A run, which predicts and can be saved.
@@ -203,19 +200,16 @@ def _in_graph_order(table: Tensor, names: Sequence[str], vocabulary: Vocabulary)
 def from_pykeen(
     model: Any, factory: Any, *, valid: Any = None, test: Any = None, graph: Graph | None = None
 ) -> TrainedRun:
-    """Make a run from a model of PyKEEN and the triples factory, or the dataset, that it was
-    trained with.
+    """Make a run from a trained model of PyKEEN.
 
-    `valid` and `test` are the factories of the other splits; a dataset has them. With `graph`, rows
-    are put in the order of its names. Representations are taken as the model uses them in
-    evaluation, after normalization.
+    Representations are taken as the model uses them in evaluation, after normalization.
 
     Args:
         model: A trained model of PyKEEN.
-        factory: Its triples factory, or its dataset.
-        valid: Factory of the validation split.
-        test: Factory of the test split.
-        graph: Graph whose order of names is used.
+        factory: The triples factory that it was trained with, or the dataset.
+        valid: Factory of the validation split, which a dataset has.
+        test: Factory of the test split, which a dataset has.
+        graph: A graph, in the order of whose names the rows are put.
 
     Returns:
         A run, with reports if there are splits.

@@ -99,20 +99,20 @@ def search(
 ) -> TuningResult:
     """Search a space for the recipe with the best validation MRR; called again, it resumes.
 
-    `space` is a file, a `SearchSpace`, or the tables of a file as a mapping. `out` is
-    runs/tune-NAME by default. The study is stored in `out`/study.db, or in the database with the
-    URL `storage`, which several machines may share, or in a journal in a folder that they share,
-    `journal:/shared/study.log`. `jobs` processes train in parallel. With a `launcher`, such as
-    `["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "dualkg"]`, it starts each trial,
-    and none is pruned. `heartbeats` says when the trial of another process counts as lost. The
-    test split is never used.
+    The test split is never used.
 
     Args:
-        space: A search space, its path, or a mapping of its sections.
-        out: Folder of the search, which resumes there.
+        space: A `SearchSpace`, its file, or the tables of the file as a mapping.
+        out: Folder of the search, which resumes there. Default: runs/tune-NAME.
         graph: Used in place of the graph that the space names.
-        jobs: Number of trials at the same time.
-        storage: Address of an Optuna storage that several machines share.
+        device: Default: a GPU if there is one.
+        storage: URL of a database that several machines may share, or of a journal in a folder that
+            they share, `journal:/shared/study.log`. Default: the file study.db in `out`.
+        jobs: Number of processes that train at the same time.
+        launcher: Command that starts each trial, of which none is pruned then, such as
+            `["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "dualkg"]`.
+        heartbeats: When the trial of another process counts as lost.
+        on_progress: Called with progress events.
 
     Returns:
         The trials, and the best recipe.
