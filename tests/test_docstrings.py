@@ -2,6 +2,7 @@
 
 import doctest
 import inspect
+import re
 
 import pytest
 import torch
@@ -12,6 +13,12 @@ FLAGS = doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL
 # Instances, whose class has the docstring. Their pages list what is registered.
 REGISTRIES = {"LOSSES", "MODELS", "REGULARIZERS"}
 NAMES = sorted(set(kg.__all__) - REGISTRIES)
+
+
+def takes_arguments(public) -> bool:
+    if not inspect.isclass(public):
+        return True
+    return not issubclass(public, BaseException) and bool(inspect.signature(public).parameters)
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +56,26 @@ def in_little_work(train):
     return little
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if takes_arguments(getattr(kg, name))])
+def test_the_documented_arguments_are_those_of_the_signature(name):
+    """Those of a class may be documented by a public class that it inherits them from."""
+    public = getattr(kg, name)
+    sources = public.__mro__ if inspect.isclass(public) else [public]
+    documented: set[str] = set()
+    for source in sources:
+        if getattr(source, "__name__", None) in kg.__all__:
+            documented |= documented_arguments(source)
+    parameters = set(inspect.signature(public).parameters)
+    assert parameters <= documented
+    assert documented_arguments(public) <= parameters
+
+
+def documented_arguments(public) -> set[str]:
+    text = inspect.getdoc(public)
+    section = re.search(r"^(?:Args|Attributes):\n((?: .*\n)+)", text, re.M)
+    return set(re.findall(r"^    (\w+):", section[1], re.M)) if section else set()
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if inspect.isfunction(getattr(kg, name))])
-def test_a_documented_argument_is_one_of_the_function(name):
-    function = getattr(kg, name)
-    text = inspect.getdoc(function)
-    section = text.partition("Args:\n")[2].partition("\n\n")[0]
-    listed = [line.strip().partition(":")[0] for line in section.splitlines() if line[4] != " "]
-    assert set(listed) <= set(inspect.signature(function).parameters)
+def test_a_function_says_what_it_returns(name):
+    assert "Returns:\n" in inspect.getdoc(getattr(kg, name))

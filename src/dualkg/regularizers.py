@@ -57,6 +57,9 @@ class AdjointNeeded(RequestError):
 class Regularizer(ABC):
     """`weight` (the paper's λ) times the mean of `per_triple` over a batch.
 
+    Args:
+        weight: The factor of the penalty, λ in the paper.
+
     Examples:
         >>> class L1(kg.Regularizer):
         ...     def per_triple(self, f):
@@ -168,6 +171,9 @@ class PowerSum(Regularizer):
 class NoRegularizer(PowerSum):
     """No regularization.
 
+    Args:
+        weight: Has no effect.
+
     Examples:
         >>> run = kg.train("ComplEx", graph, regularizer=kg.NoRegularizer(), epochs=1)
         >>> run.recipe.regularizer.name
@@ -184,6 +190,9 @@ class NoRegularizer(PowerSum):
 class Frobenius(PowerSum):
     """‖h‖² + ‖R‖² + ‖t‖².
 
+    Args:
+        weight: λ.
+
     Examples:
         >>> kg.Frobenius(0.01).weight
         0.01
@@ -195,6 +204,9 @@ class Frobenius(PowerSum):
 @REGULARIZERS.register
 class N3(PowerSum):
     """Σ|h|³ + Σ|r|³ + Σ|t|³ (Lacroix et al., 2018).
+
+    Args:
+        weight: λ.
 
     Examples:
         >>> run = kg.train("ComplEx", graph, regularizer=kg.N3(0.01), epochs=1)
@@ -220,6 +232,9 @@ class N3(PowerSum):
 @REGULARIZERS.register
 class BasicDURA(PowerSum):
     """‖hR‖² + ‖t‖², from the dual on the tail's side (Section 4.1 of the paper).
+
+    Args:
+        weight: λ.
 
     Examples:
         >>> kg.BasicDURA(0.05).weight
@@ -279,6 +294,11 @@ class UnweightedDURA(PlainAndMapped):
 
     It is equation (9) of the paper, divided by its |E|² |R| terms.
 
+    Args:
+        weight: λ.
+        plain: λ1, the weight of the embeddings.
+        mapped: λ2, the weight of the mapped embeddings.
+
     Examples:
         >>> penalty = kg.UnweightedDURA(0.05, plain=0.5, mapped=1.5)
         >>> penalty.plain, penalty.mapped
@@ -316,6 +336,9 @@ class UnweightedDURA(PlainAndMapped):
 @REGULARIZERS.register
 class RegP1(PowerSum):
     """‖hR − t‖₁ + ‖tRᵀ − h‖₁ (Reg_p1, Appendix B).
+
+    Args:
+        weight: λ.
 
     Examples:
         >>> kg.RegP1(0.01).weight

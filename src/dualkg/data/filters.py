@@ -96,6 +96,11 @@ class KnownAnswers:
     Stored as sorted query keys, offsets and answers: 4 bytes per answer and 16 per query, on disk
     where the triples of a graph are.
 
+    Args:
+        splits: Arrays of triples.
+        shape: The shape of their graph.
+        queries: Keep the answers of the queries of these triples only.
+
     Examples:
         >>> known = kg.KnownAnswers.of(graph)
         >>> kg.rank(run.model, graph, known=known).mean.shape == (2, len(graph.test))

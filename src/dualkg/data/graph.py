@@ -102,6 +102,20 @@ class Graph:
 
     The triples of a graph larger than memory are memory-mapped files, and so are its names.
 
+    Attributes:
+        name: Name of the graph.
+        entities: Names of the entities, by id.
+        relations: Names of the relations, by id.
+        train: Triples of ids to train on.
+        valid: Triples of ids to choose by.
+        test: Triples of ids to report on.
+        source: Where the triples come from.
+        fingerprint: Hash of names and triples.
+        catalogued: Whether it is a graph of the catalogue, as it was published.
+        notes: What reading it found.
+        rejected: Triples that a curator rejected, which are negatives in training.
+        read_options: How the file was read.
+
     Examples:
         >>> triples = [("a", "knows", "b"), ("b", "knows", "c"), ("c", "knows", "a")]
         >>> small = kg.Graph.from_triples(triples, split="100/0/0")

@@ -21,6 +21,10 @@ NO_TRIPLES: Triples = np.empty((0, 3), np.int32)
 class GraphShape(NamedTuple):
     """The sizes of a graph that determine the shape of a model.
 
+    Attributes:
+        num_entities: Number of entities.
+        num_relations: Number of relations, without inverses.
+
     Examples:
         >>> graph.shape.num_entities, graph.shape.num_relations
         (1945, 15)

@@ -22,6 +22,11 @@ class Vocabulary:
     Names are stored as one Arrow array, so that millions of them take little more memory than their
     text.
 
+    Args:
+        names: The names in the order of their ids.
+        labels: Readable labels by name, or in the order of the ids.
+        kind: "entity" or "relation".
+
     Examples:
         >>> graph.entities[graph.entities.id("France")]
         'France'

@@ -74,6 +74,14 @@ class Comparison:
 
     `better`, `worse` and `equal` are fractions of triples by the reciprocal ranks of `a`.
 
+    Attributes:
+        metrics: Difference in each metric, with its interval.
+        better: Fraction of triples that `a` ranks better.
+        worse: Fraction that `a` ranks worse.
+        equal: Fraction that both rank the same.
+        num_triples: Number of triples.
+        samples: Number of bootstrap samples.
+
     Examples:
         >>> ranks = kg.rank(run.model, graph).mean[None]
         >>> comparison = kg.compare_ranks(ranks, ranks + 1, samples=100)

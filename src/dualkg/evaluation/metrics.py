@@ -186,6 +186,19 @@ class Metrics:
     AMR and AMRI are None where the number of candidates is not known. `more_hits` has Hits@k for
     other k, and `others` the metrics that are registered besides these.
 
+    Attributes:
+        mrr: Mean reciprocal rank.
+        mr: Mean rank.
+        hits_at_1: Fraction of queries whose answer is first.
+        hits_at_3: Fraction among the first 3.
+        hits_at_10: Fraction among the first 10.
+        num_queries: Number of queries, two for each triple.
+        amr: Mean rank divided by that of a random ranking; None where the number of candidates is
+            not known.
+        amri: 1 is perfect, 0 is a random ranking; None where the number of candidates is not known.
+        more_hits: Hits@k for other k.
+        others: Metrics that are registered beside these.
+
     Examples:
         >>> metrics = run.report.metrics
         >>> metrics.hits_at_1 <= metrics.hits_at_10

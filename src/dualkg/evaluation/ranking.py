@@ -57,6 +57,13 @@ class Ranks:
     `num_candidates` includes the answer; it is None where all entities but the known answers are
     candidates.
 
+    Attributes:
+        triples: The ranked triples.
+        optimistic: Ranks with all ties below the answer.
+        pessimistic: Ranks with all ties above the answer.
+        num_candidates: Number of candidates with the answer; None where all entities but the known
+            answers are candidates.
+
     Examples:
         >>> kg.rank(run.model, graph).mean.shape
         (2, 677)
@@ -110,6 +117,18 @@ def rank(
 
     At most `block_elements` scores are in memory at a time. Candidates are counted by `count`, or
     by the fastest form that is installed.
+
+    Args:
+        model: A model.
+        graph: The graph.
+        split: "train", "valid" or "test".
+        triples: Ranked in place of the split.
+        known: The filter, if it is there already.
+        type_constrained: Whether only entities in domain or range are candidates.
+        candidates: Candidates of each query.
+        progress: Called with progress.
+        block_elements: Number of scores in memory at a time.
+        count: How candidates are counted.
 
     Returns:
         Optimistic and pessimistic ranks of each query.

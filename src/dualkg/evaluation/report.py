@@ -45,6 +45,12 @@ def evaluate_relations(
 
     Reciprocal relations are no candidates.
 
+    Args:
+        model: A model.
+        graph: The graph, whose three splits are the filter.
+        split: "train", "valid" or "test".
+        hits: The k of Hits@k.
+
     Returns:
         The metrics of queries (head, ?, tail).
 
@@ -62,6 +68,21 @@ class Report:
 
     Ranks are realistic ones; `optimistic` and `pessimistic` are their bounds. Where only a sample
     of the split was ranked, `sampled_from` is the number of triples of the split.
+
+    Attributes:
+        graph: Name of the graph.
+        split: Name of the split.
+        metrics: Metrics of the realistic ranks.
+        optimistic: Metrics of the optimistic ranks.
+        pessimistic: Metrics of the pessimistic ranks.
+        without_unseen: Metrics of triples whose entities and relation are in train.
+        num_unseen_triples: Number of the other triples.
+        by_direction: Metrics of "head" and of "tail" queries.
+        by_relation: Metrics by name of the relation.
+        by_cardinality: Metrics of 1-1, 1-N, N-1 and N-N relations.
+        ranks: Ranks of all queries.
+        candidates: What the candidates were.
+        sampled_from: Number of triples of the split, if a sample was ranked.
 
     Examples:
         >>> run.report.mrr == run.report.metrics.mrr
@@ -155,6 +176,8 @@ def evaluate(
         queries: Number of queries to rank, a sample that depends on `seed` alone.
         seed: Seed of the sample.
         progress: Called with progress.
+        queries: Rank a sample of so many queries.
+        seed: Determines the sample.
 
     Returns:
         The report: metrics, by direction, relation and cardinality.

@@ -89,6 +89,8 @@ def calibrate(
         run: A run, or its folder.
         coverage: Coverage of the sets that are checked.
         overwrite: Whether to replace an existing calibration.
+        device: Where the model runs; a GPU by default, if there is one.
+        trust_code: Whether the recipe may name classes that are not part of dualkg.
 
     Returns:
         The calibration, and its evaluation on test.
@@ -138,6 +140,8 @@ def complete(
         run: A run, or its folder.
         top: Number of triples.
         out: A new file, .tsv or .parquet.
+        device: Where the model runs; a GPU by default, if there is one.
+        trust_code: Whether the recipe may name classes that are not part of dualkg.
         options: Other options, such as `min_probability`.
 
     Returns:

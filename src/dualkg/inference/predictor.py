@@ -134,6 +134,17 @@ class Predictor:
     kept for later probabilities, which then agree up to rounding. `identity` is that of a saved
     run, by which an index is known to be of it.
 
+    Args:
+        model: A trained model.
+        graph: Its graph.
+        recipe: Defines the training loss that inductive entities and explanations need.
+        calibration: Adds probabilities.
+        prediction_sets: Adds prediction sets.
+        index: Vectors of entities, which are searched in place of scoring all.
+        loops: Whether the entity of a query is a candidate for every relation.
+        cache: Keep normalizers of queries, for later probabilities.
+        identity: Identity of a saved run, by which an index is known to be of it.
+
     Examples:
         >>> predictor = kg.Predictor(run.model, graph)
         >>> len(predictor.tails("France", "borders", k=3))

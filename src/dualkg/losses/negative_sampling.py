@@ -127,6 +127,18 @@ class NegativeSampling(SampledLoss):
 
     p has no gradient. With `adversarial_temperature` 0 all negatives have the same weight.
 
+    Attributes:
+        num_negatives: Number of negatives of a triple.
+        sampler: "uniform" samples them for each triple, "shared" once for a batch, "in-batch" takes
+            the other answers of the batch.
+        corruption: The side that is replaced without reciprocal relations: "uniform", "bernoulli"
+            or "both".
+        margin: γ.
+        subsampling: Whether triples of frequent queries have a lower weight.
+        filtered: Whether known answers in train are excluded from the negatives.
+        adversarial_temperature: Temperature of the weights p; with 0 all negatives have the same
+            weight.
+
     Examples:
         >>> loss = kg.NegativeSampling(num_negatives=16, margin=6.0)
         >>> adam = kg.Optimizer("Adam", learning_rate=0.01)
@@ -160,6 +172,14 @@ class NegativeSampling(SampledLoss):
 class MarginRanking(SampledLoss):
     """max(0, γ − s⁺ + s⁻), the mean over the allowed negatives (Bordes et al., 2013); 0 where there
     is none.
+
+    Attributes:
+        num_negatives: As in `NegativeSampling`.
+        sampler: As in `NegativeSampling`.
+        corruption: As in `NegativeSampling`.
+        margin: γ.
+        subsampling: As in `NegativeSampling`.
+        filtered: As in `NegativeSampling`.
 
     Examples:
         >>> loss = kg.MarginRanking(num_negatives=16)

@@ -36,11 +36,16 @@ __all__ = ["KvsAll", "OneVsAll", "SampledSoftmax"]
 class OneVsAll(Loss):
     """Softmax cross entropy of each triple's answer against all entities (1-vs-all).
 
-    `frequency_weight` is w0 of Appendix D.1, which weights answers by how often they occur.
-    `relation_weight` adds the cross entropy of the relation given head and tail. `dropout` is the
-    share of each query's mapped vector that is set to zero, `head_dropout` that of the given entity
-    before it is mapped. Labels of relations are not smoothed. With `exclude_known`, the other
-    answers of a query in train are no candidates.
+    Attributes:
+        frequency_weight: w0 of Appendix D.1, which weights answers by how often they occur.
+        relation_weight: Weight of the cross entropy of the relation given head and tail; 0 leaves
+            it out.
+        dropout: Fraction of each query's mapped vector that is set to zero.
+        head_dropout: Fraction of each given entity's vector that is set to zero before it is
+            mapped.
+        label_smoothing: Fraction of each target that is spread over all entities; relations are not
+            smoothed.
+        exclude_known: Whether the other answers of a query in train are left out of its softmax.
 
     Examples:
         >>> loss = kg.OneVsAll(relation_weight=0.5, label_smoothing=0.1)
@@ -121,6 +126,12 @@ class KvsAll(Loss):
     The answers of a query share the target evenly. A query with n answers has the weight n to the
     power `count_exponent`. Other settings are those of `OneVsAll`.
 
+    Attributes:
+        dropout: As in `OneVsAll`.
+        head_dropout: As in `OneVsAll`.
+        label_smoothing: As in `OneVsAll`.
+        count_exponent: A query with n answers has the weight n to this power.
+
     Examples:
         >>> run = kg.train("ComplEx", graph, loss=kg.KvsAll(label_smoothing=0.1), epochs=1)
         >>> run.recipe.loss.label_smoothing
@@ -170,6 +181,13 @@ class SampledSoftmax(Loss):
     matrix product. Samples are stratified: each negative is drawn from its own part of the
     entities, so that the processes of a distributed training own equally many uniform negatives.
     Negatives equal to the answer are left out.
+
+    Attributes:
+        num_negatives: Number of sampled entities.
+        distribution: q, "uniform" or "log-uniform" in the frequency rank of an entity.
+        shared: Whether a batch has one sample, so that its scores are one matrix product.
+        frequency_weight: As in `OneVsAll`.
+        relation_weight: As in `OneVsAll`.
 
     Examples:
         >>> loss = kg.SampledSoftmax(num_negatives=100)

@@ -127,6 +127,10 @@ class Model(nn.Module, ABC):
     With `reciprocal` relations, `r + num_relations` is the inverse of `r`, and heads are predicted
     as its tails.
 
+    Args:
+        shape: A graph, or its shape.
+        reciprocal: Whether each relation has an inverse with parameters of its own.
+
     Examples:
         >>> run.model.score(*torch.tensor([[3], [1], [7]])).shape
         torch.Size([1])

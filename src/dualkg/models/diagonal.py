@@ -180,6 +180,11 @@ class QuatE(DiagonalModel):
     relation are divided by their modulus when used, and regularizers see them as stored. A
     quaternion of modulus 0 stays 0.
 
+    Args:
+        shape: A graph, or its shape.
+        normalized: Whether a relation only rotates.
+        config: `dim` and other arguments of `EmbeddingModel`.
+
     Examples:
         >>> model = kg.QuatE(graph.shape, dim=8, normalized=False)
         >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape

@@ -263,6 +263,11 @@ class ModE(NormModel):
 
     It is the dual of DistMult, without the square.
 
+    Args:
+        shape: A graph, or its shape.
+        norm: 1, 2 or "squared": the distance.
+        config: `dim` and other arguments of `EmbeddingModel`.
+
     Examples:
         >>> model = kg.ModE(graph.shape, dim=8)
         >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape
@@ -296,6 +301,11 @@ class RotatE(NormModel, AngleModel):
     """A relation rotates each complex coordinate: −‖h∘r − t‖ with |r| = 1 (Sun et al., 2019).
 
     A relation is stored as a row of angles.
+
+    Args:
+        shape: A graph, or its shape.
+        norm: 1, 2 or "squared": the distance.
+        config: `dim` and other arguments of `EmbeddingModel`.
 
     Examples:
         >>> model = kg.RotatE(graph.shape, dim=8)
@@ -357,6 +367,11 @@ class SE(NormModel):
     """Structured embeddings: −‖h R₁ − t R₂‖ (Bordes et al., 2011).
 
     The row of a relation holds both matrices.
+
+    Args:
+        shape: A graph, or its shape.
+        norm: 1, 2 or "squared": the distance.
+        config: `dim` and other arguments of `EmbeddingModel`.
 
     Examples:
         >>> model = kg.SE(graph.shape, dim=8)
@@ -431,6 +446,11 @@ class TransE(NormModel):
 
     It has no transpose, and DURA uses its inverse, t − r.
 
+    Args:
+        shape: A graph, or its shape.
+        norm: 1, 2 or "squared": the distance.
+        config: `dim` and other arguments of `EmbeddingModel`.
+
     Examples:
         >>> model = kg.TransE(graph.shape, dim=8, norm=2)
         >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape
@@ -457,6 +477,12 @@ class HAKE(AngleModel):
     r_b ≤ 1. A row of an entity holds moduli, then angles; one of a relation r_m, r_b and r_p. The
     learned weights a and b are initially `modulus_weight` and `phase_weight` · `half_turn`: one
     learning rate changes b and the angles by similar amounts.
+
+    Args:
+        shape: A graph, or its shape.
+        modulus_weight: Initial value of a.
+        phase_weight: Initial value of b, in half turns.
+        config: `dim` and other arguments of `EmbeddingModel`.
 
     Examples:
         >>> model = kg.HAKE(graph.shape, dim=8)
@@ -594,6 +620,11 @@ class MuRP(DistanceModel):
     R is diagonal. A row of an entity holds its tangent vector at the origin, so that Euclidean
     optimizers apply, then its biases as head and as tail; R h is R times the tangent. A row of a
     relation holds R, then the tangent vector of r.
+
+    Args:
+        shape: A graph, or its shape.
+        signs: Whether the initial R has values of either sign.
+        config: `dim` and other arguments of `EmbeddingModel`.
 
     Examples:
         >>> model = kg.MuRP(graph.shape, dim=8)

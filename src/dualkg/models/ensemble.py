@@ -30,6 +30,10 @@ class EnsembleModel(Model):
     from all. It is reciprocal if one of its members is; in a member that is not, an inverse
     relation exchanges head and tail.
 
+    Args:
+        members: Models of the same graph.
+        weights: wᵢ; 1 for each if left out.
+
     Examples:
         >>> kg.Ensemble([run, run], weights="equal").model.weights
         (1.0, 1.0)

@@ -161,6 +161,13 @@ class TuckER(MatrixModel):
     the tables alone. With `batch_norm`, heads and then mapped heads are normalized over the batch,
     and the map has no transpose.
 
+    Args:
+        shape: A graph, or its shape.
+        dim: Dimension of an entity.
+        relation_dim: Dimension of a relation; `dim` if left out.
+        batch_norm: Whether heads and mapped heads are normalized over the batch.
+        config: Other arguments of `EmbeddingModel`.
+
     Examples:
         >>> model = kg.TuckER(graph.shape, dim=8, relation_dim=4)
         >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape

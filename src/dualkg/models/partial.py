@@ -66,6 +66,9 @@ class PartialModel(Model):
     It scores these, and its `tables` complete what is asked of all entities. Parameters that are
     not entity tables are the same in all processes.
 
+    Args:
+        model: A model with the rows of some entities.
+
     Examples:
         >>> isinstance(run.model, kg.PartialModel)  # one process has all rows
         False

@@ -58,6 +58,18 @@ class PathNetwork(Model):
     triples, as in FB15k-237. There are no embeddings of entities: the parameters do not depend on
     their number.
 
+    Args:
+        shape: A graph, or its shape.
+        dim: Numbers of a vector.
+        steps: Length of the longest paths.
+        edge_dropout: Fraction of other training triples that is removed from the graph in a
+            training step.
+        remove_pairs: Whether all edges between the two entities of a training triple are removed
+            with it.
+        reciprocal: True; a path network predicts heads by inverse relations.
+        init_scale: Scale of the initial weights.
+        seed: Seed of the initial weights.
+
     Examples:
         >>> network = kg.PathNetwork(graph.shape, dim=8, steps=2)
         >>> sum(weights.numel() for weights in network.parameters()) < 20_000

@@ -219,6 +219,9 @@ class TensorBoard(Tracker):
 
     `tensorboard --logdir runs` shows all runs.
 
+    Args:
+        folder: Folder of the event files.
+
     Examples:
         >>> run = kg.train("ComplEx", graph, callbacks=[kg.TensorBoard("events")])  # doctest: +SKIP
     """
@@ -255,6 +258,10 @@ class MLflow(Tracker):
     """A run of an MLflow experiment at `uri`.
 
     The default is MLFLOW_TRACKING_URI, or else mlflow.db in the working folder.
+
+    Args:
+        experiment: Name of the experiment.
+        uri: Address of the tracking server, or of a database.
 
     Examples:
         >>> run = kg.train("ComplEx", graph, callbacks=[kg.MLflow("experiment")])  # doctest: +SKIP
@@ -308,6 +315,10 @@ class WandB(Tracker):
     """A run of Weights & Biases, offline in RUN/wandb or `folder`/wandb.
 
     `wandb sync` uploads it. With WANDB_MODE=online it is uploaded while it is trained.
+
+    Args:
+        project: Name of the project.
+        folder: Folder of the offline run.
 
     Examples:
         >>> run = kg.train("ComplEx", graph, callbacks=[kg.WandB("project")])  # doctest: +SKIP

@@ -127,6 +127,11 @@ class Ensemble(Run):
     Models are moved to the device of the first. Folders may name classes that are not part of
     dualkg with `trust_code`.
 
+    Args:
+        runs: Runs or their folders.
+        weights: Weights of the members, "equal", or fitted on the validation split if left out.
+        trust_code: Whether recipes in the folders may name classes that are not part of dualkg.
+
     Examples:
         >>> ensemble = kg.Ensemble(["runs/world", run], weights="equal")
         >>> len(ensemble.members)

@@ -30,6 +30,15 @@ class Optimizer(Settings, ABC):
     implements `build`. `state_tables` is the number of copies of the weights in its state, for the
     prediction of memory.
 
+    Attributes:
+        name: "Adagrad" (the default), "Adam", "SGD", or a class of your own.
+        learning_rate: The initial learning rate.
+        schedule: "constant", "linear" or "cosine".
+        decay_from: Fraction of training after which the learning rate decays to zero.
+        warm_up: Fraction of training in which the learning rate rises from zero.
+        average_from: Fraction of training after which the weights at the end of each epoch are
+            averaged; the run keeps the mean.
+
     Examples:
         >>> kg.Optimizer("Adam", learning_rate=0.01, schedule="cosine").learning_rate
         0.01

@@ -289,6 +289,13 @@ class Validation(Section):
     many queries is ranked, the same each time. The ranking after training is of all triples, or
     with `final = "sample"` of a sample of each split.
 
+    Attributes:
+        every: Epochs between rankings of the validation split; 0 is never.
+        patience: Training stops after so many rankings without a better MRR; 0 is never.
+        keep: The weights to keep: "last", or "best" on the validation split.
+        queries: Rank a sample of so many queries, the same each time.
+        final: The ranking after training is of "all" triples, or of a "sample" of each split.
+
     Examples:
         >>> often = kg.Validation(every=1, patience=2, keep="best")
         >>> run = kg.train("ComplEx", graph, validation=often, epochs=1)
@@ -408,6 +415,15 @@ def _name_and_settings(table: Any, *, default: str) -> tuple[str, dict[str, Any]
 class Recipe(Section):
     """All settings of a run.
 
+    Attributes:
+        data: The graph, its columns and its split.
+        model: Name and arguments of the model.
+        regularizer: Name and arguments of the regularizer.
+        loss: The loss.
+        optimizer: The optimizer.
+        training: Epochs, batches, seed and engine.
+        validation: When the validation split is ranked.
+
     Examples:
         >>> kg.load_recipe("umls/complex-dura").regularizer.name
         'DURA'
@@ -523,6 +539,9 @@ class Recipe(Section):
 def list_recipes() -> list[str]:
     """Names of the recipes that ship with dualkg, such as `wn18rr/complex-dura`.
 
+    Returns:
+        The names, sorted.
+
     Examples:
         >>> "umls/complex-dura" in kg.list_recipes()
         True
@@ -611,6 +630,14 @@ def load_recipe(
 
     `changes` are values by their keys. A class of your own, `package.module:Class`, is imported if
     the recipe may name it: with `trust_code`.
+
+    Args:
+        path: A file, or the name of a recipe of the package.
+        changes: Values by their keys, such as `model.dim`.
+        trust_code: Whether the recipe may name classes that are not part of dualkg.
+
+    Returns:
+        The recipe.
 
     Examples:
         >>> kg.load_recipe("umls/complex-dura", changes={"model.dim": 8}).model.dim

@@ -279,6 +279,18 @@ class Run(ABC):
 class TrainedRun(Run):
     """A trained model with its graph, recipe and results.
 
+    Attributes:
+        model: The trained model.
+        graph: The graph.
+        recipe: All settings.
+        history: Loss and seconds of each epoch.
+        reports: Reports on valid and test.
+        folder: Folder of the run, if it is saved.
+        costs: Seconds and peak memory.
+        sparsity: What `sparsify` set to zero.
+        extension: What was added to an extended run.
+        identity: Hash of recipe, graph and weights.
+
     Examples:
         >>> isinstance(run, kg.TrainedRun), run.recipe.model.name
         (True, 'ComplEx')

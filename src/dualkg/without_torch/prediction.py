@@ -15,6 +15,16 @@ class Prediction:
     known to lack an answer. Both are None without a calibration, and for triples of train, which
     are no candidates.
 
+    Attributes:
+        name: Name of the candidate.
+        label: Its label, or its name.
+        id: Its id.
+        score: Comparable within one query.
+        split: The first split that contains the triple; None if it is new.
+        probability: Of the triple, as in a completion; None without a calibration, and for triples
+            of train.
+        answer_probability: Of the triple if its query is known to lack an answer; None likewise.
+
     Examples:
         >>> best = run.predictor().tails("France", "borders", k=1)[0]
         >>> best.entity in graph.entities.names.to_pylist(), best.known == (best.split is not None)

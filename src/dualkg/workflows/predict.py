@@ -191,6 +191,8 @@ def predict_file(
         path: File of queries.
         k: Number of predictions for a query.
         known: "mark" or "omit" known answers.
+        device: Where the model runs; a GPU by default, if there is one.
+        trust_code: Whether the recipe may name classes that are not part of dualkg.
 
     Returns:
         The queries with their predictions.

@@ -255,6 +255,10 @@ def train_recipe(
         graph: Used in place of the graph that the recipe names.
         out: Folder of the run.
         overwrite: Whether to replace a run in this folder.
+        device: Where to train; a GPU by default, if there is one.
+        on_event: Called with events of training.
+        on_progress: Called with progress.
+        callbacks: Instances of `Callback`.
 
     Returns:
         The finished run.
@@ -336,6 +340,11 @@ def resume(
 
     Args:
         path: Folder of the run.
+        device: Where to train; as before if left out.
+        on_event: Called with events of tuning and training.
+        on_progress: Called with progress.
+        callbacks: Instances of `Callback`.
+        trust_code: Whether the recipe may name classes that are not part of dualkg.
 
     Returns:
         The finished run.
