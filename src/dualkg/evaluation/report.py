@@ -176,8 +176,6 @@ def evaluate(
         queries: Number of queries to rank, a sample that depends on `seed` alone.
         seed: Seed of the sample.
         progress: Called with progress.
-        queries: Rank a sample of so many queries.
-        seed: Determines the sample.
 
     Returns:
         The report: metrics, by direction, relation and cardinality.
