@@ -21,6 +21,7 @@ from dualkg.serve.errors import (
     UnreadableUpload,
 )
 from dualkg.serve.limits import Limits
+from dualkg.serve.live import LiveServer
 from dualkg.serve.service import ServedRuns
 from dualkg.serve.trainings import Trainings, TrainingState, WatchedTraining
 from dualkg.training.callbacks import Callback
@@ -253,3 +254,48 @@ def test_a_run_that_another_process_trains_is_shown(run_folders, tmp_path):
     finally:
         process.send_signal(signal.SIGINT)
         process.wait()
+
+
+def test_a_server_without_a_finished_run_shows_the_training(tmp_path):
+    folder = tmp_path / "mine"
+    app = application(ServedRuns([], in_training=[folder]))
+    training = app.state.service.trainings.show(folder)
+    training.receive({"kind": "stage", "stage": "training"})
+    with serving(app) as address, httpx.Client(base_url=address) as client:
+        reply = client.get("/", follow_redirects=True)
+        assert str(reply.url).endswith("/training?name=mine")
+        assert "No run is finished yet." in reply.text
+        assert client.get("/train").status_code == 200
+        reply = client.get("/entity/Twenty", headers={"accept": "text/html"})
+        assert reply.status_code == 503
+        assert "mine is still in training" in reply.text
+        for path in ("/api/tails?head=a&relation=b", "/api/run", "/start.json"):
+            reply = client.get(path)
+            assert (reply.status_code, list(reply.json())) == (503, ["error"])
+
+
+def test_a_training_of_this_process_is_shown_and_then_served(tmp_path):
+    graph = graph_of([(i, i % 2, (i * 7 + 1) % 20) for i in range(60)], test=[(0, 0, 5)])
+    folder = tmp_path / "mine"
+    with LiveServer(folder, port=0, device="cpu") as server:
+        report = server.reporter()
+        with httpx.Client(base_url=server.address) as client:
+
+            def state():
+                return client.get("/training.json?name=mine").json()
+
+            until(lambda: server.is_started)
+            stages = []
+
+            def on_event(event):
+                report(event)
+                stages.append(state()["stage"])
+
+            changes = {"model.dim": 4, "training.epochs": 3}
+            kg.fit(graph, tune=False, changes=changes, out=folder, on_event=on_event)
+            assert set(stages) == {"reading", "training"}
+            assert [point["epoch"] for point in state()["points"]][-1] == 3
+            server.serve_result()
+            assert state()["stage"] == "finished"
+            assert client.get("/api/runs").json() == {"runs": ["mine"]}
+            assert client.get("/").status_code == 200

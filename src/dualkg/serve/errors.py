@@ -268,6 +268,18 @@ class BusyError(DualkgError):
     """
 
 
+class StillInTraining(BusyError):
+    """No run is served yet: those of a server are still in training."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = list(names)
+
+    def message(self, words: Words = PYTHON) -> str:
+        runs = ", ".join(self.names)
+        return f"{runs} is still in training; /train shows how far it is."
+
+
 class QueueFull(BusyError):
     """As many queries as the server accepts are waiting for the model."""
 

@@ -98,7 +98,10 @@ async def run_page(context: Context, other: OtherRun = None) -> RunPage:
     if not other or other == context.run.name:
         return RunPage(runs=[await run_details(context)])
 
-    runs = [await run_details(context), await run_details(replace(context, run=served.get(other)))]
+    runs = [
+        await run_details(context),
+        await run_details(replace(context, named_run=served.get(other))),
+    ]
     try:
         comparison = await compare(context.service, context.run.name, other, PAGE_QUERIES)
     except RequestError as error:  # such as two graphs

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,37 +23,36 @@ NICENESS = 5  # requests come first
 
 
 class Reporter:
-    """Prints events; progress at most four times a second."""
+    """Sends events as lines for `TrainingState.receive`; progress at most four times a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[..., None]) -> None:
+        self._send = send
         self._last_progress = 0.0
 
     def __call__(self, event: events.Event) -> None:
         match event:
             case events.GraphRead(graph, notes):
-                _print(kind="notes", notes=list(map(str, notes)), counts=graph.counts)
+                self._send(kind="notes", notes=list(map(str, notes)), counts=graph.counts)
             case events.GraphChecked(_, warnings):
-                _print(kind="notes", notes=list(map(str, warnings)))
+                self._send(kind="notes", notes=list(map(str, warnings)))
             case events.TuningStarted():
-                _print(kind="stage", stage="tuning")
+                self._send(kind="stage", stage="tuning")
             case events.Tuned():
-                _print(kind="notes", notes=[event.summary])
+                self._send(kind="notes", notes=[event.summary])
             case events.AutomaticProgress() if self._is_due():
                 share = event.spent / event.budget if event.budget else None
-                _print(kind="progress", text=event.text, share=share, time_left=event.time_left)
+                self._send(kind="progress", text=event.text, share=share, time_left=event.time_left)
             case events.TrainingPlanned():
-                _print(kind="stage", stage="training")
+                self._send(kind="stage", stage="training")
             case events.ProgressEvent() if self._is_due() or event.step == event.steps:
                 epoch = event.epoch - 1 + event.step / event.steps
-                _print(
+                self._send(
                     kind="progress",
                     text=event.text,
                     share=event.share_done,
                     time_left=event.time_left,
                     point={"epoch": epoch, "loss": event.loss, "valid_mrr": event.mrr},
                 )
-            case events.Evaluated():
-                _print(kind="stage", stage="calibrating")
 
     def _is_due(self) -> bool:
         now = time.monotonic()
@@ -76,8 +76,9 @@ def main(arguments: str) -> int:
             changes=given["changes"],
             tune=given["tune"],
             out=given["out"],
-            on_event=Reporter(),
+            on_event=Reporter(_print),
         )
+        _print(kind="stage", stage="calibrating")
         calibrate(Path(given["out"]))
     except TrainingInterrupted:
         return 130

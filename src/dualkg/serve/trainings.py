@@ -171,15 +171,22 @@ class Trainings:
         name = folder.resolve().name
         self.by_name[name] = WatchedTraining(name, folder)
 
+    def show(self, folder: Path) -> TrainingState:
+        """Show a training of this process, which reports to the state that is returned."""
+        name = folder.resolve().name
+        training = TrainingState(name, folder)
+        self.by_name[name] = training
+        return training
+
     def get(self, name: str) -> TrainingState:
         if name not in self.by_name:
             raise UnknownTraining(name)
         training = self.by_name[name]
         if isinstance(training, WatchedTraining) and training.has_just_finished():
-            self._load(training)
+            self.load(training)
         return training
 
-    def _load(self, training: TrainingState) -> None:
+    def load(self, training: TrainingState) -> None:
         """Serve the run of a training that has ended."""
         training.stage = "loading"
         try:
@@ -275,7 +282,7 @@ class Trainings:
         training.can_be_stopped = False
         self._process = None
         if is_finished and code == 0:
-            await asyncio.to_thread(self._load, training)
+            await asyncio.to_thread(self.load, training)
         elif training.stage != "stopped":
             training.stage = "failed"
             training.error = training.error or "The training ended without a result."
