@@ -50,6 +50,11 @@ def percent(probability: float) -> str:
     return f"{100 * probability:.{num_decimals}f} %"
 
 
+def frequency(share: float) -> str:
+    """The same of what was counted, of which all or nothing may have been true."""
+    return f"{share:.0%}".replace("%", " %") if share in (0.0, 1.0) else percent(share)
+
+
 def minus(text: str) -> str:
     """A formatted number with a minus sign in place of a hyphen."""
     return text.replace("-", "−")
@@ -93,6 +98,7 @@ TEMPLATES.filters |= {
     "short": short,
     "relation_text": relation_text,
     "percent": percent,
+    "frequency": frequency,
     "share": share_text,
     "thousands": "{:,}".format,
     "decimals": decimals,
