@@ -268,11 +268,11 @@ def test_a_server_without_a_finished_run_shows_the_training(tmp_path):
         assert client.get("/train").status_code == 200
         reply = client.get("/entity/Twenty", headers={"accept": "text/html"})
         assert reply.status_code == 503
-        assert "mine is still in training" in reply.text
+        assert "mine: still in training" in reply.text
         for path in ("/api/tails?head=a&relation=b", "/api/run", "/start.json"):
             reply = client.get(path)
             assert reply.status_code == 503
-            assert "mine is still in training" in reply.json()["error"]
+            assert "mine: still in training" in reply.json()["error"]
 
 
 def test_a_training_of_this_process_is_shown_and_then_served(tmp_path):

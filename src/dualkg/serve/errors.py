@@ -277,7 +277,7 @@ class StillInTraining(BusyError):
 
     def message(self, words: Words = PYTHON) -> str:
         runs = ", ".join(self.names)
-        return f"{runs} is still in training; /train shows how far it is."
+        return f"{runs}: still in training. /train shows how far that is."
 
 
 class QueueFull(BusyError):
