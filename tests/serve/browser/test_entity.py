@@ -1,5 +1,7 @@
 """The entity page in a browser."""
 
+from urllib.parse import unquote
+
 import pytest
 
 from dualkg.serve.templating import visible
@@ -112,14 +114,14 @@ def test_the_skip_link_has_the_first_focus(opened):
 def test_a_walk_expands_neighbours_in_place(opened):
     page = opened("/entity/Twenty")
     node = page.locator(".drawing.broad .node:not(.predicted) a[data-neighbour] >> nth=0")
-    first = node.get_attribute("data-neighbour")
+    first = unquote(node.get_attribute("href").removeprefix("/entity/"))
     node.locator("xpath=../button").click()
     trail = page.locator(".walked h3")
     trail.first.wait_for()
     assert trail.first.inner_text().startswith("Twenty › ")
 
     node = page.locator(".walked .drawing.broad .node a[data-neighbour] >> nth=-1")
-    second = node.get_attribute("data-neighbour")
+    second = unquote(node.get_attribute("href").removeprefix("/entity/"))
     node.focus()
     page.keyboard.press("+")
     trail.nth(1).wait_for()

@@ -21,10 +21,16 @@ async function resume(names) {
   }
 }
 
+/** The entity of a page; its name itself is no attribute, since it may have control characters. */
+function nameIn(where) {
+  const page = new URL(where);
+  return page.searchParams.get("name") ?? decodeURIComponent(page.pathname.split("/").at(-1));
+}
+
 /** Give each neighbour of a drawing a button that expands it; the links have the key +. */
 function prepare(drawings, number) {
   for (const link of drawings.querySelectorAll("a[data-neighbour]")) {
-    const name = link.dataset.neighbour;
+    const name = nameIn(link.href);
     const label = link.querySelector("bdi").textContent;
     const button = element(
       "button",
@@ -81,7 +87,7 @@ function trail(number) {
   const walked = steps.slice(0, number);
   const names = [heading.textContent, ...walked.map((step) => step.label)];
   const { name, label } = walked.at(-1);
-  const start = first.dataset.drawings;
+  const start = nameIn(location.href);
   const closing = element("button", { type: "button", class: "plain" }, "Close");
   closing.addEventListener("click", () => {
     close(number - 1);
