@@ -12,6 +12,7 @@ from dualkg.data.graph import load_saved_graph, save_graph
 from dualkg.errors import InvalidValue
 from dualkg.evaluation import evaluate
 from dualkg.losses.rejected import WithRejected, unlikelihood
+from dualkg.tables.local import LocalScores
 from tests.conftest import graph_of
 from tests.raising import refused
 
@@ -80,11 +81,14 @@ def test_unlikelihood_by_hand():
     """Two entities with scores 0 and log 3: the answer has probability 3/4, in both queries."""
 
     class Fixed:
-        def predict_tails(self, heads, relations):
-            return torch.tensor([[0.0, np.log(3)]])
+        reciprocal = False
 
-        def predict_heads(self, relations, tails):
-            return torch.tensor([[np.log(3), 0.0]])
+        def queries(self, given, relations, side):
+            return None
+
+        def entity_scores(self, factors, side):
+            scores = torch.tensor([[0.0, np.log(3)]])
+            return LocalScores(scores if side == "tail" else scores.flip(1))
 
     loss = unlikelihood(Fixed(), torch.tensor([[0, 0, 1]]))
     assert float(loss) == pytest.approx(np.log(4))

@@ -28,6 +28,7 @@ from dualkg.evaluation import ranking
 from dualkg.files import file_record, read_json, write_json
 from dualkg.inference.integrity import check_run
 from dualkg.losses.base import BoundLoss
+from dualkg.losses.rejected import WithRejected
 from dualkg.models.base import EmbeddingModel, Factors, Model
 from dualkg.models.bilinear import Dual
 from dualkg.models.partial import PartialModel
@@ -49,8 +50,25 @@ from tests.families import EMBEDDINGS
 from tests.processes import FORKS, until
 from tests.raising import refused
 
+
+
+class Rejecting(kg.SampledSoftmax):
+    """Sampled softmax where people have rejected two triples."""
+
+    def bind(self, model: Model, graph: Graph, **options: Any) -> Any:
+        num_entities, num_relations = model.shape
+        sizes = torch.tensor([num_entities, num_relations, num_entities])
+        rejected = torch.tensor([[0, 0, 1], [1, 2, 0]]) % sizes
+        return WithRejected(super().bind(model, graph, **options), rejected)
+
+    def rows_per_batch(self, model: Model, batch_size: int) -> None:
+        """All rows: a rejected answer is compared with all entities."""
+
+
 LOSSES = {
     "1-vs-all": kg.OneVsAll(),
+    "1-vs-all without known answers": kg.OneVsAll(exclude_known=True),
+    "rejected triples": Rejecting(num_negatives=5),
     "1-vs-all with all settings": kg.OneVsAll(
         label_smoothing=0.1,
         frequency_weight=0.5,

@@ -248,7 +248,6 @@ class Trainer:
         check_regularizer(model, regularizer)
         check_path_loss(model, recipe.loss)
         _check_tables(model, regularizer)
-        check_placement(recipe, model, regularizer)
         self.group = group or one_process(model.device)
         self.store = store or FileStore()
         self.weights = self.store.module(model)
@@ -260,10 +259,10 @@ class Trainer:
         self.checkpoint_path: Path | None = None
         self.on_progress = on_progress or (lambda event: None)
         self.callbacks = list(callbacks)
-        # Path networks and divided tables learn from accepted triples alone.
-        can_reject = model.tables.has_all_entities and not isinstance(model, PathNetwork)
-        self.rejected = graph.rejected if can_reject else NO_TRIPLES
+        # Path networks learn from accepted triples alone.
+        self.rejected = NO_TRIPLES if isinstance(model, PathNetwork) else graph.rejected
         has_rejected = bool(len(self.rejected))
+        check_placement(recipe, model, regularizer, has_rejected=has_rejected)
         self.engine = choose_engine(recipe, model, regularizer, has_rejected=has_rejected)
         if model.device.type == "cuda":
             # Reference cycles may hold large tensors.
@@ -312,7 +311,8 @@ class Trainer:
         cls, recipe: Recipe, graph: Graph, *, device: torch.device, **options: Any
     ) -> Trainer:
         """A trainer of the model and the regularizer that a recipe names."""
-        tables = choose_tables(recipe, graph.shape, device=device)
+        has_rejected = bool(len(graph.rejected))
+        tables = choose_tables(recipe, graph.shape, device=device, has_rejected=has_rejected)
         model = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
         return cls(model.to(device), graph, recipe, recipe.regularizer.build(), **options)
 

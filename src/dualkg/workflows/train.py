@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -210,7 +210,7 @@ def _read_and_train(
     callback_objects = find_callbacks(callbacks)
     if num_processes() > 1:
         return train_together(
-            lambda report: _refuse_tuning(read(report), tune),
+            lambda report: _untuned_source(read(report), tune, choose_device(device)),
             device=device,
             out=out,
             overwrite=overwrite,
@@ -638,12 +638,12 @@ def _subscriber(on_event: OnEvent | None, on_progress: OnProgress | None) -> OnE
     return notify
 
 
-def _refuse_tuning(source: TrainingSource, tune: Tune) -> TrainingSource:
-    """Several processes train a recipe as it is."""
+def _untuned_source(source: TrainingSource, tune: Tune, device: torch.device) -> TrainingSource:
+    """A source with the recipe that one process would train; several do not tune."""
     trains_as_it_is = tune is False or (tune is None and source.is_recipe)
     if not trains_as_it_is:
         raise _one_recipe_only()
-    return source
+    return replace(source, recipe=_untuned_recipe(source, device))
 
 
 def _one_recipe_only() -> Unsupported:
