@@ -51,7 +51,6 @@ from tests.processes import FORKS, until
 from tests.raising import refused
 
 
-
 class Rejecting(kg.SampledSoftmax):
     """Sampled softmax where people have rejected two triples."""
 
