@@ -40,7 +40,7 @@ from dualkg.kernels.hardware import matmul_precision
 from dualkg.logs import describe_time_left, logger
 from dualkg.losses import OneVsAll
 from dualkg.losses.base import Loss
-from dualkg.losses.rejected import WithRejected
+from dualkg.losses.rejected import WithRejected, scores_of_rejected
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.paths import PathNetwork
 from dualkg.regularizers import Regularizer
@@ -278,6 +278,10 @@ class Trainer:
             num_examples=len(examples),
             on_disk=isinstance(examples, MappedExamples),
         )
+        if has_rejected:
+            of_rejected = scores_of_rejected(model, len(self.rejected))
+            num_bytes = of_rejected * model.embedding.entities.element_size()
+            self.need = self.need._replace(fixed=self.need.fixed + num_bytes)
         if model.device.type == "cpu":
             copies = checkpoint_copies(recipe, model, self.store.num_copies)
             self.need = self.need._replace(fixed=self.need.fixed + copies)
