@@ -546,6 +546,15 @@ def count_numbers(group: Processes) -> None:
         assert sent == (3 * size * width + 2 * size if reciprocal else 4 * size * width + 4 * size)
 
 
+def share_relations(group: Processes) -> None:
+    """Machines of several kinds round differently, and agree again at the end of an epoch."""
+    tables = ShardedTables(group_shard(group, graph_of(7)))
+    state = {name: torch.full((2,), float(group.index)) for name in ("entities", "relations")}
+    tables.synchronize(state)
+    assert state["relations"].tolist() == [0, 0]
+    assert state["entities"].tolist() == [group.index, group.index]
+
+
 # -- ranks -------------------------------------------------------------------
 
 
@@ -793,6 +802,33 @@ def test_check_reads_the_shards_of_an_unfinished_run(tmp_path: Path) -> None:
     assert "Train again, with the same seed" in str(check.advice[0])
 
 
+def test_callbacks_are_called_where_a_run_of_several_processes_is_resumed(tmp_path: Path) -> None:
+    changes = {"data.graph": "x", "training.epochs": 2, "training.checkpoint_seconds": 0}
+    recipe = Recipe().with_changes({**CHANGES, **changes})
+    group = Processes(0, 1, torch.device("cpu"))
+
+    class Epochs(kg.Callback):
+        def __init__(self) -> None:
+            self.stops = True
+            self.seen: list[int] = []
+
+        def on_epoch(self, epoch: int, metrics: Any) -> None:
+            self.seen.append(epoch)
+            if self.stops:
+                raise KeyboardInterrupt
+
+    epochs = Epochs()
+    with pytest.raises(KeyboardInterrupt):
+        distributed.train_in_processes(
+            recipe, graph_of(50), group, out=tmp_path / "run", callbacks=[epochs]
+        )
+    epochs.stops = False
+    kg.resume(tmp_path / "run", callbacks=[epochs])
+    assert epochs.seen[0] == 1
+    assert epochs.seen[-1] == 2
+    assert len(epochs.seen) > 1
+
+
 def test_a_checkpoint_of_an_earlier_version_has_no_checksums(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -857,6 +893,7 @@ def compare_all_and_train(group: Processes, path: Path, expected: float) -> None
     compare_both(group, all_of_them=False)
     compare_ranks(group)
     count_numbers(group)
+    share_relations(group)
     train_own_classes(group, expected)
     train_a_run(group, path)
 

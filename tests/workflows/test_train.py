@@ -409,6 +409,11 @@ def test_several_processes_train_the_recipe_of_one(tmp_path, monkeypatch):
         train_source(large, tune=False, device="cpu", out=tmp_path / "run")
     alone, together = recipes
     assert alone == together
+    monkeypatch.undo()
+    monkeypatch.setattr(train, "train_together", trained_together)
+    monkeypatch.setattr(train, "num_processes", lambda: 2)
+    kg.train_recipe(together, graph=large, out=tmp_path / "run")
+    assert recipes[2] == together
     assert together.loss == kg.SampledSoftmax(num_negatives=NUM_SAMPLED["cpu"])
 
 
@@ -426,6 +431,8 @@ def test_several_processes_train_one_recipe(graph, tmp_path, monkeypatch):
         reason="is of one recipe, with one seed and without tuning",
     ):
         train_source_seeds(graph, 2, out=tmp_path / "run")
+    with refused(Unsupported, what="kg.train"):
+        kg.train("ComplEx", graph)
     with pytest.raises(InvalidValue) as invalid:
         train_source(graph)
     assert invalid.value.setting == "out"

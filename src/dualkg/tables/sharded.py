@@ -299,11 +299,11 @@ class ShardedTables(EntityTables):
         """Nothing: a step ends with its updates."""
 
     def synchronize(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy from process 0: a GPU may add up in another order in each process."""
+        """Copy from process 0: devices of one kind or of several may add up in another order."""
         if self.shard.num_processes == 1:
             return
         for name, value in tensors.items():
-            if name not in TABLE_NAMES and value.is_cuda:
+            if name not in TABLE_NAMES:
                 dist.broadcast(value, src=0)
 
     def all_reduce(self, values: Tensor) -> Tensor:

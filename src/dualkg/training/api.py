@@ -301,6 +301,7 @@ def train(
             found="a model",
             advice="The model comes first, then the graph: kg.train(model, graph).",
         )
+    _check_alone()
     if not isinstance(graph, Graph):
         graph = load_graph(graph)
 
@@ -354,6 +355,18 @@ def train(
     )
     # The model is the caller's own, so its weights are saved from the start.
     return _create_and_finish(trainer, folder, with_weights=True)
+
+
+def _check_alone() -> None:
+    """Refuse a model of this process where a launcher has started several for one training."""
+    from dualkg.training.distributed import num_processes  # It imports this module.
+
+    if num_processes() > 1:
+        raise Unsupported(
+            "kg.train",
+            "trains a model that is in one process, so each of several would train one of its own",
+            advice="Use kg.train_recipe or kg.fit, whose processes share one model.",
+        )
 
 
 def _name_given(argument: str, value: object) -> str | None:

@@ -70,7 +70,7 @@ from dualkg.tables.heartbeat import Heartbeat
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.agreement import check_agreement, check_shared, training_facts
 from dualkg.training.api import choose_device, finish
-from dualkg.training.callbacks import Callback, find_callbacks, saved_trackers
+from dualkg.training.callbacks import Callback, Callbacks, find_callbacks, saved_trackers
 from dualkg.training.checkpoint import (
     CheckpointStore,
     Groups,
@@ -648,7 +648,7 @@ def train_in_processes(
                 folder,
                 group,
                 on_start,
-                callbacks=callbacks,
+                callbacks=callbacks or None,
                 trust_code=False,
                 on_progress=on_progress,
             )
@@ -674,15 +674,26 @@ def resume_in_processes(
     *,
     device: str | torch.device | None = None,
     on_progress: OnProgress | None = None,
+    callbacks: Callbacks = None,
     trust_code: bool = False,
     on_start: OnStart | None = None,
 ) -> TrainedRun:
-    """Resume a run of several processes in any number of processes, one included."""
+    """Resume a run of several processes in any number of processes, one included.
+
+    Without `callbacks`, those of process 0 are the trackers that the run was started with.
+    """
     folder = RunFolder(path)
     with processes(device) as group, group_lock(group, folder.path):
         group.on_first(folder.check_is_run)
         check_shared(group, folder.path)
-        return _resume(folder, group, on_start, trust_code=trust_code, on_progress=on_progress)
+        return _resume(
+            folder,
+            group,
+            on_start,
+            callbacks=callbacks,
+            trust_code=trust_code,
+            on_progress=on_progress,
+        )
 
 
 def _resume(
@@ -690,7 +701,7 @@ def _resume(
     group: Processes,
     on_start: OnStart | None,
     *,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callbacks,
     trust_code: bool,
     on_progress: OnProgress | None,
 ) -> TrainedRun:
@@ -698,7 +709,9 @@ def _resume(
     recipe = load_recipe(folder.recipe, trust_code=trust_code)
     graph = group.together(folder.load_graph)
     check_agreement(group, training_facts(recipe, graph, group.device))
-    called = find_callbacks(callbacks or saved_trackers(folder.path)) if group.first else []
+    if callbacks is None:
+        callbacks = saved_trackers(folder.path)
+    called = find_callbacks(callbacks) if group.first else []
     about = CheckpointFolder(folder.checkpoint_folder, group).about()
     check_recipe(folder.recipe, about, checkpoint=folder.checkpoint_folder)
     build = partial(

@@ -118,6 +118,7 @@ def resume_together(
     *,
     device: str | torch.device | None,
     on_event: OnEvent,
+    callbacks: Callbacks = None,
     trust_code: bool = False,
 ) -> TrainedRun:
     """Resume a run of several processes in any number of processes, one included."""
@@ -126,6 +127,7 @@ def resume_together(
         folder.path,
         device=device,
         on_progress=on_event,
+        callbacks=callbacks,
         trust_code=trust_code,
         on_start=lambda expectation: on_event(_started(folder, expectation)),
     )
