@@ -25,6 +25,7 @@ from dualkg.cli.words import COMMAND
 from dualkg.data.graph import Graph
 from dualkg.errors import DamagedFile, DualkgError, Unsupported
 from dualkg.evaluation import ranking
+from dualkg.evaluation.candidates import CandidateLists
 from dualkg.files import file_record, read_json, write_json
 from dualkg.inference.integrity import check_run
 from dualkg.losses.base import BoundLoss
@@ -560,6 +561,11 @@ def share_relations(group: Processes) -> None:
 
 def compare_ranks(group: Processes) -> None:
     graph = kg.load_graph("world")
+    random = np.random.default_rng(0)
+    lengths = random.integers(0, 30, 2 * len(graph.valid))
+    listed = random.integers(0, len(graph.entities), lengths.sum(), dtype=np.int32)
+    lists = CandidateLists(listed, np.concatenate([[0], lengths.cumsum()]))
+    restricted: tuple[dict[str, Any], ...] = ({"type_constrained": True}, {"candidates": lists})
     for name, ties in (("ComplEx", True), ("ComplEx", False), ("RotatE", False)):
         options = {"dim": 8, "seed": 1, "init_scale": 0.5, "reciprocal": not ties}
         build = partial(EMBEDDINGS[name].with_tables, **options)
@@ -572,13 +578,21 @@ def compare_ranks(group: Processes) -> None:
             return model
 
         shard = group_shard(group, graph)
-        expected = ranking.rank(made(LocalTables(len(graph.entities))), graph, split="valid")
+        whole = made(LocalTables(len(graph.entities)))
+        expected = ranking.rank(whole, graph, split="valid")
+        ranks_of_one = [
+            ranking.rank(whole, graph, split="valid", **candidates) for candidates in restricted
+        ]
         for max_columns in (2**20, 300):
             part = PartialModel(made(ShardedTables(shard, max_columns=max_columns)))
             found = ranking.rank(part, graph, split="valid")
             assert np.array_equal(found.optimistic, expected.optimistic)
             assert np.array_equal(found.pessimistic, expected.pessimistic)
-        whole = made(LocalTables(len(graph.entities)))
+            for candidates, of_one in zip(restricted, ranks_of_one, strict=True):
+                found = ranking.rank(part, graph, split="valid", **candidates)
+                assert np.array_equal(found.optimistic, of_one.optimistic)
+                assert np.array_equal(found.pessimistic, of_one.pessimistic)
+                assert np.array_equal(found.num_candidates, of_one.num_candidates)
         samples = [
             kg.evaluate(model, graph, split="valid", queries=60).ranks for model in (whole, part)
         ]
