@@ -264,9 +264,10 @@ def measure_gpu(choices: argparse.Namespace) -> None:
     figures = measure_steps(argparse.Namespace(**steps))
     figures["bytes of the formula"] = all_reduced_bytes(figures["batch"], 2 * figures["dim"])
     save("1-vs-all on a GPU", figures, choices)
+    save("sampled softmax on a GPU", measure_sampled(choices), choices)
+    # At last, because this process then keeps most of the GPU's memory.
     weights = argparse.Namespace(**vars(choices), **WEIGHTS_OF_GPU)
     save("initial weights, cuda", measure_weights(weights), choices)
-    save("sampled softmax on a GPU", measure_sampled(choices), choices)
 
 
 def random_graph(num_entities: int, num_triples: int, mapped: Path | None) -> Any:
