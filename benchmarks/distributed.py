@@ -590,7 +590,7 @@ def all_reduced_bytes(batch_size: int, width: int) -> int:
 
 def divided_seconds(rates: Any, job: dict[str, Any], *, num_processes: int) -> float:
     """Seconds of what is divided over processes, by the formula."""
-    from dualkg.training.memory import step_seconds
+    from dualkg.training.step_time import step_seconds
 
     batch_size = job["batch"]
     candidates = rows = job["entities"]
