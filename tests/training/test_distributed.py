@@ -40,8 +40,9 @@ from dualkg.tables.files import shard_file
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training import distributed, run
 from dualkg.training.batches import one_of_each_query
-from dualkg.training.distributed import build_trainer, expectation, group_shard, num_processes
+from dualkg.training.distributed import build_trainer, expectation, group_shard
 from dualkg.training.fused import OneVsAllFusedStep
+from dualkg.training.launcher import VARIABLES, num_processes
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
 from dualkg.training.steps import ReferenceStep
@@ -1066,7 +1067,7 @@ def test_a_signal_that_arrives_while_processes_agree_is_not_lost(
 
 
 def test_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in distributed.VARIABLES:
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert num_processes() == 1
     monkeypatch.setenv("RANK", "1")

@@ -40,6 +40,7 @@ from dualkg.training.callbacks import (
 )
 from dualkg.training.checkpoint import read_about
 from dualkg.training.classes import find_class, known_name, name_of
+from dualkg.training.launcher import num_processes
 from dualkg.training.optimizers import OPTIMIZERS, Optimizer
 from dualkg.training.recipe import (
     Data,
@@ -359,8 +360,6 @@ def train(
 
 def _check_alone() -> None:
     """Refuse a model of this process where a launcher has started several for one training."""
-    from dualkg.training.distributed import num_processes  # It imports this module.
-
     if num_processes() > 1:
         raise Unsupported(
             "kg.train",

@@ -19,11 +19,11 @@ from dualkg.models.partial import PartialModel
 from dualkg.training.callbacks import Callbacks, find_callbacks
 from dualkg.training.distributed import (
     load_in_processes,
-    num_processes,
     processes,
     resume_in_processes,
     train_in_processes,
 )
+from dualkg.training.launcher import num_processes
 from dualkg.training.run import Run, RunFolder, TrainedRun
 from dualkg.workflows.events import (
     Evaluated,
