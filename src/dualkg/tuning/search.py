@@ -30,7 +30,7 @@ from dualkg.errors import (
     Words,
 )
 from dualkg.extras import optional_import
-from dualkg.files import locked
+from dualkg.files import check_held, locked, watched
 from dualkg.logs import ProgressLog, TimeLeft
 from dualkg.training.api import choose_device, load_recipe_graph
 from dualkg.training.run import RunFolder
@@ -157,27 +157,30 @@ def search(
     }
     started = time.monotonic()
     interrupted = False
-    try:
-        worker = Worker(graph, **options, where=where, on_progress=report)
-        num_done_before = worker.result().num_done
+    with watched(out):
+        check_held(out)  # from now on
         try:
-            if jobs == 1:
-                worker.run()
-            else:
-                _run_processes(worker, jobs, options)
-        except (KeyboardInterrupt, InterruptedRunError):
-            interrupted = True
-        result = worker.result()
-    except (StorageInternalError, json.JSONDecodeError) as error:
-        raise _storage_error(where, error) from None
+            worker = Worker(graph, **options, where=where, on_progress=report)
+            num_done_before = worker.result().num_done
+            try:
+                if jobs == 1:
+                    worker.run()
+                else:
+                    _run_processes(worker, jobs, options)
+            except (KeyboardInterrupt, InterruptedRunError):
+                interrupted = True
+            result = worker.result()
+        except (StorageInternalError, json.JSONDecodeError) as error:
+            check_held(out)
+            raise _storage_error(where, error) from None
 
-    num_new = result.num_done - num_done_before
-    if num_new > 0:
-        minutes = (time.monotonic() - started) / 60
-        result = replace(result, per_minute=round(num_new / minutes, 2))
-    # Processes that share the study end at the same time, and may share the folder too.
-    with locked(out, wait=True):
-        result.write(out)
+        num_new = result.num_done - num_done_before
+        if num_new > 0:
+            minutes = (time.monotonic() - started) / 60
+            result = replace(result, per_minute=round(num_new / minutes, 2))
+        # Processes that share the study end at the same time, and may share the folder too.
+        with locked(out, wait=True):
+            result.write(out)
     if interrupted:
         raise SearchInterrupted(result.num_done, space.num_trials)
     return result
