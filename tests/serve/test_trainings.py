@@ -23,9 +23,12 @@ from dualkg.serve.errors import (
 from dualkg.serve.limits import Limits
 from dualkg.serve.live import LiveServer
 from dualkg.serve.service import ServedRuns
-from dualkg.serve.trainings import Trainings, TrainingState, WatchedTraining
+from dualkg.serve.training_process import Reporter
+from dualkg.serve.trainings import MAX_REPORT, Trainings, TrainingState, WatchedTraining
 from dualkg.training.callbacks import Callback
+from dualkg.training.checkpoint import save_tensors
 from dualkg.training.trainer import TrainingInterrupted
+from dualkg.workflows.events import GraphChecked
 from tests.conftest import graph_of
 from tests.processes import until
 from tests.serve.conftest import serving
@@ -128,6 +131,51 @@ def test_a_file_that_has_no_triples_is_refused_and_removed(tmp_path, name, text)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+@pytest.mark.parametrize("address", ["/api/training/files", "/api/decisions/import"])
+def test_a_text_with_half_a_character_is_refused(client_of, tmp_path, address):
+    client = client_of(training_folder=tmp_path)
+    body = json.dumps({"name": "mine.tsv", "text": TEXT + "\ud800\tlikes\ta1\n"})
+    reply = client.post(address, content=body, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 422
+    assert "must be text" in reply.json()["error"]
+
+
+def test_notes_with_long_names_are_cut_and_received(tmp_path, capfd):
+    Reporter()(GraphChecked(None, ["n" * 200_000] * 30))
+    line = capfd.readouterr().out
+    training = TrainingState("mine", tmp_path)
+    training.receive(json.loads(line))
+    assert len(line) < MAX_REPORT
+    assert len(training.notes) == 20
+
+
+def test_a_line_longer_than_a_pipe_is_received(tmp_path):
+    """It would leave a training that never ends."""
+
+    async def run():
+        long = """print('{"kind": "notes", "notes": ["' + "n" * 500_000 + '"]}')"""
+        training = await start(trainings_of(tmp_path, long + FINISHES))
+        await asyncio.wait_for(over(training), 60)
+        return training
+
+    assert asyncio.run(run()).stage == "finished"
+
+
+def test_a_run_that_cannot_be_read_is_a_training_that_failed(tmp_path):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path / "report.json"))
+
+    async def run():
+        training = await start(trainings_of(tmp_path, on_finish=refuse))
+        await asyncio.wait_for(over(training), 60)
+        return training
+
+    training = asyncio.run(run())
+    assert training.stage == "failed"
+    assert "Permission denied" in training.error
+    assert str(tmp_path) not in training.error
+
+
 def test_names_of_files_lead_nowhere_else(tmp_path):
     trainings = trainings_of(tmp_path / "runs")
     upload = trainings.save_file("../../x/ä b.tsv", TEXT)
@@ -217,6 +265,19 @@ def test_a_folder_that_was_interrupted_has_curves(tmp_path):
     assert served == [folder]
     with pytest.raises(UnknownTraining):
         trainings.get("other")
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [[], {"history": 5}, {"history": [5]}, {"history": [{"epoch": 1, "loss": float("nan")}]}],
+)
+def test_a_damaged_checkpoint_has_no_curve(tmp_path, progress):
+    folder = tmp_path / "watched"
+    folder.mkdir()
+    save_tensors({}, folder / "checkpoint.safetensors", about={"progress": progress})
+    trainings = Trainings(None, on_finish=print)
+    trainings.watch(folder)
+    assert trainings.get("watched").points == []
 
 
 def test_a_page_of_a_training_has_its_curve(served, tmp_path):

@@ -87,6 +87,14 @@ def public_message(error: DualkgError) -> str:
     return FOLDERS.sub("", message)
 
 
+def public_reason(error: DualkgError | OSError) -> str:
+    """Why something failed, for somebody who did not ask for a file and cannot see it."""
+    if isinstance(error, DualkgError):
+        return public_message(error)
+    reason = error.strerror or type(error).__name__
+    return f"The server could not read or write a file: {reason}."
+
+
 def _parameter_value(value: object) -> str:
     """A value as a query parameter spells it: `true`, and text without quotes."""
     return value if isinstance(value, str) else json.dumps(value, default=str)

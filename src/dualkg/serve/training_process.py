@@ -7,18 +7,19 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from dualkg.errors import DualkgError
 from dualkg.inference.api import calibrate
-from dualkg.serve.errors import public_message
+from dualkg.serve.errors import public_reason
 from dualkg.training.trainer import TrainingInterrupted
 from dualkg.workflows import events
 from dualkg.workflows.train import train_source
 
 REPORT_INTERVAL = 0.25  # seconds
+MAX_NOTE = 1000  # characters
 NICENESS = 5  # requests come first
 
 
@@ -32,9 +33,9 @@ class Reporter:
     def __call__(self, event: events.Event) -> None:
         match event:
             case events.GraphRead(graph, notes):
-                self._send(kind="notes", notes=list(map(str, notes)), counts=graph.counts)
+                self._send(kind="notes", notes=_short(notes), counts=graph.counts)
             case events.GraphChecked(_, warnings):
-                self._send(kind="notes", notes=list(map(str, warnings)))
+                self._send(kind="notes", notes=_short(warnings))
             case events.TuningStarted():
                 self._send(kind="stage", stage="tuning")
             case events.Tuned():
@@ -62,6 +63,11 @@ class Reporter:
         return is_due
 
 
+def _short(notes: Iterable[object]) -> list[str]:
+    """Notes whose names may be longer than the server reads a line."""
+    return [str(note)[:MAX_NOTE] for note in notes]
+
+
 def _print(**line: Any) -> None:
     print(json.dumps(line), flush=True)
 
@@ -82,8 +88,8 @@ def main(arguments: str) -> int:
         calibrate(Path(given["out"]))
     except TrainingInterrupted:
         return 130
-    except DualkgError as error:
-        _print(kind="error", error=public_message(error))
+    except (DualkgError, OSError) as error:
+        _print(kind="error", error=public_reason(error))
         return 1
     _print(kind="stage", stage="finished")
     return 0
