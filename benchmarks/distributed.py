@@ -3,9 +3,13 @@ a fresh process, and `steps` takes steps of ComplEx with DURA in one and in seve
 one shard of several by itself. `sampled` compares steps of sampled softmax in two processes with
 those of one that has half the negatives; `--device cuda` does so on one GPU, which the processes
 share by gloo. `weights` draws the initial weights of a large table. `costs` compares the cost model
-with recorded trainings, and extrapolates it to several GPUs.
+with recorded trainings, and extrapolates it to several GPUs. `machines` runs the tests of two
+machines, which need Linux and root, and notes what each took.
 
-Each command adds its figures to results/distributed.json.
+`python benchmarks/distributed.py gpu --out measured` takes everything that needs a GPU, in about
+five minutes: steps and bytes of 1-vs-all and of sampled softmax in one and in two processes, and
+the initial weights of 86 million entities. Each command adds its figures to
+results/distributed.json; `merge measured` takes over those of another machine.
 """
 
 import argparse
@@ -21,14 +25,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
+from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
 
+import tables
 from measurement import RESULTS, describe, log, peak_mib, resident_mib
 
 ROWS = 1_000_000
@@ -242,6 +248,26 @@ def measure_sampled(choices: argparse.Namespace) -> dict[str, Any]:
         figures[name]["ratio"] = figures[name]["seconds"] / seconds_of_one
     figures["bytes of the formula"] = all_reduced_bytes(job["batch"], 2 * job["dim"])
     return figures
+
+
+# 1-vs-all in one and in two processes that share a GPU: the size of FB15k-237.
+ONE_VS_ALL = {"entities": 14_541, "triples": 272_115, "dim": 500, "batch": 1_000, "steps": 200}
+# Rows and columns of the initial weights of a GPU: Freebase with ComplEx of dim 128, 82 GiB.
+WEIGHTS_OF_GPU = {"rows": 86_054_151, "width": 256}
+
+
+def measure_gpu(choices: argparse.Namespace) -> None:
+    """Everything that needs a GPU; each part is saved when it is measured."""
+    choices.device = "cuda"
+    steps = {**vars(choices), **FACTS, **ONE_VS_ALL, "sums": "elements", "mapped": False}
+    steps |= {"checkpoint": False, "processes": [0, 2]}
+    figures = measure_steps(argparse.Namespace(**steps))
+    figures["bytes of the formula"] = all_reduced_bytes(figures["batch"], 2 * figures["dim"])
+    save("1-vs-all on a GPU", figures, choices)
+    save("sampled softmax on a GPU", measure_sampled(choices), choices)
+    # At last, because this process then keeps most of the GPU's memory.
+    weights = argparse.Namespace(**vars(choices), **WEIGHTS_OF_GPU)
+    save("initial weights, cuda", measure_weights(weights), choices)
 
 
 def random_graph(num_entities: int, num_triples: int, mapped: Path | None) -> Any:
@@ -495,9 +521,61 @@ def measure_weights(choices: argparse.Namespace) -> dict[str, Any]:
 
 # -- the cost model ----------------------------------------------------------
 
-# Bytes a second that each of a number of GPUs sends: assumed NVLink, and a network of 400 Gbit/s.
-LINKS = {1: math.inf, 8: 450e9, 64: 50e9}
-LARGE = {"batch_size": 4_000, "num_entities": 2_500_000, "width": 1_000, "num_triples": 16_100_000}
+BATCH_SIZE_OF_LARGE = 4_000
+NEGATIVES_OF_LARGE = 10_000
+
+
+class MeasuredStep(NamedTuple):
+    """Steps on one GPU in `distributed.json`: parts of the tables, and words for the docs."""
+
+    num_parts: int
+    text: str
+
+
+MEASURED_STEPS = {
+    "whole": MeasuredStep(1, "ogbl-wikikg2's size, dim 500, full softmax"),
+    "shard": MeasuredStep(8, "ogbl-wikikg2's size, dim 500, full softmax, one of 8 shards"),
+    "sampled": MeasuredStep(1, "ogbl-wikikg2's size, dim 500, 10,000 negatives"),
+    "freebase": MeasuredStep(1, "Freebase's size, dim 128, 10,000 negatives"),
+}
+SAMPLED_STEPS = ("sampled", "freebase")
+H100_BANDWIDTH = 3.35 / 4.8  # of its memory, relative to that of an H200, by their data sheets
+H100_MEMORY = 80e9
+NUM_COLLECTIVES = 5  # of a step: rows of heads and tails, a maximum, a sum, a gradient
+
+
+class Cluster(NamedTuple):
+    """GPUs, the assumed bytes a second of an all-reduce, and the seconds before it begins.
+
+    An all-reduce of S bytes over all GPUs of several machines sends 2·S from each machine, whose
+    links carry it together.
+    """
+
+    num_gpus: int
+    link: float
+    latency: float
+
+
+CLUSTERS = {
+    "8 H100": Cluster(8, 450e9, 20e-6),
+    "64 H100, a link for each GPU": Cluster(64, 8 * 50e9, 50e-6),
+    "64 H100, a link for each machine": Cluster(64, 50e9, 50e-6),
+}
+
+
+class LargeGraph(NamedTuple):
+    """The sizes of a training with ComplEx: rows of `2 · dim` numbers."""
+
+    num_entities: int
+    num_triples: int
+    dim: int
+
+
+LARGE_GRAPHS = {
+    "ogbl-wikikg2": LargeGraph(2_500_604, 16_109_182, 500),
+    "Wikidata5M": LargeGraph(4_594_485, 20_614_279, 500),
+    "Freebase": LargeGraph(86_054_151, 304_727_650, 400),
+}
 
 
 def all_reduced_bytes(batch_size: int, width: int) -> int:
@@ -510,16 +588,86 @@ def all_reduced_bytes(batch_size: int, width: int) -> int:
     return 4 * (3 * batch_size * width + 2 * batch_size)
 
 
-def compare_costs(choices: argparse.Namespace) -> dict[str, Any]:
-    """The time of steps by arithmetic: of trainings on one H200 beside what was measured, and of a
-    large graph.
+def divided_seconds(rates: Any, job: dict[str, Any], *, num_processes: int) -> float:
+    """Seconds of what is divided over processes, by the formula."""
+    from dualkg.training.step_time import step_seconds
 
-    The rates are those of `measurement.py`, the trainings those of `training.py`.
+    batch_size = job["batch"]
+    candidates = rows = job["entities"]
+    if job["negatives"]:
+        candidates = job["negatives"]
+        rows = 2 * batch_size + candidates
+    return step_seconds(
+        rates,
+        batch_size=batch_size,
+        candidates=math.ceil(candidates / num_processes),
+        rows=math.ceil(rows / num_processes),
+        width=2 * job["dim"],
+        score_bytes=2,
+    )
+
+
+def fit_rest(rates: Any, results: dict[str, Any]) -> dict[str, float]:
+    """Seconds of what every process does with the whole batch: s + p · B · W.
+
+    They are what two measured steps of sampled softmax take beyond the formula.
+    """
+    rests = {}
+    for name in SAMPLED_STEPS:
+        job = results[name]
+        rest = job["1 processes"]["seconds"] - divided_seconds(rates, job, num_processes=1)
+        rests[2 * job["dim"] * job["batch"]] = rest
+    (few, rest_of_few), (many, rest_of_many) = sorted(rests.items())
+    of_number = (rest_of_many - rest_of_few) / (many - few)
+    return {"seconds": rest_of_few - few * of_number, "seconds of a number": of_number}
+
+
+def rest_seconds(rest: dict[str, float], job: dict[str, Any]) -> float:
+    return rest["seconds"] + rest["seconds of a number"] * 2 * job["dim"] * job["batch"]
+
+
+def estimate_cluster(
+    cluster: Cluster, graph: LargeGraph, *, negatives: int, rates: Any, rest: dict[str, float]
+) -> dict[str, float]:
+    """The parts of a step, an epoch and the memory of each GPU."""
+    job = {"batch": BATCH_SIZE_OF_LARGE, "negatives": negatives, "dim": graph.dim}
+    job["entities"] = graph.num_entities
+    batch_size = job["batch"]
+    width = 2 * graph.dim
+    number = cluster.num_gpus
+    of_kernels = divided_seconds(rates, job, num_processes=number) + rest_seconds(rest, job)
+    # A ring all-reduce sends nearly twice the bytes.
+    sent = 2 * (number - 1) / number * all_reduced_bytes(batch_size, width)
+    of_link = sent / cluster.link + NUM_COLLECTIVES * cluster.latency
+    num_rows = math.ceil(graph.num_entities / number)
+    # Weights and Adagrad's sums of rows; with all entities those of elements, a bfloat16 copy of
+    # weights, and bfloat16 scores.
+    bytes_of_gpu = 4 * num_rows * (width + 1)
+    if not negatives:
+        bytes_of_gpu = num_rows * (10 * width + 2 * batch_size)
+    seconds = of_kernels + of_link
+    return {
+        "kernels_ms": 1e3 * of_kernels,
+        "sent_mb": sent / 1e6,
+        "link_ms": 1e3 * of_link,
+        "epoch_seconds": math.ceil(2 * graph.num_triples / batch_size) * seconds,
+        "bytes_of_gpu": bytes_of_gpu,
+        "fits": bytes_of_gpu < H100_MEMORY,
+    }
+
+
+def compare_costs(choices: argparse.Namespace) -> dict[str, Any]:
+    """The time of steps by arithmetic: of trainings on one H200 beside what was measured, and of
+    large graphs on several H100.
+
+    The rates are those of `measurement.py`, the trainings those of `training.py`, and the steps
+    those of `steps`.
     """
     from dualkg.training.step_time import Rates, step_seconds
 
     ceilings = json.loads((RESULTS / "ceilings.json").read_text())
     trainings = json.loads((RESULTS / "training.json").read_text())
+    results = json.loads((RESULTS / "distributed.json").read_text())
     of_gpu = ceilings[choices.gpu]["all"]
     rates = Rates(of_gpu["bf16_operations_per_second"], of_gpu["copied_bytes_per_second"])
 
@@ -539,40 +687,108 @@ def compare_costs(choices: argparse.Namespace) -> dict[str, Any]:
         measured = facts["seconds_per_epoch"] / facts["steps_per_epoch"]
         compared[name] = {"estimated_ms": 1000 * estimated, "measured_ms": 1000 * measured}
 
-    large: dict[str, Any] = {**LARGE}
-    batch_size = LARGE["batch_size"]
-    width = LARGE["width"]
-    num_steps = math.ceil(2 * LARGE["num_triples"] / batch_size)
-    for number, link in LINKS.items():
-        num_rows = LARGE["num_entities"] // number
-        seconds = step_seconds(
-            rates,
-            batch_size=batch_size,
-            candidates=num_rows,
-            rows=num_rows,
-            width=width,
-            score_bytes=2,
-        )
-        # A ring all-reduce sends as many bytes from each process.
-        sent = 2 * (number - 1) / number * all_reduced_bytes(batch_size, width)
-        seconds += sent / link
-        large[f"{number} GPUs"] = {"step_ms": 1000 * seconds, "epoch_seconds": num_steps * seconds}
+    rest = fit_rest(rates, results)
+    steps = {}
+    for name, measured_step in MEASURED_STEPS.items():
+        job = results[name]
+        estimated = divided_seconds(rates, job, num_processes=measured_step.num_parts)
+        steps[name] = {
+            "estimated_ms": 1e3 * (estimated + rest_seconds(rest, job)),
+            "measured_ms": 1e3 * job["1 processes"]["seconds"],
+        }
+
+    of_h100 = rates._replace(bytes=H100_BANDWIDTH * rates.bytes)
+    of_number = rest["seconds of a number"] / H100_BANDWIDTH
+    rest_of_h100 = {**rest, "seconds of a number": of_number}
+    estimates: dict[str, Any] = {}
+    for graph_name, graph in LARGE_GRAPHS.items():
+        for negatives in (0, NEGATIVES_OF_LARGE):
+            loss = f"{negatives:,} negatives" if negatives else "full softmax"
+            training = f"{graph_name}, dim {graph.dim}, {loss}"
+            estimates[training] = {}
+            for cluster_name, cluster in CLUSTERS.items():
+                estimates[training][cluster_name] = estimate_cluster(
+                    cluster, graph, negatives=negatives, rates=of_h100, rest=rest_of_h100
+                )
     return {
         "gpu": choices.gpu,
         "operations": rates.operations,
         "bytes": rates.bytes,
         "trainings": compared,
-        "large graph": large,
+        "rest": rest,
+        "steps": steps,
+        "estimates": estimates,
     }
 
 
-def save(name: str, figures: dict[str, Any], folder: Path) -> None:
+def cost_tables(costs: dict[str, Any]) -> list[list[str]]:
+    """The estimates, and measured steps beside the formula, as in docs/distributed.md."""
+    titles = ["training", "GPUs", "ms of kernels", "MB sent", "ms of links", "an epoch"]
+    rows = []
+    for training, by_cluster in costs["estimates"].items():
+        for cluster, found in by_cluster.items():
+            cells = [training, cluster, f"{found['kernels_ms']:.2f}", f"{found['sent_mb']:.0f}"]
+            epoch = readable(found["epoch_seconds"]) if found["fits"] else "does not fit"
+            memory = f"{found['bytes_of_gpu'] / 1e9:.1f} GB"
+            rows.append([*cells, f"{found['link_ms']:.2f}", epoch, memory])
+    estimates = tables.table([*titles, "memory of a GPU"], rows, words=2)
+    rows = []
+    for name, words in MEASURED_STEPS.items():
+        found = costs["steps"][name]
+        rows.append([words.text, f"{found['estimated_ms']:.2f}", f"{found['measured_ms']:.2f}"])
+    return [estimates, tables.table(["steps", "estimated ms", "measured"], rows)]
+
+
+def readable(seconds: float) -> str:
+    """Such as 7 s, 2 min 15 s or 2 h 29 min."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, rest_of_minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {rest_of_minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+# -- two machines --------------------------------------------------------------
+
+TESTS_OF_MACHINES = Path(__file__).parents[1] / "tests" / "training" / "test_two_machines.py"
+
+
+def measure_machines() -> dict[str, Any]:
+    """The outcome of each test of two machines, and the seconds that it took."""
+    with tempfile.TemporaryDirectory() as folder:
+        listing = Path(folder) / "tests.xml"
+        words = [sys.executable, "-m", "pytest", "-q", "-m", "slow", "-p", "no:cacheprovider"]
+        words += [f"--junit-xml={listing}", str(TESTS_OF_MACHINES)]
+        subprocess.run(words, cwd=TESTS_OF_MACHINES.parents[2], check=False, stdout=sys.stderr)
+        return outcomes(listing)
+
+
+def outcomes(listing: Path) -> dict[str, Any]:
+    """Passed, skipped or failed, and seconds, of each test in a JUnit file."""
+    figures: dict[str, Any] = {}
+    for case in ElementTree.parse(listing).getroot().iter("testcase"):
+        marks = {child.tag for child in case}
+        is_wrong = bool(marks & {"failure", "error"})
+        outcome = "failed" if is_wrong else "skipped" if "skipped" in marks else "passed"
+        seconds = round(float(case.attrib["time"]), 1)
+        figures[case.attrib["name"]] = {"outcome": outcome, "seconds": seconds}
+    return figures
+
+
+# -- results -------------------------------------------------------------------
+
+
+def save(name: str, figures: dict[str, Any], choices: argparse.Namespace) -> None:
     """Add the figures of a command to the results, in the place of earlier ones."""
+    on = describe(figures.get("device", "cpu"), commit=choices.commit)
+    write({name: figures | {"machine": on}}, choices.out)
+
+
+def write(figures: dict[str, Any], folder: Path) -> None:
     path = folder / "distributed.json"
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    results[name] = figures | {"machine": describe(figures.get("device", "cpu"))}
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(results | figures, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -589,7 +805,6 @@ def main() -> None:
         type=Path,
         help="where the file and the cache are made; by default a temporary one",
     )
-    data.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
     for name in ("steps", "member"):
         steps = commands.add_parser(name, help="steps in several processes")
         for key, value in FACTS.items():
@@ -604,23 +819,27 @@ def main() -> None:
             "--processes", type=int, nargs="+", default=[1, 2], help="0: one, without torchrun"
         )
         steps.add_argument("--name", default="steps", help="of the figures in the results")
-        steps.add_argument(
-            "--out", type=Path, default=RESULTS, help="the folder of the JSON results"
-        )
     sampled = commands.add_parser("sampled", help="sampled softmax in two processes and in one")
     sampled.add_argument("--device", default="cpu", choices=list(SAMPLED))
     sampled.add_argument("--rounds", type=int, default=2, help="the fastest of some runs counts")
-    sampled.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
     weights = commands.add_parser("weights", help="initial weights of a large table")
     weights.add_argument("--rows", type=int, default=500_000)
     weights.add_argument("--width", type=int, default=400)
     weights.add_argument("--device", default="cpu", choices=list(SAMPLED))
-    weights.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
     costs = commands.add_parser(
         "costs", help="the cost model beside recorded trainings, and its extrapolation"
     )
     costs.add_argument("--gpu", default="NVIDIA H200")
-    costs.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
+    gpu = commands.add_parser("gpu", help="everything that needs a GPU, in about five minutes")
+    gpu.add_argument("--rounds", type=int, default=1, help="the fastest of some runs counts")
+    commands.add_parser("machines", help="the tests of two machines, as network namespaces")
+    merge = commands.add_parser("merge", help="take over results of another machine")
+    merge.add_argument("folder", type=Path)
+    for command in commands.choices.values():
+        command.add_argument(
+            "--out", type=Path, default=RESULTS, help="the folder of the JSON results"
+        )
+        command.add_argument("--commit", help="the measured commit, if git cannot find it")
     here = commands.add_parser("here")
     here.add_argument("--part", choices=list(PARTS), required=True)
     here.add_argument("--file", required=True)
@@ -630,16 +849,22 @@ def main() -> None:
     elif choices.command == "member":
         take_steps(choices)
     elif choices.command == "costs":
-        save("costs", compare_costs(choices), choices.out)
+        save("costs", compare_costs(choices), choices)
+    elif choices.command == "gpu":
+        measure_gpu(choices)
+    elif choices.command == "machines":
+        save("two machines", measure_machines(), choices)
+    elif choices.command == "merge":
+        write(json.loads((choices.folder / "distributed.json").read_text()), choices.out)
     elif choices.command == "sampled":
         name = "sampled softmax" if choices.device == "cpu" else "sampled softmax on a GPU"
-        save(name, measure_sampled(choices), choices.out)
+        save(name, measure_sampled(choices), choices)
     elif choices.command == "weights":
-        save(f"initial weights, {choices.device}", measure_weights(choices), choices.out)
+        save(f"initial weights, {choices.device}", measure_weights(choices), choices)
     elif choices.command == "steps":
-        save(choices.name, measure_steps(choices), choices.out)
+        save(choices.name, measure_steps(choices), choices)
     else:
-        save("data", measure_data(choices), choices.out)
+        save("data", measure_data(choices), choices)
 
 
 if __name__ == "__main__":

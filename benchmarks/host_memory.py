@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 import measurement
+import tables
 from measurement import log, wait_for
 
 TOPIC = "host_memory"
@@ -38,6 +39,7 @@ ROUNDS = 7
 SIDES = 2  # examples of a triple
 FREE_SHARE = 0.5  # of the host's memory that the tables take
 WARM_UP = 12  # steps
+PLACES = {"device": "on the device", "host": "in host memory"}
 
 
 @dataclass(frozen=True)
@@ -268,6 +270,22 @@ def measure(job: Job, device: torch.device, *, rounds: int) -> dict[str, Any]:
         "seconds_of_parts": {name: round(value, 6) for name, value in parts.items()},
         "hidden_share": round(hidden / max(medians["host, none ahead"] - alone, 1e-9), 3),
     }
+
+
+def lines(jobs: dict[str, Any]) -> list[str]:
+    """The table of a machine: steps of both kinds of tables, and epochs of Freebase."""
+    titles = ["job", "tables", "dim", "ms a step", "hours of an epoch", "ratio", "MB each way"]
+    rows = []
+    for name, record in tables.in_order(jobs):
+        ratio = {"device": "", "host": f"{record['ratio']:.2f}"}
+        megabytes = {"device": "", "host": f"{record['bytes_of_step_each_way'] / 1e6:.1f}"}
+        dims = {"device": record["device_dim"], "host": record["dim"]}
+        for kind, place in PLACES.items():
+            milliseconds = 1e3 * record["seconds_of_step"][kind]
+            hours = record["hours_of_epoch"][kind]
+            cells = [name, place, str(dims[kind]), f"{milliseconds:.2f}", f"{hours:.2f}"]
+            rows.append([*cells, ratio[kind], megabytes[kind]])
+    return tables.table(titles, rows, words=2)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import completion
 import decisions
+import host_memory
 import inductive
 import measurement
 import search
@@ -26,6 +27,7 @@ OWN_SECTIONS = {
     "search": ("Search", search),
     "completion": ("Graph completion", completion),
     "inductive": ("Inductive entities", inductive),
+    "host_memory": ("Entity tables in host memory", host_memory),
     "startup": ("Start-up time", startup),
     "serving": ("Serving", serving),
     "tuning": ("Tuning of hyper-parameters", tuning),

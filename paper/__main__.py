@@ -153,7 +153,7 @@ def paths(
             log=cli.note,
             on_progress=on_progress,
         )
-        for graph in config.graphs(PUBLISHED_GRAPHS):
+        for graph in config.graphs(PUBLISHED_GRAPHS, PATHS.other_graphs):
             config.train_table(PATHS, graph)
             shown.append(tables.results_table(PATHS, graph, load_records(records)))
             if members:

@@ -18,7 +18,7 @@ from dualkg.evaluation.comparison import Floats
 from dualkg.files import atomic_folder, locks, read_json, write_text
 from dualkg.inference.api import open_run
 from dualkg.training.api import OnProgress, choose_device, load_recipe_graph, spread
-from dualkg.training.environment import environment
+from dualkg.training.environment import commit_of_checkout, environment
 from dualkg.training.run import RunFolder
 from dualkg.workflows import train_seeds
 from paper import registry
@@ -102,6 +102,28 @@ class UncommittedChanges(RequestError):
             f"{self.run} was trained from a source tree with uncommitted changes ({self.commit}), "
             "so nobody could train it again. Commit the changes, train again, and record that run."
         )
+
+
+class UnknownCommit(RequestError):
+    """Numbers would come from a source tree whose commit is not known."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The source tree is in no git checkout, so a record could not say which commit its "
+            "numbers are from. Set the variable DUALKG_COMMIT to it."
+        )
+
+
+class OtherCommit(RequestError):
+    """The variable `DUALKG_COMMIT` names another commit than the one that is checked out."""
+
+    def __init__(self, commit: str, checkout: str) -> None:
+        super().__init__(
+            f"DUALKG_COMMIT is {commit}, and the source tree is at {checkout}. Unset the variable "
+            "in a checkout."
+        )
+        self.commit = commit
+        self.checkout = checkout
 
 
 class RepeatedSeeds(RequestError):
@@ -360,7 +382,18 @@ def find_record(folder: Path, recipe: kg.Recipe, graph: kg.Graph) -> Record | No
 
 
 def check_committed() -> None:
-    """Refuse to train for a record from a source tree with uncommitted changes."""
+    """Refuse to train for a record unless its commit is known and has this source tree."""
     source = environment(choose_device("cpu"), fingerprint="")
+    commit = source["commit"]
+    if commit is None:
+        raise UnknownCommit
     if is_uncommitted(source):
-        raise UncommittedChanges(source["commit"])
+        raise UncommittedChanges(commit)
+    # A copy of the tree has no checkout, and the variable DUALKG_COMMIT is all there is.
+    checkout = commit_of_checkout()
+    if checkout is None:
+        return
+    if checkout.endswith("-dirty"):
+        raise UncommittedChanges(checkout)
+    if not (checkout.startswith(commit) or commit.startswith(checkout)):
+        raise OtherCommit(commit, checkout)

@@ -48,13 +48,17 @@ class Row:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table of test metrics: its rows, and the pairs of rows whose difference is tested."""
+    """A table of test metrics: its rows, and the pairs of rows whose difference is tested.
+
+    It is made for `GRAPHS`, and for `other_graphs`.
+    """
 
     name: str
     title: str
     about: str
     rows: tuple[Row, ...]
     pairs: tuple[tuple[str, str], ...]
+    other_graphs: tuple[str, ...] = ()
 
     @property
     def dura_rows(self) -> list[Row]:
@@ -84,10 +88,16 @@ def model_row(name: str) -> Row:
 
 
 def _table(
-    name: str, title: str, about: str, rows: list[str | dict[str, str]], pairs: list[list[str]]
+    name: str,
+    title: str,
+    about: str,
+    rows: list[str | dict[str, str]],
+    pairs: list[list[str]],
+    other_graphs: Iterable[str] = (),
 ) -> ResultTable:
     table_rows = tuple(model_row(row) if isinstance(row, str) else Row(**row) for row in rows)
-    return ResultTable(name, title, about, table_rows, tuple(map(tuple, pairs)))
+    table_pairs = tuple(map(tuple, pairs))
+    return ResultTable(name, title, about, table_rows, table_pairs, tuple(other_graphs))
 
 
 _TOML = tomllib.loads((FOLDER / "tables.toml").read_text(encoding="utf-8"))

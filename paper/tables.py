@@ -435,9 +435,10 @@ def results_page(root: Path, studies: Iterable[Study]) -> str:
         # A table whose only records are in tables above shows nothing new.
         new_rows = set(table.rows) - seen
         seen |= new_rows
-        graphs = [
-            graph for graph in GRAPHS if any(row.record_name(graph) in records for row in new_rows)
-        ]
+        graphs = []
+        for graph in (*GRAPHS, *table.other_graphs):
+            if any(row.record_name(graph) in records for row in new_rows):
+                graphs.append(graph)
         if not graphs:
             continue
         parts += [f"## {table.title}", f"{table.about} `python -m paper {table.name}`"]

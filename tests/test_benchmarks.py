@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import distributed
 import fits
 import graphs
+import host_memory
 import limits
 import measurement
 import ranking
@@ -262,6 +263,69 @@ def test_two_processes_are_compared_with_one_at_half_the_negatives(monkeypatch):
     assert found["one of two shards"]["ratio"] == 1.25
     assert found["two processes"]["ratio"] == 1.5
     assert found["bytes of the formula"] == 4 * (3 * 4000 * 1000 + 2 * 4000)
+
+
+def test_everything_that_needs_a_gpu_is_one_command(tmp_path, monkeypatch):
+    jobs = []
+
+    def figures(job, num_processes):
+        jobs.append((num_processes, job["negatives"], job["device"]))
+        return {"seconds": 1.0}
+
+    monkeypatch.setattr(distributed, "_figures_of", figures)
+    monkeypatch.setattr(distributed, "measure_weights", lambda choices: {"rows": choices.rows})
+    monkeypatch.setattr(distributed, "describe", lambda device, commit: {"commit": commit})
+    words = ["distributed.py", "gpu", "--out", str(tmp_path / "there"), "--commit", "c0ffee"]
+    monkeypatch.setattr("sys.argv", words)
+    distributed.main()
+    full = [(0, 0, "cuda"), (2, 0, "cuda")]
+    assert jobs == [*full, (0, 5_000, "cuda"), (0, 10_000, "cuda"), (2, 10_000, "cuda")]
+
+    here = tmp_path / "here"
+    distributed.write({"data": {}, "initial weights, cuda": {"rows": 1}}, here)
+    words = ["distributed.py", "merge", str(tmp_path / "there"), "--out", str(here)]
+    monkeypatch.setattr("sys.argv", words)
+    distributed.main()
+    results = json.loads((here / "distributed.json").read_text(encoding="utf-8"))
+    assert results["initial weights, cuda"]["rows"] == 86_054_151
+    assert results["1-vs-all on a GPU"]["bytes of the formula"] == 4 * (3_000 * 1_000 + 2_000)
+    assert {of["machine"]["commit"] for of in results.values() if of} == {"c0ffee"}
+
+
+def test_outcomes_of_tests_are_read(tmp_path):
+    listing = tmp_path / "tests.xml"
+    listing.write_text(
+        '<testsuites><testsuite><testcase name="a" time="1.25"/>'
+        '<testcase name="b" time="2"><failure/></testcase>'
+        '<testcase name="c" time="0"><skipped/></testcase></testsuite></testsuites>'
+    )
+    outcomes = distributed.outcomes(listing)
+    assert outcomes["a"] == {"outcome": "passed", "seconds": 1.2}
+    assert [found["outcome"] for found in outcomes.values()] == ["passed", "failed", "skipped"]
+
+
+def test_the_docs_have_the_estimates_for_several_gpus():
+    results = json.loads((BENCHMARKS / "results" / "distributed.json").read_text(encoding="utf-8"))
+    page = (BENCHMARKS.parent / "docs" / "distributed.md").read_text(encoding="utf-8")
+    for table in distributed.cost_tables(results["costs"]):
+        assert "\n".join(table) in page
+    rest = results["costs"]["rest"]
+    assert f"s = {1e3 * rest['seconds']:.2f} ms" in page
+    assert f"p = {1e12 * rest['seconds of a number']:.0f} ps" in page
+
+
+def test_steps_of_tables_in_host_memory_are_listed():
+    record = {
+        "seconds_of_step": {"device": 0.002, "host": 0.005, "host, none ahead": 0.01},
+        "hours_of_epoch": {"device": 0.2, "host": 0.5},
+        "device_dim": 200,
+        "dim": 400,
+        "ratio": 2.5,
+        "bytes_of_step_each_way": 58_000_000,
+    }
+    _, _, on_device, on_host, _ = host_memory.lines({"Freebase": record})
+    assert on_device == "| Freebase | on the device | 200 | 2.00 | 0.20 |  |  |"
+    assert on_host == "| Freebase | in host memory | 400 | 5.00 | 0.50 | 2.50 | 58.0 |"
 
 
 def test_the_docs_have_the_measured_figures_of_a_large_graph():

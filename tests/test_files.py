@@ -645,6 +645,17 @@ def test_a_folder_that_takes_the_name_before_it_is_replaced_is_put_back(
     assert sorted(file.name for file in tmp_path.iterdir()) == ["moved", "run"]
 
 
+def test_a_new_folder_whose_parent_is_moved_is_not_begun_again(tmp_path: Path) -> None:
+    """The name would be that of a folder with half of its files."""
+    home = folder_of(tmp_path / "runs")
+    with refused(FolderMoved, path=home / "run"), atomic_folder(home / "run") as fresh:
+        write_text(fresh / "weights", "new")
+        home.rename(tmp_path / "moved")
+        write_text(fresh / "report", "new")
+    assert not home.exists()
+    assert not (tmp_path / "moved" / "run").exists()
+
+
 def test_a_subfolder_of_a_folder_that_is_gone_is_not_made(tmp_path: Path) -> None:
     path = folder_of(tmp_path / "run")
     with refused(FolderMoved), locked(path):

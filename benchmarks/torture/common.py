@@ -1,5 +1,6 @@
 """What the campaigns share: their time, the program under test, and a small graph to train on."""
 
+import functools
 import io
 import os
 import subprocess
@@ -108,6 +109,7 @@ def load_program() -> None:
     After that, `fork_command` starts in milliseconds.
     """
     import torch
+    import typer.main
 
     torch.set_num_threads(1)
     for name in (
@@ -121,6 +123,17 @@ def load_program() -> None:
         "inference.integrity",
     ):
         import_module(f"dualkg.{name}")
+    # An optimizer imports it, which takes more time than a training of these campaigns.
+    import_module("torch._dynamo")
+    # Building the options of all commands takes as long as many a command.
+    typer.main.get_command = functools.cache(typer.main.get_command)
+
+
+def import_like(modules: list[str]) -> None:
+    """Import what another process has imported, so that it takes no time in forked processes."""
+    for module in modules:
+        with suppress(Exception):
+            import_module(module)
 
 
 @dataclass

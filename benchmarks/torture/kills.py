@@ -37,6 +37,7 @@ from benchmarks.torture.common import (
     Words,
     failure,
     fork_command,
+    import_like,
     load_program,
     rounds,
 )
@@ -116,10 +117,7 @@ class Arena:
             if made != expected:
                 raise RuntimeError(f"{name} is not the same twice: {difference(expected, made)}")
             counted = json.loads(self.here.with_name("counts.json").read_text())
-            # A module that is imported here takes no time in forked processes.
-            for module in counted["modules"]:
-                with suppress(Exception):
-                    import_module(module)
+            import_like(counted["modules"])
         self.events[name] = counted["events"]
 
     def run(

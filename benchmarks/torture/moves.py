@@ -17,21 +17,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.torture.common import (
+    SPACE,
     TRACEBACK,
     Words,
     failure,
     fork_command,
+    import_like,
     in_process,
     load_program,
     rounds,
     train_and_interrupt,
     training,
+    write_new_triples,
     write_triples,
 )
 from benchmarks.torture.fingerprints import raw
+from benchmarks.torture.swaps import train_shards
 
 EPOCHS = 2
 SENTENCES = (
@@ -42,14 +46,40 @@ OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link
 CPU = ("--device", "cpu")
 OFTEN = ("--set", "training.checkpoint_seconds=0")
 TRAIN = (*training(seed=0, epochs=EPOCHS), *OFTEN)
-# The commands, and the run that is copied to `run` before.
-COMMANDS: dict[str, tuple[Words, str]] = {
-    "train": (TRAIN, ""),
-    "train, overwrite": ((*TRAIN, "--overwrite"), "good"),
-    "train, two seeds": ((*TRAIN, "--seeds", 2), ""),
-    "resume": (("resume", "run", *CPU), "stopped"),
-    "calibrate": (("calibrate", "run", "--overwrite", *CPU), "calibrated"),
-    "decide": (("decide",), "good"),
+NEW = ("--out", "run/new")
+
+
+class Moved(NamedTuple):
+    """A command, and the folder that is copied to `run` before.
+
+    A command with `makes` writes that below the folder, which is not its own: it may also succeed
+    in a folder that was made again, or has taken the name.
+    """
+
+    words: Words
+    source: str = ""
+    makes: str = ""
+
+
+COMMANDS = {
+    "train": Moved(TRAIN),
+    "train, overwrite": Moved((*TRAIN, "--overwrite"), "good"),
+    "train, two seeds": Moved((*TRAIN, "--seeds", 2)),
+    "resume": Moved(("resume", "run", *CPU), "stopped"),
+    "resume, one of several": Moved(("resume", "run", *CPU), "shards"),
+    "calibrate": Moved(("calibrate", "run", "--overwrite", *CPU), "calibrated"),
+    "decide": Moved(("decide",), "good"),
+    "gather": Moved(("gather", "run"), "divided"),
+    "tune": Moved(("tune", "space.toml", "--out", "run", *CPU), "empty"),
+    "train below": Moved((*training(seed=0, epochs=EPOCHS, out="run/new"),), "empty", "new"),
+    "extend": Moved(("extend", "good", "new.tsv", *NEW, *CPU), "empty", "new"),
+    "ensemble": Moved(("ensemble", "good", "calibrated", *NEW, *CPU), "empty", "new"),
+    "sparsify": Moved(("sparsify", "good", "--share", 0.5, *NEW, *CPU), "empty", "new"),
+    "index": Moved(("index", "good", "--kind", "exact", *NEW), "empty", "new"),
+    "export": Moved(("export", "good", *NEW), "empty", "new"),
+    "complete": Moved(
+        ("complete", "good", "--top", 5, "--out", "run/new.tsv", *CPU), "empty", "new.tsv"
+    ),
 }
 
 
@@ -89,7 +119,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
 # -- a command whose folder is changed ---------------------------------------
 
 
-def run_changed(home: Path, change: str, place: int, words: list[str]) -> int:
+def run_changed(home: Path, change: str, place: int, makes: str, words: list[str]) -> int:
     """Run a command, and change its folder before one of its operations; count them."""
     from dualkg import files
 
@@ -100,8 +130,10 @@ def run_changed(home: Path, change: str, place: int, words: list[str]) -> int:
         nonlocal count, is_busy
         if event not in OPERATIONS or is_busy:
             return
-        # A new folder is held just before it has its name.
-        is_held = any(held.descriptor is not None for held in files.held.HELD)
+        # A new folder is held just before it has its name; one above it is not held.
+        is_held = bool(makes) or any(
+            home / "run" in held.paths and held.descriptor is not None for held in files.held.HELD
+        )
         if not (is_held and (home / "run").exists()) or (
             event == "open" and not _writes(arguments)
         ):
@@ -116,7 +148,7 @@ def run_changed(home: Path, change: str, place: int, words: list[str]) -> int:
     sys.addaudithook(before_operation)
     status = decide(home) if words[0] == "decide" else in_process(words)
     is_busy = True
-    (home / "count.json").write_text(json.dumps(count))
+    (home / "count.json").write_text(json.dumps({"count": count, "modules": list(sys.modules)}))
     return status
 
 
@@ -184,18 +216,21 @@ class Arena:
         if made.status:
             raise RuntimeError(f"the runs were not made: {text}")
         self.num_operations: dict[str, int] = {}
+        self.made: dict[str, list[str]] = {}
 
     def run(self, name: str, change: str, place: int) -> tuple[int, str]:
         """The exit status of a command whose folder is changed, and its output."""
         shutil.rmtree(self.here, ignore_errors=True)
         self.here.mkdir()
-        for path in ("mine.tsv", "other"):
-            copy = shutil.copytree if path == "other" else shutil.copyfile
-            copy(self.good / path, self.here / path)
-        words, source = COMMANDS[name]
+        for path in ("mine.tsv", "new.tsv", "space.toml"):
+            shutil.copyfile(self.good / path, self.here / path)
+        words, source, makes = COMMANDS[name]
+        for folder in ("other", "good", "calibrated"):
+            if folder == "other" or folder in words:
+                shutil.copytree(self.good / folder, self.here / folder)
         if source:
             shutil.copytree(self.good / source, self.here / "run")
-        call = partial(run_changed, self.here, change, place)
+        call = partial(run_changed, self.here, change, place, makes)
         command = fork_command(*words, cwd=self.here, output=self.output, call=call)
         text = command.wait()
         return command.status or 0, text
@@ -206,7 +241,10 @@ class Arena:
             status, text = self.run(name, "move", -1)
             if status:
                 raise RuntimeError(f"{name} fails if nothing is moved: {text[-800:]}")
-            self.num_operations[name] = json.loads((self.here / "count.json").read_text())
+            counted = json.loads((self.here / "count.json").read_text())
+            import_like(counted["modules"])
+            self.num_operations[name] = counted["count"]
+            self.made[name] = self._made(name)
         return self.num_operations[name]
 
     def case(self, name: str, change: str, place: int) -> list[str]:
@@ -214,9 +252,11 @@ class Arena:
         status, text = self.run(name, change, place)
         count = 0
         with suppress(OSError):
-            count = json.loads((self.here / "count.json").read_text())
+            count = json.loads((self.here / "count.json").read_text())["count"]
         if count <= place:
             return []  # it was not reached
+        if COMMANDS[name].makes:
+            return self._below(name, change, status, text)
         wrong = []
         sentence = " ".join(text.split())
         is_explained = any(known in sentence for known in SENTENCES)
@@ -236,7 +276,29 @@ class Arena:
         if change in ("move", "remove") and run.exists() and not is_replaced:
             wrong.append(f"a folder is there again: {sorted(raw(run))}")
         moved = self.here / "moved"
-        return [*wrong, *(self._check(moved) if moved.exists() else [])]
+        is_run = moved.exists() and name != "tune"
+        return [*wrong, *(self._check(moved) if is_run else [])]
+
+    def _below(self, name: str, change: str, status: int, text: str) -> list[str]:
+        """What is wrong with a command that writes below the folder that was changed."""
+        wrong = []
+        if status not in (0, 1, 2) or TRACEBACK in text:
+            wrong.append(f"ended with {status}: {text[-600:]}")
+        made = self._made(name)
+        # If the folder is moved after the last look, what was made is in it.
+        is_moved = change != "remove" and self._made(name, "moved") == self.made[name]
+        if made != self.made[name] and (made or (status == 0 and not is_moved)):
+            wrong.append(f"ended with {status}, and is incomplete: {made}: {text[-300:]}")
+        now = raw(self.here / "other")
+        before = raw(self.good / "other")
+        if {file: now.get(file) for file in before} != before:
+            wrong.append("a file of another run has changed")
+        return wrong
+
+    def _made(self, name: str, folder: str = "run") -> list[str]:
+        """The files of what a command makes."""
+        path = self.here / folder / COMMANDS[name].makes
+        return sorted(raw(path)) if path.is_dir() else [path.name] * path.is_file()
 
     def _check(self, run: Path, *, is_finished: bool = False) -> list[str]:
         """What is wrong with a run: it is whole, and nothing else is left in it."""
@@ -251,6 +313,9 @@ def make_good(good: Path) -> int:
     import dualkg as kg
 
     write_triples(good / "mine.tsv")
+    write_new_triples(good / "new.tsv")
+    (good / "space.toml").write_text(SPACE, encoding="utf-8")
+    (good / "empty").mkdir()
     lines: list[Words] = [
         training(seed=1, epochs=EPOCHS, out="good"),
         training(seed=2, epochs=EPOCHS, out="other"),
@@ -264,7 +329,9 @@ def make_good(good: Path) -> int:
     changes = {"training.seed": 4, "training.epochs": 4, "training.checkpoint_seconds": 0.0}
     recipe = kg.load_recipe("good/recipe.toml").with_changes(changes)
     train_and_interrupt(recipe, "stopped")
-    return 0
+    train_shards(Path("good"), Path("shards"))
+    shutil.copytree("shards", "divided")
+    return in_process(["resume", "divided", *CPU])
 
 
 def check(moved: Path, is_finished: bool, words: list[str]) -> int:

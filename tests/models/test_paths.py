@@ -8,6 +8,7 @@ import torch
 
 import dualkg as kg
 from dualkg.errors import InvalidValue, Unsupported
+from dualkg.kernels import paths
 from dualkg.models.base import NoEmbeddings, WrongShape
 from dualkg.models.ensemble import EnsembleModel
 from dualkg.models.paths import NoGraph
@@ -88,6 +89,32 @@ def test_the_triples_of_a_batch_are_removed_and_a_share_of_the_others():
     assert torch.equal(same.kept, edges.kept)
     other = model.training_edges(*batch[:1].unbind(1))
     assert not torch.equal(other.kept, edges.kept)
+
+
+def test_a_query_with_several_answers_in_a_batch_is_computed_once(monkeypatch):
+    graph = parallel(valid=[])
+    model = kg.PathNetwork(graph, dim=8, steps=2, edge_dropout=0.0).double()
+    model.compiled = False
+    batch = torch.tensor([(0, 0, 1), (1, 2, 0), (0, 0, 2), (0, 1, 1), (0, 0, 3)])
+    heads, relations, tails = batch.unbind(1)
+    edges = model.training_edges(heads, relations, tails)
+    expected = model.scores_over(heads, relations, edges)
+    parameters = list(model.parameters())
+    expected_gradients = torch.autograd.grad(expected.square().sum(), parameters)
+
+    computed = []
+    reach = paths.reach
+
+    def counting_reach(heads, *others):
+        computed.append(len(heads))
+        return reach(heads, *others)
+
+    monkeypatch.setattr(paths, "reach", counting_reach)
+    scores = model.tail_scores(model.factors(heads, relations, tails))
+    assert computed == [3]
+    torch.testing.assert_close(scores, expected, rtol=1e-10, atol=1e-10)
+    gradients = torch.autograd.grad(scores.square().sum(), parameters)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-10, atol=1e-10)
 
 
 def test_without_dropout_only_the_batch_is_removed():

@@ -28,8 +28,9 @@ def _small_world(small_world) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _committed(monkeypatch):
-    """Records refuse a source tree with uncommitted changes, which a developer's tree often has."""
+def _committed(monkeypatch, tmp_path):
+    """A copy of a commit. A developer's tree often has uncommitted changes, which are refused."""
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "no-git"))
     monkeypatch.setenv("DUALKG_COMMIT", "0123456789ab")
 
 

@@ -54,6 +54,13 @@ def test_seeds_of_several_calls_are_one_record(run_paper, words, tmp_path):
     assert "Ensembles of a path network and embeddings: world" in page
 
 
+@pytest.mark.parametrize("graph", ["YAGO3-10-quarter", "world", *registry.PATHS.other_graphs])
+def test_a_path_network_has_embeddings_beside_it(graph):
+    assert Config(dataset=graph).graphs((), registry.PATHS.other_graphs) == (graph,)
+    rows = registry.rows_with_recipes(registry.PATHS.rows, graph)
+    assert {"PathNetwork", "ComplEx-DURA"} <= {row.name for row in rows}
+
+
 def test_unseen_entities_are_added_to_both_models(tmp_path):
     graph = bead_graph()
     graph = kg.Graph(

@@ -1,6 +1,8 @@
 import dataclasses
 import json
 import os
+import shutil
+import subprocess
 from pathlib import Path
 from statistics import fmean
 
@@ -16,8 +18,11 @@ from dualkg.training.run import NotARun
 from dualkg.workflows import train_seeds
 from paper.records import (
     RECORDS,
+    OtherCommit,
     RepeatedSeeds,
     UncommittedChanges,
+    UnknownCommit,
+    check_committed,
     is_uncommitted,
     load_record,
     load_records,
@@ -86,6 +91,40 @@ def test_a_run_from_a_tree_with_uncommitted_changes_is_not_recorded(tmp_path, mo
     with refused(UncommittedChanges, commit="0123456789ab-dirty", run=tmp_path / "run"):
         record_runs([tmp_path / "run"], tmp_path / "records" / "x")
     assert not (tmp_path / "records").exists()
+
+
+def test_a_copy_of_the_source_tree_needs_the_name_of_its_commit(monkeypatch):
+    check_committed()
+    monkeypatch.delenv("DUALKG_COMMIT")
+    with refused(UnknownCommit):
+        check_committed()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_commit_that_is_named_is_the_one_that_is_checked_out(monkeypatch, tmp_path):
+    def git(*words):
+        call = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(call, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    monkeypatch.delenv("GIT_DIR")
+    source = tmp_path / "source.py"
+    source.write_text("a = 1\n")
+    git("init")
+    git("add", source.name)
+    git("commit", "--message", "a")
+    commit = git("rev-parse", "HEAD").strip()
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path))
+    for name in (commit, commit[:7], ""):
+        monkeypatch.setenv("DUALKG_COMMIT", name)
+        check_committed()
+    monkeypatch.setenv("DUALKG_COMMIT", "0123456789ab")
+    with refused(OtherCommit, commit="0123456789ab", checkout=commit[:12]):
+        check_committed()
+    source.write_text("a = 2\n")
+    monkeypatch.setenv("DUALKG_COMMIT", commit)
+    with refused(UncommittedChanges, commit=f"{commit[:12]}-dirty", run=None):
+        check_committed()
 
 
 def test_runs_of_different_recipes_are_not_one_record(runs, tmp_path):

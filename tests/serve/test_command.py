@@ -140,3 +140,11 @@ def test_a_browser_is_opened(run_folders, tmp_path):
         until(result.exists)
         assert "<title>" in result.read_text()
         os.killpg(server.pid, signal.SIGKILL)
+
+
+def test_a_training_of_several_seeds_is_not_shown(run_cli, tmp_path):
+    words = ("--no-tune", "--seeds", "2", "--serve", "--out", tmp_path / "run")
+    result = run_cli("train", "world", *words)
+    assert result.code == 2
+    assert "--serve shows one training" in result.err
+    assert not (tmp_path / "run").exists()

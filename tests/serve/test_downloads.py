@@ -13,6 +13,7 @@ QUERY = "find=tail&head=thing+15&relation=likes"
 # By table, its columns and the parameters of its page.
 TABLES = {
     "answers": (QUERY, {"tail", "status", "probability", "score"}),
+    "paths": ("start=thing+15&end=thing+20", {"kind", "path", "step", "head", "probability"}),
     "explanation": ("head=thing+15&relation=likes&tail=thing+20", {"kind", "head", "score_drop"}),
     "known-facts": ("name=Twenty", {"head", "relation", "tail", "split"}),
     "predicted-facts": ("name=Twenty", {"head", "tail", "probability", "head_type"}),
@@ -64,6 +65,7 @@ def test_every_table_on_a_page_is_known_here(client):
         "/relation/likes",
         "/search?q=thing",
         "/explain?head=thing+15&relation=likes&tail=thing+20",
+        "/paths?start=thing+15&end=thing+20",
         "/facts",
         "/run",
         "/likely?head=thing+15&relation=likes&tail=thing+20",

@@ -5,6 +5,7 @@ import errno
 import pytest
 
 from dualkg.errors import DivergedError, InvalidValue, UnknownName
+from dualkg.inference.entity_paths import GraphNotInMemory, SameEntity
 from dualkg.serve.errors import (
     HTTP,
     CompletionRunning,
@@ -17,6 +18,7 @@ from dualkg.serve.errors import (
     NoRunsToServe,
     NothingToCompareWith,
     QueueFull,
+    StillInTraining,
     TimeLimitExceeded,
     UnknownNameError,
     UnknownRunError,
@@ -352,6 +354,13 @@ WORDS = [
         "This server was started with --read-only and accepts no decisions.",
     ),
     (UnsavedRun("a"), 400, "The run a has no folder to store decisions in. Save it first."),
+    (
+        StillInTraining(["a", "b"]),
+        503,
+        "a, b: still in training. /train shows how far that is.",
+    ),
+    (SameEntity("a"), 400, "A path is between two entities; both are 'a'."),
+    (GraphNotInMemory("a"), 400, "a is larger than memory, and has no search for paths."),
     (QueueFull(1000), 503, "1,000 queries are waiting already. Try again in a moment."),
     (
         CompletionRunning(),

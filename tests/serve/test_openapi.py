@@ -23,6 +23,7 @@ PATHS = {
     "/api/entity/{name}",
     "/api/complete",
     "/api/map",
+    "/api/paths",
     "/api/runs",
     "/api/run",
     "/api/compare",

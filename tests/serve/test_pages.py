@@ -17,7 +17,7 @@ from dualkg.serve.app import application
 from dualkg.serve.limits import Limits
 from dualkg.serve.replies import ErrorReply
 from dualkg.serve.service import RequestContext, ServedRun, ServedRuns, Service
-from dualkg.serve.templating import entity_url, fill, percent, short, visible
+from dualkg.serve.templating import entity_url, fill, frequency, percent, short, visible
 from tests.processes import LIMIT
 from tests.serve.conftest import HOSTILE, serving
 
@@ -424,6 +424,16 @@ def test_invisible_names_are_made_visible():
 )
 def test_percent(probability, text):
     assert percent(probability) == text
+
+
+def test_a_counted_share_may_be_all_or_nothing():
+    shares = (0.0, 0.0004, 0.25, 0.9999, 1.0)
+    assert [frequency(share) for share in shares] == ["0 %", "<0.1 %", "25 %", ">99.9 %", "100 %"]
+
+
+def test_a_page_without_decisions_says_where_they_are_made(client):
+    assert "Nobody has decided" in client.get("/decisions").text
+    assert "No decision is like that." in client.get("/decisions?q=nothing+at+all").text
 
 
 def test_pages_of_an_ensemble_offer_no_explanation(run_folders):

@@ -159,3 +159,20 @@ def test_the_page_shows_the_engine(run_cli, tmp_path):
     details = json.loads(request_once(application(served), "/run.json").body)
     assert details["runs"][0]["engine"] == engine
     assert f"Trained with {engine}." in page_of(served)[1]
+
+
+def test_three_runs_are_side_by_side(client_of, served, run_folders, tmp_path):
+    third = shutil.copytree(run_folders[0], tmp_path / "third")
+    runs = ServedRuns.load([*run_folders, third], device="cpu")
+    client = client_of(runs=runs)
+    page = client.get("/run").text
+    assert "All runs" in page
+    names = [*served.names, "third"]
+    for letter, name in zip("abc", names, strict=True):
+        assert f'class="line {letter}"' in page
+        assert f'data-name="{name}"' in page
+    rows = client.get("/table/runs.json").json()["rows"]
+    assert [row["run"] for row in rows] == names
+    report = client.get("/api/run?run=third").json()["reports"]["test"]
+    assert rows[2]["mrr"] == report["metrics"]["mrr"]
+    assert "All runs" not in client_of().get("/run").text

@@ -21,10 +21,14 @@ from dualkg.serve.errors import (
     UnreadableUpload,
 )
 from dualkg.serve.limits import Limits
+from dualkg.serve.live import LiveServer
 from dualkg.serve.service import ServedRuns
-from dualkg.serve.trainings import Trainings, TrainingState, WatchedTraining
+from dualkg.serve.training_process import Reporter
+from dualkg.serve.trainings import MAX_REPORT, Trainings, TrainingState, WatchedTraining
 from dualkg.training.callbacks import Callback
+from dualkg.training.checkpoint import save_tensors
 from dualkg.training.trainer import TrainingInterrupted
+from dualkg.workflows.events import GraphChecked
 from tests.conftest import graph_of
 from tests.processes import until
 from tests.serve.conftest import serving
@@ -127,6 +131,51 @@ def test_a_file_that_has_no_triples_is_refused_and_removed(tmp_path, name, text)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+@pytest.mark.parametrize("address", ["/api/training/files", "/api/decisions/import"])
+def test_a_text_with_half_a_character_is_refused(client_of, tmp_path, address):
+    client = client_of(training_folder=tmp_path)
+    body = json.dumps({"name": "mine.tsv", "text": TEXT + "\ud800\tlikes\ta1\n"})
+    reply = client.post(address, content=body, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 422
+    assert "must be text" in reply.json()["error"]
+
+
+def test_notes_with_long_names_are_cut_and_received(tmp_path, capfd):
+    Reporter()(GraphChecked(None, ["n" * 200_000] * 30))
+    line = capfd.readouterr().out
+    training = TrainingState("mine", tmp_path)
+    training.receive(json.loads(line))
+    assert len(line) < MAX_REPORT
+    assert len(training.notes) == 20
+
+
+def test_a_line_longer_than_a_pipe_is_received(tmp_path):
+    """It would leave a training that never ends."""
+
+    async def run():
+        long = """print('{"kind": "notes", "notes": ["' + "n" * 500_000 + '"]}')"""
+        training = await start(trainings_of(tmp_path, long + FINISHES))
+        await asyncio.wait_for(over(training), 60)
+        return training
+
+    assert asyncio.run(run()).stage == "finished"
+
+
+def test_a_run_that_cannot_be_read_is_a_training_that_failed(tmp_path):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path / "report.json"))
+
+    async def run():
+        training = await start(trainings_of(tmp_path, on_finish=refuse))
+        await asyncio.wait_for(over(training), 60)
+        return training
+
+    training = asyncio.run(run())
+    assert training.stage == "failed"
+    assert "Permission denied" in training.error
+    assert str(tmp_path) not in training.error
+
+
 def test_names_of_files_lead_nowhere_else(tmp_path):
     trainings = trainings_of(tmp_path / "runs")
     upload = trainings.save_file("../../x/ä b.tsv", TEXT)
@@ -218,6 +267,19 @@ def test_a_folder_that_was_interrupted_has_curves(tmp_path):
         trainings.get("other")
 
 
+@pytest.mark.parametrize(
+    "progress",
+    [[], {"history": 5}, {"history": [5]}, {"history": [{"epoch": 1, "loss": float("nan")}]}],
+)
+def test_a_damaged_checkpoint_has_no_curve(tmp_path, progress):
+    folder = tmp_path / "watched"
+    folder.mkdir()
+    save_tensors({}, folder / "checkpoint.safetensors", about={"progress": progress})
+    trainings = Trainings(None, on_finish=print)
+    trainings.watch(folder)
+    assert trainings.get("watched").points == []
+
+
 def test_a_page_of_a_training_has_its_curve(served, tmp_path):
     app = application(served, training_folder=tmp_path)
     training = TrainingState("<b>mine</b>", tmp_path, stage="training", text="epoch 2/4", share=0.5)
@@ -253,3 +315,49 @@ def test_a_run_that_another_process_trains_is_shown(run_folders, tmp_path):
     finally:
         process.send_signal(signal.SIGINT)
         process.wait()
+
+
+def test_a_server_without_a_finished_run_shows_the_training(tmp_path):
+    folder = tmp_path / "mine"
+    app = application(ServedRuns([], in_training=[folder]))
+    training = app.state.service.trainings.show(folder)
+    training.receive({"kind": "stage", "stage": "training"})
+    with serving(app) as address, httpx.Client(base_url=address) as client:
+        reply = client.get("/", follow_redirects=True)
+        assert str(reply.url).endswith("/training?name=mine")
+        assert "No run is finished yet." in reply.text
+        assert client.get("/train").status_code == 200
+        reply = client.get("/entity/Twenty", headers={"accept": "text/html"})
+        assert reply.status_code == 503
+        assert "mine: still in training" in reply.text
+        for path in ("/api/tails?head=a&relation=b", "/api/run", "/start.json"):
+            reply = client.get(path)
+            assert reply.status_code == 503
+            assert "mine: still in training" in reply.json()["error"]
+
+
+def test_a_training_of_this_process_is_shown_and_then_served(tmp_path):
+    graph = graph_of([(i, i % 2, (i * 7 + 1) % 20) for i in range(60)], test=[(0, 0, 5)])
+    folder = tmp_path / "mine"
+    with LiveServer(folder, port=0, device="cpu") as server:
+        report = server.reporter()
+        with httpx.Client(base_url=server.address) as client:
+
+            def state():
+                return client.get("/training.json?name=mine").json()
+
+            until(lambda: server.is_started)
+            stages = []
+
+            def on_event(event):
+                report(event)
+                stages.append(state()["stage"])
+
+            changes = {"model.dim": 4, "training.epochs": 3}
+            kg.fit(graph, tune=False, changes=changes, out=folder, on_event=on_event)
+            assert set(stages) == {"reading", "training"}
+            assert [point["epoch"] for point in state()["points"]][-1] == 3
+            server.serve_result()
+            assert state()["stage"] == "finished"
+            assert client.get("/api/runs").json() == {"runs": ["mine"]}
+            assert client.get("/").status_code == 200

@@ -95,6 +95,16 @@ def test_the_order_of_triples_is_compared(order: list[int]) -> None:
     assert names == ([] if is_same else [CHECKSUM])
 
 
+def test_a_graph_on_disk_is_another_than_the_same_in_memory(tmp_path: Path) -> None:
+    """Their batches are in another order."""
+    graph = graph_of(7)
+    mapped = np.memmap(tmp_path / "train", graph.train.dtype, "w+", shape=graph.train.shape)
+    mapped[:] = graph.train
+    facts = [training_facts(Recipe(), own, CPU) for own in (graph, replace(graph, train=mapped))]
+    (difference,) = find_differences(facts)
+    assert difference.values == ("memory", "disk")
+
+
 def test_a_graph_in_memory_without_a_checksum_is_compared_too() -> None:
     graph = graph_of(7)
     facts = [

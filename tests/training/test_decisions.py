@@ -1,6 +1,7 @@
 """Training with decisions: accepted facts are training triples, rejected ones hard negatives."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from dualkg.data.graph import load_saved_graph, save_graph
 from dualkg.errors import InvalidValue
 from dualkg.evaluation import evaluate
 from dualkg.losses.rejected import WithRejected, unlikelihood
+from dualkg.tables.local import LocalScores
+from dualkg.training.trainer import Trainer
 from tests.conftest import graph_of
 from tests.raising import refused
 
@@ -80,11 +83,14 @@ def test_unlikelihood_by_hand():
     """Two entities with scores 0 and log 3: the answer has probability 3/4, in both queries."""
 
     class Fixed:
-        def predict_tails(self, heads, relations):
-            return torch.tensor([[0.0, np.log(3)]])
+        reciprocal = False
 
-        def predict_heads(self, relations, tails):
-            return torch.tensor([[np.log(3), 0.0]])
+        def queries(self, given, relations, side):
+            return None
+
+        def entity_scores(self, factors, side):
+            scores = torch.tensor([[0.0, np.log(3)]])
+            return LocalScores(scores if side == "tail" else scores.flip(1))
 
     loss = unlikelihood(Fixed(), torch.tensor([[0, 0, 1]]))
     assert float(loss) == pytest.approx(np.log(4))
@@ -172,3 +178,16 @@ def test_steps_take_turns_on_many_rejected_triples(small_graph):
     assert len(drawn) == 128
     assert torch.equal(drawn, again)
     assert not torch.equal(drawn, other)
+
+
+def test_the_memory_that_is_told_has_the_scores_of_rejected_triples(small_graph):
+    recipe = kg.Recipe().with_changes({"model.dim": 4, "training.engine": "reference"})
+    needs = []
+    for num_rejected in (0, 5, 300):
+        triples = np.zeros((num_rejected, 3), np.int32)
+        graph = replace(small_graph, rejected=triples)
+        trainer = Trainer.of_recipe(recipe, graph, device=torch.device("cpu"))
+        needs.append(trainer.need.fixed)
+    scores = 4 * trainer.model.score_arrays * len(small_graph.entities)
+    assert needs[1] - needs[0] == 2 * 5 * scores
+    assert needs[2] - needs[0] == 2 * 128 * scores

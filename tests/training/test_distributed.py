@@ -25,9 +25,11 @@ from dualkg.cli.words import COMMAND
 from dualkg.data.graph import Graph
 from dualkg.errors import DamagedFile, DualkgError, Unsupported
 from dualkg.evaluation import ranking
+from dualkg.evaluation.candidates import CandidateLists
 from dualkg.files import file_record, read_json, write_json
 from dualkg.inference.integrity import check_run
 from dualkg.losses.base import BoundLoss
+from dualkg.losses.rejected import WithRejected
 from dualkg.models.base import EmbeddingModel, Factors, Model
 from dualkg.models.bilinear import Dual
 from dualkg.models.partial import PartialModel
@@ -38,8 +40,9 @@ from dualkg.tables.files import shard_file
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training import distributed, run
 from dualkg.training.batches import one_of_each_query
-from dualkg.training.distributed import build_trainer, expectation, group_shard, num_processes
+from dualkg.training.distributed import build_trainer, expectation, group_shard
 from dualkg.training.fused import OneVsAllFusedStep
+from dualkg.training.launcher import VARIABLES, num_processes
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
 from dualkg.training.steps import ReferenceStep
@@ -49,8 +52,24 @@ from tests.families import EMBEDDINGS
 from tests.processes import FORKS, until
 from tests.raising import refused
 
+
+class Rejecting(kg.SampledSoftmax):
+    """Sampled softmax where people have rejected two triples."""
+
+    def bind(self, model: Model, graph: Graph, **options: Any) -> Any:
+        num_entities, num_relations = model.shape
+        sizes = torch.tensor([num_entities, num_relations, num_entities])
+        rejected = torch.tensor([[0, 0, 1], [1, 2, 0]]) % sizes
+        return WithRejected(super().bind(model, graph, **options), rejected)
+
+    def rows_per_batch(self, model: Model, batch_size: int) -> None:
+        """All rows: a rejected answer is compared with all entities."""
+
+
 LOSSES = {
     "1-vs-all": kg.OneVsAll(),
+    "1-vs-all without known answers": kg.OneVsAll(exclude_known=True),
+    "rejected triples": Rejecting(num_negatives=5),
     "1-vs-all with all settings": kg.OneVsAll(
         label_smoothing=0.1,
         frequency_weight=0.5,
@@ -529,11 +548,25 @@ def count_numbers(group: Processes) -> None:
         assert sent == (3 * size * width + 2 * size if reciprocal else 4 * size * width + 4 * size)
 
 
+def share_relations(group: Processes) -> None:
+    """Machines of several kinds round differently, and agree again at the end of an epoch."""
+    tables = ShardedTables(group_shard(group, graph_of(7)))
+    state = {name: torch.full((2,), float(group.index)) for name in ("entities", "relations")}
+    tables.synchronize(state)
+    assert state["relations"].tolist() == [0, 0]
+    assert state["entities"].tolist() == [group.index, group.index]
+
+
 # -- ranks -------------------------------------------------------------------
 
 
 def compare_ranks(group: Processes) -> None:
     graph = kg.load_graph("world")
+    random = np.random.default_rng(0)
+    lengths = random.integers(0, 30, 2 * len(graph.valid))
+    listed = random.integers(0, len(graph.entities), lengths.sum(), dtype=np.int32)
+    lists = CandidateLists(listed, np.concatenate([[0], lengths.cumsum()]))
+    restricted: tuple[dict[str, Any], ...] = ({"type_constrained": True}, {"candidates": lists})
     for name, ties in (("ComplEx", True), ("ComplEx", False), ("RotatE", False)):
         options = {"dim": 8, "seed": 1, "init_scale": 0.5, "reciprocal": not ties}
         build = partial(EMBEDDINGS[name].with_tables, **options)
@@ -546,13 +579,19 @@ def compare_ranks(group: Processes) -> None:
             return model
 
         shard = group_shard(group, graph)
-        expected = ranking.rank(made(LocalTables(len(graph.entities))), graph, split="valid")
+        whole = made(LocalTables(len(graph.entities)))
+        expected = ranking.rank(whole, graph, split="valid")
         for max_columns in (2**20, 300):
             part = PartialModel(made(ShardedTables(shard, max_columns=max_columns)))
             found = ranking.rank(part, graph, split="valid")
             assert np.array_equal(found.optimistic, expected.optimistic)
             assert np.array_equal(found.pessimistic, expected.pessimistic)
-        whole = made(LocalTables(len(graph.entities)))
+        for candidates in restricted:
+            of_one = ranking.rank(whole, graph, split="valid", **candidates)
+            found = ranking.rank(part, graph, split="valid", **candidates)
+            assert np.array_equal(found.optimistic, of_one.optimistic)
+            assert np.array_equal(found.pessimistic, of_one.pessimistic)
+            assert np.array_equal(found.num_candidates, of_one.num_candidates)
         samples = [
             kg.evaluate(model, graph, split="valid", queries=60).ranks for model in (whole, part)
         ]
@@ -776,6 +815,33 @@ def test_check_reads_the_shards_of_an_unfinished_run(tmp_path: Path) -> None:
     assert "Train again, with the same seed" in str(check.advice[0])
 
 
+def test_callbacks_are_called_where_a_run_of_several_processes_is_resumed(tmp_path: Path) -> None:
+    changes = {"data.graph": "x", "training.epochs": 2, "training.checkpoint_seconds": 0}
+    recipe = Recipe().with_changes({**CHANGES, **changes})
+    group = Processes(0, 1, torch.device("cpu"))
+
+    class Epochs(kg.Callback):
+        def __init__(self) -> None:
+            self.stops = True
+            self.seen: list[int] = []
+
+        def on_epoch(self, epoch: int, metrics: Any) -> None:
+            self.seen.append(epoch)
+            if self.stops:
+                raise KeyboardInterrupt
+
+    epochs = Epochs()
+    with pytest.raises(KeyboardInterrupt):
+        distributed.train_in_processes(
+            recipe, graph_of(50), group, out=tmp_path / "run", callbacks=[epochs]
+        )
+    epochs.stops = False
+    kg.resume(tmp_path / "run", callbacks=[epochs])
+    assert epochs.seen[0] == 1
+    assert epochs.seen[-1] == 2
+    assert len(epochs.seen) > 1
+
+
 def test_a_checkpoint_of_an_earlier_version_has_no_checksums(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -840,6 +906,7 @@ def compare_all_and_train(group: Processes, path: Path, expected: float) -> None
     compare_both(group, all_of_them=False)
     compare_ranks(group)
     count_numbers(group)
+    share_relations(group)
     train_own_classes(group, expected)
     train_a_run(group, path)
 
@@ -1000,7 +1067,7 @@ def test_a_signal_that_arrives_while_processes_agree_is_not_lost(
 
 
 def test_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in distributed.VARIABLES:
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert num_processes() == 1
     monkeypatch.setenv("RANK", "1")

@@ -68,6 +68,8 @@ def test_host_memory_is_chosen_where_weights_and_sums_do_not_fit_the_gpu():
 
 def test_what_host_memory_cannot_train_is_left_on_the_gpu():
     assert chosen(recipe_of(optimizer__name="Adam"), 0) is LocalTables
+    options = {"device": GPU, "available": 0, "has_rejected": True}
+    assert type(choose_tables(recipe_of(), SHAPE, **options)) is LocalTables
     full = kg.Recipe().with_changes({"model.dim": 3})
     assert chosen(full, 0) is LocalTables
     assert type(choose_tables(recipe_of(), SHAPE, device=CPU, available=0)) is LocalTables

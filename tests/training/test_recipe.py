@@ -205,6 +205,12 @@ def test_a_change_without_section_or_value_is_refused(change, suggestions):
         parse_changes([change])
 
 
+def test_a_change_of_thousands_of_parts_is_refused_and_not_quoted_whole():
+    key = ".".join(["a"] * 20_000)
+    with refused(InvalidChange, change="a." * 25 + "…", suggestions=[]):
+        Recipe().with_changes({key: 1})
+
+
 def test_changes_are_validated():
     with refused(InvalidRecipe, source="") as caught:
         Recipe().with_changes({"training.epoch": 5})

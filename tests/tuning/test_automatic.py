@@ -11,6 +11,7 @@ import dualkg as kg
 from dualkg.errors import DamagedFile, InvalidValue
 from dualkg.models import MODELS
 from dualkg.training.api import default_recipe
+from dualkg.training.costs import WorkEstimate
 from dualkg.training.recipe import Data
 from dualkg.training.trainer import InterruptedRunError
 from dualkg.tuning.automatic import (
@@ -167,6 +168,31 @@ def test_in_a_given_time_a_path_network_is_one_of_the_trials(graph):
     assert tuner.budget == tuner.plan.budget == 1000
     assert tuner.run().model.name == "PathNetwork"
     assert tuner.spent <= 1000
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "expected"),
+    [
+        (CPU, {}, (16, 3, "queries", 64)),
+        (CPU, {"model.options.steps": 5, "training.batch_size": 8}, (16, 5, "queries", 8)),
+        (GPU, {}, (32, None, "triples", 32)),
+    ],
+)
+def test_a_path_network_begins_smaller_on_a_cpu(graph, device, given, expected):
+    changes = {"model.name": "PathNetwork", **given}
+    start = starting_recipe(Data(graph="families"), graph, device, changes)
+    training = start.training
+    steps = start.model.options.get("steps")
+    assert (start.model.dim, steps, training.order, training.batch_size) == expected
+
+
+def test_grouping_by_query_saves_work_of_a_path_network_on_a_cpu(graph):
+    changes = {"model.name": "PathNetwork"}
+    start = starting_recipe(Data(graph="families"), graph, CPU, changes)
+    work = WorkEstimate.of(graph, CPU)
+    single = start.with_changes({"training.order": "triples"})
+    share = work.num_queries / (2 * len(graph.train))
+    assert work.epoch(start) == pytest.approx(share * work.epoch(single))
 
 
 def test_a_path_network_that_fails_is_not_chosen(graph):

@@ -29,7 +29,8 @@ from dualkg.training.run import RunFolder, RunNotFinished
 from dualkg.training.trainer import InterruptedRunError, ProgressEvent
 from dualkg.tuning.automatic import AutomaticProgress, AutomaticTuner, TuningInterrupted
 from dualkg.tuning.plan import SearchPlan
-from dualkg.workflows import run_name, train_source, train_source_seeds
+from dualkg.tuning.starts import NUM_SAMPLED
+from dualkg.workflows import run_name, train, train_source, train_source_seeds
 from dualkg.workflows.events import (
     DefaultsDiffer,
     Evaluated,
@@ -44,6 +45,7 @@ from dualkg.workflows.events import (
 )
 from dualkg.workflows.sources import check_graph
 from dualkg.workflows.train import SeveralSeeds
+from tests.conftest import graph_of
 from tests.raising import check_error, refused
 
 QUICK = {"model.dim": 4, "training.epochs": 2}
@@ -387,6 +389,34 @@ def test_several_seeds_are_tuned_once_and_resume(graph, tmp_path):
     assert several.value.path == tmp_path / "seeds"
 
 
+def test_several_processes_train_the_recipe_of_one(tmp_path, monkeypatch):
+    """Without tuning, the softmax of a large graph is computed over sampled entities."""
+    random = np.random.default_rng(0)
+    triples = np.stack([random.integers(0, size, 45_000) for size in (5000, 3, 5000)], axis=1)
+    large = graph_of(triples, triples[:5], triples[5:10], num_entities=5000, num_relations=3)
+    recipes = []
+
+    def trained_alone(recipe, **options):
+        recipes.append(recipe)
+
+    def trained_together(read, **options):
+        recipes.append(read(lambda event: None).recipe)
+
+    monkeypatch.setattr(train, "train_recipe", trained_alone)
+    monkeypatch.setattr(train, "train_together", trained_together)
+    for count in (1, 2):
+        monkeypatch.setattr(train, "num_processes", lambda count=count: count)
+        train_source(large, tune=False, device="cpu", out=tmp_path / "run")
+    alone, together = recipes
+    assert alone == together
+    monkeypatch.undo()
+    monkeypatch.setattr(train, "train_together", trained_together)
+    monkeypatch.setattr(train, "num_processes", lambda: 2)
+    kg.train_recipe(together, graph=large, out=tmp_path / "run")
+    assert recipes[2] == together
+    assert together.loss == kg.SampledSoftmax(num_negatives=NUM_SAMPLED["cpu"])
+
+
 def test_several_processes_train_one_recipe(graph, tmp_path, monkeypatch):
     for name, value in {
         "RANK": "0",
@@ -401,6 +431,8 @@ def test_several_processes_train_one_recipe(graph, tmp_path, monkeypatch):
         reason="is of one recipe, with one seed and without tuning",
     ):
         train_source_seeds(graph, 2, out=tmp_path / "run")
+    with refused(Unsupported, what="kg.train"):
+        kg.train("ComplEx", graph)
     with pytest.raises(InvalidValue) as invalid:
         train_source(graph)
     assert invalid.value.setting == "out"

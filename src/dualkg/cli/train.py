@@ -99,6 +99,12 @@ def train(
     ] = False,
     track: cli.Track = None,
     device: cli.Device = None,
+    serve: Annotated[
+        bool, Option("--serve", help="Show curves in a browser, and serve the run at the end.")
+    ] = False,
+    port: Annotated[
+        int, Option(min=0, max=65535, help="Port of --serve; 0 picks a free one.")
+    ] = 8000,
     yes: Annotated[
         bool, Option("--yes", "-y", help="Do not ask before more than 30 minutes of work.")
     ] = False,
@@ -114,6 +120,8 @@ def train(
         raise cli.OptionConflict("--tune and --no-tune exclude each other.")
     if resume_run and overwrite:
         raise cli.OptionConflict("--resume and --overwrite exclude each other.")
+    if serve and seeds > 1:
+        raise cli.OptionConflict("--serve shows one training, and --seeds starts several.")
     is_first = kg.workflows.is_first_process()
     if not is_first:
         cli.silence()
@@ -125,7 +133,11 @@ def train(
         "overwrite": overwrite,
         "callbacks": track,
     }
-    with TrainingDisplay(ask=None if yes else ask_to_start) as display:
+    display = TrainingDisplay(ask=None if yes else ask_to_start)
+    if serve and is_first:
+        arguments |= {"source": source, "resume_unfinished": resume_run}
+        return _train_and_serve(display, port=port, **arguments)
+    with display:
         if seeds > 1:
             results = kg.workflows.train_source_seeds(source, seeds, on_event=display, **arguments)
             return _print_seeds(results)
@@ -133,6 +145,26 @@ def train(
             source, on_event=display, resume_unfinished=resume_run, **arguments
         )
     return _print_trained(run) if is_first else None
+
+
+def _train_and_serve(display: TrainingDisplay, *, port: int, **arguments: Any) -> cli.Output:
+    """Train while a server shows the curves; it serves the run until Ctrl-C."""
+    from dualkg.serve.live import LiveServer
+
+    with LiveServer(arguments["out"], port=port, device=arguments["device"]) as server:
+        report = server.reporter()
+
+        def on_event(event: Any) -> None:
+            display(event)
+            report(event)
+
+        cli.note(f"{server.address} shows the training.", style=None)
+        with display:
+            run = kg.workflows.train_source(on_event=on_event, **arguments)
+        yield from _print_trained(run)
+        server.serve_result()
+        cli.note(f"{server.address} serves {run.folder}. Press Ctrl-C to stop.", style=None)
+        server.wait()
 
 
 def _recipe_changes(options: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from dualkg.kernels.hardware import gpu_kernels_unavailable
 from dualkg.kernels.hashing import hash_columns
 from dualkg.kernels.scores import RankTargets, count_with_torch
 from dualkg.models.base import SIDES, Model
-from dualkg.tables.lookup import Side
+from dualkg.tables import EntityTables
+from dualkg.tables.lookup import TABLE_NAMES, Side
 
 Counts = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
@@ -140,9 +141,12 @@ def rank(
     """
     model.check_shape(graph.shape)
     tables = model.tables
-    if candidates is not None or type_constrained:
-        has_both = candidates is not None and type_constrained
-        _check_restriction(has_both=has_both, has_all_entities=tables.has_all_entities)
+    if candidates is not None and type_constrained:
+        raise Unsupported(
+            "Candidates",
+            "are given in lists or by type constraints, not both",
+            advice="Leave out one.",
+        )
     if triples is None:
         triples = graph.split(split)
     known = known or KnownAnswers.of(graph, queries=triples)
@@ -152,6 +156,7 @@ def rank(
         )
     device = model.device
     types = TypeConstraint.of(graph, device) if type_constrained else None
+    dtype = next(model.parameters()).dtype
     num_entities = graph.shape.num_entities
     count = count or choose_counter(device.type, 2 * len(triples) * num_entities)
     answers = known.on(device).answers
@@ -172,31 +177,16 @@ def rank(
                 continue
             allowed = types.allowed(block.relations, backward=block.backward)
             allowed[block.targets.rows, block.targets.answers] = True
-            scores = block.scores(model)
             # Candidates that are neither known nor the answer are all tied with it in a table of
             # ones.
-            tied = count(allowed.to(scores.dtype), answers, block.targets)[:, 1]
+            ones = partial(_own_columns, allowed.to(dtype), tables)
+            tied = tables.count_better(ones, answers, block.targets, count=count)[:, 1]
             num_candidates[block.positions] = tied + 1
-            least = torch.finfo(scores.dtype).min
-            scores = torch.where(allowed | ~scores.isfinite(), scores, least)
-            counts[block.positions] = count(scores, answers, block.targets)
+            scores_of = partial(block.scores_within, allowed, model)
+            counts[block.positions] = tables.count_better(
+                scores_of, answers, block.targets, count=count
+            )
     return _ranks(triples, counts, num_candidates if types else None)
-
-
-def _check_restriction(*, has_both: bool, has_all_entities: bool) -> None:
-    """Refuse lists together with type constraints, and either of them in several processes."""
-    if not has_all_entities:
-        raise Unsupported(
-            "A model that several processes share",
-            "is ranked among all entities",
-            advice="Evaluate the finished run.",
-        )
-    if has_both:
-        raise Unsupported(
-            "Candidates",
-            "are given in lists or by type constraints, not both",
-            advice="Leave out one.",
-        )
 
 
 def _ranks(triples: Triples, counts: Tensor, num_candidates: Tensor | None) -> Ranks:
@@ -299,7 +289,7 @@ def _rank_lists(
     device = model.device
     tensors = known.on(model.device)
     given, relations, answers = _both_directions(triples, known, device)
-    width = max(1, sum(table.numel() for table in model.parameters()) // known.shape.num_entities)
+    width = _numbers_of_entity(model)
     counts = torch.empty(2 * len(triples), 2, dtype=torch.int32, device=device)
     num_candidates = torch.empty(2 * len(triples), dtype=torch.int32, device=device)
     with full_precision(), eval_mode(model):
@@ -333,6 +323,18 @@ def _rank_lists(
     return _ranks(triples, counts, num_candidates)
 
 
+def _numbers_of_entity(model: Model) -> int:
+    """The numbers of a model for each entity: the same in all processes that divide the tables."""
+    width = 0
+    others = 0
+    for name, table in model.named_parameters():
+        if name.rpartition(".")[2] in TABLE_NAMES:
+            width += table.shape[1]
+        else:
+            others += table.numel()
+    return max(1, width + others // model.shape.num_entities)
+
+
 class _Block(NamedTuple):
     """Distinct queries of one direction and the answers to rank.
 
@@ -349,6 +351,20 @@ class _Block(NamedTuple):
         """Scores of the entities that this process has, or of some rows of its tables."""
         side: Side = "head" if self.backward else "tail"
         return model.own_predictions(self.given, self.relations, side, rows)
+
+    def scores_within(self, allowed: Tensor, model: Model, rows: slice | None) -> Tensor:
+        """Scores that are least where `(batch, num_entities)` entities are not allowed."""
+        scores = self.scores(model, rows)
+        is_allowed = _own_columns(allowed, model.tables, rows)
+        least = torch.finfo(scores.dtype).min
+        return torch.where(is_allowed | ~scores.isfinite(), scores, least)
+
+
+def _own_columns(values: Tensor, tables: EntityTables, rows: slice | None) -> Tensor:
+    """The columns of all entities that are those of some rows of this process; None are all."""
+    if rows is None:
+        return values
+    return values[:, tables.entities_of(rows).to(values.device)]
 
 
 def _both_directions(

@@ -19,11 +19,14 @@ from typing import IO, Any, Literal, NamedTuple
 from dualkg.errors import FolderMoved, NameNotText, PathExists
 from dualkg.files.held import (
     INNER_LOCK,
+    HeldFolder,
     check_held,
     make_folder,
+    names_of,
     opened,
     own_lock,
     place_of,
+    registered,
     remove_in,
     taken_over,
 )
@@ -76,7 +79,9 @@ def atomic_folder(
         remove_strays(path, inside=False)
 
     with _temporary(path, parent) as fresh:
-        yield fresh
+        # Files that follow go to this folder, and not to a new one if a folder above it was moved.
+        with registered(HeldFolder(path, names_of(fresh), descriptor=_descriptor(fresh))):
+            yield fresh
         fresh.chmod(0o777 & ~_umask())
         if not _is_temporary(parent):
             _sync_tree(fresh)
@@ -94,6 +99,10 @@ def atomic_folder(
             except OSError:
                 if existing != "keep" or not path.is_dir():
                     raise
+
+
+def _descriptor(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def _sync_tree(folder: Path) -> None:

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from dualkg.losses.base import BoundLoss
 from dualkg.models.base import Factors, Model
+from dualkg.tables.base import EntityScores
+from dualkg.tables.lookup import Side
 
 MAX_DRAWN = 128  # rejected triples of a step
 MAX_PROBABILITY = 1 - 1e-6
@@ -36,12 +38,27 @@ class WithRejected:
         return self.rejected[places % number]
 
 
+def scores_of_rejected(model: Model, num_rejected: int) -> int:
+    """An upper bound of the numbers that autograd stores for rejected triples: all scores."""
+    num_queries = 2 * min(num_rejected, MAX_DRAWN)
+    return num_queries * model.score_arrays * model.tables.num_rows
+
+
 def unlikelihood(model: Model, triples: Tensor) -> Tensor:
     """The mean of −log (1 − p) over triples `(n, 3)` and both of their queries."""
     heads, relations, tails = triples.unbind(1)
-    of_tails = model.predict_tails(heads, relations).log_softmax(-1)
-    of_heads = model.predict_heads(relations, tails).log_softmax(-1)
-    places = torch.arange(len(triples), device=triples.device)
-    log_probabilities = torch.cat([of_tails[places, tails], of_heads[places, heads]])
+    of_tails = _predictions(model, heads, relations, "tail")
+    of_heads = _predictions(model, tails, relations, "head")
+    log_probabilities = torch.cat(
+        [of_tails.of(tails) - of_tails.logsumexp(), of_heads.of(heads) - of_heads.logsumexp()]
+    )
     probabilities = log_probabilities.exp().clamp(max=MAX_PROBABILITY)
     return -torch.log1p(-probabilities).mean()
+
+
+def _predictions(model: Model, given: Tensor, relations: Tensor, side: Side) -> EntityScores:
+    """The scores of all entities for queries whose `side` is missing."""
+    if side == "head" and model.reciprocal:
+        side = "tail"
+        relations = relations + model.shape.num_relations
+    return model.entity_scores(model.queries(given, relations, side), side)

@@ -25,6 +25,7 @@ from dualkg.losses.negative_sampling import (
 )
 from dualkg.losses.queries import QueryGroups, TrainingAnswers
 from dualkg.models.base import Factors, Model
+from dualkg.tables.base import EntityScores
 from dualkg.tables.local import cross_entropy, weighted_mean
 from dualkg.tables.lookup import Side
 from dualkg.tables.order import RowOrder
@@ -87,12 +88,6 @@ class OneVsAll(Loss):
         known = None
         max_known = 0
         if self.exclude_known:
-            if not model.tables.has_all_entities:
-                raise Unsupported(
-                    "loss.exclude_known",
-                    "needs the scores of all entities, and each process has a part of them",
-                    advice="Leave it out, or use one process.",
-                )
             known = TrainingAnswers(graph.train, graph.shape, device=model.device)
             # Each triple of a batch may have the query with the most answers.
             max_known = batch_size * known.max_answers(1)
@@ -367,24 +362,20 @@ class BoundOneVsAll:
         scores = model.entity_scores(f, side)
         answers = f.answers(side)
         if self.known is not None:
-            scores = model.tables.scores(self._without_known(scores.values, model, f, side))
+            scores = self._without_known(scores, model, f, side)
         return scores.cross_entropy(answers, self.entity_weights, smoothing=self.label_smoothing)
 
-    def _without_known(self, values: Tensor, model: Model, f: Factors, side: Side) -> Tensor:
-        """Scores `(batch, num_entities)`, −∞ for the other known answers of each query."""
+    def _without_known(
+        self, scores: EntityScores, model: Model, f: Factors, side: Side
+    ) -> EntityScores:
+        """Scores that are −∞ for the other known answers of each query."""
         assert self.known is not None
         relations = f.relations
         if side == "head":
             relations = inverse_relations(relations, model.shape.num_relations)
         known = self.known.of(f.given(side), relations, capacity=self.max_known)
-        is_known = torch.zeros_like(values, dtype=torch.bool)
         # Padding repeats an answer of the last query.
-        # A CUDA graph takes no values from the host.
-        truth = torch.ones_like(is_known[:1, 0])
-        is_known.index_put_((known.queries, known.entities), truth)
-        rows = torch.arange(len(values), device=values.device)
-        is_known.index_put_((rows, f.answers(side)), ~truth)
-        return values.masked_fill(is_known, -torch.inf)
+        return scores.without(known.queries, known.entities, but=f.answers(side))
 
 
 @dataclass

@@ -328,6 +328,17 @@ class PathNetwork(Model):
         scores = self._scores(heads[rows], relations[rows], edges)
         return self.group.join_rows(scores[: part.stop - part.start], len(heads))
 
+    def _scores_of_distinct(self, heads: Tensor, relations: Tensor, edges: paths.Edges) -> Tensor:
+        """`_shared_scores`, where a CPU computes queries that occur several times once."""
+        if self.device.type != "cpu":
+            # A step that is captured as a CUDA graph has the same number of queries every time.
+            return self._shared_scores(heads, relations, edges)
+        keys = heads * self.num_relation_ids + relations
+        distinct, rows = torch.unique(keys, return_inverse=True)
+        heads = distinct // self.num_relation_ids
+        relations = distinct % self.num_relation_ids
+        return self._shared_scores(heads, relations, edges)[rows]
+
     def sum_gradients(self) -> None:
         if self.group is not None:
             self.group.sum_gradients(self.parameters())
@@ -369,14 +380,14 @@ class PathNetwork(Model):
         if f.given_tails is None:
             return self._answer(f.heads, f.relations)
         edges = self.training_edges(f.heads, f.relations, f.tails)
-        return self._shared_scores(f.heads, f.relations, edges)
+        return self._scores_of_distinct(f.heads, f.relations, edges)
 
     def head_scores(self, f: Factors) -> Tensor:
         inverses = self._inverse(f.relations)
         if f.given_heads is None:
             return self._answer(f.tails, inverses)
         edges = self.training_edges(f.heads, f.relations, f.tails)
-        return self._shared_scores(f.tails, inverses, edges)
+        return self._scores_of_distinct(f.tails, inverses, edges)
 
     def triple_scores(self, f: Factors) -> Tensor:
         scores = self._answer(f.heads, f.relations)

@@ -56,7 +56,7 @@ def _plain_queries(path: str) -> Callable[[Request], Awaitable[Response | None]]
         known = KNOWN.get(given.pop("known", "mark"))
         is_small = k.isascii() and k.isdecimal() and len(k) <= 3 and 1 <= int(k) <= LARGE_REQUEST
         service: Service = request.app.state.service
-        run = given.pop("run", service.runs.names[0])
+        run = given.pop("run", service.runs.default.name)
         if known is None or not is_small or given.keys() != set(parts):
             return None
         if run not in service.runs.names:

@@ -87,6 +87,14 @@ def public_message(error: DualkgError) -> str:
     return FOLDERS.sub("", message)
 
 
+def public_reason(error: DualkgError | OSError) -> str:
+    """Why something failed, for somebody who did not ask for a file and cannot see it."""
+    if isinstance(error, DualkgError):
+        return public_message(error)
+    reason = error.strerror or type(error).__name__
+    return f"The server could not read or write a file: {reason}."
+
+
 def _parameter_value(value: object) -> str:
     """A value as a query parameter spells it: `true`, and text without quotes."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
@@ -266,6 +274,18 @@ class BusyError(DualkgError):
 
     It is abstract.
     """
+
+
+class StillInTraining(BusyError):
+    """No run is served yet: those of a server are still in training."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = list(names)
+
+    def message(self, words: Words = PYTHON) -> str:
+        runs = ", ".join(self.names)
+        return f"{runs}: still in training. /train shows how far that is."
 
 
 class QueueFull(BusyError):

@@ -88,6 +88,7 @@ async def example_addresses(context: RequestContext) -> dict[str, str]:
         "/api/similar": {"entity": head, "k": 5},
         "/api/score": {"head": head, "relation": relation, "tail": tail},
         "/api/explain": {"head": head, "relation": relation, "tail": tail},
+        "/api/paths": {"start": head, "end": tail, "k": 3},
         "/api/entities": {"q": head[:3], "k": 5},
         "/api/complete": {"relation": relation, "top": 5},
         "/api/run": {},

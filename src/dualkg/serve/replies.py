@@ -18,6 +18,7 @@ from dualkg.serve.errors import (
     UnknownRunError,
     UnknownTraining,
     public_message,
+    public_reason,
 )
 from dualkg.serve.schemas import Error
 
@@ -105,8 +106,7 @@ def environment_reply(error: Exception) -> ErrorReply | None:
         message = "The server has not enough memory for this request. Ask for less, or try later."
         return ErrorReply(503, message, headers=RETRY)
     if isinstance(error, OSError):
-        reason = error.strerror or type(error).__name__
-        return ErrorReply(500, f"The server could not read or write a file: {reason}.")
+        return ErrorReply(500, public_reason(error))
     return None
 
 

@@ -39,7 +39,7 @@ RunName = Annotated[str | None, Query(max_length=MAX_NAME_LENGTH)]
 OtherRun = Annotated[
     str | None, Query(alias="with", max_length=MAX_NAME_LENGTH, description="Another run.")
 ]
-# The points of one or two runs.
+# The points of each run.
 Series = Sequence[Sequence[tuple[float, ...]]]
 
 
@@ -65,6 +65,52 @@ async def run_names(service: CurrentService) -> dict[str, list[str]]:
 async def run_details(context: Context) -> RunDetails:
     """Recipe, history, reports, calibration and sparsity of a run."""
     return await context.in_thread(lambda: _details(context.run))
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run as a row of the table of all."""
+
+    run: str
+    model: str
+    dim: int | None
+    graph: str
+    metrics: dict[str, Any]
+    history: list[dict[str, Any]]
+
+
+def _summary(served: ServedRun) -> RunSummary:
+    run = served.run
+    folder = RunFolder(run.folder) if run.folder else None
+    report = _reports(run, folder).get("test") or {}
+    return RunSummary(
+        run=served.name,
+        model=run.model_name,
+        dim=run.settings.get("model", {}).get("dim"),
+        graph=served.graph.name,
+        metrics=report.get("metrics", {}),
+        history=run.history if isinstance(run, TrainedRun) else [],
+    )
+
+
+async def _overview(context: Context) -> list[RunSummary]:
+    """All served runs; fewer than three are on the page as they are."""
+    served = list(context.service.runs)
+    if len(served) < 3:
+        return []
+    return await context.in_thread(lambda: [_summary(run) for run in served])
+
+
+@table("runs")
+async def runs_table(context: Context) -> Table:
+    """All served runs and their metrics on test."""
+    served = list(context.service.runs)
+    summaries = await context.in_thread(lambda: [_summary(run) for run in served])
+    rows = []
+    for summary in summaries:
+        row = {"run": summary.run, "model": summary.model, "dim": summary.dim}
+        rows.append(row | {"graph": summary.graph, **summary.metrics})
+    return Table(context.run.name, rows)
 
 
 @routes.get("/api/compare")
@@ -98,7 +144,10 @@ async def run_page(context: Context, other: OtherRun = None) -> RunPage:
     if not other or other == context.run.name:
         return RunPage(runs=[await run_details(context)])
 
-    runs = [await run_details(context), await run_details(replace(context, run=served.get(other)))]
+    runs = [
+        await run_details(context),
+        await run_details(replace(context, named_run=served.get(other))),
+    ]
     try:
         comparison = await compare(context.service, context.run.name, other, PAGE_QUERIES)
     except RequestError as error:  # such as two graphs
@@ -191,9 +240,12 @@ async def page_of_run(context: Context, other: OtherRun = None) -> Response:
     reports = [run.reports["test"] for run in runs if run.reports.get("test")]
     reliabilities = [run.reliability or {} for run in runs]
     params = {"with": second if len(context.service.runs) > 1 else None}
+    overview = await _overview(context)
     return page(
         context,
         "run.html",
+        overview=overview,
+        overview_curves=_curves(overview),
         json=page_url(context, "/run.json", **params),
         page_of_runs=page_of_runs,
         metrics={name: metric.label for name, metric in METRICS.headlines().items()},
@@ -203,10 +255,7 @@ async def page_of_run(context: Context, other: OtherRun = None) -> Response:
         params=params,
         reports=reports if len(reports) == len(runs) else [],
         labels={item.name: item.label for run in runs for item in run.relations},
-        curves={
-            "Loss": line_chart(_history(runs, "loss"), text="{:.2f}".format),
-            "MRR on valid": line_chart(_history(runs, "valid_mrr"), text=metric_text, dots=True),
-        },
+        curves=_curves(runs),
         reliability=reliability_diagram([checks.get("likely") or {} for checks in reliabilities]),
         settings=_settings(runs),
     )
@@ -363,7 +412,7 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """Values of one or two runs, and the axes that `templates/charts.html` draws them with."""
+    """Values of some runs, and the axes that `templates/charts.html` draws them with."""
 
     series: Series
     x: Axis
@@ -374,7 +423,15 @@ class Chart:
     dots: bool = True
 
 
-def _history(runs: Sequence[RunDetails], key: str) -> Series:
+def _curves(runs: Sequence[RunDetails] | Sequence[RunSummary]) -> dict[str, Chart | None]:
+    """The curves of training, by what they show."""
+    return {
+        "Loss": line_chart(_history(runs, "loss"), text="{:.2f}".format),
+        "MRR on valid": line_chart(_history(runs, "valid_mrr"), text=metric_text, dots=True),
+    }
+
+
+def _history(runs: Sequence[RunDetails] | Sequence[RunSummary], key: str) -> Series:
     """The values of a key of the histories, with their epochs; not all epochs have one."""
     series = []
     for run in runs:

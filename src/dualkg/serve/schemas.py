@@ -13,11 +13,13 @@ from dualkg.data.vocabulary import Vocabulary
 from dualkg.inference import decisions, explanation
 from dualkg.inference.name_search import MatchType
 from dualkg.inference.remarks import Remarks, TypeFit
-from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_TRIPLES
+from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_TRIPLES, Limits
 
 Part = Literal["head", "relation", "tail"]
 PARTS: tuple[Part, ...] = ("head", "relation", "tail")
 MAX_NOTE = 2000  # characters
+# Texts of a request have a limit, and then must be Unicode: JSON can write half a character.
+FileText = Annotated[str, Field(max_length=Limits.file_bytes)]
 NameOrId = Annotated[StrictStr, Field(max_length=MAX_NAME_LENGTH)] | StrictInt
 
 
@@ -419,7 +421,7 @@ class DecisionFile(Schema):
     """An exported file of decisions; either all are stored, or none."""
 
     name: str = Field(max_length=MAX_NAME_LENGTH, examples=["decisions.json"])
-    text: str = Field(examples=["[]"])
+    text: FileText = Field(examples=["[]"])
     verdict: decisions.Verdict | None = Field(None, description="For files without a verdict.")
 
 

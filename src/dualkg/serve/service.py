@@ -23,6 +23,7 @@ from dualkg.data.roles import EntityRoles
 from dualkg.errors import DualkgError, RequestError
 from dualkg.inference.completion import Completion, complete
 from dualkg.inference.decisions import Decided, DecisionStore, Verdict
+from dualkg.inference.entity_paths import Neighbours
 from dualkg.inference.explanation import has_supporting_triples, is_same_graph
 from dualkg.inference.name_search import NameSearch
 from dualkg.inference.predictor import Known, Prediction, Predictor, Query, QueryType
@@ -35,6 +36,7 @@ from dualkg.serve.errors import (
     DuplicateRunName,
     NoRunsToServe,
     ServedFolderGone,
+    StillInTraining,
     UnknownNameError,
     UnknownRunError,
     UnsavedRun,
@@ -121,6 +123,10 @@ class ServedRun:
         return EntityRoles.of(self.graph)
 
     @cached_property
+    def neighbours(self) -> Neighbours:
+        return Neighbours.of(self.graph)
+
+    @cached_property
     def num_triples(self) -> list[int]:
         """The number of known triples of each relation."""
         relations = np.concatenate([self.graph.split(split)[:, 1] for split in SPLITS])
@@ -173,7 +179,7 @@ class ServedRuns:
     """Runs by name; the first is the default. `in_training` are folders of others."""
 
     def __init__(self, runs: Sequence[ServedRun], *, in_training: Sequence[Path] = ()) -> None:
-        if not runs:
+        if not runs and not in_training:
             raise NoRunsToServe
         self.in_training = list(in_training)
         self.names = [run.name for run in runs]
@@ -187,19 +193,17 @@ class ServedRuns:
     def load(cls, paths: Sequence[Path], *, device: str | None = None) -> Self:
         """Runs from their folders, each named as its folder.
 
-        A run that another process trains is shown as such, if there are others to serve.
+        A run that another process trains is shown as such until it is finished.
         """
         runs = []
-        in_training: dict[Path, RunInTraining] = {}
+        in_training: list[Path] = []
         for path in paths:
             name = path.resolve().name
             try:
                 runs.append(ServedRun.of(load_run(path), name=name, device=device))
-            except RunInTraining as error:
-                in_training[path] = error
-        if not runs and in_training:
-            raise next(iter(in_training.values()))
-        return cls(runs, in_training=list(in_training))
+            except RunInTraining:
+                in_training.append(path)
+        return cls(runs, in_training=in_training)
 
     def add(self, run: ServedRun) -> None:
         """Serve another run."""
@@ -217,6 +221,8 @@ class ServedRuns:
 
     @property
     def default(self) -> ServedRun:
+        if not self.names:
+            raise StillInTraining([folder.resolve().name for folder in self.in_training])
         return self._runs[self.names[0]]
 
     def get(self, name: str | None) -> ServedRun:
@@ -369,15 +375,26 @@ class Service:
 
 @dataclass(frozen=True)
 class RequestContext:
-    """A request, the service, and the run that the request is about."""
+    """A request, the service, and the run that the request is about.
+
+    Before the first run is finished there is none, and pages that need one are refused.
+    """
 
     request: Request
     service: Service
-    run: ServedRun
+    named_run: ServedRun | None
+
+    @property
+    def has_run(self) -> bool:
+        return self.named_run is not None
+
+    @property
+    def run(self) -> ServedRun:
+        return self.named_run or self.service.runs.default
 
     @property
     def is_default_run(self) -> bool:
-        return self.run.name == self.service.runs.names[0]
+        return not self.has_run or self.run.name == self.service.runs.names[0]
 
     @property
     def network(self) -> ServedRun | None:
@@ -505,7 +522,13 @@ async def request_context(
     ] = None,
 ) -> RequestContext:
     service = await service_of(request)
-    return RequestContext(request, service, service.runs.get(run))
+    return context_of(request, service, run)
+
+
+def context_of(request: Request, service: Service, run: str | None) -> RequestContext:
+    """The context of a request on a run, or on the default."""
+    is_waiting = run is None and not service.runs.names
+    return RequestContext(request, service, None if is_waiting else service.runs.get(run))
 
 
 # One dependency for all that routes need, since each takes a tenth of a millisecond.

@@ -1,6 +1,9 @@
 """The first page: what the graph is, how good the model is, and where to begin."""
 
+from urllib.parse import urlencode
+
 from fastapi import Response
+from fastapi.responses import RedirectResponse
 
 from dualkg.evaluation.metrics import Metrics
 from dualkg.inference.calibration import load_calibration
@@ -17,9 +20,17 @@ pages = page_router()
 @pages.get("/")
 async def first_page(context: Context, query: GivenQuery) -> Response:
     """The query page; without a query, where to begin."""
+    if not context.has_run:
+        return RedirectResponse(_training_address(context), status_code=303)
     if len(query.missing) == 2:
         return await _start_page(context, query)
     return await query_page(context, query)
+
+
+def _training_address(context: RequestContext) -> str:
+    """The page of the only training, or that of all."""
+    names = list(context.service.trainings.by_name)
+    return f"/training?{urlencode({'name': names[0]})}" if len(names) == 1 else "/train"
 
 
 @pages.get("/start.json")

@@ -16,7 +16,7 @@ from dualkg import errors
 from dualkg.inference.explanation import relation_words, share_text
 from dualkg.serve.errors import public_message
 from dualkg.serve.replies import RESPONSES, ErrorReply
-from dualkg.serve.service import RequestContext, service_of
+from dualkg.serve.service import RequestContext, context_of, service_of
 
 MAX_SHORT = 160  # characters of a name within a list
 ERROR_TITLES = {404: "Not found", 500: "The server failed"}
@@ -48,6 +48,11 @@ def percent(probability: float) -> str:
     rounds_to_two_digits = 0.0995 <= probability < 0.995
     num_decimals = 0 if rounds_to_two_digits else 1
     return f"{100 * probability:.{num_decimals}f} %"
+
+
+def frequency(share: float) -> str:
+    """The same of what was counted, of which all or nothing may have been true."""
+    return f"{share:.0%}".replace("%", " %") if share in (0.0, 1.0) else percent(share)
 
 
 def minus(text: str) -> str:
@@ -93,6 +98,7 @@ TEMPLATES.filters |= {
     "short": short,
     "relation_text": relation_text,
     "percent": percent,
+    "frequency": frequency,
     "share": share_text,
     "thousands": "{:,}".format,
     "decimals": decimals,
@@ -188,7 +194,7 @@ async def error_response(request: Request, reply: ErrorReply) -> Response:
     if is_api or not (is_page or "text/html" in accepted):
         return reply.as_json()
     service = await service_of(request)
-    context = RequestContext(request, service, service.runs.default)
+    context = context_of(request, service, None)
     title = ERROR_TITLES.get(reply.status, "That cannot be answered")
     response = page(context, "error.html", status=reply.status, title=title, reply=reply)
     response.headers.update(reply.headers)

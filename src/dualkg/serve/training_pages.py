@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 
 from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.runs import line_chart, metric_text
+from dualkg.serve.schemas import FileText
 from dualkg.serve.service import Context
 from dualkg.serve.templating import page, page_router, page_url
 from dualkg.serve.trainings import SUFFIXES, TrainingState
@@ -22,7 +23,7 @@ class TriplesFile(BaseModel):
     """A file of triples as text."""
 
     name: str = Field(max_length=MAX_NAME_LENGTH)
-    text: str
+    text: FileText
 
 
 class NewTraining(BaseModel):

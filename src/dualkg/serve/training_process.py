@@ -7,52 +7,53 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from dualkg.errors import DualkgError
 from dualkg.inference.api import calibrate
-from dualkg.serve.errors import public_message
+from dualkg.serve.errors import public_reason
 from dualkg.training.trainer import TrainingInterrupted
 from dualkg.workflows import events
 from dualkg.workflows.train import train_source
 
 REPORT_INTERVAL = 0.25  # seconds
+MAX_NOTE = 1000  # characters
 NICENESS = 5  # requests come first
 
 
 class Reporter:
-    """Prints events; progress at most four times a second."""
+    """Sends events as lines for `TrainingState.receive`; progress at most four times a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[..., None]) -> None:
+        self._send = send
         self._last_progress = 0.0
 
     def __call__(self, event: events.Event) -> None:
         match event:
             case events.GraphRead(graph, notes):
-                _print(kind="notes", notes=list(map(str, notes)), counts=graph.counts)
+                self._send(kind="notes", notes=_short(notes), counts=graph.counts)
             case events.GraphChecked(_, warnings):
-                _print(kind="notes", notes=list(map(str, warnings)))
+                self._send(kind="notes", notes=_short(warnings))
             case events.TuningStarted():
-                _print(kind="stage", stage="tuning")
+                self._send(kind="stage", stage="tuning")
             case events.Tuned():
-                _print(kind="notes", notes=[event.summary])
+                self._send(kind="notes", notes=[event.summary])
             case events.AutomaticProgress() if self._is_due():
                 share = event.spent / event.budget if event.budget else None
-                _print(kind="progress", text=event.text, share=share, time_left=event.time_left)
+                self._send(kind="progress", text=event.text, share=share, time_left=event.time_left)
             case events.TrainingPlanned():
-                _print(kind="stage", stage="training")
+                self._send(kind="stage", stage="training")
             case events.ProgressEvent() if self._is_due() or event.step == event.steps:
                 epoch = event.epoch - 1 + event.step / event.steps
-                _print(
+                self._send(
                     kind="progress",
                     text=event.text,
                     share=event.share_done,
                     time_left=event.time_left,
                     point={"epoch": epoch, "loss": event.loss, "valid_mrr": event.mrr},
                 )
-            case events.Evaluated():
-                _print(kind="stage", stage="calibrating")
 
     def _is_due(self) -> bool:
         now = time.monotonic()
@@ -60,6 +61,11 @@ class Reporter:
         if is_due:
             self._last_progress = now
         return is_due
+
+
+def _short(notes: Iterable[object]) -> list[str]:
+    """Notes whose names may be longer than the server reads a line."""
+    return [str(note)[:MAX_NOTE] for note in notes]
 
 
 def _print(**line: Any) -> None:
@@ -76,13 +82,14 @@ def main(arguments: str) -> int:
             changes=given["changes"],
             tune=given["tune"],
             out=given["out"],
-            on_event=Reporter(),
+            on_event=Reporter(_print),
         )
+        _print(kind="stage", stage="calibrating")
         calibrate(Path(given["out"]))
     except TrainingInterrupted:
         return 130
-    except DualkgError as error:
-        _print(kind="error", error=public_message(error))
+    except (DualkgError, OSError) as error:
+        _print(kind="error", error=public_reason(error))
         return 1
     _print(kind="stage", stage="finished")
     return 0

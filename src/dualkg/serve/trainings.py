@@ -11,14 +11,17 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel, Field, FiniteFloat
+
 from dualkg import files
 from dualkg.data.graph import Graph
 from dualkg.data.loading import load_graph
-from dualkg.errors import DualkgError
+from dualkg.errors import DamagedFile, DualkgError
 from dualkg.serve.errors import (
     InvalidRunName,
     TrainingRefused,
@@ -26,7 +29,7 @@ from dualkg.serve.errors import (
     UnknownTraining,
     UnknownUpload,
     UnreadableUpload,
-    public_message,
+    public_reason,
 )
 from dualkg.training.checkpoint import read_about
 from dualkg.training.recipe import load_recipe
@@ -42,12 +45,27 @@ SUFFIXES = (".tsv", ".txt", ".csv", ".nt", ".ttl", ".jsonl")
 MAX_FILES = 20  # the oldest uploaded file is removed for another
 MAX_POINTS = 500  # of a curve
 MAX_NOTES = 20
+MAX_REPORT = 1 << 20  # bytes of a line that the process prints
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 UPLOAD = re.compile(r"[0-9a-f]{12}/[A-Za-z0-9_-]{1,40}\.[a-z]+", re.ASCII)
 PATIENCE = 10.0  # seconds in which a training that is stopped may save its checkpoint
 # The process; its argument is JSON.
 COMMAND = (sys.executable, "-m", "dualkg.serve.training_process")
 Point = dict[str, float | None]
+
+
+class Epoch(BaseModel):
+    """An epoch of the history in a checkpoint."""
+
+    epoch: int
+    loss: FiniteFloat | None = None
+    valid_mrr: FiniteFloat | None = None
+
+
+class Progress(BaseModel):
+    """The part of a checkpoint's progress that curves show."""
+
+    history: list[Epoch] = Field(default_factory=list)
 
 
 @dataclass
@@ -115,12 +133,8 @@ class WatchedTraining(TrainingState):
             self.stage = "finished"
             self.text, self.share = "", None
             return self.stage
-        progress = read_about(folder.checkpoint).get("progress", {})
-        history = progress.get("history", [])
-        self.points = [
-            {"epoch": row["epoch"], "loss": row.get("loss"), "valid_mrr": row.get("valid_mrr")}
-            for row in history
-        ]
+        history = self._history(folder)
+        self.points = [epoch.model_dump() for epoch in history]
         epochs = self._num_epochs(folder)
         holder = files.lock_holder(self.folder, other=True)
         self.stage = "training" if holder else "stopped"
@@ -128,6 +142,14 @@ class WatchedTraining(TrainingState):
         self.text = f"{done:,} of {epochs:,} epochs" if epochs else f"{done:,} epochs"
         self.share = done / epochs if epochs else None
         return self.stage
+
+    def _history(self, folder: RunFolder) -> list[Epoch]:
+        """The epochs of the checkpoint; none if it has none, or is damaged."""
+        progress = read_about(folder.checkpoint).get("progress", {})
+        with suppress(DamagedFile):
+            checked: Progress = files.check_type(progress, Progress, source=folder.checkpoint)
+            return checked.history
+        return []
 
     def _num_epochs(self, folder: RunFolder) -> int | None:
         try:
@@ -171,23 +193,30 @@ class Trainings:
         name = folder.resolve().name
         self.by_name[name] = WatchedTraining(name, folder)
 
+    def show(self, folder: Path) -> TrainingState:
+        """Show a training of this process, which reports to the state that is returned."""
+        name = folder.resolve().name
+        training = TrainingState(name, folder)
+        self.by_name[name] = training
+        return training
+
     def get(self, name: str) -> TrainingState:
         if name not in self.by_name:
             raise UnknownTraining(name)
         training = self.by_name[name]
         if isinstance(training, WatchedTraining) and training.has_just_finished():
-            self._load(training)
+            self.load(training)
         return training
 
-    def _load(self, training: TrainingState) -> None:
+    def load(self, training: TrainingState) -> None:
         """Serve the run of a training that has ended."""
         training.stage = "loading"
         try:
             self._on_finish(training.folder)
             training.stage = "finished"
-        except DualkgError as error:
+        except (DualkgError, OSError) as error:
             training.stage = "failed"
-            training.error = public_message(error)
+            training.error = public_reason(error)
 
     # -- files -------------------------------------------------------------
 
@@ -253,6 +282,7 @@ class Trainings:
             stdout=asyncio.subprocess.PIPE,
             env=environment,
             start_new_session=True,  # Ctrl-C is for the server, which then stops it
+            limit=MAX_REPORT,
         )
         training = TrainingState(name, folder, can_be_stopped=True)
         self.by_name[name] = training
@@ -275,7 +305,7 @@ class Trainings:
         training.can_be_stopped = False
         self._process = None
         if is_finished and code == 0:
-            await asyncio.to_thread(self._load, training)
+            await asyncio.to_thread(self.load, training)
         elif training.stage != "stopped":
             training.stage = "failed"
             training.error = training.error or "The training ended without a result."

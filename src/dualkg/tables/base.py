@@ -66,6 +66,17 @@ class EntityScores(ABC):
     def weighted_sum(self, rows: Tensor, entities: Tensor, weights: Tensor) -> Tensor:
         """Σ weight · score of some rows of the batch and entities, `(n,)` each; a scalar."""
 
+    @abstractmethod
+    def of(self, entities: Tensor) -> Tensor:
+        """The score of one entity for each row of the batch, `(batch,)`."""
+
+    @abstractmethod
+    def without(self, rows: Tensor, entities: Tensor, *, but: Tensor) -> EntityScores:
+        """Scores that are −∞ for some rows of the batch and entities, `(n,)` each.
+
+        The entities `but`, one for each row of the batch, keep theirs.
+        """
+
 
 class EntityTables(ABC):
     """Where the rows of a model's entity tables are, and how they are read, scored and updated.

@@ -45,6 +45,7 @@ def start_checkpoint(
     thread, whose collectives need a `group` of their own; a single process has none, and waits.
     """
     from torch.distributed.checkpoint import hf_storage, state_dict_saver  # It takes a second.
+    from torch.distributed.checkpoint.api import CheckpointException
 
     as_part = _parts_of_tables(shard)
     names = set(divided)
@@ -54,7 +55,11 @@ def start_checkpoint(
         written: Future[Any] = Future()
         # It warns that there is no process group, which cannot be ignored in one thread alone.
         with warnings.catch_warnings(action="ignore"):
-            written.set_result(state_dict_saver.save(state, storage_writer=writer, no_dist=True))
+            try:
+                result = state_dict_saver.save(state, storage_writer=writer, no_dist=True)
+                written.set_result(result)
+            except CheckpointException as error:  # which is no Exception
+                written.set_exception(error)
         return written
     response = state_dict_saver.async_save(
         state, storage_writer=writer, async_stager=_Copied(), process_group=group

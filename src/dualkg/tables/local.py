@@ -41,6 +41,16 @@ def weighted_mean(losses: Tensor, weights: Tensor | None, targets: Tensor) -> Te
     return (chosen * losses).sum() / chosen.sum()
 
 
+def left_out(num_columns: int, rows: Tensor, columns: Tensor, *, but: Tensor) -> Tensor:
+    """Which of `(batch, num_columns)` scores are left out: some, but not `but` of each row."""
+    chosen = torch.zeros(len(but), num_columns, dtype=torch.bool, device=but.device)
+    # A CUDA graph takes no values from the host.
+    truth = torch.ones_like(chosen[:1, 0])
+    chosen.index_put_((rows, columns), truth)
+    all_rows = torch.arange(len(but), device=but.device)
+    return chosen.index_put_((all_rows, but), ~truth)
+
+
 class LocalScores(EntityScores):
     """Scores of all entities, `(batch, num_entities)`."""
 
@@ -61,6 +71,13 @@ class LocalScores(EntityScores):
     def weighted_sum(self, rows: Tensor, entities: Tensor, weights: Tensor) -> Tensor:
         positions = rows * self.values.shape[1] + entities
         return (weights * self.values.flatten().gather(0, positions)).sum()
+
+    def of(self, entities: Tensor) -> Tensor:
+        return self.values.gather(1, entities[:, None])[:, 0]
+
+    def without(self, rows: Tensor, entities: Tensor, *, but: Tensor) -> LocalScores:
+        is_left_out = left_out(self.values.shape[1], rows, entities, but=but)
+        return LocalScores(self.values.masked_fill(is_left_out, -torch.inf))
 
 
 class LocalTables(EntityTables):

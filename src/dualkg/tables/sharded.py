@@ -26,7 +26,7 @@ from dualkg.tables.base import (
     EntityTables,
     count_in_blocks,
 )
-from dualkg.tables.local import weighted_mean
+from dualkg.tables.local import left_out, weighted_mean
 from dualkg.tables.lookup import TABLE_NAMES, Side
 from dualkg.tables.shard import Shard
 
@@ -97,7 +97,7 @@ class ShardedScores(EntityScores):
     def cross_entropy(
         self, answers: Tensor, weights: Tensor | None = None, *, smoothing: float = 0.0
     ) -> Tensor:
-        losses = self.logsumexp() - (1 - smoothing) * self._at(answers)
+        losses = self.logsumexp() - (1 - smoothing) * self.of(answers)
         if smoothing:
             total = self.shard.sum_of_all(self.values.sum(1))
             losses = losses - smoothing * total / self.shard.num_entities
@@ -117,13 +117,22 @@ class ShardedScores(EntityScores):
             total = (own_weights * self.values[rows, positions.clamp(min=0)]).sum()
         return self.shard.sum_of_all(total)
 
-    def _at(self, ids: Tensor) -> Tensor:
-        """The score of one entity in each row, `(batch,)`."""
+    def of(self, entities: Tensor) -> Tensor:
         if not self.values.shape[1]:
             return self.shard.sum_of_all(self.values.sum(1))
-        positions = self.shard.positions(ids)
+        positions = self.shard.positions(entities)
         chosen = self.values.gather(1, positions.clamp(min=0)[:, None])[:, 0]
         return self.shard.sum_of_all(torch.where(positions >= 0, chosen, 0))
+
+    def without(self, rows: Tensor, entities: Tensor, *, but: Tensor) -> ShardedScores:
+        num_columns = self.values.shape[1]
+        # Entities of other processes share a last column, so that no shape depends on the batch.
+        columns, kept = (
+            torch.where(positions < 0, num_columns, positions)
+            for positions in (self.shard.positions(entities), self.shard.positions(but))
+        )
+        is_left_out = left_out(num_columns + 1, rows, columns, but=kept)[:, :-1]
+        return ShardedScores(self.values.masked_fill(is_left_out, -torch.inf), self.shard)
 
 
 class ShardedTables(EntityTables):
@@ -290,11 +299,11 @@ class ShardedTables(EntityTables):
         """Nothing: a step ends with its updates."""
 
     def synchronize(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy from process 0: a GPU may add up in another order in each process."""
+        """Copy from process 0: devices of one kind or of several may add up in another order."""
         if self.shard.num_processes == 1:
             return
         for name, value in tensors.items():
-            if name not in TABLE_NAMES and value.is_cuda:
+            if name not in TABLE_NAMES:
                 dist.broadcast(value, src=0)
 
     def all_reduce(self, values: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ from dualkg.training.callbacks import (
 )
 from dualkg.training.checkpoint import read_about
 from dualkg.training.classes import find_class, known_name, name_of
+from dualkg.training.launcher import num_processes
 from dualkg.training.optimizers import OPTIMIZERS, Optimizer
 from dualkg.training.recipe import (
     Data,
@@ -301,6 +302,7 @@ def train(
             found="a model",
             advice="The model comes first, then the graph: kg.train(model, graph).",
         )
+    _check_alone()
     if not isinstance(graph, Graph):
         graph = load_graph(graph)
 
@@ -354,6 +356,16 @@ def train(
     )
     # The model is the caller's own, so its weights are saved from the start.
     return _create_and_finish(trainer, folder, with_weights=True)
+
+
+def _check_alone() -> None:
+    """Refuse a model of this process where a launcher has started several for one training."""
+    if num_processes() > 1:
+        raise Unsupported(
+            "kg.train",
+            "trains a model that is in one process, so each of several would train one of its own",
+            advice="Use kg.train_recipe or kg.fit, whose processes share one model.",
+        )
 
 
 def _name_given(argument: str, value: object) -> str | None:

@@ -30,8 +30,10 @@ NOMINAL = {
 }
 VECTOR_PASSES = 20  # passes over the vectors of a batch: maps, penalties and their gradients
 # Passes over the messages of a path network: forward and backward, and without a gradient.
-PATH_PASSES = {"cpu": 16.0, "cuda": 4.0}
-PATH_RANKING_PASSES = {"cpu": 4.0, "cuda": 1.5}
+PATH_PASSES = {"cpu": 1.5, "cuda": 4.0}
+PATH_RANKING_PASSES = {"cpu": 0.5, "cuda": 1.5}
+# What the dense layers of an entity take on a CPU, in messages for each of its numbers.
+DENSE_MESSAGES = 1.25
 RANKING_PASSES = 3  # passes over the scores of a query that is ranked
 MAX_MEASURED_BYTES = 2**31  # of tables that are made or copied only to time some steps
 SECONDS_TO_MEASURE = 1.0
@@ -67,6 +69,8 @@ class WorkEstimate:
         num_batches = -(-num_examples // recipe.training.batch_size)
         share = recipe.training.num_steps(num_examples) / max(1, num_batches)
         if isinstance(whole, PathNetwork):
+            if recipe.training.order == "queries" and self.device == "cpu":
+                num_examples = self.num_queries
             return share * self._of_paths(whole, num_examples, PATH_PASSES[self.device])
         return share * self._of_embeddings(recipe, whole.embedding, num_examples)
 
@@ -119,7 +123,9 @@ class WorkEstimate:
     def _of_paths(self, model: PathNetwork, num_queries: int, num_passes: float) -> float:
         """The work of a path network: every query passes messages along all edges."""
         num_edges = 2 * len(self.graph.train)
-        numbers = num_queries * (num_edges + self.graph.shape.num_entities) * model.dim
+        per_entity = DENSE_MESSAGES * model.dim if self.device == "cpu" else 1
+        num_messages = num_edges + per_entity * self.graph.shape.num_entities
+        numbers = num_queries * num_messages * model.dim
         num_bytes = 2.0 if self.device == "cuda" else 4.0
         return model.steps * num_passes * num_bytes * numbers / NOMINAL[self.device].bytes
 

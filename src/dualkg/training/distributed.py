@@ -70,7 +70,7 @@ from dualkg.tables.heartbeat import Heartbeat
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.agreement import check_agreement, check_shared, training_facts
 from dualkg.training.api import choose_device, finish
-from dualkg.training.callbacks import Callback, find_callbacks, saved_trackers
+from dualkg.training.callbacks import Callback, Callbacks, find_callbacks, saved_trackers
 from dualkg.training.checkpoint import (
     CheckpointStore,
     Groups,
@@ -80,6 +80,7 @@ from dualkg.training.checkpoint import (
     save_tensors,
 )
 from dualkg.training.costs import MAX_MEASURED_BYTES, WorkEstimate, measure_step
+from dualkg.training.launcher import num_processes
 from dualkg.training.memory import available_memory, checkpoint_copies, gib
 from dualkg.training.recipe import Recipe, checksum, load_recipe
 from dualkg.training.run import RunFolder, TrainedRun
@@ -90,7 +91,6 @@ from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer, ch
 T = TypeVar("T")
 OnStart = Callable[[str], None]
 Records = dict[str, dict[str, Any]]  # size and checksum by the name of a file
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MEETING_TIME = timedelta(minutes=10)  # in which all processes have to start, or a collective to end
 SILENCE = "DUALKG_SILENCE"
 MIN_SILENCE = 5.0  # seconds
@@ -101,34 +101,6 @@ DAMAGED_SHARD = "its size or its sha256 is not the one in latest.json"
 ENGINE = "the engine"  # which the kind of a GPU may decide
 LONGEST_MEASURED_STEP = 2.0  # seconds of a step that is not taken only to time it
 AFTER_DAMAGE = "Restore it from a copy, or train the run again."
-
-
-class IncompleteEnvironment(RequestError):
-    """Some of the variables that a launcher sets are missing."""
-
-    def __init__(self, present: Sequence[str], missing: Sequence[str]) -> None:
-        super().__init__()
-        self.present = list(present)
-        self.missing = list(missing)
-
-    def message(self, words: Words = PYTHON) -> str:
-        are_not = "is not" if len(self.missing) == 1 else "are not"
-        return (
-            f"{self.present[0]} is set, as by torchrun, and {' and '.join(self.missing)} "
-            f"{are_not}. Start the processes with: torchrun --nproc-per-node N -m dualkg …, or "
-            f"unset {', '.join(self.present)}."
-        )
-
-
-class InvalidProcessIndex(RequestError):
-    """The index of this process is none of the number of processes."""
-
-    def __init__(self, index: str, count: str) -> None:
-        super().__init__(
-            f"RANK is a number from 0 to WORLD_SIZE − 1; found RANK={index}, WORLD_SIZE={count}."
-        )
-        self.index = index
-        self.count = count
 
 
 class ProcessesDidNotMeet(DualkgError):
@@ -173,22 +145,6 @@ class CannotResumeInProcesses(RequestError):
         if not self.resume_alone:
             return f"{sentence} To train longer, start a new run with more epochs."
         return f"{sentence} {self.resume_alone} without torchrun: {words.call('resume', self.path)}"
-
-
-def num_processes() -> int:
-    """The number of processes that a launcher such as `torchrun` has started, 1 without one."""
-    index = os.environ.get("RANK") or "0"
-    count = os.environ.get("WORLD_SIZE") or "1"
-    if (index, count) == ("0", "1"):
-        return 1
-    present = [name for name in VARIABLES if os.environ.get(name)]
-    missing = [name for name in VARIABLES if name not in present]
-    if missing:
-        raise IncompleteEnvironment(present, missing)
-    is_index = index.isdecimal() and count.isdecimal() and int(index) < int(count)
-    if not is_index:
-        raise InvalidProcessIndex(index, count)
-    return int(count)
 
 
 @contextmanager
@@ -648,7 +604,7 @@ def train_in_processes(
                 folder,
                 group,
                 on_start,
-                callbacks=callbacks,
+                callbacks=callbacks or None,
                 trust_code=False,
                 on_progress=on_progress,
             )
@@ -674,15 +630,26 @@ def resume_in_processes(
     *,
     device: str | torch.device | None = None,
     on_progress: OnProgress | None = None,
+    callbacks: Callbacks = None,
     trust_code: bool = False,
     on_start: OnStart | None = None,
 ) -> TrainedRun:
-    """Resume a run of several processes in any number of processes, one included."""
+    """Resume a run of several processes in any number of processes, one included.
+
+    Without `callbacks`, those of process 0 are the trackers that the run was started with.
+    """
     folder = RunFolder(path)
     with processes(device) as group, group_lock(group, folder.path):
         group.on_first(folder.check_is_run)
         check_shared(group, folder.path)
-        return _resume(folder, group, on_start, trust_code=trust_code, on_progress=on_progress)
+        return _resume(
+            folder,
+            group,
+            on_start,
+            callbacks=callbacks,
+            trust_code=trust_code,
+            on_progress=on_progress,
+        )
 
 
 def _resume(
@@ -690,7 +657,7 @@ def _resume(
     group: Processes,
     on_start: OnStart | None,
     *,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callbacks,
     trust_code: bool,
     on_progress: OnProgress | None,
 ) -> TrainedRun:
@@ -698,7 +665,9 @@ def _resume(
     recipe = load_recipe(folder.recipe, trust_code=trust_code)
     graph = group.together(folder.load_graph)
     check_agreement(group, training_facts(recipe, graph, group.device))
-    called = find_callbacks(callbacks or saved_trackers(folder.path)) if group.first else []
+    if callbacks is None:
+        callbacks = saved_trackers(folder.path)
+    called = find_callbacks(callbacks) if group.first else []
     about = CheckpointFolder(folder.checkpoint_folder, group).about()
     check_recipe(folder.recipe, about, checkpoint=folder.checkpoint_folder)
     build = partial(

@@ -54,13 +54,12 @@ def installed_version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of this tree, `-dirty` if files differ; None outside git.
+    """The commit of this tree; the variable `DUALKG_COMMIT` names it for a copy."""
+    return os.environ.get("DUALKG_COMMIT") or commit_of_checkout()
 
-    The variable `DUALKG_COMMIT` names it for a copy.
-    """
-    commit = os.environ.get("DUALKG_COMMIT")
-    if commit:
-        return commit
+
+def commit_of_checkout() -> str | None:
+    """The commit that git finds for this tree, `-dirty` if files differ; None outside git."""
     folder = Path(__file__).parent
     if "site-packages" in folder.parts:
         return None

@@ -30,6 +30,13 @@ HOST = (
         ),
     ),
     Requirement(
+        lambda job: not job.has_rejected,
+        lambda job: (
+            "are for losses over sampled entities, and rejected triples of data.decisions are "
+            "compared with all"
+        ),
+    ),
+    Requirement(
         lambda job: job.optimizer == "Adagrad",
         lambda job: (
             "are for Adagrad, which leaves rows without a gradient as they are; optimizer.name is "
@@ -47,7 +54,12 @@ HOST = (
 
 
 def choose_tables(
-    recipe: Recipe, shape: GraphShape, *, device: torch.device, available: float | None = None
+    recipe: Recipe,
+    shape: GraphShape,
+    *,
+    device: torch.device,
+    available: float | None = None,
+    has_rejected: bool = False,
 ) -> EntityTables:
     """Tables of the kind that the recipe requests, or in host memory if they do not fit a GPU.
 
@@ -60,7 +72,7 @@ def choose_tables(
     if requested == "device" or (requested == "auto" and not on_gpu):
         return local
     small = recipe.model.build(SMALL, seed=0)
-    job = Job(small, recipe.loss, recipe.regularizer.build(), recipe.optimizer.name)
+    job = _job(recipe, small, recipe.regularizer.build(), has_rejected=has_rejected)
     not_on_host = obstacle(HOST, job)
     if requested == "host":
         if not_on_host:
@@ -90,14 +102,20 @@ def bytes_of_weights(recipe: Recipe, small: Model, shape: GraphShape) -> float:
     return 4 * numbers + RANKING_BYTES
 
 
-def check_placement(recipe: Recipe, model: Model, regularizer: Regularizer) -> None:
+def check_placement(
+    recipe: Recipe, model: Model, regularizer: Regularizer, *, has_rejected: bool = False
+) -> None:
     """Refuse tables in host memory that this training cannot have."""
     if not model.tables.copies_rows:
         if recipe.training.entity_tables == "host":
             reason = "are for one process, and each of several has a part of the tables"
             raise EngineUnavailable(WHAT, reason, {"training.entity_tables": "device"})
         return
-    job = Job(model, recipe.loss, regularizer, recipe.optimizer.name)
+    job = _job(recipe, model, regularizer, has_rejected=has_rejected)
     not_on_host = obstacle(HOST, job)
     if not_on_host:
         raise EngineUnavailable(WHAT, not_on_host, {"training.entity_tables": "device"})
+
+
+def _job(recipe: Recipe, model: Model, regularizer: Regularizer, *, has_rejected: bool) -> Job:
+    return Job(model, recipe.loss, regularizer, recipe.optimizer.name, has_rejected=has_rejected)

@@ -734,6 +734,8 @@ def parse_changes(settings: Sequence[str]) -> dict[str, Any]:
 def put(tables: dict[str, Any], name: str, value: Any) -> None:
     """Set `section.key`, or `model.options.key`, in nested tables."""
     *path, key = name.split(".")
+    if len(path) >= MAX_DEPTH:
+        raise InvalidChange(f"{name[:50]}…")
     for part in path:
         tables = tables.setdefault(part, {})
         if not isinstance(tables, dict):

@@ -40,7 +40,7 @@ from dualkg.kernels.hardware import matmul_precision
 from dualkg.logs import describe_time_left, logger
 from dualkg.losses import OneVsAll
 from dualkg.losses.base import Loss
-from dualkg.losses.rejected import WithRejected
+from dualkg.losses.rejected import WithRejected, scores_of_rejected
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.paths import PathNetwork
 from dualkg.regularizers import Regularizer
@@ -248,7 +248,6 @@ class Trainer:
         check_regularizer(model, regularizer)
         check_path_loss(model, recipe.loss)
         _check_tables(model, regularizer)
-        check_placement(recipe, model, regularizer)
         self.group = group or one_process(model.device)
         self.store = store or FileStore()
         self.weights = self.store.module(model)
@@ -260,10 +259,10 @@ class Trainer:
         self.checkpoint_path: Path | None = None
         self.on_progress = on_progress or (lambda event: None)
         self.callbacks = list(callbacks)
-        # Path networks and divided tables learn from accepted triples alone.
-        can_reject = model.tables.has_all_entities and not isinstance(model, PathNetwork)
-        self.rejected = graph.rejected if can_reject else NO_TRIPLES
+        # Path networks learn from accepted triples alone.
+        self.rejected = NO_TRIPLES if isinstance(model, PathNetwork) else graph.rejected
         has_rejected = bool(len(self.rejected))
+        check_placement(recipe, model, regularizer, has_rejected=has_rejected)
         self.engine = choose_engine(recipe, model, regularizer, has_rejected=has_rejected)
         if model.device.type == "cuda":
             # Reference cycles may hold large tensors.
@@ -279,6 +278,10 @@ class Trainer:
             num_examples=len(examples),
             on_disk=isinstance(examples, MappedExamples),
         )
+        if has_rejected:
+            of_rejected = scores_of_rejected(model, len(self.rejected))
+            num_bytes = of_rejected * model.embedding.entities.element_size()
+            self.need = self.need._replace(fixed=self.need.fixed + num_bytes)
         if model.device.type == "cpu":
             copies = checkpoint_copies(recipe, model, self.store.num_copies)
             self.need = self.need._replace(fixed=self.need.fixed + copies)
@@ -312,7 +315,8 @@ class Trainer:
         cls, recipe: Recipe, graph: Graph, *, device: torch.device, **options: Any
     ) -> Trainer:
         """A trainer of the model and the regularizer that a recipe names."""
-        tables = choose_tables(recipe, graph.shape, device=device)
+        has_rejected = bool(len(graph.rejected))
+        tables = choose_tables(recipe, graph.shape, device=device, has_rejected=has_rejected)
         model = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
         return cls(model.to(device), graph, recipe, recipe.regularizer.build(), **options)
 

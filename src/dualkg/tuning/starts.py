@@ -49,6 +49,14 @@ NETWORK_STEPS = 24_000
 MIN_NETWORK_EPOCHS = 3
 MAX_NETWORK_EPOCHS = 8
 
+# A path network on a CPU: fewer and smaller vectors, and the answers of a query at once.
+CPU_NETWORK = {
+    "model.dim": 16,
+    "model.options.steps": 3,
+    "training.order": "queries",
+    "training.batch_size": 64,
+}
+
 DISTANCE_LOSS = {
     "regularizer.name": "none",
     "loss.name": "NegativeSampling",
@@ -99,6 +107,8 @@ def starting_recipe(
     settings_of_model = starts.get(model, {})
     if model in MODELS and MODELS[model].recipe_defaults:
         settings_of_model = MODELS[model].recipe_defaults
+    if model == "PathNetwork" and device.type == "cpu":
+        settings_of_model = {**settings_of_model, **CPU_NETWORK}
     has_own_loss = any(key.startswith("loss.") for key in settings_of_model)
     softmax = {} if has_own_loss else fast_softmax(graph, device, changes)
     is_grouped = softmax.get("training.order") == "queries"

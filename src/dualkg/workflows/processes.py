@@ -19,11 +19,11 @@ from dualkg.models.partial import PartialModel
 from dualkg.training.callbacks import Callbacks, find_callbacks
 from dualkg.training.distributed import (
     load_in_processes,
-    num_processes,
     processes,
     resume_in_processes,
     train_in_processes,
 )
+from dualkg.training.launcher import num_processes
 from dualkg.training.run import Run, RunFolder, TrainedRun
 from dualkg.workflows.events import (
     Evaluated,
@@ -118,6 +118,7 @@ def resume_together(
     *,
     device: str | torch.device | None,
     on_event: OnEvent,
+    callbacks: Callbacks = None,
     trust_code: bool = False,
 ) -> TrainedRun:
     """Resume a run of several processes in any number of processes, one included."""
@@ -126,6 +127,7 @@ def resume_together(
         folder.path,
         device=device,
         on_progress=on_event,
+        callbacks=callbacks,
         trust_code=trust_code,
         on_start=lambda expectation: on_event(_started(folder, expectation)),
     )

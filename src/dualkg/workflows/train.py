@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -210,7 +210,7 @@ def _read_and_train(
     callback_objects = find_callbacks(callbacks)
     if num_processes() > 1:
         return train_together(
-            lambda report: _refuse_tuning(read(report), tune),
+            lambda report: _untuned_source(read(report), tune, choose_device(device)),
             device=device,
             out=out,
             overwrite=overwrite,
@@ -248,7 +248,8 @@ def train_recipe(
 ) -> TrainedRun:
     """Read the graph, build the model and train it, as a recipe says.
 
-    A recipe may be given by its file or name. A graph that is given is not checked again.
+    A recipe may be given by its file or name. A graph that is given is not checked again. Under
+    `torchrun`, all processes train the recipe together.
 
     Args:
         recipe: A recipe, its path, or its name.
@@ -273,13 +274,20 @@ def train_recipe(
         recipe = load_recipe(recipe)
     report = _subscriber(on_event, on_progress)
     callback_objects = find_callbacks(callbacks)
+    if num_processes() > 1:
+        return train_together(
+            lambda report: TrainingSource(recipe, _graph_of(recipe, graph, report), {}, True),
+            device=device,
+            out=out,
+            overwrite=overwrite,
+            callbacks=callback_objects,
+            on_event=report,
+        )
     folder = RunFolder(out) if out else None
     with locked(out):
         if folder:
             folder.check_free(overwrite=overwrite)
-        if graph is None:
-            graph = load_recipe_graph(recipe)
-            report_graph(graph, report)
+        graph = _graph_of(recipe, graph, report)
         chosen_device = choose_device(device)
         expect = partial(expect_training, recipe, graph, chosen_device)
         report(TrainingPlanned(recipe, graph, expect))
@@ -292,6 +300,14 @@ def train_recipe(
             on_progress=report,
             callbacks=[*callback_objects, EventCallback(report)],
         )
+
+
+def _graph_of(recipe: Recipe, graph: Graph | None, on_event: OnEvent) -> Graph:
+    """The graph that was given, or the one that a recipe names."""
+    if graph is None:
+        graph = load_recipe_graph(recipe)
+        report_graph(graph, on_event)
+    return graph
 
 
 @locks("out")
@@ -355,7 +371,9 @@ def resume(
     report = _subscriber(on_event, on_progress)
     if num_processes() > 1:
         # The first process alone may lock the folder.
-        return resume_together(path, device=device, on_event=report, trust_code=trust_code)
+        return resume_together(
+            path, device=device, on_event=report, callbacks=callbacks, trust_code=trust_code
+        )
     with locked(path):
         return _resume_in_one_process(
             RunFolder(path),
@@ -379,7 +397,13 @@ def _resume_in_one_process(
         raise SeveralSeeds(folder.path)
     folder.check_is_run()
     if folder.checkpoint_folder.exists() and not folder.finished:
-        return resume_together(folder.path, device=device, on_event=on_event, trust_code=trust_code)
+        return resume_together(
+            folder.path,
+            device=device,
+            on_event=on_event,
+            callbacks=callbacks,
+            trust_code=trust_code,
+        )
     if callbacks is None:
         callbacks = saved_trackers(folder.path)
     callback_objects = find_callbacks(callbacks)
@@ -647,12 +671,12 @@ def _subscriber(on_event: OnEvent | None, on_progress: OnProgress | None) -> OnE
     return notify
 
 
-def _refuse_tuning(source: TrainingSource, tune: Tune) -> TrainingSource:
-    """Several processes train a recipe as it is."""
+def _untuned_source(source: TrainingSource, tune: Tune, device: torch.device) -> TrainingSource:
+    """A source with the recipe that one process would train; several do not tune."""
     trains_as_it_is = tune is False or (tune is None and source.is_recipe)
     if not trains_as_it_is:
         raise _one_recipe_only()
-    return source
+    return replace(source, recipe=_untuned_recipe(source, device))
 
 
 def _one_recipe_only() -> Unsupported:

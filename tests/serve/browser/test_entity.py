@@ -1,5 +1,7 @@
 """The entity page in a browser."""
 
+from urllib.parse import unquote
+
 import pytest
 
 from dualkg.serve.templating import visible
@@ -107,3 +109,41 @@ def test_the_skip_link_has_the_first_focus(opened):
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
+
+
+def test_a_walk_expands_neighbours_in_place(opened):
+    page = opened("/entity/Twenty")
+    node = page.locator(".drawing.broad .node:not(.predicted) a[data-neighbour] >> nth=0")
+    first = unquote(node.get_attribute("href").removeprefix("/entity/"))
+    node.locator("xpath=../button").click()
+    trail = page.locator(".walked h3")
+    trail.first.wait_for()
+    assert trail.first.inner_text().startswith("Twenty › ")
+
+    node = page.locator(".walked .drawing.broad .node a[data-neighbour] >> nth=-1")
+    second = unquote(node.get_attribute("href").removeprefix("/entity/"))
+    node.focus()
+    page.keyboard.press("+")
+    trail.nth(1).wait_for()
+    walked = page.locator("[data-walked]")
+    assert [step.get_attribute("data-walked") for step in walked.all()] == [first, second]
+
+    page.reload()
+    trail.nth(1).wait_for()
+    assert overflow(page) == 0
+    walked.first.get_by_role("button", name="Close").click()
+    assert walked.count() == 0
+    assert "walk=" not in page.url
+
+
+def test_paths_on_a_phone(opened):
+    page = opened("/paths", viewport=PHONE, color_scheme="dark")
+    page.fill("#start", "thing 15")
+    page.get_by_role("option", name="thing 15").click()
+    page.keyboard.type("Twenty")
+    page.get_by_role("option", name="Twenty", exact=False).first.click()
+    page.wait_for_url("**start=thing+15&end=thing+20**")
+    assert page.locator(".paths li").count() > 3
+    assert overflow(page) == 0
+    page.locator(".paths .answer").get_by_role("button", name="Why?").first.click()
+    page.wait_for_selector(".opened [data-explanation]")

@@ -32,6 +32,20 @@ def test_a_table_is_sorted_by_any_column(opened):
     assert table.locator("tbody a").all_inner_texts() == ["<b>bold</b>", "is a", "likes"]
 
 
+def test_a_curve_shows_its_values_under_the_pointer(opened):
+    page = opened("/run")
+    curve = page.locator("svg.curve:has(path[data-values])").first
+    curve.scroll_into_view_if_needed()
+    curve.hover(position={"x": 60, "y": 60})
+    tip = page.locator(".curve-tip")
+    tip.wait_for()
+    first, *values = tip.inner_text().split("\n")
+    assert first.startswith("epoch ")
+    assert [value.split()[0] for value in values] == ["calibrated", "plain"]
+    page.locator("h1").hover()
+    tip.wait_for(state="detached")
+
+
 @pytest.mark.slow
 def test_a_differing_query_links_to_its_page(opened):
     page = opened("/run")

@@ -295,6 +295,7 @@ async function findPages(q, signal) {
 
 function startSearch() {
   const field = document.querySelector("[data-search] input[type=search]");
+  if (!field) return; // no run is served yet
   combobox(field, { find: cached(findPages), onPick: (item) => location.assign(item.page) });
   document.addEventListener("keydown", (event) => {
     const isTyping = event.target.closest("input, select, textarea, [contenteditable]");

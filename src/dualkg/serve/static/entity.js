@@ -1,6 +1,8 @@
-// Entity: decisions, and explanations in place.
+// Entity: decisions, explanations in place, and a walk over the neighbours.
 
 import "./decide.js";
 import { openExplanationsInPlace } from "./explanation.js";
+import { startWalk } from "./walk.js";
 
 openExplanationsInPlace();
+startWalk();

@@ -1,4 +1,4 @@
-// The colours of all entities of the map: by commonest relation, by degree, or by neighbourhood.
+// The colours of all entities of the map: by commonest relation, by degree, or by community.
 
 import { element, isDark } from "./common.js";
 
@@ -6,6 +6,10 @@ import { element, isDark } from "./common.js";
 const HUES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a900"];
 const DEGREES = [1, 3, 10, 30, 100, 300]; // the first of each group but the first
 const MIN_CELLS = 8; // of the map along an axis
+// Points in a cell of the map on average: there are more names than colours.
+const NAMED = 2;
+const COLOURED = 12;
+const MIN_COMMUNITY = 5; // points of a part of the map that has a name
 const MAX_NAME = 40; // characters
 
 export class Groups {
@@ -66,10 +70,11 @@ function byDegree(degrees, rest) {
 /**
  * Communities: the densest parts of the map, each with the points that lead to it uphill.
  *
- * Points are counted in the cells of a grid; a cell leads to its fullest neighbour.
+ * Points are counted in the cells of a grid; a cell leads to its fullest neighbour. `peaks` has the
+ * community of each point; `sizes` and `hubs`, its entity of the highest degree, are by community.
  */
-function byPlace(map, points, rest) {
-  const size = Math.max(MIN_CELLS, Math.min(96, Math.round(Math.sqrt(points.length / 12))));
+function communities(map, points, perCell) {
+  const size = Math.max(MIN_CELLS, Math.min(96, Math.round(Math.sqrt(points.length / perCell))));
   const cell = (v) => Math.max(0, Math.min(size - 1, Math.floor(((v + 1) / 2) * size)));
   const cells = Uint32Array.from(points.x, (x, i) => cell(points.y[i]) * size + cell(x));
   const counts = smoothed(cells, size);
@@ -96,7 +101,20 @@ function byPlace(map, points, rest) {
     sizes.set(peak, (sizes.get(peak) ?? 0) + 1);
     if (!hubs.has(peak) || map.degrees[i] > map.degrees[hubs.get(peak)]) hubs.set(peak, i);
   });
-  const largest = [...sizes.keys()].sort((a, b) => sizes.get(b) - sizes.get(a)).slice(0, HUES.length);
+  const ordered = [...sizes.keys()].sort((a, b) => sizes.get(b) - sizes.get(a));
+  return { peaks, sizes, hubs, ordered };
+}
+
+/** The entity of the highest degree in each part of the map, the largest part first. */
+export function hubs(map, points) {
+  const found = communities(map, points, NAMED);
+  const large = found.ordered.filter((peak) => found.sizes.get(peak) >= MIN_COMMUNITY);
+  return large.map((peak) => found.hubs.get(peak));
+}
+
+function byPlace(map, points, rest) {
+  const { peaks, sizes, hubs, ordered } = communities(map, points, COLOURED);
+  const largest = ordered.slice(0, HUES.length);
   const numbers = new Map(largest.map((peak, number) => [peak, number]));
   const of = Uint8Array.from(peaks, (peak) => numbers.get(peak) ?? largest.length);
   const labels = map.labels ?? map.names;

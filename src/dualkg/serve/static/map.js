@@ -16,7 +16,7 @@ import {
   showError,
 } from "./common.js";
 import "./decide.js";
-import { Groups } from "./groups.js";
+import { Groups, hubs } from "./groups.js";
 import { Points } from "./points.js";
 import { View } from "./view.js";
 
@@ -56,7 +56,7 @@ let dust = 0; // the colour of many points
 let image = null;
 let labelled = []; // boxes of the names that are drawn
 let groups = null; // the colours of all entities
-let byDegree = []; // ids, the highest degree first
+let landmarks = []; // ids in the order in which their names are tried: one of each part comes first
 let lasso = null; // the pixels of a line that is being drawn
 
 const view = new View(canvas, { changed: paintSoon, tapped: open, hovered: hover });
@@ -165,10 +165,10 @@ function paintNames(frame, size) {
   for (const i of seen) label(i, colours.soft, size / 2, labelled);
 }
 
-/** The names of the entities of the highest degree in view, as far as there is room. */
+/** Names of the parts of the map, and of entities of high degree in view, as far as there is room. */
 function paintLandmarks(size) {
   let tried = 0;
-  for (const i of byDegree) {
+  for (const i of landmarks) {
     if (labelled.length >= LANDMARKS || tried >= MAX_TRIED) return;
     const [px, py] = view.pixel(points.x[i], points.y[i]);
     if (px < 0 || py < 0 || px > view.width || py > view.height) continue;
@@ -548,7 +548,8 @@ async function start() {
     showError(loading, error);
     return;
   }
-  byDegree = Array.from(map.degrees.keys()).sort((a, b) => map.degrees[b] - map.degrees[a]);
+  const byDegree = Array.from(map.degrees.keys()).sort((a, b) => map.degrees[b] - map.degrees[a]);
+  landmarks = [...new Set([...hubs(map, points), ...byDegree])];
   listenToLasso();
   find("colouring").addEventListener("change", (event) => colourAll(event.target.value));
   if (!recallView()) view.fit();
