@@ -72,6 +72,11 @@ def test_decisions_are_stored_in_the_run_folder(curator, folder):
     assert 0 < result["decisions"][0]["probability"] < 1
 
 
+def test_a_page_without_decisions_says_where_they_are_made(curator):
+    assert "Nobody has decided" in curator.get("/decisions").text
+    assert "No decision is like that." in curator.get("/decisions?q=nothing+at+all").text
+
+
 def test_a_later_decision_replaces_an_earlier_one(curator):
     decide(curator, ACCEPT, REJECT, ACCEPT | {"verdict": "rejected"})
     counts = decide(curator, REJECT | {"verdict": "undecided"}).json()

@@ -431,11 +431,6 @@ def test_a_counted_share_may_be_all_or_nothing():
     assert [frequency(share) for share in shares] == ["0 %", "<0.1 %", "25 %", ">99.9 %", "100 %"]
 
 
-def test_a_page_without_decisions_says_where_they_are_made(client):
-    assert "Nobody has decided" in client.get("/decisions").text
-    assert "No decision is like that." in client.get("/decisions?q=nothing+at+all").text
-
-
 def test_pages_of_an_ensemble_offer_no_explanation(run_folders):
     ensemble = ServedRun.of(kg.Ensemble(run_folders, weights="equal"), name="both")
     member = ServedRun.of(kg.load_run(run_folders[1]), name="member")

@@ -62,7 +62,7 @@ class Epoch(BaseModel):
     valid_mrr: FiniteFloat | None = None
 
 
-class Progress(BaseModel):
+class SavedProgress(BaseModel):
     """The part of a checkpoint's progress that curves show."""
 
     history: list[Epoch] = Field(default_factory=list)
@@ -147,7 +147,9 @@ class WatchedTraining(TrainingState):
         """The epochs of the checkpoint; none if it has none, or is damaged."""
         progress = read_about(folder.checkpoint).get("progress", {})
         with suppress(DamagedFile):
-            checked: Progress = files.check_type(progress, Progress, source=folder.checkpoint)
+            checked: SavedProgress = files.check_type(
+                progress, SavedProgress, source=folder.checkpoint
+            )
             return checked.history
         return []
 
