@@ -279,7 +279,7 @@ def take_steps(choices: argparse.Namespace) -> None:
 
     from dualkg.errors import RequestError
     from dualkg.training.distributed import processes, time_of_step
-    from dualkg.training.memory import estimate_step
+    from dualkg.training.step_time import estimate_step
 
     recipe = recipe_of_steps(choices)
     figures: dict[str, Any] = {}
@@ -516,7 +516,7 @@ def compare_costs(choices: argparse.Namespace) -> dict[str, Any]:
 
     The rates are those of `measurement.py`, the trainings those of `training.py`.
     """
-    from dualkg.training.memory import Rates, step_seconds
+    from dualkg.training.step_time import Rates, step_seconds
 
     ceilings = json.loads((RESULTS / "ceilings.json").read_text())
     trainings = json.loads((RESULTS / "training.json").read_text())

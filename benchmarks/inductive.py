@@ -49,14 +49,14 @@ def plain_autograd() -> Iterator[None]:
     """Solve problems meanwhile through the log-sum-exp of PyTorch, to another tolerance."""
     import torch
 
-    from dualkg.inference import inductive
+    from dualkg.inference import inductive, lbfgs
 
     def log_normalizers(queries: Any, candidates: Any) -> Any:
         return (queries @ candidates.T).logsumexp(-1)
 
     with (
         mock.patch.object(inductive, "log_normalizers", log_normalizers),
-        mock.patch.dict(inductive.TOLERANCE, {torch.float32: PLAIN_TOLERANCE}),
+        mock.patch.dict(lbfgs.TOLERANCE, {torch.float32: PLAIN_TOLERANCE}),
     ):
         yield
 

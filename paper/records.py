@@ -18,7 +18,8 @@ from dualkg.evaluation.comparison import Floats
 from dualkg.files import atomic_folder, locks, read_json, write_text
 from dualkg.inference.api import open_run
 from dualkg.training.api import OnProgress, choose_device, load_recipe_graph, spread
-from dualkg.training.run import RunFolder, environment
+from dualkg.training.environment import environment
+from dualkg.training.run import RunFolder
 from dualkg.workflows import train_seeds
 from paper import registry
 from paper.registry import FOLDER, ResultTable, Row, recipe_of, rows_with_recipes

@@ -30,8 +30,8 @@ from dualkg.inference.deletion import correct_triples, delete_paths
 from dualkg.inference.explanation import Influence, influence
 from dualkg.training.api import choose_device, data_of, default_recipe, spread
 from dualkg.training.costs import WorkEstimate
+from dualkg.training.environment import describe_device
 from dualkg.training.recipe import RegularizerConfig
-from dualkg.training.run import describe_device
 from dualkg.training.trainer import Trainer
 from dualkg.tuning.automatic import AutomaticTuner, starting_recipe
 from dualkg.tuning.plan import SearchPlan

@@ -13,7 +13,7 @@ from dualkg.evaluation.metrics import columns as metric_columns
 from dualkg.extras import optional_import
 from dualkg.files import locked, read_json, write_text
 from dualkg.training.api import choose_device, spread
-from dualkg.training.run import environment
+from dualkg.training.environment import environment
 from paper import registry
 from paper.records import Config, Record, is_uncommitted, load_records
 from paper.registry import (

@@ -228,7 +228,7 @@ HARMLESS = {
     "training/recipe.py": {
         "files('dualkg').joinpath('recipes', f'{name}.toml').read_text",
     },
-    "training/run.py": {"path.read_text"},  # /proc/cpuinfo
+    "training/environment.py": {"path.read_text"},  # /proc/cpuinfo
     "tuning/launch.py": {"log.open"},  # a new file
     "tuning/results.py": {"fresh.open"},
     "tuning/storage.py": {"JournalFileBackend", "self._path.open"},  # checked when it is opened

@@ -67,7 +67,7 @@ def names() -> list[str]:
 
 
 def environment() -> dict[str, Any]:
-    from dualkg.training.run import _commit, processor
+    from dualkg.training.environment import _commit, processor
 
     return {
         "commit": _commit(),

@@ -17,6 +17,7 @@ import numpy as np
 
 MIN_SIMILARITY = 0.6  # the fraction of letters that two names must have in common
 MAX_COMPARED = 300  # names that difflib compares
+MAX_SUGGESTED = 3  # similar names
 MAX_WORD = 400
 MAX_SENTENCE = 2000  # characters of a message
 SYNONYMS = (  # words for one setting in dualkg, other libraries and the literature
@@ -451,20 +452,21 @@ def visible(text: str, *, lines: bool = False) -> str:
     return text.replace("\r\n", "\n").translate(VISIBLE_LINES if lines else VISIBLE)
 
 
-def close_matches(name: str, names: Iterable[str], *, most: int = 3) -> list[str]:
-    """The names most similar to `name`, best first; case is ignored."""
+def close_matches(name: str, names: Iterable[str]) -> list[str]:
+    """The few names most similar to `name`, best first; case is ignored."""
     if len(name) > MAX_WORD:
         return []
     by_folded: dict[str, str] = {}
     for known in names:
         by_folded.setdefault(known.casefold(), known)
     folded = name.casefold()
+    candidates = _with_common_letters(folded, list(by_folded))
     matches = difflib.get_close_matches(
-        folded, _with_common_letters(folded, list(by_folded)), n=4 * most, cutoff=MIN_SIMILARITY
+        folded, candidates, n=4 * MAX_SUGGESTED, cutoff=MIN_SIMILARITY
     )
     # difflib prefers long common runs; typing errors are single letters.
     matches.sort(key=lambda match: edit_distance(folded, match))
-    return [by_folded[match] for match in matches[:most]]
+    return [by_folded[match] for match in matches[:MAX_SUGGESTED]]
 
 
 def _with_common_letters(name: str, names: list[str]) -> list[str]:
@@ -476,10 +478,10 @@ def _with_common_letters(name: str, names: list[str]) -> list[str]:
     """
     if len(names) <= MAX_COMPARED:
         return names
-    letters = np.frombuffer(
-        "".join(f"{one}\n" for one in names).encode("utf-32-le", "surrogatepass"), dtype=np.uint32
-    )
-    lengths = np.array([len(one) + 1 for one in names])
+    lines = [f"{candidate}\n" for candidate in names]
+    code_points = "".join(lines).encode("utf-32-le", "surrogatepass")
+    letters = np.frombuffer(code_points, dtype=np.uint32)
+    lengths = np.array([len(line) for line in lines])
     starts = np.cumsum(lengths) - lengths
     common = np.zeros(len(names), dtype=np.int64)
     for letter, number in Counter(name).items():
@@ -491,17 +493,18 @@ def _with_common_letters(name: str, names: list[str]) -> list[str]:
     return [names[index] for index in best.tolist() if similarities[index] >= MIN_SIMILARITY]
 
 
-def edit_distance(one: str, other: str) -> int:
+def edit_distance(source: str, target: str) -> int:
     """Levenshtein distance: letters to insert, delete or replace."""
-    above = list(range(len(other) + 1))
-    for row, letter in enumerate(one, start=1):
-        here = [row]
-        for column, wanted in enumerate(other, start=1):
-            here.append(
-                min(above[column] + 1, here[-1] + 1, above[column - 1] + (letter != wanted))
-            )
-        above = here
-    return above[-1]
+    former = list(range(len(target) + 1))
+    for number, letter in enumerate(source, start=1):
+        distances = [number]
+        for column, target_letter in enumerate(target, start=1):
+            inserted = distances[-1] + 1
+            deleted = former[column] + 1
+            replaced = former[column - 1] + (letter != target_letter)
+            distances.append(min(inserted, deleted, replaced))
+        former = distances
+    return former[-1]
 
 
 def close_settings(name: str, names: Iterable[str]) -> list[str]:
@@ -509,7 +512,8 @@ def close_settings(name: str, names: Iterable[str]) -> list[str]:
     word = name.casefold().replace("-", "_")
     names = list(names)
     meant = {other for group in SYNONYMS if word in group for other in group}
-    return [one for one in names if one.replace("-", "_") in meant] or close_matches(name, names)
+    synonyms = [setting for setting in names if setting.replace("-", "_") in meant]
+    return synonyms or close_matches(name, names)
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

@@ -15,10 +15,10 @@ from dualkg.inference.inductive import (
     FrozenContext,
     Penalty,
     log_normalizers,
-    minimize,
     num_examples,
     training_queries,
 )
+from dualkg.inference.lbfgs import minimize
 from dualkg.training.recipe import RegularizerConfig
 from tests.conftest import graph_of
 

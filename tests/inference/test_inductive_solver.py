@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.inference import inductive
-from dualkg.inference.inductive import EmbeddingProblem, FrozenContext, embed_entities, minimize
+from dualkg.inference.inductive import EmbeddingProblem, FrozenContext, embed_entities
+from dualkg.inference.lbfgs import minimize
 from dualkg.training.recipe import RegularizerConfig
 from tests.conftest import graph_of
 

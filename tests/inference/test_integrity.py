@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import dualkg as kg
 from dualkg.analysis.sparsity import sparsify
-from dualkg.errors import DamagedFile, LockedError, Words
+from dualkg.errors import DamagedFile, LockedError
 from dualkg.files import locked, write_json
 from dualkg.inference.api import RunReplaced
 from dualkg.inference.decisions import Decision, DecisionStore
@@ -356,25 +356,12 @@ def test_what_can_be_saved_is_said_for_each_file(folder, run_cli):
     assert len(check["advice"]) == 4
 
 
-class CommandWords(Words):
-    """Calls as commands, for the test of a reader other than Python."""
-
-    def option(self, name, value=None):
-        return f"--{name}" if value in (None, True) else f"--{name} {value}"
-
-    def key(self, key, value=None):
-        return f"--set {key}={value}"
-
-    def call(self, name, *arguments, **options):
-        spelled = [self.option(option, value) for option, value in options.items()]
-        return " ".join(["dualkg", name, *map(str, arguments), *spelled])
-
-
-def test_the_advice_is_in_the_words_of_its_reader(folder):
+def test_check_advises_the_command_that_repairs(folder, run_cli):
     folder.calibration.write_text("{")
-    [check] = check_run(folder.path)
     expected = f"Make the calibration again: dualkg calibrate {folder.path} --overwrite"
-    assert check.as_dict(CommandWords())["advice"] == [expected]
+    [check] = run_cli("check", folder.path, "--json").json["runs"]
+    assert check["advice"] == [expected]
+    assert expected in run_cli("check", folder.path).out
 
 
 def test_a_damaged_ensemble_is_made_again_from_its_runs(folder, trained, tmp_path):

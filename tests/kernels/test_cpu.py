@@ -252,6 +252,14 @@ print(table.tolist(), sums.tolist())
     assert run_python(code).out.split("\n")[:2] == ["2.0", "[0.5, 0.5] [9.0, 16.0]"]
 
 
+def test_exponentials_of_a_softmax_are_computed_in_float32():
+    """A constant of another type would turn the loop into one of float64, at half the speed."""
+    numba = pytest.importorskip("numba")
+    cpu.exp(np.float32(1))
+    returned = {signature.return_type for signature in cpu.exp.nopython_signatures}
+    assert returned == {numba.float32}
+
+
 def test_kernels_are_compiled_without_a_writable_cache(monkeypatch):
     caching = pytest.importorskip("numba.core.caching")
     monkeypatch.setattr(cpu, "HAS_NUMBA", True)

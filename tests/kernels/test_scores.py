@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.kernels import cpu
+from dualkg.kernels import cpu_ranks
 from dualkg.kernels import scores as scores_module
 from dualkg.kernels.cpu import in_parallel
 from dualkg.kernels.scores import RankTargets, count_with_torch
@@ -26,7 +26,7 @@ def counter(name: str) -> Callable[..., torch.Tensor]:
     if name == "torch":
         return count_with_torch
     if name == "numba":
-        return cpu.count_better_and_tied
+        return cpu_ranks.count_better_and_tied
     from dualkg.kernels.gpu.scores import count_better_and_tied
 
     return count_better_and_tied

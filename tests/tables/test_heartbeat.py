@@ -143,7 +143,10 @@ join = dist.init_process_group
 def join_and_wait(*arguments, **choices):
     join(*arguments, **choices)
     if os.environ["RANK"] == "0":
+        # Process 1 may still read from the store of process 0 when this one has joined.
+        dist.recv(torch.zeros(1), 1)
         os.kill(os.getpid(), 9)
+    dist.send(torch.zeros(1), 0)
     # The connection to process 0 is closed when it has died.
     try:
         dist.recv(torch.zeros(1), 0)

@@ -17,7 +17,8 @@ from dualkg.training import distributed
 from dualkg.training.checkpoint import CheckpointSchedule
 from dualkg.training.distributed import CheckpointFolder, build_trainer
 from dualkg.training.recipe import Recipe
-from dualkg.training.trainer import Trainer, shutdown_warning
+from dualkg.training.shutdown import shutdown_warning
+from dualkg.training.trainer import Trainer
 from tests.training.test_distributed import CHANGES, in_processes
 
 

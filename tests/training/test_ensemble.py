@@ -214,8 +214,8 @@ def test_weights_are_equal_or_given_or_fitted_later(graph, folder):
 
 
 def test_fits_on_a_sample_where_scores_do_not_fit_in_memory(graph, folder, monkeypatch):
-    monkeypatch.setattr("dualkg.training.ensemble.MAX_SCORES", {"cpu": 2 * 20 * 10})
-    monkeypatch.setattr("dualkg.training.ensemble.MAX_CANDIDATES", 20)
+    monkeypatch.setattr("dualkg.training.ensemble_weights.MAX_SCORES", {"cpu": 2 * 20 * 10})
+    monkeypatch.setattr("dualkg.training.ensemble_weights.MAX_CANDIDATES", 20)
     ensemble = kg.Ensemble([folder / "complex", folder / "transe"])
     assert ensemble.fit["num_queries"] == 10
     assert 0 < ensemble.fit["mrr"] <= 1

@@ -21,6 +21,7 @@ from dualkg.training import trainer
 from dualkg.training.optimizers import Optimizer
 from dualkg.training.recipe import InvalidRecipe, Recipe, Training, Validation
 from dualkg.training.run import RunFolder
+from dualkg.training.shutdown import GracefulShutdown
 from dualkg.training.trainer import (
     STEPS_OF_WARM_UP,
     EmptySplit,
@@ -247,7 +248,7 @@ def stop_after(steps: int):
 
 def test_a_second_term_is_the_same_request_and_ctrl_c_interrupts():
     """Slurm tells all processes of a job to end, and torchrun tells its own again."""
-    shutdown = trainer.GracefulShutdown()
+    shutdown = GracefulShutdown()
     with shutdown.listening():
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)

@@ -211,14 +211,14 @@ def check(run: cli.RunPath) -> cli.Output:
 
     checks = check_run(run)
     ok = all(of_run.ok for of_run in checks)
-    data = {"ok": ok, "runs": [of_run.as_dict() for of_run in checks]}
+    data = {"ok": ok, "runs": [of_run.as_dict(COMMAND) for of_run in checks]}
     yield cli.Result(data, status=0 if ok else 1)
     for of_run in checks:
         rows = [[file.file, file.state, file.reason] for file in of_run.files]
         damaged = [number for number, file in enumerate(of_run.files) if file.reason]
         cli.print_table([of_run.run, "state", ""], rows, left=3, bold=damaged)
         for sentence in of_run.advice:
-            cli.stdout.print(f"\n{sentence}", soft_wrap=True, markup=False)
+            cli.stdout.print(f"\n{sentence.in_words(COMMAND)}", soft_wrap=True, markup=False)
         if of_run.written_by:
             cli.note(f"{of_run.run} is being written by {of_run.written_by}.")
         if of_run.temporary:

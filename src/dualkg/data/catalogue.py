@@ -87,15 +87,15 @@ class Entry:
     def offline_advice(self) -> str:
         """How to use the graph without a network."""
         is_archive = "{split}" in self.address or self.file_name.endswith(ARCHIVE_SUFFIXES)
-        what = "its archive" if is_archive else f"it as {self.file_name}"
+        download = "its archive" if is_archive else f"it as {self.file_name}"
         return (
-            f"To work offline, put {what} into a folder and name that folder in the variable "
+            f"To work offline, put {download} into a folder and name that folder in the variable "
             "DUALKG_DATA."
         )
 
     @property
     def checked_by(self) -> str:
-        """What a download is checked by beside its counts: the kind of a checksum, or "counts"."""
+        """What a download is checked by besides its counts: the kind of a checksum, or "counts"."""
         if self.checksum:
             return self.checksum.partition(":")[0]
         for kind, checksums in (("sha256", self.sha256), ("md5", self.md5)):
@@ -161,17 +161,17 @@ def check_entry(
         return OtherGraph(entry.name, expected=expected, found=found, rename=rename)
 
     if entry.is_split and not sources.keys() >= set(SPLITS):
-        found = "is one file of triples" if "triples" in sources else "has no test file"
-        raise other("train, valid and test", f"{where} {found}")
+        difference = "is one file of triples" if "triples" in sources else "has no test file"
+        raise other("train, valid and test", f"{where} {difference}")
     if not entry.is_split and "triples" not in sources:
         raise other("one file of triples", f"{where} has splits")
 
     remarks = []
-    for what, expected in entry.counts.items():
-        number = counts[what]
+    for name, expected in entry.counts.items():
+        number = counts[name]
         if number == expected:
             continue
-        noun = f"{what} triples" if what in SPLITS else what
+        noun = f"{name} triples" if name in SPLITS else name
         if not _has_published_checksum(entry, sources):
             raise other(f"{expected:,} {noun}", f"{where} has {number:,}")
         remarks.append(

@@ -58,8 +58,7 @@ def read_triples(
     """Read the source of each split; `columns` are names or numbers of head, relation and tail.
 
     `find_headers` also finds headers with unknown names. The splits in `optional` may be empty. The
-    names of OpenKE's ids are sources of
-    their own.
+    names of OpenKE's ids are sources of their own.
     """
     check_columns(columns)
     companions = {file: Companion(sources[file]) for file in COMPANIONS if file in sources}

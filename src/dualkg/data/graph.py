@@ -61,13 +61,13 @@ TEXT = (pa.string(), pa.large_string())
 FORMAT = 1  # of Parquet files
 ARROW_MAGIC = b"ARROW1\0\0"
 MAPPED_FORMAT = 2  # of files that are memory-mapped
-# The least fraction of self-loops in train by which a relation may have more of them.
+# A relation with a larger fraction of self-loops in train may have self-loops as new triples.
 MIN_SELF_LOOPS = 0.01
-# A relation whose training triples are reversed in train as often as if train were a random share
-# of all triples and each of these had its reverse, but for one in twenty, is symmetric.
+# A relation is symmetric if train reverses its triples at least 95 % as often as it would if every
+# triple had its reverse and train were a random sample of all triples.
 MIN_REVERSED = 0.95
 MIN_SYMMETRIC = 5  # reversed triples; fewer may be chance
-# What reading a damaged folder may raise, beside OSError and ValueError.
+# What reading a damaged folder may raise, besides OSError and ValueError.
 DAMAGE = (
     KeyError,
     TypeError,

@@ -22,7 +22,7 @@ MIN_OVERLAP = 0.8  # the least share of the entity pairs of two redundant relati
 MIN_COMMON = 5  # entity pairs; fewer in common may be chance
 MAX_LEAKED = 0.1  # the share of leaked triples in valid or test from which there is a warning
 MAX_UNSEEN = 0.05  # the share of triples with unseen entities or relations, likewise
-MIN_RELATIONS = 100  # more relations than this, and than half of the entities, are questioned
+MIN_RELATIONS = 100  # with more than these and than half of the entities, there is a warning
 NUM_HUBS = 5
 HELD_OUT = ("valid", "test")
 REDUNDANCIES = ("duplicate", "inverse", "symmetric")
@@ -299,9 +299,9 @@ class Inspection:
             "warnings": [str(warning) for warning in self.warnings()],
         }
 
-    # A triple becomes one number, of its pair of entities, smaller id first, its direction and its
-    # relation. Sorted, the triples between two entities are neighbours. Pairs are numbered first:
-    # 63 bits suffice for any graph.
+    # A triple is encoded as one number, from the pair of its entities (smaller id first), its
+    # direction and its relation. Sorting brings all triples between two entities together. Pairs
+    # are numbered before, so that 63 bits suffice for any graph.
 
     @property
     def _width(self) -> int:

@@ -65,11 +65,9 @@ def load_graph(
 ) -> Graph:
     """Load `world`, a graph of the catalogue, or a folder, archive or file of triples.
 
-    A single file is split into train, valid and test by `split` and `seed`. A graph that was read
-    before is loaded from the cache as long as its bytes and these options stay the same. A table of
-    pandas, polars or Arrow is read by `Graph.from_dataframe`; other data in memory have
-    constructors of their own, such as `Graph.from_triples`. `max_size`, such as "64G", is the size
-    that a compressed file may expand to (default: 16 GiB, and 100 times its own size).
+    A graph that was read before is loaded from the cache as long as its bytes and these options
+    stay the same. A table of pandas, polars or Arrow is read by `Graph.from_dataframe`; other data
+    in memory have constructors of their own, such as `Graph.from_triples`.
 
     Args:
         graph: Name of a graph (`dualkg datasets` lists them), path of a file, folder or archive,
@@ -79,7 +77,8 @@ def load_graph(
         seed: Seed of this split.
         labels: File of readable labels for names.
         delimiter: What separates columns.
-        max_size: Size that a compressed file may expand to.
+        max_size: Size that a compressed file may expand to, such as "64G" (default: 16 GiB, and 100
+            times its own size).
 
     Returns:
         The graph, with its triples as ids and its names.
@@ -192,16 +191,7 @@ def _read(request: _Request) -> Graph:
         if location.labels and location.label_columns:
             labels = read_labels(location.labels, location.label_columns)
         entry = location.entry
-        published_columns = (entry and entry.columns) or (1, 2, 3)
-        as_published = columns is None or tuple(columns) == tuple(published_columns)
-        if entry and not as_published:
-            raise Unsupported(
-                entry.name,
-                f"is read as it is published, and columns {tuple(columns or ())} were given",
-                advice=f"Leave them out; if it is another graph, give {location.where} another "
-                "name.",
-            )
-
+        as_published = _reads_as_published(location, columns)
         if entry:
             columns = entry.columns or columns
             delimiter = delimiter or entry.delimiter
@@ -233,6 +223,20 @@ def _read(request: _Request) -> Graph:
         if entry:
             graph = replace(graph, name=entry.name, catalogued=True)
         return graph.with_fingerprint()
+
+
+def _reads_as_published(location: Location, columns: Columns | None) -> bool:
+    """Whether columns are the published ones; others of a graph of the catalogue are refused."""
+    entry = location.entry
+    published_columns = (entry and entry.columns) or (1, 2, 3)
+    as_published = columns is None or tuple(columns) == tuple(published_columns)
+    if entry and not as_published:
+        raise Unsupported(
+            entry.name,
+            f"is read as it is published, and columns {tuple(columns or ())} were given",
+            advice=f"Leave them out; if it is another graph, give {location.where} another name.",
+        )
+    return as_published
 
 
 def _questions(location: Location, read: ReadTriples) -> Iterator[Sentence]:
@@ -319,8 +323,9 @@ def _downloaded_files(entry: Entry, max_size: int | str | None) -> Files:
             files = published_files(entry, sources)
             if not files:
                 listed = ", ".join(entry.files.values())
-                found = ", ".join(source.file_name for source in sources[:5]) or "nothing"
-                raise UnusableData(entry.address, f"should hold {listed}; it holds {found}")
+                file_names = ", ".join(source.file_name for source in sources[:5])
+                problem = f"should hold {listed}; it holds {file_names or 'nothing'}"
+                raise UnusableData(entry.address, problem)
         elif entry.is_split:
             files, own_labels = _by_split(sources, entry.address)
             labels = labels or own_labels

@@ -26,8 +26,8 @@ MAX_PAGES = 200_000
 USUAL_HEADER = 1 << 12  # bytes that are read at first
 MAX_NESTED = 16  # structures and lists inside a header or footer
 VALUE_BYTES = 8  # of a number, or of the place of a text
-# Encodings of texts by lengths, and by what each shares with the text before. PyArrow does not read
-# them as entries of a dictionary.
+# Encodings that store the lengths of texts, and what a text shares with the former one. PyArrow
+# does not read them as entries of a dictionary.
 DELTA_LENGTH_BYTE_ARRAY = 6
 DELTA_BYTE_ARRAY = 7
 DATA_PAGES = (0, 3)  # of version 1 and 2
@@ -100,8 +100,10 @@ def content_of(stream: Any, schema: pq.ParquetSchema) -> FileContent:
     """The rows and pages of a file; what cannot be read raises ArrowInvalid."""
     footer = _read_footer(stream)
     content = FileContent()
-    leaves = [schema.column(place) for place in range(len(schema))]
-    for leaf in leaves:
+    paths = []
+    for place in range(len(schema)):
+        leaf = schema.column(place)
+        paths.append(leaf.path)
         is_fixed = leaf.physical_type == "FIXED_LEN_BYTE_ARRAY"
         width = leaf.length if is_fixed else VALUE_BYTES
         content.columns[leaf.path] = ColumnPages(width, is_text=leaf.physical_type == "BYTE_ARRAY")
@@ -111,15 +113,11 @@ def content_of(stream: Any, schema: pq.ParquetSchema) -> FileContent:
     try:
         for group in footer.get(4) or []:
             num_rows += group[3]
-            chunks = group[1] or []
-            if len(chunks) != len(leaves):
-                raise pa.ArrowInvalid("a group of rows has another number of columns")
-            for leaf, chunk in zip(leaves, chunks, strict=True):
-                for page in _pages(stream, _Chunk.of(chunk[3])):
-                    content.columns[leaf.path].add(page)
-                    num_pages += 1
-                    if num_pages > MAX_PAGES:
-                        raise pa.ArrowInvalid(f"it has more than {MAX_PAGES:,} pages")
+            for path, page in _pages_of_group(stream, group, paths):
+                content.columns[path].add(page)
+                num_pages += 1
+                if num_pages > MAX_PAGES:
+                    raise pa.ArrowInvalid(f"it has more than {MAX_PAGES:,} pages")
         content.num_rows = max(footer[3], num_rows)
     except (KeyError, TypeError, AttributeError):
         raise pa.ArrowInvalid("the end of the file lacks the places of columns") from None
@@ -142,6 +140,18 @@ class _Chunk(NamedTuple):
         if not all(isinstance(number, int) and 0 <= number <= MAX_PLACE for number in numbers):
             raise pa.ArrowInvalid("the end of the file has places that no file can have")
         return cls(*numbers)
+
+
+def _pages_of_group(
+    stream: Any, group: dict[int, Any], paths: list[str]
+) -> Iterator[tuple[str, _Page]]:
+    """The pages of a group of rows, each with the path of its column."""
+    chunks = group[1] or []
+    if len(chunks) != len(paths):
+        raise pa.ArrowInvalid("a group of rows has another number of columns")
+    for path, chunk in zip(paths, chunks, strict=True):
+        for page in _pages(stream, _Chunk.of(chunk[3])):
+            yield path, page
 
 
 def _pages(stream: Any, chunk: _Chunk) -> Iterator[_Page]:

@@ -26,7 +26,7 @@ MAX_COMMENTS = 1000  # lines above the first row
 COMMENT = "#"
 SEPARATORS = {"\t": "tabs", " ": "spaces", ",": "commas", ";": "semicolons", "|": "vertical bars"}
 DELIMITERS = {"tab": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " ", "\\t": "\t"}
-# This surrogate occurs in no text, so a cell that ends with it was open at the end of the file.
+# Appended to the end of a file. It occurs in no text: a cell that ends with it was not closed.
 END = "\ud800"
 RELEASE_SECONDS = 1.0  # in which a thread of Arrow lets go of a file; it takes milliseconds
 
@@ -314,17 +314,10 @@ def read_blocks(
         try:
             with pa.csv.open_csv(parts, *_arrow_options(layout, options)) as blocks:
                 for block in blocks:
-                    if not all(_is_blank(block[name]) for name in layout.blank_names):
-                        raise pa.ArrowInvalid("a line is longer than the first one")
-                    block = block.select(layout.roles)
-                    if reader:
-                        columns = [reader.strip(column) for column in block.columns]
-                        block = pa.RecordBatch.from_arrays(columns, names=layout.roles)
-                    if _has_empty_name(block):
-                        raise pa.ArrowInvalid("a name is empty")
-                    if layout.is_quoted and block.num_rows:
-                        last_names = [column[-1].as_py() for column in block.columns]
-                    yield block
+                    names = _names_of(block, layout, reader)
+                    if layout.is_quoted and names.num_rows:
+                        last_names = [column[-1].as_py() for column in names.columns]
+                    yield names
         except pa.ArrowInvalid as error:
             # The header ends with the file, or all lines are comments.
             if "Could not skip" in str(error) or "Empty CSV" in str(error):
@@ -350,6 +343,19 @@ def read_blocks(
         bad_line = find_bad_line(source, layout) if is_suspicious else None
         if bad_line:
             raise bad_line
+
+
+def _names_of(block: pa.RecordBatch, layout: Layout, reader: Reader | None) -> pa.RecordBatch:
+    """The names of a block in the order of `ROLES`; other cells must be empty, and names not."""
+    if not all(_is_blank(block[name]) for name in layout.blank_names):
+        raise pa.ArrowInvalid("a line is longer than the first one")
+    names = block.select(layout.roles)
+    if reader:
+        columns = [reader.strip(column) for column in names.columns]
+        names = pa.RecordBatch.from_arrays(columns, names=layout.roles)
+    if _has_empty_name(names):
+        raise pa.ArrowInvalid("a name is empty")
+    return names
 
 
 def _arrow_options(layout: Layout, options: ReadOptions) -> tuple[Any, Any, Any]:

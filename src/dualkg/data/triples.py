@@ -14,7 +14,7 @@ Triples = npt.NDArray[np.int32]
 Keys = npt.NDArray[np.int64]
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
-MAX_KEYS = 2**63  # if there are more possible triples, the queries that occur are numbered first
+MAX_KEYS = 2**63  # possible triples; of larger graphs, the queries that occur are numbered first
 NO_TRIPLES: Triples = np.empty((0, 3), np.int32)
 
 

@@ -184,7 +184,7 @@ class Metrics:
     """Mean reciprocal rank, mean rank, Hits@1, 3 and 10, the adjusted mean rank, and others.
 
     AMR and AMRI are None where the number of candidates is not known. `more_hits` has Hits@k for
-    other k, and `others` the metrics that are registered beside these.
+    other k, and `others` the metrics that are registered besides these.
 
     Examples:
         >>> metrics = run.report.metrics

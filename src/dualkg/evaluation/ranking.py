@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -120,27 +120,18 @@ def rank(
         True
     """
     model.check_shape(graph.shape)
+    tables = model.tables
+    if candidates is not None or type_constrained:
+        has_both = candidates is not None and type_constrained
+        _check_restriction(has_both=has_both, has_all_entities=tables.has_all_entities)
     if triples is None:
         triples = graph.split(split)
-    device = model.device
     known = known or KnownAnswers.of(graph, queries=triples)
-    tables = model.tables
-    if not tables.has_all_entities and (candidates is not None or type_constrained):
-        raise Unsupported(
-            "A model that several processes share",
-            "is ranked among all entities",
-            advice="Evaluate the finished run.",
-        )
     if candidates is not None:
-        if type_constrained:
-            raise Unsupported(
-                "Candidates",
-                "are given in lists or by type constraints, not both",
-                advice="Leave out one.",
-            )
         return _rank_lists(
             model, triples, known, candidates, progress, block_elements=block_elements
         )
+    device = model.device
     types = TypeConstraint.of(graph, device) if type_constrained else None
     num_entities = graph.shape.num_entities
     count = count or choose_counter(device.type, 2 * len(triples) * num_entities)
@@ -171,6 +162,22 @@ def rank(
             scores = torch.where(allowed | ~scores.isfinite(), scores, least)
             counts[block.positions] = count(scores, answers, block.targets)
     return _ranks(triples, counts, num_candidates if types else None)
+
+
+def _check_restriction(*, has_both: bool, has_all_entities: bool) -> None:
+    """Refuse lists together with type constraints, and either of them in several processes."""
+    if not has_all_entities:
+        raise Unsupported(
+            "A model that several processes share",
+            "is ranked among all entities",
+            advice="Evaluate the finished run.",
+        )
+    if has_both:
+        raise Unsupported(
+            "Candidates",
+            "are given in lists or by type constraints, not both",
+            advice="Leave out one.",
+        )
 
 
 def _ranks(triples: Triples, counts: Tensor, num_candidates: Tensor | None) -> Ranks:
@@ -373,13 +380,12 @@ def _blocks(
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Compute float32 matrix products in float32, whatever precision training uses."""
-    reduced = [
-        (matmul, matmul.fp32_precision)
-        for matmul in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-        if matmul.fp32_precision in ("tf32", "bf16")
-    ]
-    for matmul, _ in reduced:
-        matmul.fp32_precision = "ieee"
+    backends: Any = torch.backends
+    reduced = []
+    for matmul in (backends.cuda.matmul, backends.mkldnn.matmul):
+        if matmul.fp32_precision in ("tf32", "bf16"):
+            reduced.append((matmul, matmul.fp32_precision))
+            matmul.fp32_precision = "ieee"
     try:
         yield
     finally:
@@ -407,9 +413,9 @@ def choose_counter(
 
         return count_better_and_tied
     if kind == "cpu" and num_comparisons >= min_for_numba:
-        from dualkg.kernels import cpu  # imports numba
+        from dualkg.kernels import cpu, cpu_ranks  # They import numba.
 
-        return cpu.count_better_and_tied if cpu.HAS_NUMBA else count_with_torch
+        return cpu_ranks.count_better_and_tied if cpu.HAS_NUMBA else count_with_torch
     return count_with_torch
 
 

@@ -140,22 +140,20 @@ def evaluate(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Report:
-    """Rank a split and report on it, with Hits@k for each k of `hits` besides 1, 3 and 10.
-
-    With `queries`, a sample of so many queries is ranked, which depends on `seed` alone.
-
-    With `type_constrained`, candidates are the entities that train has on the same side of the
-    relation. `candidates` are lists, the file of them, or a mapping of their columns; see
-    `read_candidates`. The answer is always a candidate.
+    """Rank a split and report on it; the answer is always a candidate.
 
     Args:
         model: A model.
         graph: The graph, whose three splits are the filter.
         split: "train", "valid" or "test".
         known: The filter, if it is there already.
-        hits: The k of Hits@k.
-        type_constrained: Whether only entities in domain or range are candidates.
-        candidates: Candidates of each triple.
+        hits: Each k of Hits@k besides 1, 3 and 10.
+        type_constrained: Whether candidates are only the entities that train has on the same side
+            of the relation.
+        candidates: Candidates of each triple: lists, the file of them, or a mapping of their
+            columns; see `read_candidates`.
+        queries: Number of queries to rank, a sample that depends on `seed` alone.
+        seed: Seed of the sample.
         progress: Called with progress.
 
     Returns:

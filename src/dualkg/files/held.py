@@ -198,13 +198,23 @@ def _held_above(path: Path) -> tuple[HeldFolder, Path] | None:
     return None
 
 
+def _descriptor_above(path: Path) -> tuple[int, Path] | None:
+    """A new descriptor of the folder that `_held_above` finds, to be closed; and the path in it."""
+    with _HELD_LOCK:
+        above = _held_above(path)
+        if above is None:
+            return None
+        held, name = above
+        return None if held.descriptor is None else (os.dup(held.descriptor), name)
+
+
 def check_held(path: Path) -> None:
     """Raise `FolderMoved` if a folder that is held, and has this path in it, was moved."""
     with _HELD_LOCK:
-        found = _held_above(path)
-        if found is None:
+        above = _held_above(path)
+        if above is None:
             return
-        held, _ = found
+        held, _ = above
         if held.descriptor is None and held.paths[0].is_dir():
             held.take(held.paths[0])
         held.check()
@@ -223,17 +233,14 @@ def is_held(path: Path) -> bool:
 def opened(folder: Path) -> Iterator[int]:
     """The descriptor of a folder; below a folder that is held, whatever has its name now."""
     check_held(folder)
-    with _HELD_LOCK:
-        found = _held_above(folder)
-        home = None
-        if found is not None and found[0].descriptor is not None:
-            home = os.dup(found[0].descriptor)
-    if found is None or home is None:
+    above = _descriptor_above(folder)
+    if above is None:
         descriptor = os.open(folder, os.O_RDONLY)
     else:
+        home, name = above
         try:
             with naming(folder):
-                descriptor = os.open(found[1], os.O_RDONLY, dir_fd=home)
+                descriptor = os.open(name, os.O_RDONLY, dir_fd=home)
         finally:
             os.close(home)
     try:
@@ -271,18 +278,14 @@ def taken_over(fresh: Path, path: Path) -> Iterator[None]:
 def make_folder(path: Path) -> None:
     """Make a folder and those above it; below a folder that is held, only in that."""
     check_held(path)
-    with _HELD_LOCK:
-        found = _held_above(path)
-        if found is None or found[0].descriptor is None:
-            home = None
-        else:
-            home = os.dup(found[0].descriptor)
-    if found is None or home is None:
+    above = _descriptor_above(path)
+    if above is None:
         path.mkdir(parents=True, exist_ok=True)
         check_held(path)
         return
+    home, name = above
     try:
-        for folder in reversed([found[1], *found[1].parents][:-1]):
+        for folder in reversed([name, *name.parents][:-1]):
             with suppress(FileExistsError), naming(path):
                 os.mkdir(folder, dir_fd=home)
     finally:

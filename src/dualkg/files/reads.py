@@ -45,9 +45,9 @@ def open_regular(path: str | Path, *, max_bytes: int | None = None) -> io.Buffer
     return file
 
 
-def regular_file(path: str | Path, *, max_bytes: int | None = None) -> Path:
+def regular_file(path: str | Path) -> Path:
     """A path that `open_regular` accepts, for a library that opens files by their paths."""
-    open_regular(path, max_bytes=max_bytes).close()
+    open_regular(path).close()
     return Path(path)
 
 

@@ -54,10 +54,10 @@ PRIOR_MEAN = np.array([1.0, 0.0, 0.0, 0.0, 0.0])
 # Prior standard deviations of the shared line: of the slope, of the value, of the effects of a new
 # head and of a new tail, and of their interaction.
 SHARED_SPREADS = (1.0, 5.0, 1.0, 1.0, 2.0)
-# The same of the deviation of a relation from the shared line; that of the slope is relative to the
-# shared slope.
+# Prior standard deviations of the difference between the line of a relation and the shared line, in
+# the same order. The first is a fraction of the shared slope.
 RELATION_SPREADS = (0.25, 1.0, 1.0, 1.0, 1.0)
-# Which effects a pattern has: of a new head, of a new tail, and of both.
+# The effects that each pattern has: that of a new head, that of a new tail, and their interaction.
 NEW_ENDS = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 1]])
 
 MIN_SLOPE = 1e-3  # above 0, so that a larger log-probability never lowers the probability

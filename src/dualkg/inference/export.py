@@ -22,8 +22,9 @@ from dualkg.files import atomic_folder, check_new_folder, contents, file_record,
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.score_text import ScoreText
 from dualkg.tables.lookup import TABLE_NAMES
+from dualkg.training.environment import environment
 from dualkg.training.recipe import ModelConfig
-from dualkg.training.run import Run, RunFolder, environment
+from dualkg.training.run import Run, RunFolder
 
 Rows = npt.NDArray[Any]
 FORMATS = ("numpy", "tsv", "safetensors")

@@ -208,7 +208,7 @@ class ExactIndex:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The keywords that `load` needs beside the file of `save`."""
+        """The keywords that `load` needs besides the file of `save`."""
         return {"storage": self.storage}
 
     @property
@@ -238,7 +238,8 @@ class ExactIndex:
             raise ValueError(f"its storage format is '{storage}'")
         try:
             with safe_open(regular_file(folder / FILE), framework="pt") as file:
-                parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+                names = file.keys()
+                parts = {name: file.get_tensor(name) for name in names}
         except SafetensorError as error:
             raise ValueError(str(error)) from None
 

@@ -199,7 +199,7 @@ class FaissIndex:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The keywords that `load` needs beside the file of `save`."""
+        """The keywords that `load` needs besides the file of `save`."""
         return {"kind": self.kind, "effort": self.effort, "max_norm": self.max_norm}
 
     @property
@@ -526,36 +526,49 @@ def build_index(
     checksums: dict[Side, str] = {}
     log = ProgressLog(f"Index {kind} of {graph.name}")
     for side, table in tables_of(model).items():
-        log(lambda table=table: f"building, {len(table):,} entities", last=True)  # type: ignore[misc]
         exact = ExactIndex.build(table, metric)
         with eval_mode(model):
-            queries, held_out = tuning_queries(
-                model, graph, side, exact, num=num_queries, seed=seed
-            )
-
-        started = time.perf_counter()
-        if kind == "exact":
-            index: Index = ExactIndex.build(table, metric, storage=storage)
-        else:
-            best = exact.search(queries, max(DEPTHS)).ids
-            index = tuned(
-                exact.rows(), metric, kind=kind, queries=queries, best=best, recall=recall
-            )
-        build_seconds = time.perf_counter() - started
-
-        log(lambda seconds=build_seconds: f"built in {seconds:.1f} s, now measured", last=True)  # type: ignore[misc]
-        indexes[side] = index
+            queries = tuning_queries(model, graph, side, exact, num=num_queries, seed=seed)
+        indexes[side], stats[side] = _build_measured(
+            exact, queries, kind=kind, recall=recall, storage=storage, seconds=seconds, log=log
+        )
         fingerprints[side] = fingerprint(table)
         checksums[side] = checksum(table)
-        stats[side] = IndexStats(
-            recall=recalls(index, held_out, exact.search(held_out, max(DEPTHS)).ids),
-            queries_per_second=queries_per_second(index, held_out, seconds=seconds),
-            exact_queries_per_second=queries_per_second(exact, held_out, seconds=seconds),
-            build_seconds=build_seconds,
-            num_queries=len(held_out),
-        )
     name = type(model.embedding).__name__
     return ModelIndex(name, metric, indexes, stats, fingerprints, checksums, made_from)
+
+
+def _build_measured(
+    exact: ExactIndex,
+    queries: tuple[Tensor, Tensor],
+    *,
+    kind: IndexKind,
+    recall: float,
+    storage: StorageFormat,
+    seconds: float | None,
+    log: ProgressLog,
+) -> tuple[Index, IndexStats]:
+    """An index of the rows of an exact one, tuned by some queries and measured by others."""
+    tuning, held_out = queries
+    rows = exact.rows()
+    log(lambda: f"building, {len(rows):,} entities", last=True)
+    started = time.perf_counter()
+    if kind == "exact":
+        index: Index = ExactIndex.build(rows, exact.metric, storage=storage)
+    else:
+        best = exact.search(tuning, max(DEPTHS)).ids
+        index = tuned(rows, exact.metric, kind=kind, queries=tuning, best=best, recall=recall)
+    build_seconds = time.perf_counter() - started
+
+    log(lambda: f"built in {build_seconds:.1f} s, now measured", last=True)
+    stats = IndexStats(
+        recall=recalls(index, held_out, exact.search(held_out, max(DEPTHS)).ids),
+        queries_per_second=queries_per_second(index, held_out, seconds=seconds),
+        exact_queries_per_second=queries_per_second(exact, held_out, seconds=seconds),
+        build_seconds=build_seconds,
+        num_queries=len(held_out),
+    )
+    return index, stats
 
 
 def _check_kind(kind: IndexKind, storage: StorageFormat) -> None:

@@ -99,6 +99,10 @@ class Query:
         if self.known not in ("mark", "omit"):
             raise InvalidValue("known", expected="'mark' or 'omit'", found=self.known)
 
+    def omitted(self, known_answers: Iterable[int]) -> set[int]:
+        """The known answers, if they are no predictions."""
+        return set(known_answers) if self.known == "omit" else set()
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -320,15 +324,15 @@ class Predictor:
         finds the triple. The prediction of a PathNetwork is explained by its own paths.
         """
         triple = (head, relation, tail)
-        asked = None
+        path_model = None
         if network is not None:
-            asked = check_network(network.model, network.graph, graph=self.graph)
+            path_model = check_network(network.model, network.graph, graph=self.graph)
         elif isinstance(self.model, PathNetwork):
-            asked = self.model
-        if asked is None or has_supporting_triples(self.model):
-            explanation = explain(self._context, triple, k=k, network=asked)
+            path_model = self.model
+        if path_model is None or has_supporting_triples(self.model):
+            explanation = explain(self._context, triple, k=k, network=path_model)
         else:
-            explanation = explain_by_paths(self.model, self.graph, triple, k=k, network=asked)
+            explanation = explain_by_paths(self.model, self.graph, triple, k=k, network=path_model)
         if self.calibration is None:
             return explanation
         prediction = self.triple(head, relation, tail)
@@ -490,10 +494,7 @@ class Predictor:
         scores = scores[:, : self.graph.shape.num_relations]
         pairs = zip(heads.tolist(), tails.tolist(), strict=True)
         splits = [self.known_relations(head, tail) for head, tail in pairs]
-        omitted = [
-            set(known) if query.known == "omit" else set()
-            for known, query in zip(splits, queries, strict=True)
-        ]
+        omitted = [query.omitted(known) for known, query in zip(splits, queries, strict=True)]
         return _top(scores, self.graph.relations, queries, splits=splits, omitted=omitted)
 
     def _entities(
@@ -501,32 +502,33 @@ class Predictor:
     ) -> list[list[Prediction]]:
         """The best entities for queries, searched in the index if there is one."""
         splits = self._known_answers(entities, relations)
+        pairs = list(zip(entities.tolist(), relations.tolist(), strict=True))
         omitted = [
-            self._omitted(*query)
-            for query in zip(entities.tolist(), relations.tolist(), splits, queries, strict=True)
+            self._omitted(*pair, known, query)
+            for pair, known, query in zip(pairs, splits, queries, strict=True)
         ]
         if self.index is None:
             scores = score_queries(self.model, entities, relations)
             return _top(scores, self.graph.entities, queries, splits=splits, omitted=omitted)
-        return [
-            self._search_index(
+
+        predictions = []
+        for row, (entity, relation) in enumerate(pairs):
+            best = self._search_index(
                 self.index,
                 entity=entity,
                 relation=relation,
-                query=query,
-                known=known,
-                omitted=left_out,
+                query=queries[row],
+                known=splits[row],
+                omitted=omitted[row],
             )
-            for entity, relation, query, known, left_out in zip(
-                entities.tolist(), relations.tolist(), queries, splits, omitted, strict=True
-            )
-        ]
+            predictions.append(best)
+        return predictions
 
     def _omitted(
         self, entity: int, relation: int, known: Mapping[int, str], query: Query
     ) -> set[int]:
         """The entities that are no predictions for a query."""
-        omitted = set(known) if query.known == "omit" else set()
+        omitted = query.omitted(known)
         if entity not in known and self._omits_entity(relation):
             omitted.add(entity)
         return omitted

@@ -14,14 +14,14 @@ import numpy as np
 from dualkg.data.graph import Graph, Split
 from dualkg.inference.scoring import Flags, Floats, Ids
 
-# Queries with an answer in train, by their least number of answers.
+# Queries with answers in train: the smallest number of answers of each class.
 KNOWN_ANSWERS = (1, 2, 4, 8)
 NUM_KNOWN = len(KNOWN_ANSWERS)
-# Queries without, by the least evidence that the entity is of the type.
+# Queries without answers in train: the least evidence of each class, see `QueryClasses`.
 EVIDENCE = (0.5, 0.1, 0.0)
 NUM_CLASSES = NUM_KNOWN + len(EVIDENCE)
-# Of graphs with more relations, or for which the evidence takes more additions, only the answers
-# are counted.
+# In graphs with more relations, or whose evidence takes more additions, queries without answers are
+# one class.
 MAX_RELATIONS = 1500
 MAX_ADDITIONS = 2**31
 
@@ -31,8 +31,8 @@ class QueryClasses:
     """The class of every role and entity, by the triples of train.
 
     The first four are of queries with 1, 2 to 3, 4 to 7, and 8 or more known answers. The others
-    are of queries without any, by the evidence that the entity is of the type: the mean, over the
-    roles that the entity has, of the share of the entities with that role which have the role in
+    are of queries without any, by the evidence that the entity is of the type. It is a mean over
+    the roles that the entity has: of the entities with such a role, the share that has the role in
     question, too. The ends of a symmetric relation are one role.
 
     `keys` are the distinct numbers entity · num_roles + role, ascending, and `counts` the number of

@@ -137,7 +137,6 @@ def cross_fit_recalibration(
     *,
     triple_ids: Ids,
     folds: Ids,
-    settings: RecalibrationSettings = RECALIBRATION,
 ) -> CrossFit:
     """Compare log odds with those of recalibrations that are fitted to the other folds.
 
@@ -146,9 +145,7 @@ def cross_fit_recalibration(
     recalibrated = np.empty_like(log_odds)
     for fold in np.unique(folds).tolist():
         held_out = folds == fold
-        fitted = fit_recalibration(
-            log_odds[~held_out], true[~held_out], weights[~held_out], settings=settings
-        )
+        fitted = fit_recalibration(log_odds[~held_out], true[~held_out], weights[~held_out])
         recalibrated[held_out] = fitted(torch.from_numpy(log_odds[held_out])).numpy()
 
     losses = weights * log_loss(log_odds, true)

@@ -124,12 +124,12 @@ def metrics_by_side(ranks: Ranks, relation: int) -> dict[Side, Metrics]:
     return {side: Metrics.of(ranks.mean[row, chosen]) for row, side in enumerate(SIDES)}
 
 
-def hardest_queries(ranks: Ranks, relation: int, *, most: int = NUM_HARDEST) -> list[RankedQuery]:
+def hardest_queries(ranks: Ranks, relation: int) -> list[RankedQuery]:
     """The queries of a relation whose answers have the highest ranks, highest first."""
     rows = np.flatnonzero(ranks.triples[:, 1] == relation)
     of_relation = ranks.mean[:, rows].reshape(-1)
     hardest = []
-    for query in np.argsort(-of_relation, kind="stable")[:most].tolist():
+    for query in np.argsort(-of_relation, kind="stable")[:NUM_HARDEST].tolist():
         side, place = divmod(query, len(rows))
         head, _, tail = ranks.triples[rows[place]].tolist()
         rank = float(of_relation[query])

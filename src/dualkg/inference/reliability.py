@@ -202,18 +202,14 @@ def share_interval(share: float, size: float) -> tuple[float, float]:
 
 
 def reliability_table(
-    probabilities: Floats,
-    true: Flags,
-    weights: Floats,
-    *,
-    edges: Sequence[float] = TABLE_EDGES,
+    probabilities: Floats, true: Flags, weights: Floats
 ) -> tuple[ReliabilityBin, ...]:
     """Weighted candidates `(n,)` in bins of fixed ranges, without bins that are empty.
 
     A bin contains its lower edge, and the last one also its upper edge.
     """
-    bin_numbers = np.searchsorted(edges, probabilities, side="right") - 1
-    bin_numbers = np.minimum(bin_numbers, len(edges) - 2)
+    bin_numbers = np.searchsorted(TABLE_EDGES, probabilities, side="right") - 1
+    bin_numbers = np.minimum(bin_numbers, len(TABLE_EDGES) - 2)
     bins = []
     for bin_number in np.unique(bin_numbers).tolist():
         chosen = bin_numbers == bin_number
@@ -222,8 +218,8 @@ def reliability_table(
                 probabilities[chosen],
                 true[chosen],
                 weights[chosen],
-                lower=edges[bin_number],
-                upper=edges[bin_number + 1],
+                lower=TABLE_EDGES[bin_number],
+                upper=TABLE_EDGES[bin_number + 1],
             )
         )
     return tuple(bins)

@@ -184,8 +184,8 @@ class PathSearch:
                 weights[path.edges] = path.total / length
         positive = {edges: weight for edges, weight in weights.items() if weight > 0}
         whole = sum(positive.values())
-        found = [FoundPath(edges, weight, weight / whole) for edges, weight in positive.items()]
-        return sorted(found, key=lambda path: -path.weight)
+        paths = [FoundPath(edges, weight, weight / whole) for edges, weight in positive.items()]
+        return sorted(paths, key=lambda path: -path.weight)
 
     def _paths_of(self, length: int) -> list[_Beginning]:
         """The best paths of a length, largest sum first."""
@@ -244,9 +244,9 @@ def find_paths(triple: Ids, network: PathNetwork) -> tuple[float, list[FoundPath
     """
     head, _, tail = triple
     gradients = edge_gradients(triple, network)
-    found = PathSearch(gradients, head, tail).run()
+    paths = PathSearch(gradients, head, tail).run()
     is_reached = any(map(len, gradients.numbers))
-    if not found and is_reached:
+    if not paths and is_reached:
         gradients = edge_gradients(triple, network, weights=SMALLER_WEIGHTS)
-        found = PathSearch(gradients, head, tail).run()
-    return gradients.score, found
+        paths = PathSearch(gradients, head, tail).run()
+    return gradients.score, paths

@@ -53,7 +53,7 @@ def fill_normal_(numbers: Tensor, rows: Tensor, *, key: int) -> Tensor:
     """
     starts, steps = normal_segments()
     if _is_compiled(numbers):
-        from dualkg.kernels.cpu import normal_rows_
+        from dualkg.kernels.cpu_noise import normal_rows_
 
         normal_rows_(numbers, rows, key, starts, steps)
         return numbers
@@ -70,7 +70,7 @@ def fill_uniform_(numbers: Tensor, rows: Tensor, *, key: int, bound: float) -> T
     """Fill `(n, width)` with uniform numbers between −bound and bound of some rows `(n,)`."""
     step = torch.tensor(bound / 2**UNIFORM_DIGITS, dtype=torch.float32)
     if _is_compiled(numbers):
-        from dualkg.kernels.cpu import uniform_rows_
+        from dualkg.kernels.cpu_noise import uniform_rows_
 
         uniform_rows_(numbers, rows, key, step)
         return numbers

@@ -75,4 +75,5 @@ def _sines_and_cosines(angles: Tensor) -> Tensor:
 
 
 def _kernels(vectors: Tensor) -> ModuleType:
-    return import_module("dualkg.kernels.gpu.pairwise" if vectors.is_cuda else "dualkg.kernels.cpu")
+    where = "gpu.pairwise" if vectors.is_cuda else "cpu_pairwise"
+    return import_module(f"dualkg.kernels.{where}")

@@ -1,6 +1,6 @@
 """Rows of scores: the targets of a batch, and counts of candidates that score above an answer.
 
-`cpu.py` and `gpu/scores.py` have the compiled forms.
+`cpu.py`, `cpu_ranks.py` and `gpu/scores.py` have the compiled forms.
 """
 
 from collections.abc import Callable

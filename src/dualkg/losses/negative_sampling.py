@@ -172,36 +172,36 @@ class MarginRanking(SampledLoss):
 
 
 class Draws(NamedTuple):
-    """Pseudorandom integers: some for `each` triple of a batch, some for the `batch` as a whole.
+    """Pseudorandom integers: some for the `triples` of a batch, one for the `batch` as a whole.
 
     They follow from the seed and the content of the batch in its order, which changes with the
     epoch: so negatives differ between epochs, every device draws the same, and a resumed run needs
     no random state.
     """
 
-    each: Tensor
+    triples: Tensor
     batch: Tensor
 
     @staticmethod
     def of(f: Factors, *, seed: int) -> Draws:
         positions = torch.arange(len(f.heads), device=f.heads.device)
-        each = hash_columns(seed, positions, f.heads, f.relations, f.tails)
-        batch = splitmix64(each.sum())
-        return Draws(splitmix64(each + batch), batch)
+        hashes = hash_columns(seed, positions, f.heads, f.relations, f.tails)
+        batch = splitmix64(hashes.sum())
+        return Draws(splitmix64(hashes + batch), batch)
 
     def at(self, rows: Tensor) -> Draws:
         """The draws of some triples of the batch."""
-        return Draws(self.each[rows], self.batch)
+        return Draws(self.triples[rows], self.batch)
 
     def others(self) -> Draws:
         """Draws that are independent of these."""
-        return Draws(splitmix64(~self.each), splitmix64(~self.batch))
+        return Draws(splitmix64(~self.triples), splitmix64(~self.batch))
 
     def sides(self) -> Tensor:
         """A number of `DIGITS` binary digits for each triple, `(batch,)`: from column 0, which no
         candidate uses.
         """
-        return shift_right(splitmix64(self.each), 64 - DIGITS)
+        return shift_right(splitmix64(self.triples), 64 - DIGITS)
 
     def entities(
         self, num: int, num_entities: int, *, redraw: int = 0, shared: bool = False
@@ -209,7 +209,7 @@ class Draws(NamedTuple):
         """Entities for each triple, `(batch, num)`, or `shared` by the batch, `(num,)`; others with
         each `redraw`.
         """
-        start = self.batch if shared else self.each[:, None]
+        start = self.batch if shared else self.triples[:, None]
         columns = torch.arange(1 + redraw * num, 1 + (redraw + 1) * num, device=start.device)
         # The bias of a remainder of 63 bits among a million entities is 1 in 10^13.
         return shift_right(splitmix64(start + columns * STEP), 1) % num_entities

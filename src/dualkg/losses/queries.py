@@ -111,8 +111,8 @@ class TrainingAnswers:
         queries = torch.searchsorted(ends, number, right=True).clamp_(max=len(ends) - 1)
         valid = number < ends[-1]
         offset = torch.where(valid, number - (ends - counts)[queries], 0)
-        found = self.numbered[starts[queries] + offset] % self.shape.num_entities
-        return Answers(counts, queries, found, valid)
+        answers = self.numbered[starts[queries] + offset] % self.shape.num_entities
+        return Answers(counts, queries, answers, valid)
 
     def max_answers(self, num_queries: int) -> int:
         """The most answers that this many different queries have in total."""
@@ -142,9 +142,10 @@ class TrainingAnswers:
             distinct += torch.bincount(
                 self.queries[part].cpu() % (2 * num_relations), minlength=2 * num_relations
             )
-        heads, tails = distinct.split(num_relations)  # type: ignore[no-untyped-call]
-        found: Tensor = torch.where(heads + tails > 0, tails / (heads + tails).clamp(min=1), 0.5)
-        return found.to(self.queries.device)
+        heads, tails = torch.split(distinct, num_relations)
+        both = heads + tails
+        shares: Tensor = torch.where(both > 0, tails / both.clamp(min=1), 0.5)
+        return shares.to(self.queries.device)
 
     def _positions(self, entities: Tensor, relations: Tensor) -> tuple[Tensor, Tensor]:
         """The number of each query, and whether it is in train."""

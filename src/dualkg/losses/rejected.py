@@ -1,4 +1,4 @@
-"""Rejected triples as hard negatives: an unlikelihood term beside any loss."""
+"""Rejected triples as hard negatives: an unlikelihood term added to any loss."""
 
 from dataclasses import dataclass
 

@@ -303,7 +303,7 @@ class Dropouts:
             }
             if self.given is not None:
                 setattr(dropped, name, self.given(getattr(f, name), f, **options))
-            # Those of the batch may have been mapped already.
+            # Without dropout of the given vectors, the batch may have been mapped already.
             mapped = getattr(f if self.given is None else dropped, f"mapped_{name}")
             if self.mapped is not None:
                 mapped = self.mapped(mapped, f, **options)

@@ -150,7 +150,7 @@ class Model(nn.Module, ABC):
         return cls(shape, **config)
 
     def read_graph(self, graph: Graph) -> None:
-        """Take what the model reads of a graph beside its shape: nothing in most models."""
+        """Take what the model reads of a graph besides its shape: nothing in most models."""
 
     def check_shape(self, shape: GraphShape) -> None:
         """Refuse a graph with another number of entities or relations than the model has."""

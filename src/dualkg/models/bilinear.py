@@ -30,8 +30,8 @@ class BilinearModel(EmbeddingModel):
 
     has_adjoint = True
     shares_candidates = True
-    # What GPU kernels take relations for: rows that act on coordinates, stored matrices, or
-    # mixtures of a core.
+    # The form of relations in GPU kernels: rows that act on coordinates, stored matrices, or
+    # mixtures of the slices of a core. None if no kernel has the model.
     relation_kernel: Literal["rows", "matrices", "mixtures"] | None = None
 
     @property

@@ -43,7 +43,7 @@ def chunked_distances(
     The backward pass computes the differences of each chunk again.
     """
     size = max(1, DIFFERENCES[points.device.type] // max(points.numel(), 1))
-    chunks = others.split(size)  # type: ignore[no-untyped-call]
+    chunks = torch.split(others, size)
     distances = [checkpointed(distance, points.unsqueeze(1), chunk) for chunk in chunks]
     return torch.cat(distances, dim=-1)
 
@@ -421,7 +421,7 @@ def squared_lengths(table: Tensor, matrices: Tensor) -> Tensor:
         return (rows @ part).square().sum(-1)
 
     size = max(1, DIFFERENCES[table.device.type] // max(table.numel(), 1))
-    parts = matrices.split(size)  # type: ignore[no-untyped-call]
+    parts = torch.split(matrices, size)
     return torch.cat([checkpointed(lengths, table, part) for part in parts])
 
 

@@ -54,7 +54,7 @@ COMMAND = (sys.executable, "-m", "dualkg.serve.training_process")
 Point = dict[str, float | None]
 
 
-class Epoch(BaseModel):
+class SavedEpoch(BaseModel):
     """An epoch of the history in a checkpoint."""
 
     epoch: int
@@ -62,10 +62,10 @@ class Epoch(BaseModel):
     valid_mrr: FiniteFloat | None = None
 
 
-class Progress(BaseModel):
+class SavedProgress(BaseModel):
     """The part of a checkpoint's progress that curves show."""
 
-    history: list[Epoch] = Field(default_factory=list)
+    history: list[SavedEpoch] = Field(default_factory=list)
 
 
 @dataclass
@@ -143,11 +143,13 @@ class WatchedTraining(TrainingState):
         self.share = done / epochs if epochs else None
         return self.stage
 
-    def _history(self, folder: RunFolder) -> list[Epoch]:
+    def _history(self, folder: RunFolder) -> list[SavedEpoch]:
         """The epochs of the checkpoint; none if it has none, or is damaged."""
         progress = read_about(folder.checkpoint).get("progress", {})
         with suppress(DamagedFile):
-            checked: Progress = files.check_type(progress, Progress, source=folder.checkpoint)
+            checked: SavedProgress = files.check_type(
+                progress, SavedProgress, source=folder.checkpoint
+            )
             return checked.history
         return []
 

@@ -16,8 +16,8 @@ from dualkg.data.graph import Graph
 from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.files import Token, written_token
 from dualkg.tables import Processes
+from dualkg.training.environment import installed_version
 from dualkg.training.recipe import Recipe
-from dualkg.training.run import installed_version
 
 Facts = dict[str, str]  # what a process starts with, as text that is compared
 CHECKSUM = "the checksum of names and triples in their order"

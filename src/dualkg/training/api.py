@@ -149,17 +149,8 @@ def default_recipe(
         settings.setdefault("optimizer.learning_rate", 0.001 if is_distance else 0.03)
 
     regularizer = find_class(settings.get("regularizer.name", "DURA"), REGULARIZERS, Regularizer)
-    if issubclass(regularizer, NoRegularizer) and settings.get("regularizer.weight"):
-        if "regularizer.name" in given:
-            advice = "No regularizer is used."
-        else:
-            advice = "This model or loss has no regularizer by default."
-        raise InvalidValue(
-            "regularizer.weight",
-            expected="left out",
-            found=settings["regularizer.weight"],
-            advice=advice,
-        )
+    if issubclass(regularizer, NoRegularizer):
+        _check_no_weight(settings.get("regularizer.weight"), is_named="regularizer.name" in given)
 
     defaults: dict[str, Any] = {
         "regularizer.name": "DURA",
@@ -173,6 +164,17 @@ def default_recipe(
         defaults["regularizer.plain"] = 0.5
         defaults["regularizer.mapped"] = 1.5
     return Recipe(data=data).with_changes(defaults | settings)
+
+
+def _check_no_weight(weight: Any, *, is_named: bool) -> None:
+    """Refuse the weight of a regularizer where there is none, as named or by default."""
+    if not weight:
+        return
+    if is_named:
+        advice = "No regularizer is used."
+    else:
+        advice = "This model or loss has no regularizer by default."
+    raise InvalidValue("regularizer.weight", expected="left out", found=weight, advice=advice)
 
 
 def _defaults_of(

@@ -101,7 +101,7 @@ class MappedExamples:
         for part in slices(len(self), step):
             positions = torch.arange(part.start, part.stop, device=self.device)
             examples = self[in_keyed_order(positions, len(self), seed=seed, epoch=epoch)]
-            yield from examples.split(batch_size)  # type: ignore[no-untyped-call]
+            yield from torch.split(examples, batch_size)
 
 
 class GroupedByQuery:

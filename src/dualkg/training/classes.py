@@ -66,9 +66,9 @@ def find_class(name: str, registered: Mapping[str, type], base: type) -> Any:
         raise ImportFailed(name, f"the module {module_name} has no {class_name}")
     kind = getattr(module, class_name)
     if not (isinstance(kind, type) and issubclass(kind, base)):
-        found = "another class" if isinstance(kind, type) else f"a {type(kind).__name__}"
+        actual = "another class" if isinstance(kind, type) else f"a {type(kind).__name__}"
         expected = f"should be a subclass of dualkg's {base.__name__}"
-        raise Unsupported(f"'{name}'", f"{expected}; it is {found}")
+        raise Unsupported(f"'{name}'", f"{expected}; it is {actual}")
     if inspect.isabstract(kind):
         missing = ", ".join(_abstract_methods(kind))
         raise Unsupported(f"'{name}'", f"does not implement {missing}, which a class needs")

@@ -19,8 +19,8 @@ from dualkg.data.graph import Graph, GraphShape
 from dualkg.models.base import EmbeddingModel
 from dualkg.models.paths import PathNetwork
 from dualkg.training.batches import MAX_GROUP
-from dualkg.training.memory import SCORE_PASSES, SMALL_OPERATIONS, UPDATE_PASSES, Rates
 from dualkg.training.recipe import Recipe
+from dualkg.training.step_time import SCORE_PASSES, SMALL_OPERATIONS, UPDATE_PASSES, Rates
 from dualkg.training.trainer import Trainer
 
 # Two CPU cores with AVX-512, and one H200: what training reaches there, not what a product does.

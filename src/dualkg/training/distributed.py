@@ -80,15 +80,10 @@ from dualkg.training.checkpoint import (
     save_tensors,
 )
 from dualkg.training.costs import MAX_MEASURED_BYTES, WorkEstimate, measure_step
-from dualkg.training.memory import (
-    available_memory,
-    checkpoint_copies,
-    estimate_step,
-    gib,
-    measure_gradients,
-)
+from dualkg.training.memory import available_memory, checkpoint_copies, gib
 from dualkg.training.recipe import Recipe, checksum, load_recipe
 from dualkg.training.run import RunFolder, TrainedRun
+from dualkg.training.step_time import estimate_step, measure_gradients
 from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer, check_recipe
 
@@ -142,8 +137,8 @@ class ProcessesDidNotMeet(DualkgError):
     def __init__(self, index: int, count: int, *, address: str, reason: str) -> None:
         minutes = MEETING_TIME.total_seconds() / 60
         super().__init__(
-            f"Process {index} of {count} did not meet the others at {address} within "
-            f"{minutes:.0f} minutes: {reason}"
+            f"Process {index} of {count} did not meet the others at {address} "
+            f"(it waits up to {minutes:.0f} minutes): {reason}"
         )
         self.index = index
         self.count = count

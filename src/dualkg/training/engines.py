@@ -163,8 +163,8 @@ def kernels_know_relations(job: Job) -> bool:
     return is_small and has_known_penalty and not predicts_relations
 
 
-def samples_in_kernels(job: Job) -> bool:
-    """Whether GPU kernels can train sampled softmax: a batch shares its negatives."""
+def shares_negatives(job: Job) -> bool:
+    """Whether the loss is sampled softmax whose negatives a batch shares, as fast steps need."""
     loss = job.loss
     if not isinstance(loss, SampledSoftmax) or type(loss).bind is not SampledSoftmax.bind:
         return False
@@ -172,17 +172,13 @@ def samples_in_kernels(job: Job) -> bool:
 
 
 def samples_rows(job: Job) -> bool:
-    """Whether the fused step on a CPU can train sampled softmax: a batch shares its negatives.
+    """Whether the fused step on a CPU can train sampled softmax.
 
     Rows that a batch does not read are not updated, which is exact for Adagrad and SGD.
     """
-    loss = job.loss
-    if job.on_gpu or not has_one_product(job):
+    if job.on_gpu or not has_one_product(job) or not shares_negatives(job):
         return False
-    if not isinstance(loss, SampledSoftmax) or type(loss).bind is not SampledSoftmax.bind:
-        return False
-    is_exact = job.optimizer in ("Adagrad", "SGD") and not job.regularizer.reads_whole_tables
-    return loss.shared and is_exact
+    return job.optimizer in ("Adagrad", "SGD") and not job.regularizer.reads_whole_tables
 
 
 FAST = (
@@ -213,7 +209,7 @@ FAST = (
     ),
 )
 
-# What bfloat16 products require beside the fast step.
+# What bfloat16 products require besides the fast step.
 BF16 = (
     Requirement(
         lambda job: not samples_rows(job),
@@ -228,7 +224,7 @@ BF16 = (
         lambda job: f"is for training with Adagrad; optimizer.name is {job.optimizer}",
     ),
     Requirement(
-        lambda job: job.sums == "elements" or samples_in_kernels(job),
+        lambda job: job.sums == "elements" or shares_negatives(job),
         lambda job: f"is for Adagrad with sums of single elements; optimizer.sums is {job.sums}",
     ),
     Requirement(
@@ -315,7 +311,7 @@ def choose_engine(
     if isinstance(model, PathNetwork):
         return _path_engine(job, model, requested, precision)
     not_fast = obstacle(FAST, job)
-    in_kernels = job.on_gpu and samples_in_kernels(job) and not has_rejected
+    in_kernels = job.on_gpu and shares_negatives(job) and not has_rejected
     has_fast_step = not not_fast or in_kernels
     is_fast = has_fast_step and requested != "reference"
     not_bf16 = obstacle(BF16, job) if is_fast else None

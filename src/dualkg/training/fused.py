@@ -26,7 +26,7 @@ from dualkg.tables.lookup import Side
 from dualkg.tables.row_gradients import Negatives, RowGradientTables
 from dualkg.training.updates import AnyOptimizer, OnePassAdagrad, step_rows, sum_rows
 
-# What a subclass may override and still be trained by kernels in place of its maps.
+# A class that overrides only these methods is still trained by the kernels of its parent's maps.
 UNUSED_BY_KERNELS = {
     "candidate_scores",
     "check_shape",
@@ -197,7 +197,7 @@ class FusedStep(ABC):
         return objective
 
     def _terms_of_autograd(self, f: Factors) -> list[Tensor]:
-        """The terms of the objective beside the cross entropy of entities."""
+        """The terms of the objective besides the cross entropy of entities."""
         terms = []
         if self.relation_weight:
             loss = cross_entropy(self.scored.relation_scores(f), f.relations)

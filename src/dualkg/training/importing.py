@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples, count_repeats
+from dualkg.data.triples import NO_TRIPLES
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import Unsupported
 from dualkg.evaluation.ranking import eval_mode
@@ -63,22 +64,19 @@ def from_arrays(
 ) -> TrainedRun:
     """Make a run from tables `(num_entities, width)` and `(num_relations or twice that, …)`.
 
-    Rows are in the order of `entity_names` and `relation_names`, or of the ids of `graph`. Complex
-    arrays become all real parts, then all imaginary parts. Twice as many relation rows as relations
-    are those with reciprocals. CP needs `tails`, its second entity table. `parameters` are the
-    other arrays of a model by name, such as the `core` of TuckER, and `options` are those of its
-    class, such as `norm`. Angles are in radians.
+    Complex arrays become all real parts, then all imaginary parts. Angles are in radians.
 
     Args:
         model: Name of the model.
         entities: Rows of the entities.
-        relations: Rows of the relations, with or without those of inverse relations.
-        tails: The second entity table of CP.
-        parameters: Other arrays of the model by name.
-        options: Options of the model class.
+        relations: Rows of the relations. With twice as many rows, those of the reciprocals follow.
+        tails: The second entity table, which CP needs.
+        parameters: Other arrays of the model by name, such as the `core` of TuckER.
+        options: Options of the model class, such as `norm`.
         graph: The graph whose ids the rows have.
-        entity_names: Names of the rows of entities, without a graph.
-        relation_names: Names of the rows of relations, without a graph.
+        entity_names: Names of the rows of entities, where the graph has another order or is
+            missing.
+        relation_names: Names of the rows of relations, likewise.
 
     Returns:
         A run, which predicts and can be saved.
@@ -131,7 +129,7 @@ def _graph(
     name: str, entities: Sequence[str], relations: Sequence[str], splits: Mapping[Any, Triples]
 ) -> Graph:
     """A graph whose ids are the positions of the names."""
-    triples = {split: splits.get(split, np.zeros((0, 3), dtype=np.int32)) for split in SPLITS}
+    triples: dict[str, Triples] = {split: splits.get(split, NO_TRIPLES) for split in SPLITS}
     vocabularies = Vocabulary(list(entities)), Vocabulary(list(relations), kind="relation")
     shape = GraphShape(len(entities), len(relations))
     ends = [shape.num_entities, shape.num_relations, shape.num_entities]
@@ -142,7 +140,8 @@ def _graph(
                 f"have ids that are not among the {shape.num_entities:,} entities and "
                 f"{shape.num_relations:,} relations",
             )
-    graph = Graph(name, *vocabularies, **triples, notes=count_repeats(triples, shape))  # type: ignore[arg-type]
+    notes = count_repeats(triples, shape)
+    graph = Graph(name, *vocabularies, **triples, notes=notes)  # type: ignore[arg-type]
     return graph.with_fingerprint()
 
 
@@ -195,25 +194,22 @@ def _in_graph_order(table: Tensor, names: Sequence[str], vocabulary: Vocabulary)
             f"have no row for {len(missing):,} names of the graph, such as '{missing[0]}'",
         )
     order = torch.tensor([row_of[name] for name in wanted], dtype=torch.long)
-    return torch.cat([rows[order] for rows in table.split(len(names))])  # type: ignore[no-untyped-call]
+    return torch.cat([rows[order] for rows in torch.split(table, len(names))])
 
 
 def from_pykeen(
     model: Any, factory: Any, *, valid: Any = None, test: Any = None, graph: Graph | None = None
 ) -> TrainedRun:
-    """Make a run from a model of PyKEEN and the triples factory, or the dataset, that it was
-    trained with.
+    """Make a run from a trained model of PyKEEN.
 
-    `valid` and `test` are the factories of the other splits; a dataset has them. With `graph`, rows
-    are put in the order of its names. Representations are taken as the model uses them in
-    evaluation, after normalization.
+    Representations are taken as the model uses them in evaluation, after normalization.
 
     Args:
         model: A trained model of PyKEEN.
-        factory: Its triples factory, or its dataset.
-        valid: Factory of the validation split.
-        test: Factory of the test split.
-        graph: Graph whose order of names is used.
+        factory: The triples factory that it was trained with, or the dataset.
+        valid: Factory of the validation split, which a dataset has.
+        test: Factory of the test split, which a dataset has.
+        graph: A graph, in the order of whose names the rows are put.
 
     Returns:
         A run, with reports if there are splits.
@@ -308,14 +304,7 @@ def _reciprocals_last(model: Any, tables: Sequence[Tensor], num_relations: int) 
 
 def _pykeen_arrays(model: Any, entities: list[Tensor], relations: list[Tensor]) -> dict[str, Any]:
     """Keywords of `from_arrays` with the same scores as the interaction of the model."""
-    interaction = model.interaction
-    if type(interaction).__name__ == "ClampedInteraction":
-        if interaction.clamp_score is not None:
-            raise Unsupported(
-                "Its scores",
-                "are clamped, which makes ties; a model without clamp_score can be imported",
-            )
-        interaction = interaction.base
+    interaction = _without_clamp(model.interaction)
     name = type(interaction).__name__.removesuffix("Interaction")
     if name not in PYKEEN_MODELS:
         raise Unsupported(
@@ -324,32 +313,49 @@ def _pykeen_arrays(model: Any, entities: list[Tensor], relations: list[Tensor]) 
             advice=_supported(PYKEEN_MODELS),
         )
     arrays: dict[str, Any] = {"model": name, "entities": entities[0], "relations": relations[0]}
-    if name in ("TransE", "SE"):
-        arrays["options"] = {"norm": _norm(interaction.p, squared=interaction.power_norm)}
-    if name == "RotatE":
-        arrays["options"] = {"norm": 2}  # whatever its `p` is
-    elif name == "CP":
-        arrays["tails"] = entities[1]
-    elif name == "SimplE":
-        arrays |= {"entities": torch.cat(entities, dim=1), "relations": torch.cat(relations, dim=1)}
-        first_half = (torch.ones(1), torch.zeros(1))
-        # PyKEEN 1.11 multiplies the same half of both entities: these are two DistMult models.
-        if interaction(first_half, first_half, first_half):
-            arrays |= {"model": "DistMult", "relations": arrays["relations"] / 2}
-    elif name == "SE":  # a matrix there is multiplied by a column
-        arrays["relations"] = torch.stack([matrices.mT for matrices in relations], dim=1)
-    elif name == "QuatE":  # (dim, 4) there, and the score is −⟨h ⊗ r, t⟩
-        unit = bool((relations[0].norm(dim=-1) - 1).abs().max() < UNIT)
-        arrays |= {
-            "entities": entities[0].mT,
-            "relations": -relations[0].mT,
-            "options": {"normalized": unit},
-        }
-    elif name == "TuckER":
-        arrays |= _tucker(
-            interaction, entities[0], relations[0], reciprocal=model.use_inverse_triples
-        )
+    match name:
+        case "TransE":
+            arrays["options"] = {"norm": _norm(interaction.p, squared=interaction.power_norm)}
+        case "RotatE":
+            arrays["options"] = {"norm": 2}  # whatever its `p` is
+        case "CP":
+            arrays["tails"] = entities[1]
+        case "SimplE":
+            arrays |= _simple(interaction, entities, relations)
+        case "SE":  # a matrix there is multiplied by a column
+            arrays["relations"] = torch.stack([matrices.mT for matrices in relations], dim=1)
+            arrays["options"] = {"norm": _norm(interaction.p, squared=interaction.power_norm)}
+        case "QuatE":  # (dim, 4) there, and the score is −⟨h ⊗ r, t⟩
+            unit = bool((relations[0].norm(dim=-1) - 1).abs().max() < UNIT)
+            arrays["entities"] = entities[0].mT
+            arrays["relations"] = -relations[0].mT
+            arrays["options"] = {"normalized": unit}
+        case "TuckER":
+            arrays |= _tucker(
+                interaction, entities[0], relations[0], reciprocal=model.use_inverse_triples
+            )
     return arrays
+
+
+def _without_clamp(interaction: Any) -> Any:
+    """The interaction that a wrapper of PyKEEN's calls, if it does not clamp the scores."""
+    if type(interaction).__name__ != "ClampedInteraction":
+        return interaction
+    if interaction.clamp_score is not None:
+        raise Unsupported(
+            "Its scores",
+            "are clamped, which makes ties; a model without clamp_score can be imported",
+        )
+    return interaction.base
+
+
+def _simple(interaction: Any, entities: list[Tensor], relations: list[Tensor]) -> dict[str, Any]:
+    """SimplE; PyKEEN 1.11 multiplies the same half of both entities, as two DistMult models do."""
+    tables = {"entities": torch.cat(entities, dim=1), "relations": torch.cat(relations, dim=1)}
+    first_half = (torch.ones(1), torch.zeros(1))
+    if interaction(first_half, first_half, first_half):
+        return {"model": "DistMult", **tables, "relations": tables["relations"] / 2}
+    return tables
 
 
 def _norm(p: float, *, squared: bool = False) -> int | str:

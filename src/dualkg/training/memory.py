@@ -1,18 +1,14 @@
-"""What a run will need: an upper bound of its memory, and an estimate of its time."""
+"""The memory that a training needs, as an upper bound, and the memory that is free."""
 
 import math
 import re
 import resource
 import sys
-import time
-import timeit
 from bisect import bisect_right
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS
@@ -23,7 +19,6 @@ from dualkg.tables.gradients import rows_at_once
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.engines import Engine
 from dualkg.training.recipe import Recipe
-from dualkg.training.steps import ReferenceStep
 
 LARGEST_TABLES = 2  # temporary copies of the largest table in an optimizer or a backward pass
 WHOLE_TABLES = 6  # the same, where a regularizer reads whole tables
@@ -101,7 +96,7 @@ def bytes_of_copies(recipe: Recipe, model: Model, batch_size: int) -> float:
 
 
 def bytes_on_host(recipe: Recipe, model: Model) -> float:
-    """Bytes of host memory beside the entity tables there, for a training on a GPU."""
+    """Bytes of host memory besides the entity tables there, for a training on a GPU."""
     keeps_two = recipe.validation.keep == "best" or recipe.optimizer.average_from < 1
     needed = COPIES_ON_HOST * bytes_of_copies(recipe, model, recipe.training.batch_size)
     for table in model.entity_tables:
@@ -330,9 +325,10 @@ class _Prediction:
 
     def rows_per_example(self) -> int:
         """The rows by which a batch grows with each example: its heads, tails and negatives."""
-        rows = self.recipe.loss.rows_per_batch
-        one, two = rows(self.model, 1), rows(self.model, 2)
-        return 0 if one is None or two is None else two - one
+        loss = self.recipe.loss
+        rows_of_one = loss.rows_per_batch(self.model, 1)
+        rows_of_two = loss.rows_per_batch(self.model, 2)
+        return 0 if rows_of_one is None or rows_of_two is None else rows_of_two - rows_of_one
 
     def examples(self) -> float:
         if not self.on_disk:
@@ -368,142 +364,6 @@ class _Prediction:
             num_candidates = loss.num_negatives  # type: ignore[attr-defined]
         at_once = rows_at_once(self.model.tables.num_rows, bytes_of_score, self.model.device)
         return arrays * num_candidates * bytes_of_score, at_once
-
-
-# -- time --------------------------------------------------------------------
-
-SCORE_PASSES = 4  # passes over the scores of a batch
-UPDATE_PASSES = 6  # passes over tables, their gradients and Adagrad's sums
-SMALL_OPERATIONS = 200  # operations of a step beside these, such as fetching rows
-CAPTURED_CALLS = 5  # operations that a CUDA graph starts in the time of one
-ALIGNED = 128  # products of other sizes may be slower, and tables are padded
-
-
-class Probe(NamedTuple):
-    """How rates are measured.
-
-    Calls are timed together, because a GPU is asked to do the next before it has done the last.
-    They are repeated, because an idle GPU has a low clock.
-    """
-
-    num_numbers: int
-    num_calls: int
-    num_rounds: int
-
-
-PROBES = {"cpu": Probe(2**22, 1, 4), "cuda": Probe(2**24, 10, 24)}
-
-
-class Rates(NamedTuple):
-    """What a device does in a second.
-
-    It has operations of products, bytes read or written, and calls of small operations.
-    """
-
-    operations: float
-    bytes: float
-    calls: float = math.inf
-
-
-def step_seconds(
-    rates: Rates, *, batch_size: int, candidates: int, rows: int, width: int, score_bytes: int
-) -> float:
-    """The time of a step without communication.
-
-    It is that of the operations of three products, and of passes over memory.
-    """
-    operations = 6 * batch_size * candidates * width
-    of_scores = SCORE_PASSES * batch_size * candidates * score_bytes
-    of_tables = UPDATE_PASSES * 4 * rows * width
-    seconds = operations / rates.operations + (of_scores + of_tables) / rates.bytes
-    return seconds + SMALL_OPERATIONS / rates.calls
-
-
-def measure_rates(
-    device: torch.device, dtype: torch.dtype, *, batch_size: int, width: int
-) -> Rates:
-    """Rates of this device in some milliseconds, by products of the shape of a step and copies."""
-    most = PROBES[device.type].num_numbers
-    batch_size = max(1, min(batch_size, most // width, 4096))
-    candidates = max(ALIGNED, most // max(width, batch_size) // ALIGNED * ALIGNED)
-    mapped = torch.rand(batch_size, width, device=device).to(dtype)
-    table = torch.rand(candidates, width, device=device).to(dtype)
-    scores = mapped @ table.T
-    numbers, copy = torch.zeros(2, most, device=device)
-    of_product = _seconds(lambda: torch.mm(mapped, table.T, out=scores), device)
-    of_copy = _seconds(lambda: copy.copy_(numbers), device)
-    of_call = _seconds(lambda: mapped[:1].add_(1), device)
-    operations = 2 * batch_size * candidates * width
-    return Rates(operations / of_product, 2 * numbers.nbytes / of_copy, 1 / of_call)
-
-
-def estimate_step(
-    recipe: Recipe, model: Model, engine: Engine, *, rates: Rates | None = None
-) -> float:
-    """Seconds of a step on this process, with the all-reduces by which several communicate.
-
-    Without `rates`, they are measured. Nothing is trained.
-    """
-    entities = model.embedding.entities
-    tables = model.tables
-    batch_size = recipe.training.batch_size
-    width = entities.shape[1]
-    score_type = torch.bfloat16 if engine.precision == "bf16" else entities.dtype
-    num_sides = 1 if model.reciprocal else 2
-    rows = tables.num_rows
-    candidates = tables.num_rows
-    sampled_rows = recipe.loss.rows_per_batch(model, batch_size)
-    if sampled_rows is not None:
-        rows = math.ceil(sampled_rows / tables.num_holders)
-        candidates = math.ceil(getattr(recipe.loss, "num_negatives", 0) / tables.num_holders)
-    if rates is None:
-        rates = measure_rates(model.device, score_type, batch_size=batch_size, width=width)
-    if engine.step in ("captured", "kernels"):
-        # In a CUDA graph, the host does not start each operation.
-        rates = rates._replace(calls=CAPTURED_CALLS * rates.calls)
-    seconds = step_seconds(
-        rates,
-        batch_size=batch_size,
-        candidates=num_sides * candidates,
-        rows=rows,
-        width=width,
-        score_bytes=score_type.itemsize,
-    )
-    if tables.num_holders == 1:
-        return seconds
-    sent = torch.zeros(batch_size, width, device=model.device)
-    of_exchange = _seconds(lambda: tables.all_reduce(sent), model.device)
-    return seconds + (2 + num_sides) * of_exchange
-
-
-def measure_gradients(step: ReferenceStep, batch: Tensor) -> float:
-    """Seconds of the gradients of a batch in autograd, with its collectives; no weight changes.
-
-    Autograd writes the result of every operation, how often is known to the loss and the model
-    alone, and processes wait for each other: none of this is in `step_seconds`.
-    """
-
-    def compute() -> None:
-        step.gradients(batch)
-        step.optimizer.zero_grad(set_to_none=True)
-
-    return _seconds(compute, batch.device)
-
-
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The shortest of some measurements after the first.
-
-    Every process makes as many, because the call may be a collective.
-    """
-    probe = PROBES[device.type]
-
-    def clock() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    times = timeit.repeat(call, timer=clock, repeat=probe.num_rounds, number=probe.num_calls)
-    return max(min(times[1:]) / probe.num_calls, 1e-9)
 
 
 # -- free memory -------------------------------------------------------------

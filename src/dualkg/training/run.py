@@ -5,16 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
-import re
-import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
 
@@ -36,9 +31,9 @@ from dualkg.evaluation.report import Report, build_report, evaluate, load_ranks,
 from dualkg.models.base import Model
 from dualkg.tables import LocalTables
 from dualkg.training import checkpoint
+from dualkg.training.environment import environment
 from dualkg.training.recipe import Recipe, load_recipe
 
-PACKAGES = ("dualkg", "torch", "numpy", "pyarrow", "safetensors", "pydantic")
 MAX_NEARBY = 5  # runs that a message names
 WEIGHT_FILES = "weights-?????-of-?????.safetensors"
 
@@ -187,70 +182,6 @@ def check_source(path: Path, made_from: object, identity: str | None) -> None:
     """
     if None not in (made_from, identity) and made_from != identity:
         raise OtherSource(path)
-
-
-# -- what a run was made with ------------------------------------------------
-
-
-def environment(
-    device: torch.device, *, fingerprint: str, engine: str | None = None
-) -> dict[str, object]:
-    """What a run was made with: versions, commit, device, threads, engine, hash of the data."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "packages": {name: installed_version(name) for name in PACKAGES},
-        "commit": _commit(),
-        "platform": platform.platform(),
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": describe_device(device),
-        "engine": engine,
-        "data": fingerprint,
-    }
-
-
-def describe_device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def processor() -> str:
-    """The name of the processor from Linux, or else from Python."""
-    path = Path("/proc/cpuinfo")
-    if path.is_file():
-        name = re.search(r"^model name.*?:(.*)", path.read_text(), re.IGNORECASE | re.MULTILINE)
-        if name:
-            return name[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def installed_version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The commit of this tree, `-dirty` if files differ; None outside git.
-
-    The variable `DUALKG_COMMIT` names it for a copy.
-    """
-    commit = os.environ.get("DUALKG_COMMIT")
-    if commit:
-        return commit
-    folder = Path(__file__).parent
-    if "site-packages" in folder.parts:
-        return None
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        git = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=5, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return git.stdout.strip() or None
 
 
 # -- runs --------------------------------------------------------------------

@@ -227,14 +227,16 @@ def _build_step(
         return ReferenceStep(model, loss, regularizer, optimizer, sparse=is_sparse)
     if engine.captured:
         return CudaGraphStep(ReferenceStep(model, loss, regularizer, optimizer))
+    # Each engine was chosen because model, loss and optimizer are of the types that its step takes.
+    parts: Any = (loss, regularizer, optimizer)
     if engine.step == "fused":
-        is_bf16 = engine.precision == "bf16"
-        return OneVsAllFusedStep(model, loss, regularizer, optimizer, bf16=is_bf16)  # type: ignore[arg-type]
+        return OneVsAllFusedStep(model, *parts, bf16=engine.precision == "bf16")
     if engine.step == "sampled":
-        return SampledFusedStep(model, loss, regularizer, optimizer)  # type: ignore[arg-type]
+        return SampledFusedStep(model, *parts)
 
     from dualkg.training.gpu_step import OneVsAllBf16Step, SampledBf16Step  # It imports Triton.
 
     kind = SampledBf16Step if isinstance(loss, BoundSampledSoftmax) else OneVsAllBf16Step
-    step = kind(model.whole, loss, regularizer, optimizer)  # type: ignore[arg-type]
+    whole: Any = model.whole
+    step = kind(whole, *parts)
     return CudaGraphStep(step) if model.tables.capturable else step

@@ -6,13 +6,11 @@ import gc
 import math
 import os
 import resource
-import signal
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
@@ -69,6 +67,7 @@ from dualkg.training.optimizers import build_optimizer, learning_rate
 from dualkg.training.placement import check_placement, choose_tables
 from dualkg.training.recipe import Recipe
 from dualkg.training.recipe import checksum as recipe_checksum
+from dualkg.training.shutdown import GracefulShutdown, shutdown_warning
 from dualkg.training.steps import CudaGraphStep, Step, build_step
 from dualkg.training.updates import optimizer_tensors, restore_optimizer
 
@@ -76,9 +75,6 @@ from dualkg.training.updates import optimizer_tensors, restore_optimizer
 STEPS_OF_WARM_UP = {"cpu": 1, "cuda": 5}
 # Steps after which the loss is read, for which the host waits for a GPU.
 STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 50}
-LAUNCHED_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
-SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-SHUTDOWN_SECONDS = 30  # that torchrun waits for processes to end, unless it is told otherwise
 OnProgress = Callable[["ProgressEvent"], None]
 When = Literal["start", "between", "end"]  # when a checkpoint is written
 
@@ -383,7 +379,7 @@ class Trainer:
         examples = self.examples[order]
         if self.grouped_by_query is not None and isinstance(self.step, CudaGraphStep):
             self.step.reserve(most_queries(examples, size))
-        yield from examples.split(size)  # type: ignore[no-untyped-call]
+        yield from torch.split(examples, size)
 
     def run(self) -> None:
         """Train to the end; the model then has the final weights."""
@@ -633,7 +629,7 @@ class Trainer:
         return f"{self.engine}, {count} process{'' if count == 1 else 'es'}"
 
     def about(self, when: When) -> dict[str, Any]:
-        """What a checkpoint says beside its tensors."""
+        """What a checkpoint says besides its tensors."""
         about = {
             "when": when,
             "optimizer": self.recipe.optimizer.name,
@@ -781,21 +777,6 @@ def _check_tables(model: Model, regularizer: Regularizer) -> None:
         )
 
 
-def shutdown_warning(seconds: float, environment: Mapping[str, str]) -> str:
-    """What to set if torchrun would kill processes before they have written a checkpoint."""
-    if LAUNCHED_BY_TORCHRUN not in environment:
-        return ""
-    given = environment.get(SHUTDOWN_TIMEOUT, "")
-    limit = int(given) if given.isdecimal() else SHUTDOWN_SECONDS
-    if seconds <= limit:
-        return ""
-    return (
-        f"A checkpoint takes {seconds:.0f} s, and torchrun kills processes {limit} s after it has "
-        "told them to end: a run that is stopped would resume from the checkpoint before. Set "
-        f"{SHUTDOWN_TIMEOUT}={math.ceil(2 * seconds)} for torchrun, and give its job as long."
-    )
-
-
 class WarmUp:
     """Times the first steps, and the first step of any other batch size, separately."""
 
@@ -855,36 +836,3 @@ def flush_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(before)
-
-
-class GracefulShutdown:
-    """Whether a shutdown was requested."""
-
-    requested = False
-
-    def listening(self) -> AbstractContextManager[None]:
-        """Turn the first Ctrl-C or TERM into a request; a Ctrl-C after it interrupts."""
-        return signal_handler(self._request, signal.SIGINT, signal.SIGTERM)
-
-    def _request(self, number: int, frame: object) -> None:
-        # A batch system sends TERM to all processes of a job, and a launcher passes it on to them:
-        # a second one is the same request.
-        if self.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.requested = True
-
-
-@contextmanager
-def signal_handler(
-    handler: Callable[[int, Any], None] | signal.Handlers, *numbers: signal.Signals
-) -> Iterator[None]:
-    """Replace the handler of signals for the duration of a block; only the main thread can."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former)

@@ -70,8 +70,8 @@ NUM_SEEDS = 3
 MIN_MEASURED_SHARE = 0.02  # of the budget, before the time left is told
 HOPELESS = 0.8  # a trial stops half-way below this fraction of the best trial's MRR at that time
 NUM_VALIDATIONS = 10  # of the final training
-# The least gain of a path network over the best embeddings, by which it is chosen: it answers
-# queries more slowly.
+# A path network answers queries more slowly, so it is chosen only if its MRR is larger by this
+# factor than that of the best embeddings.
 MIN_NETWORK_GAIN = 1.02
 
 SEED = "training.seed"
@@ -83,7 +83,7 @@ WEIGHT = "regularizer.weight"
 BATCH_SIZE = "training.batch_size"
 RELATION_WEIGHT = "loss.relation_weight"
 MARGIN = "loss.margin"
-# What short trials misjudge, so that it is tuned in long ones too.
+# Short trials misjudge these settings, so that long trials tune them again.
 POLISHED = (WEIGHT, EPOCHS, LEARNING_RATE)
 
 OnTuning = Callable[["AutomaticProgress"], None]
@@ -173,7 +173,7 @@ class AutomaticTuner:
     Keys in `fixed` are not tuned. The search begins at `start`, or at another recipe with another
     loss (`other`) if that is better in a short trial. The best with each loss are compared in long
     trials. Where that is affordable, the best is compared with a path network (`network`), which
-    takes work beside the budget, and as much as that at most.
+    takes work besides the budget, and as much as that at most.
 
     The `saved` trials of an interrupted search are not repeated; `run_folder` is the run that
     resumes them. `run_trial` trains; by default by PyTorch.
@@ -773,7 +773,7 @@ def _without_seed(params: Params) -> Params:
     return {key: value for key, value in params.items() if key != SEED}
 
 
-# -- fit ---
+# -- budgets ---
 
 
 def parse_budget(text: str) -> float:

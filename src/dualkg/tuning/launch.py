@@ -22,7 +22,8 @@ from dualkg.files import read_text
 from dualkg.training.checkpoint import Progress, save_tensors
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
-from dualkg.training.trainer import GracefulShutdown, InterruptedRunError
+from dualkg.training.shutdown import GracefulShutdown
+from dualkg.training.trainer import InterruptedRunError
 
 POLL_SECONDS = 0.1
 MAX_LINE = 500  # characters of a line that an error quotes

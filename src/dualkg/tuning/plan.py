@@ -27,8 +27,7 @@ MAX_VALIDATION_TRIPLES = {"cpu": 2_500, "cuda": 10_000}  # that a trial ranks
 # The factor between neighbouring values of λ. The few trials on a CPU begin near the best value; a
 # small graph may need one that is much smaller.
 WEIGHT_FACTORS = {"cpu": 2.0, "cuda": 10**0.5}
-# The least MRR of a short trial that is trained longer because it is the best of its kind, as a
-# share of the best.
+# The best short trial of each kind is trained longer if its MRR is at least this share of the best.
 PROMOTED_SHARES = {"cpu": 0.98, "cuda": 0.0}
 # Trials on a CPU are cheaper than the final training: what is best in one is best in the other.
 MAX_NEGATIVES = 500  # of sampled softmax

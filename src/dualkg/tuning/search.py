@@ -34,7 +34,8 @@ from dualkg.files import check_held, locked, watched
 from dualkg.logs import ProgressLog, TimeLeft
 from dualkg.training.api import choose_device, load_recipe_graph
 from dualkg.training.run import RunFolder
-from dualkg.training.trainer import InterruptedRunError, signal_handler
+from dualkg.training.shutdown import signal_handler
+from dualkg.training.trainer import InterruptedRunError
 from dualkg.tuning.results import TuningProgress, TuningResult
 from dualkg.tuning.space import SearchSpace, load_space, space_from
 
@@ -98,20 +99,20 @@ def search(
 ) -> TuningResult:
     """Search a space for the recipe with the best validation MRR; called again, it resumes.
 
-    `space` is a file, a `SearchSpace`, or the tables of a file as a mapping. `out` is
-    runs/tune-NAME by default. The study is stored in `out`/study.db, or in the database with the
-    URL `storage`, which several machines may share, or in a journal in a folder that they share,
-    `journal:/shared/study.log`. `jobs` processes train in parallel. With a `launcher`, such as
-    `["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "dualkg"]`, it starts each trial,
-    and none is pruned. `heartbeats` says when the trial of another process counts as lost. The
-    test split is never used.
+    The test split is never used.
 
     Args:
-        space: A search space, its path, or a mapping of its sections.
-        out: Folder of the search, which resumes there.
+        space: A `SearchSpace`, its file, or the tables of the file as a mapping.
+        out: Folder of the search, which resumes there. Default: runs/tune-NAME.
         graph: Used in place of the graph that the space names.
-        jobs: Number of trials at the same time.
-        storage: Address of an Optuna storage that several machines share.
+        device: Default: a GPU if there is one.
+        storage: URL of a database that several machines may share, or of a journal in a folder that
+            they share, `journal:/shared/study.log`. Default: the file study.db in `out`.
+        jobs: Number of processes that train at the same time.
+        launcher: Command that starts each trial, of which none is pruned then, such as
+            `["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "dualkg"]`.
+        heartbeats: When the trial of another process counts as lost.
+        on_progress: Called with progress events.
 
     Returns:
         The trials, and the best recipe.
@@ -155,35 +156,42 @@ def search(
         "folder": out.resolve(),
         "heartbeats": heartbeats,
     }
-    started = time.monotonic()
-    interrupted = False
     with watched(out):
         check_held(out)  # from now on
         try:
             worker = Worker(graph, **options, where=where, on_progress=report)
-            num_done_before = worker.result().num_done
-            try:
-                if jobs == 1:
-                    worker.run()
-                else:
-                    _run_processes(worker, jobs, options)
-            except (KeyboardInterrupt, InterruptedRunError):
-                interrupted = True
-            result = worker.result()
+            result, interrupted = _finish(worker, jobs, options)
         except (StorageInternalError, json.JSONDecodeError) as error:
             check_held(out)
             raise _storage_error(where, error) from None
 
-        num_new = result.num_done - num_done_before
-        if num_new > 0:
-            minutes = (time.monotonic() - started) / 60
-            result = replace(result, per_minute=round(num_new / minutes, 2))
         # Processes that share the study end at the same time, and may share the folder too.
         with locked(out, wait=True):
             result.write(out)
     if interrupted:
         raise SearchInterrupted(result.num_done, space.num_trials)
     return result
+
+
+def _finish(worker: Worker, jobs: int, options: dict[str, Any]) -> tuple[TuningResult, bool]:
+    """Try what is left of a search; return the result, and whether its user stopped it."""
+    started = time.monotonic()
+    num_done_before = worker.result().num_done
+    interrupted = False
+    try:
+        if jobs == 1:
+            worker.run()
+        else:
+            _run_processes(worker, jobs, options)
+    except (KeyboardInterrupt, InterruptedRunError):
+        interrupted = True
+
+    result = worker.result()
+    num_new = result.num_done - num_done_before
+    if num_new > 0:
+        minutes = (time.monotonic() - started) / 60
+        result = replace(result, per_minute=round(num_new / minutes, 2))
+    return result, interrupted
 
 
 def _storage_error(where: str, error: Exception) -> DualkgError:
@@ -222,8 +230,8 @@ def _training_graph(space: SearchSpace, graph: Graph | str | None) -> Graph:
 
 def _check_free(out: Path) -> None:
     if RunFolder(out).recipe.exists():
-        what = "the folder of a run, and a search needs a folder of its own"
-        raise PathExists(out, what=what, overwritable=False)
+        kind = "the folder of a run, and a search needs a folder of its own"
+        raise PathExists(out, what=kind, overwritable=False)
 
 
 def _check_launcher(launcher: Sequence[str]) -> None:

@@ -32,18 +32,19 @@ MIN_GPU_DIM = 200
 # On a CPU: up to this number of training triples × entities, every triple is scored against all
 # entities. Beyond it, triples are grouped by query or entities sampled, which costs some MRR.
 MAX_EXACT_PRODUCT = 2e8
-# Sampled softmax from this number of entities, with so many negatives.
+# The softmax is sampled from this number of entities on, and the number of negatives then.
 MIN_SAMPLED_ENTITIES = {"cpu": 5_000, "cuda": 250_000}
 NUM_SAMPLED = {"cpu": 2_000, "cuda": 10_000}
-# On a CPU: triples are grouped by query if there are at most so many queries for a triple. Groups
-# save most of the work then; otherwise they save little, and sampled softmax is less exact.
+# On a CPU, triples are grouped by query if the number of queries is at most this share of the
+# number of triples, as groups then save most of the work. Otherwise they save little, and sampled
+# softmax is less exact with them.
 MAX_GROUPED_SHARE = 0.4
 MATRIX_MODELS = ("RESCAL", "TuckER", "SE")  # a relation has dim² parameters
 MAX_MATRIX_DIM = 256
 MAX_DIM_OF_STARTS = 500  # of the models in `STARTS`
 MAX_NEGATIVES = 1024
-# A path network is trained in so many steps, over at least and at most so many epochs. It overfits
-# small graphs in a few of them.
+# A path network is trained for this number of steps, but for no fewer and no more epochs than
+# these: more epochs would overfit a small graph.
 NETWORK_STEPS = 24_000
 MIN_NETWORK_EPOCHS = 3
 MAX_NETWORK_EPOCHS = 8
@@ -98,26 +99,17 @@ def starting_recipe(
     settings_of_model = starts.get(model, {})
     if model in MODELS and MODELS[model].recipe_defaults:
         settings_of_model = MODELS[model].recipe_defaults
-    start: dict[str, Any] = {"optimizer.decay_from": 0.5}
     has_own_loss = any(key.startswith("loss.") for key in settings_of_model)
     softmax = {} if has_own_loss else fast_softmax(graph, device, changes)
     is_grouped = softmax.get("training.order") == "queries"
-    start |= softmax
+    start = {"optimizer.decay_from": 0.5, **softmax}
     start |= _default_size(graph, device, model, has_own_loss=has_own_loss, is_grouped=is_grouped)
     if not is_small(graph) and "optimizer.name" not in changes:
         start["optimizer.learning_rate"] = 0.1
         if device.type == "cpu" and not has_own_loss:
             start["optimizer.learning_rate"] = 0.2  # there are few epochs
     usual = api.default_recipe(data, graph, changes)
-    has_dura = usual.regularizer.plain is not None
-    for key, value in settings_of_model.items():
-        # A loss or a regularizer that the user names comes without our settings, and an option or
-        # a loss that the user names may leave DURA undefined.
-        table = key.partition(".")[0]
-        is_defined = has_dura or key not in ("regularizer.plain", "regularizer.mapped")
-        is_named = table != "model" and f"{table}.name" in changes
-        if is_defined and not is_named:
-            start[key] = value
+    start |= _applicable(settings_of_model, usual, changes)
     if is_small(graph) and start.get("optimizer.name") == "Adam":
         start["optimizer.learning_rate"] = 0.01  # there are few steps
     start |= changes
@@ -127,6 +119,25 @@ def starting_recipe(
         init_scale = init_scale_of_margin(start["loss.margin"], start["model.dim"])
         start.setdefault("model.init_scale", init_scale)
     return api.default_recipe(data, graph, start)
+
+
+def _applicable(
+    settings_of_model: Mapping[str, Any], usual: Recipe, changes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The settings of a model that the changes of its user leave applicable.
+
+    A loss or a regularizer that the user names comes without our settings, and an option or a loss
+    that the user names may leave DURA undefined.
+    """
+    has_dura = usual.regularizer.plain is not None
+    applicable = {}
+    for key, value in settings_of_model.items():
+        table = key.partition(".")[0]
+        is_defined = has_dura or key not in ("regularizer.plain", "regularizer.mapped")
+        is_named = table != "model" and f"{table}.name" in changes
+        if is_defined and not is_named:
+            applicable[key] = value
+    return applicable
 
 
 def fast_softmax(graph: Graph, device: torch.device, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class SavedModel(ABC):
     options: Mapping[str, Any]
     is_dual: bool = False
 
-    # Arrays that the file of weights has beside those of entities and relations.
+    # Arrays that the file of weights has besides those of entities and relations.
     arrays: ClassVar[tuple[str, ...]] = ()
     known_options: ClassVar[tuple[str, ...]] = ()
 

@@ -114,23 +114,18 @@ def fit(
 ) -> TrainedRun:
     """Read triples, tune the hyperparameters on the validation split, train, and evaluate.
 
-    `data` is what `load_graph` takes, a name, a path or a table, or a graph.
-    `tune` is a time such as "10m", or seconds; by default tuning takes at most three times the
-    final training, or two minutes. Keys in `changes`, named as in a recipe ("model.dim"), are not
-    tuned. With `out`, an interrupted run can be resumed. Events go to `on_event`, the progress of
-    the final training also to `on_progress`. Without `on_event`, notes of the reader, leakage and
-    unseen entities are warnings of the logger `dualkg`.
-
     Args:
-        data: A name, a path, a table or a graph.
+        data: A graph, or what `load_graph` takes: a name, a path or a table.
         model: Name of the model.
-        tune: True, False, a time such as "10m", seconds, or a `SearchPlan`.
-        changes: Settings by their recipe keys; they are not tuned.
+        tune: True, False, a time such as "10m", seconds, or a `SearchPlan`. By default, tuning
+            takes at most three times the final training, or two minutes.
+        changes: Settings by their recipe keys, such as "model.dim"; they are not tuned.
         seed: Seed of all trainings.
         device: Default: a GPU if there is one.
-        out: Folder of the run.
+        out: Folder of the run, in which an interrupted run can be resumed.
         overwrite: Whether to replace a run in this folder.
-        on_event: Called with typed events of reading, tuning and training.
+        on_event: Called with typed events of reading, tuning and training. Without it, notes of the
+            reader, leakage and unseen entities are warnings of the logger `dualkg`.
         on_progress: Called with progress events of the final training.
         callbacks: Callbacks of the final training.
 

@@ -66,7 +66,7 @@ class SearchPart:
         entities = ends[self.given]
         of_entities = classes[self.given][entities]
         given_classes = sorted(set(of_entities.tolist()) & set(self.given_classes))
-        given = [entities[of_entities == one] for one in given_classes]
+        given = [entities[of_entities == of_class] for of_class in given_classes]
 
         answers = ends[1 - self.given]
         of_answers = classes[1 - self.given]

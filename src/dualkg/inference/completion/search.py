@@ -106,13 +106,11 @@ class SearchState:
         has_candidates[np.ix_(part.given_classes, part.answer_classes)] = True
         return torch.where(has_candidates, by_given, inf)
 
-    def merge(self, found: NewTriples) -> Self:
-        """The state with the best of its triples and of others, whose sort keys are not set."""
-        if not len(found):
+    def merge(self, new: NewTriples) -> Self:
+        """The state with the best of its triples and of new ones, whose sort keys are not set."""
+        if not len(new):
             return self
-        found = self._with_sort_keys(found)
-
-        triples = np.concatenate([self.triples, found])
+        triples = np.concatenate([self.triples, self._with_sort_keys(new)])
         if len(triples) > self.top:
             sort_keys = triples["sort_key"]
             last_sort_key = np.partition(sort_keys, -self.top)[-self.top]
@@ -121,16 +119,16 @@ class SearchState:
             triples = best_first(triples)[: self.top]
         return replace(self, triples=triples)
 
-    def _with_sort_keys(self, found: NewTriples) -> NewTriples:
+    def _with_sort_keys(self, new: NewTriples) -> NewTriples:
         """A copy with sort keys, without triples that are less probable than the minimum."""
-        found = found.copy()
+        new = new.copy()
         if self.prior_correction is None:
-            found["sort_key"] = found["log_probability"]
-            return found
+            new["sort_key"] = new["log_probability"]
+            return new
 
-        probabilities = probabilities_of(found, self.prior_correction)
-        found["sort_key"] = probabilities.log_odds.numpy()
-        return found[probabilities.probability.numpy() >= self.min_probability]
+        probabilities = probabilities_of(new, self.prior_correction)
+        new["sort_key"] = probabilities.log_odds.numpy()
+        return new[probabilities.probability.numpy() >= self.min_probability]
 
 
 # -- the search --------------------------------------------------------------
@@ -160,8 +158,7 @@ def search_block(
     if len(answers) < scores.shape[1]:
         scores = scores[:, answers]
 
-    # What the first query's log-probability must reach if the second query's is as large as it can
-    # be.
+    # The log-probability that the first query needs if that of the second is as large as possible.
     bound = 2 * required[classes[answers]] - second.max_log_probabilities[answers]
     rows = scores.amax(1) >= first.normalizers[given] + bound.min()
     given = given[rows]
@@ -182,8 +179,8 @@ def search_block(
         # Contiguous, since it is read row by row from here on.
         reverse = second.scores_of(answers, given).T.contiguous()
 
-    # A normalizer is at least that of the block's entities; queries that this excludes are not
-    # scored in full.
+    # The normalizer over all entities is at least that over the block. Second queries that fail
+    # with this lower bound need not be scored in full.
     cached = second.normalizers[answers]
     least_normalizers = torch.where(cached.isnan(), reverse.logsumexp(0), cached)
     bound = (scores - first.normalizers[given, None]).add_(reverse).sub_(least_normalizers)
@@ -315,7 +312,7 @@ def _search_part(
             reachable = (required <= 0).to(block.device)
             promising = answers[reachable[classes[answers]]]
             if len(promising):
-                found = search_block(
+                new = search_block(
                     first,
                     second,
                     block,
@@ -325,6 +322,6 @@ def _search_part(
                     required=required,
                     top=state.top,
                 )
-                state = state.merge(found)
+                state = state.merge(new)
             state = replace(state, num_done=state.num_done + len(block), cache=second.cache.clone())
             yield state
