@@ -205,6 +205,24 @@ def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> No
     assert caught.value.filename == str(tmp_path / "report.json")
 
 
+def test_an_error_below_a_folder_that_is_held_names_the_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder_of(tmp_path / "run", file="text")
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with locked(path):
+        with pytest.raises(NotADirectoryError) as caught:
+            files.make_folder(path / "file" / "checkpoint")
+        assert caught.value.filename == str(path / "file" / "checkpoint")
+        monkeypatch.setattr(os, "fsync", refuse)
+        with pytest.raises(OSError, match="Input/output") as failed:
+            files.sync(path / "file")
+        assert failed.value.filename == str(path / "file")
+
+
 # -- replacing a folder ------------------------------------------------------
 
 

@@ -77,7 +77,7 @@ def test_parts_of_a_campaign_are_added():
     thrice = joined(both, part(3, inputs=1))
     assert [part["commit"] for part in thrice["parts"]] == ["c1", "c2", "c3"]
     assert thrice["inputs"] == 12
-    row = "| `inputs` | inputs 12, most mib 9 | 6 | 3.0 | c1, c2, c3 |"
+    row = "| `inputs` | inputs 12, most mib 9 | 6 | 3.0 | c1 (5), c2 (6), c3 (1) |"
     assert row in with_table(f"{BEGIN}{END}", {"inputs": thrice})
 
 

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import Counter
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -139,9 +140,11 @@ def with_table(page: str, results: dict[str, Any]) -> str:
                 label = key.removeprefix("num_").replace("_", " ")
                 figures.append(f"{label} {_formatted(result[key])}")
         minutes = f"{result['seconds'] / 60:.1f}"
-        commit = result["on"]["commit"]
-        commits = list(dict.fromkeys(part["commit"] for part in result.get("parts", [])))
-        commit = ", ".join(commits) or commit
+        counts: Counter[str] = Counter()
+        for part in result.get("parts", []):
+            counts[part["commit"]] += part.get(FIGURES[name][0], 0)
+        commits = [f"{commit} ({count:,})" for commit, count in counts.items()]
+        commit = ", ".join(commits) or result["on"]["commit"]
         lines.append(
             f"| `{name}` | {', '.join(figures)} | {result['num_failures']} | {minutes} | {commit} |"
         )

@@ -37,7 +37,8 @@ CPU = ("--device", "cpu")
 QUERY = ("--head", "thing1", "--relation", "colour")
 INDEXES = ("exact", "ivf", "hnsw", "sq8")
 UNCHECKED = ("decisions.jsonl", "study.db", "best.toml", "trials.csv", "summary.json")
-SECONDS = re.compile(r'"seconds": [0-9.e-]+')  # of a list
+# In what commands print: seconds of a list, and lines of progress.
+TIMES = re.compile(r'"seconds": [0-9.e-]+|^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d .*\n', re.MULTILINE)
 DECISION = (
     '{"head": "thing1", "relation": "colour", "tail": "colour2", "verdict": "accepted", '
     '"probability": 0.5, "decided_at": "2026-01-01T00:00:00Z"}\n'
@@ -235,7 +236,7 @@ class Arena:
         """The exit status of a command, its output, and its result."""
         status, text = self.run(words, self.here)
         if status or not kind.result:
-            return status, text, SECONDS.sub("", text)
+            return status, text, TIMES.sub("", text)
         return status, text, weights_of(self.here / kind.folder / kind.result)
 
     def expect(self, kind: Kind, words: Words) -> None:

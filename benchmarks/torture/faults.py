@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.torture.common import (
     ON_CPU,
+    SPACE,
     TRACEBACK,
     Status,
     failure,
@@ -31,6 +32,7 @@ from benchmarks.torture.common import (
     train_and_interrupt,
     write_triples,
 )
+from benchmarks.torture.swaps import train_shards
 
 SECONDS = 60  # the longest time of a case
 SHIM = Path(__file__).with_name("shim.c")
@@ -67,9 +69,25 @@ COMMANDS = {
     "export tsv": ["export", "run", "--format", "tsv", "--out", "new"],
     "sparsify": ["sparsify", "run", "--share", "0.5", "--out", "new"],
     "ensemble": ["ensemble", "run", "run", "--weights", "equal", "--out", "new"],
+    "resume, one of several": ["resume", "stopped-parts"],
+    "gather": ["gather", "run-parts"],
+    "tune": ["tune", "space.toml", "--out", "new"],
 }
 # Files of `run` that a command may change; None is all of them.
-REPLACED = {"calibrate": ["calibration.json"], "overwrite": None, "resume": None}
+REPLACED = {
+    "calibrate": ["calibration.json"],
+    "overwrite": None,
+    "resume": None,
+    "resume, one of several": None,
+    "gather": None,
+}
+# The run that a command finishes, in place of `run`.
+FINISHED = {
+    "train": "new",
+    "resume": "stopped",
+    "resume, one of several": "stopped-parts",
+    "gather": "run-parts",
+}
 
 
 def compile_shim(folder: Path) -> Path:
@@ -118,6 +136,12 @@ def make_good(good: Path) -> None:
     kg.calibrate(kg.train_recipe(recipe, out=good / "run"))
     saved_often = recipe.with_changes({"training.checkpoint_seconds": 0.0})
     train_and_interrupt(saved_often, good / "stopped")
+    (good / "space.toml").write_text(SPACE.replace("mine.tsv", "graph.tsv"))
+    train_shards(good / "run", good / "stopped-parts")
+    shutil.copytree(good / "stopped-parts", good / "run-parts")
+    status, text = run_command(["resume", str(good / "run-parts")])
+    if status:
+        raise RuntimeError(f"the runs were not made: {text}")
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -231,10 +255,7 @@ class FailingDisk:
             return "it ended with 0, and its files are not those of a good disk"
         if status and name != "overwrite":
             return None
-        run = {"overwrite": "run", "resume": "stopped"}.get(name, "run")
-        if name == "train" and status == 0:
-            run = "new"
-        check_status, report = run_command(["check", run])
+        check_status, report = run_command(["check", FINISHED.get(name, "run")])
         is_resumable = name == "overwrite" and "dualkg resume" in report
         if check_status and not is_resumable:
             return f"damaged after status {status}: {report[-300:]}"
@@ -262,7 +283,7 @@ def check_repeated(name: str, words: list[str]) -> str | None:
         if Path(out, "checkpoint.safetensors").exists():
             words = ["resume", out]
     status, text = run_command(words)
-    if name == "resume" and "is finished" in text:
+    if any(sentence in text for sentence in ("is finished", "are in one file already")):
         return None
     return f"run again, it ended with {status}: {text[-300:]}" if status else None
 

@@ -15,7 +15,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,13 @@ REFUSALS = (
     "is finished",
     "is a finished run",
     "is not finished",
+    "is in training",
     "was replaced after it was loaded",
     "which would be lost",
+    "was moved, removed or replaced while it was being written",
+    "does not exist",
 )
+TRAINING_SECONDS = 3.0  # with others at the same time
 NUM_DECISIONS = 5
 NUM_POINTS = 6  # three dims and two seeds
 
@@ -92,7 +96,7 @@ class Arena:
                 output=self.home / f".output-{number}",
                 delay=delay,
                 gate=read,
-                call=_decide if words[0] == "decide" else None,
+                call=CALLS.get(str(words[0])),
             )
             commands.append(command)
         # Each command starts when it has read a byte.
@@ -263,7 +267,40 @@ def decide(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Che
     return lines, check
 
 
-RACES = (train_over, train_new, resume, calibrate, complete, derive, read_and_write, tune, decide)
+def move(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check]:
+    """The folder is moved while processes write it, and another run may take its name."""
+    _copy(arena, "good-0", "run")
+    change = chance.choice(["move", "swap"])
+    lines: Lines = [("move", change, chance.random())]
+    for seed in range(1, number):
+        if chance.random() < 0.7:
+            lines.append(_training(seed, "--overwrite"))
+        else:
+            lines.append(("calibrate", "run", "--device", "cpu", "--overwrite"))
+
+    def check(commands: list[Command]) -> list[str]:
+        # A command that began after the change has written another folder of the name.
+        wrong = _good_run(arena) if (arena.home / "run").exists() else []
+        wrong += [f"moved: {what}" for what in _good_run(arena, "moved", is_finished=False)]
+        if change == "swap" and not (arena.home / "run").exists():
+            wrong.append("the run that took the name is gone")
+        return wrong
+
+    return lines, check
+
+
+RACES = (
+    train_over,
+    train_new,
+    resume,
+    calibrate,
+    complete,
+    derive,
+    read_and_write,
+    tune,
+    decide,
+    move,
+)
 
 
 def _copy(arena: Arena, source: str, name: str) -> Path:
@@ -275,15 +312,16 @@ def _one_winner(commands: list[Command]) -> list[str]:
     return [] if num_winners == 1 else [f"{num_winners} processes succeeded; 1 was expected"]
 
 
-def _good_run(arena: Arena) -> list[str]:
-    """The run is whole, and has the weights of its seed."""
+def _good_run(arena: Arena, name: str = "run", *, is_finished: bool = True) -> list[str]:
+    """The run is whole, and has the weights of its seed if it is finished."""
     from dualkg.inference.integrity import check_run
 
-    path = arena.home / "run"
+    path = arena.home / name
     try:
         checks = check_run(path)
         seed = tomllib.loads((path / "recipe.toml").read_text())["training"]["seed"]
-        has_weights_of_seed = run_weights(path) == arena.weights[seed]
+        is_finished = is_finished or checks[0].finished
+        has_weights_of_seed = not is_finished or run_weights(path) == arena.weights[seed]
     except Exception as error:
         return [f"the run cannot be checked: {type(error).__name__}: {error}"]
     wrong = [] if has_weights_of_seed else ["the weights are not those of the seed"]
@@ -291,7 +329,7 @@ def _good_run(arena: Arena) -> list[str]:
         for file in check.files:
             if file.state == "damaged":
                 wrong.append(f"{file.file} is damaged: {file.reason}")
-    if not all(check.finished for check in checks):
+    if is_finished and not all(check.finished for check in checks):
         wrong.append("the run is not finished")
     return wrong
 
@@ -309,6 +347,22 @@ def _decide(words: list[str]) -> int:
     return 0
 
 
+def _move(words: list[str]) -> int:
+    """Move the run away, at a time at which the others train; another one may take its name."""
+    _, change, share = words
+    time.sleep(TRAINING_SECONDS * float(share))
+    Path("run").rename("moved")
+    if change == "swap":
+        shutil.copytree("good-3", ".good-3")
+        with suppress(OSError):  # one that began after the move was faster
+            Path(".good-3").rename("run")
+        shutil.rmtree(".good-3", ignore_errors=True)
+    return 0
+
+
+CALLS = {"decide": _decide, "move": _move}
+
+
 def _refused_and_clean(arena: Arena, commands: list[Command]) -> list[str]:
     """Each loser gets a message, without a traceback, and nothing is left."""
     wrong = []
@@ -321,6 +375,7 @@ def _refused_and_clean(arena: Arena, commands: list[Command]) -> list[str]:
     run = arena.home / "run"
     hidden = [path.name for path in arena.home.glob(".*") if not path.name.startswith(".output")]
     hidden += [path.name for path in run.glob(".*")]
+    hidden += [path.name for path in (arena.home / "moved").glob(".*")]
     if hidden:
         wrong.append(f"left: {sorted(hidden)}")
     return wrong

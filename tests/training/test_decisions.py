@@ -73,7 +73,7 @@ def test_a_file_that_has_no_decisions_is_refused(tmp_path, text):
     path = tmp_path / "bad.jsonl"
     path.write_text(f"\n{text}")
     graph = graph_of([(0, 0, 1)])
-    with refused(InvalidValue, setting="decisions", found=f"line 2 of {path}"):
+    with refused(InvalidValue, setting="data.decisions", found=f"line 2 of {path}"):
         with_decisions(graph, path)
     with pytest.raises(InvalidValue, match="No such file"):
         with_decisions(graph, tmp_path / "none")

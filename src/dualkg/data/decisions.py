@@ -65,7 +65,7 @@ def _read(path: Path) -> Iterator[tuple[str, NamedTriple]]:
         lines = read_bytes(path).split(b"\n")
     except OSError as error:
         raise InvalidValue(
-            "decisions",
+            "data.decisions",
             expected="a run folder with decisions, or a file of them",
             found=f"{path} ({error.strerror})",
         ) from None
@@ -82,7 +82,7 @@ def _read(path: Path) -> Iterator[tuple[str, NamedTriple]]:
         is_triple = all(isinstance(name, str) for name in triple)
         if verdict not in ("accepted", "rejected") or not is_triple:
             raise InvalidValue(
-                "decisions",
+                "data.decisions",
                 expected="a file of JSON lines with head, relation, tail and verdict",
                 found=f"line {number:,} of {path}",
             )

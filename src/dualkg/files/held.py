@@ -26,6 +26,16 @@ NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)  # there is nothing of this name
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the whole path in errors of calls on a descriptor, which know a part of it or none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
 def remove_in(folder: int, name: str) -> None:
     """Remove a file or folder of a folder, by its descriptor, if it is there."""
     with suppress(FileNotFoundError):
@@ -229,7 +239,8 @@ def opened(folder: Path) -> Iterator[int]:
     else:
         home, name = above
         try:
-            descriptor = os.open(name, os.O_RDONLY, dir_fd=home)
+            with naming(folder):
+                descriptor = os.open(name, os.O_RDONLY, dir_fd=home)
         finally:
             os.close(home)
     try:
@@ -275,7 +286,7 @@ def make_folder(path: Path) -> None:
     home, name = above
     try:
         for folder in reversed([name, *name.parents][:-1]):
-            with suppress(FileExistsError):
+            with suppress(FileExistsError), naming(path):
                 os.mkdir(folder, dir_fd=home)
     finally:
         os.close(home)
@@ -286,7 +297,7 @@ def remove(path: Path) -> None:
     if not path.parent.exists():
         check_held(path)
         return
-    with opened(path.parent) as folder:
+    with opened(path.parent) as folder, naming(path):
         remove_in(folder, path.name)
 
 

@@ -23,6 +23,7 @@ from dualkg.files.held import (
     check_held,
     make_folder,
     names_of,
+    naming,
     opened,
     own_lock,
     place_of,
@@ -252,10 +253,11 @@ def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        if path.is_dir():
-            _sync_folder(descriptor)
-        else:
-            os.fsync(descriptor)
+        with naming(path):
+            if path.is_dir():
+                _sync_folder(descriptor)
+            else:
+                os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -307,7 +309,8 @@ def _exchange(fresh: Path, path: Path, *, former: int) -> None:
     if _exchange_names(fresh, path):
         try:
             _check_is(fresh, former, path)
-            sync(path.parent)  # the former folder is deleted only then
+            with naming(path):
+                sync(path.parent)  # the former folder is deleted only then
         except (OSError, FolderMoved):
             _exchange_names(fresh, path)
             raise

@@ -54,7 +54,7 @@ COMMAND = (sys.executable, "-m", "dualkg.serve.training_process")
 Point = dict[str, float | None]
 
 
-class Epoch(BaseModel):
+class SavedEpoch(BaseModel):
     """An epoch of the history in a checkpoint."""
 
     epoch: int
@@ -65,7 +65,7 @@ class Epoch(BaseModel):
 class SavedProgress(BaseModel):
     """The part of a checkpoint's progress that curves show."""
 
-    history: list[Epoch] = Field(default_factory=list)
+    history: list[SavedEpoch] = Field(default_factory=list)
 
 
 @dataclass
@@ -143,7 +143,7 @@ class WatchedTraining(TrainingState):
         self.share = done / epochs if epochs else None
         return self.stage
 
-    def _history(self, folder: RunFolder) -> list[Epoch]:
+    def _history(self, folder: RunFolder) -> list[SavedEpoch]:
         """The epochs of the checkpoint; none if it has none, or is damaged."""
         progress = read_about(folder.checkpoint).get("progress", {})
         with suppress(DamagedFile):

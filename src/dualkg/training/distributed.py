@@ -415,7 +415,7 @@ class FolderStore(CheckpointStore):
         own = shard_file(folder, self.group.index)
 
         def finish_file() -> _Shard:
-            self._wait(written)
+            self._wait(written, own)
             record = None
             if own.exists():
                 sync(own)
@@ -424,16 +424,22 @@ class FolderStore(CheckpointStore):
 
         self._writing = _Writing(checkpoint, folder, about, in_thread(finish_file))
 
-    def _wait(self, written: Future[Any]) -> None:
-        """Wait for a thread; the error of another process is that process's to report."""
+    def _wait(self, written: Future[Any], file: Path) -> None:
+        """Wait for a thread that writes a file.
+
+        The error of another process is that process's to report.
+        """
         try:
             written.result()
         except BaseException as error:
             failures = checkpoint_failures(error)
             if failures is None:
                 raise
-            if self.group.index in failures:
-                raise failures[self.group.index] from None
+            failure = failures.get(self.group.index)
+            if isinstance(failure, OSError) and failure.filename is None:
+                failure.filename = str(file)
+            if failure is not None:
+                raise failure from None
 
     @property
     def is_writing(self) -> bool:
