@@ -50,7 +50,9 @@ def test_calibrate_prints_tables(run_cli, run):
 
 
 def test_the_share_of_missing_triples_is_told(run_cli, run):
-    assert "lacks 6.6% of the true triples, as many as valid" in run_cli("calibrate", run.folder).err
+    assert (
+        "lacks 6.6% of the true triples, as many as valid" in run_cli("calibrate", run.folder).err
+    )
     told = run_cli("calibrate", run.folder, "--missing-share", 0.4)
     assert "lacks 40.0% of the true triples, 188 (--missing-share)" in told.err
     completed = run_cli("complete", run.folder, "--top", 3)

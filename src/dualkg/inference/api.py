@@ -9,8 +9,8 @@ import torch
 from dualkg.errors import RequestError
 from dualkg.files import locked
 from dualkg.inference.calibration import (
-    Calibration,
     AssumedMissing,
+    Calibration,
     calibration_for,
     check_missing_share,
     fit_calibration,
