@@ -78,8 +78,7 @@ def table_command(table: ResultTable) -> Callable[..., None]:
                 on_progress=on_progress,
             )
             graphs = config.graphs(PUBLISHED_GRAPHS)
-            for graph in graphs:
-                config.train_table(table, graph)
+            config.on_each_graph(graphs, lambda graph: config.train_table(table, graph))
         recorded = load_records(records)
         update_pages(records)
         return show([tables.results_table(table, graph, recorded) for graph in graphs])
@@ -140,7 +139,7 @@ def paths(
     """Path networks: train the missing seeds, and ensembles with embeddings (--ensemble)."""
     members = tuple(PATHS.row(name).name for name in ensemble or ())
     study = STUDIES["path-ensemble"]
-    shown = []
+
     with TrainingDisplay(PATHS.name) as on_progress:
         config = Config(
             dataset=dataset,
@@ -153,14 +152,19 @@ def paths(
             log=cli.note,
             on_progress=on_progress,
         )
-        for graph in config.graphs(PUBLISHED_GRAPHS, PATHS.other_graphs):
+
+        def on_graph(graph: str) -> list[Table]:
             config.train_table(PATHS, graph)
-            shown.append(tables.results_table(PATHS, graph, load_records(records)))
+            shown = [tables.results_table(PATHS, graph, load_records(records))]
             if members:
                 check_committed()
                 shown += study.run(replace(config, dataset=graph, rows=members))
+            return shown
+
+        graphs = config.graphs(PUBLISHED_GRAPHS, PATHS.other_graphs)
+        shown = config.on_each_graph(graphs, on_graph)
     update_pages(records)
-    return show(shown)
+    return show([table for tables_of_graph in shown for table in tables_of_graph])
 
 
 @cli.command()
@@ -214,6 +218,8 @@ def datasets(records: Records = RECORDS) -> cli.Output:
     """Statistics of the data sets that are available, against the published ones."""
     counts = {}
     for graph in GRAPHS:
+        # A download that fails may take a minute.
+        cli.note(f"Counting {graph}")
         try:
             counts[graph] = kg.load_graph(graph).counts
         except kg.DualkgError as error:

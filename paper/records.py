@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dualkg as kg
 from dualkg.analysis.records import load_recipes, load_recorded_ranks, read_record, run_folders
+from dualkg.data.errors import DownloadFailed, GraphNotFound
 from dualkg.errors import PYTHON, RequestError, Unsupported, Words
 from dualkg.evaluation.comparison import Floats
 from dualkg.files import atomic_folder, locks, read_json, write_text
@@ -24,6 +25,7 @@ from dualkg.workflows import train_seeds
 from paper import registry
 from paper.registry import FOLDER, ResultTable, Row, recipe_of, rows_with_recipes
 
+T = TypeVar("T")
 RECORDS = FOLDER / "records"
 RUNS = Path("runs/paper")
 
@@ -282,6 +284,24 @@ class Config:
             return default
         names = (*registry.GRAPHS, *default, *others)
         return (registry.spelled(self.dataset, names, kind="graph of these tables"),)
+
+    def on_each_graph(self, graphs: Sequence[str], work: Callable[[str], T]) -> list[T]:
+        """The results of some work on each graph.
+
+        Graphs that are neither here nor can be downloaded are left out, and named, unless all are.
+        """
+        results = []
+        absent: DownloadFailed | GraphNotFound | None = None
+        for name in graphs:
+            try:
+                results.append(work(name))
+            except (DownloadFailed, GraphNotFound) as error:
+                absent = error
+                if len(graphs) > 1:
+                    self.log(f"{name} is left out: {error}")
+        if absent is not None and not results:
+            raise absent
+        return results
 
     def trained_run(self, row: Row, graph: kg.Graph, seed: int) -> Path:
         """The folder of a finished run with its weights, trained if it is missing."""

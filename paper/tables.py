@@ -307,26 +307,28 @@ class Study:
             import matplotlib.figure  # noqa: F401
         with optional_import("scikit-learn", purpose="A figure"):
             import sklearn.manifold  # noqa: F401
-        tables = []
-        for name in config.graphs(self.graphs, self.other_graphs):
-            graph = kg.load_graph(name)
-            device = choose_device(config.device)
-            on_cpu = self.by_device and device.type == "cpu"
-            path = self.path(config.records, graph.name, suffix="-cpu" if on_cpu else "")
-            made_with = environment(device, fingerprint=graph.fingerprint)
-            earlier = self._earlier_results(path, graph)
-            measured = self.measure(replace(config, earlier=tuple(earlier)), graph)
-            results, drawing = measured if isinstance(measured, tuple) else (measured, None)
-            saved = {"graph": graph.name, "environment": made_with, "results": earlier}
-            if self.merges:
-                for result in results:
-                    saved["results"] = merged(saved["results"], result)
-                    self.save(path, saved)
-            else:
-                saved["results"] = list(results) if isinstance(results, Iterator) else results
-                self.save(path, saved, drawing)
-            tables += self.tables(saved["results"], graph.name)
-        return tables
+        names = config.graphs(self.graphs, self.other_graphs)
+        by_graph = config.on_each_graph(names, lambda name: self._run_on(config, name))
+        return [table for tables in by_graph for table in tables]
+
+    def _run_on(self, config: Config, name: str) -> list[Table]:
+        graph = kg.load_graph(name)
+        device = choose_device(config.device)
+        on_cpu = self.by_device and device.type == "cpu"
+        path = self.path(config.records, graph.name, suffix="-cpu" if on_cpu else "")
+        made_with = environment(device, fingerprint=graph.fingerprint)
+        earlier = self._earlier_results(path, graph)
+        measured = self.measure(replace(config, earlier=tuple(earlier)), graph)
+        results, drawing = measured if isinstance(measured, tuple) else (measured, None)
+        saved = {"graph": graph.name, "environment": made_with, "results": earlier}
+        if self.merges:
+            for result in results:
+                saved["results"] = merged(saved["results"], result)
+                self.save(path, saved)
+        else:
+            saved["results"] = list(results) if isinstance(results, Iterator) else results
+            self.save(path, saved, drawing)
+        return self.tables(saved["results"], graph.name)
 
     def _earlier_results(self, path: Path, graph: kg.Graph) -> list[dict[str, Any]]:
         """The saved results on the same data, if those of several calls are kept together."""

@@ -56,6 +56,7 @@ def test_without_a_triple_above_the_minimum_the_best_probability_is_named(run_cl
     assert f"0.999 or more; the best has {best:.4g}." in result.out
     assert len(out.read_text().splitlines()) == 1
     printed = run_cli("complete", run, "--min-probability", 0.999, "--json").json
+    assert printed.pop("missing")["per_valid"] == 1
     assert printed == {"out": None, "triples": 0, "best": [], "highest_probability": best}
 
 

@@ -49,6 +49,19 @@ def test_calibrate_prints_tables(run_cli, run):
         assert words in out
 
 
+def test_the_share_of_missing_triples_is_told(run_cli, run):
+    assert (
+        "lacks 6.6% of the true triples, as many as valid" in run_cli("calibrate", run.folder).err
+    )
+    told = run_cli("calibrate", run.folder, "--missing-share", 0.4)
+    assert "lacks 40.0% of the true triples, 188 (--missing-share)" in told.err
+    completed = run_cli("complete", run.folder, "--top", 3)
+    assert "lacks 40.0% of the true triples" in completed.err
+    missing = run_cli("complete", run.folder, "--top", 3, "--json").json["missing"]
+    assert missing == pytest.approx({"number": 188, "share": 0.4, "per_valid": 9.4})
+    assert run_cli("calibrate", run.folder, "--missing-share", 2).code == 2
+
+
 def test_a_damaged_calibration_can_be_overwritten(run_cli, run):
     (run.folder / "calibration.json").write_text("{")
     damaged = run_cli("calibrate", run.folder)

@@ -55,6 +55,26 @@ def test_calibrate_fits_saves_and_checks(run):
     )
 
 
+def test_a_share_of_missing_triples_is_saved_without_a_fit(run):
+    """It changes probabilities of new triples alone: not their order, and no check on test."""
+    measured = kg.calibrate(run)
+    before = kg.complete(run, top=30)
+    given = kg.calibrate(run, missing_share=0.5)
+    fitted = {**given.calibration.as_dict(), "missing_share": None}
+    assert fitted == measured.calibration.as_dict()
+    assert given.report == measured.report
+    assert given.new_triples is None
+
+    after = kg.complete(kg.load_run(run.folder), top=30)
+    assert (after.triples == before.triples).all()
+    assert (after.probability > before.probability).all()
+    assert kg.calibrate(run.folder).calibration.missing_share == 0.5
+    again = kg.calibrate(run.folder, overwrite=True)
+    assert again.as_dict() == measured.as_dict()
+    with refused(InvalidValue, setting="missing_share"):
+        kg.calibrate(run, missing_share=1.0)
+
+
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 @pytest.mark.parametrize("is_done", [True, False])
 def test_a_calibration_that_is_replaced_is_the_old_or_the_new_one(

@@ -10,9 +10,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.inference.calibration import Calibration, PriorCorrection, log_odds_of
+from dualkg.errors import InvalidValue
+from dualkg.inference.calibration import (
+    Calibration,
+    PriorCorrection,
+    _query_priors,
+    check_missing_share,
+    log_odds_of,
+)
 from dualkg.inference.completion import complete
-from dualkg.inference.query_classes import NUM_CLASSES
+from dualkg.inference.query_classes import NUM_CLASSES, QueryClasses
 from dualkg.inference.recalibration import Recalibration
 from tests.conftest import graph_of
 
@@ -85,6 +92,81 @@ def test_odds_are_the_prior_times_the_odds_of_an_answer():
     of_triples = correction.of_triples(triples, log_probability)
     np.testing.assert_allclose(of_triples.answer_probability, of_answers)
     np.testing.assert_allclose(of_triples.probability, odds / (1 + odds), rtol=1e-6)
+
+
+def test_a_given_share_of_missing_triples_multiplies_all_odds():
+    """The graph has 5 triples in its splits, one of them valid. A share of .6 is 7.5 of 12.5."""
+    graph = graph_of([(0, 0, 1), (2, 0, 3), (0, 0, 4)], [(0, 0, 3)], [(2, 0, 1)], num_entities=5)
+    calibration = calibration_of(2.0, (1.0, 0.0, -1.0, 3.0), max_probability=0.7)
+    given = replace(calibration, missing_share=0.6)
+    assert given.assumed_missing(graph) == pytest.approx((7.5, 0.6, 7.5))
+    assert calibration.assumed_missing(graph) == pytest.approx((1.0, 1 / 6, 1.0))
+
+    log_probability = torch.tensor([-0.5, -1.0, -2.0, -0.1])
+    triples = np.array([(0, 0, 3), (1, 0, 3), (0, 0, 4), (4, 0, 2)])
+    measured = PriorCorrection.of(calibration, graph).of_triples(triples, log_probability)
+    correction = PriorCorrection.of(given, graph)
+    of_triples = correction.of_triples(triples, log_probability)
+    odds = 7.5 * measured.probability / (1 - measured.probability)
+    np.testing.assert_allclose(of_triples.probability, odds / (1 + odds), rtol=1e-6)
+    assert (of_triples.answer_probability >= measured.answer_probability).all()
+    assert (of_triples.answer_probability + 1e-6 >= of_triples.probability).all()
+
+    # The first triple reaches its own log odds with its own log-probability.
+    reached = float(of_triples.log_odds[0])
+    classes = [
+        correction.query_classes.of_pairs(triples[:1, end], roles).item()
+        for end, roles in ((0, np.array([0])), (2, np.array([1])))
+    ]
+    required = correction.required_log_probability(reached, 0)[tuple(classes)]
+    assert float(required) == pytest.approx(-0.5, abs=1e-5)
+
+
+def test_a_share_as_measured_changes_no_bit(small_graph):
+    """Without a share, or with that of valid, probabilities are those of the priors of valid."""
+    calibration = calibration_of(1.5, (0.5, 0.0, -1.0, 1.0), num_relations=4)
+    correction = PriorCorrection.of(calibration, small_graph)
+    measured = _query_priors(
+        QueryClasses.of(small_graph), QueryClasses.of(small_graph, split="valid")
+    )
+    assert torch.equal(correction.heads, measured[0])
+    assert torch.equal(correction.tails, measured[1])
+
+    share = calibration.assumed_missing(small_graph).share
+    same = PriorCorrection.of(replace(calibration, missing_share=share), small_graph)
+    np.testing.assert_allclose(same.heads, correction.heads, rtol=1e-12)
+
+
+def test_with_the_true_share_probabilities_are_right_for_more_missing_triples():
+    """A line that is right for 10,000 valid triples, and 40,000 that are missing."""
+    random = np.random.default_rng(0)
+    true = random.normal(-1.0, 1.0, 40_000)
+    false = random.normal(-4.0, 1.0, 200_000)
+    # The likelihood ratio of the two normal distributions is exp(3 x + 7.5).
+    offset = 7.5 + np.log(10_000 / 200_000)
+    calibration = replace(calibration_of(3.0, (offset,) * 4), missing_share=2 / 3)
+
+    # Of 6 triples, 2 are in the splits, and 1 of these in valid.
+    graph = graph_of([(0, 0, 1)], [(0, 0, 2)], num_entities=3)
+    per_valid = calibration.assumed_missing(graph).per_valid
+    assert per_valid == pytest.approx(4)
+    priors = torch.full((1, NUM_CLASSES), per_valid, dtype=torch.float64)
+    correction = replace(PriorCorrection.of(calibration, graph), heads=priors, tails=priors)
+
+    values = np.concatenate([true, false])
+    triples = np.tile([0, 0, 2], (len(values), 1))
+    probability = correction.of_triples(triples, torch.from_numpy(values)).probability.numpy()
+    for lower in (0.1, 0.5, 0.8):
+        chosen = (probability >= lower) & (probability < lower + 0.2)
+        observed = chosen[: len(true)].sum() / chosen.sum()
+        assert probability[chosen].mean() == pytest.approx(observed, abs=0.02)
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, float("nan")])
+def test_a_share_that_cannot_be_missing_is_refused(share):
+    with pytest.raises(InvalidValue) as refusal:
+        check_missing_share(share)
+    assert refusal.value.setting == "missing_share"
 
 
 def test_probabilities_add_up_to_the_missing_triples():

@@ -5,10 +5,13 @@ import json
 import pytest
 
 import dualkg as kg
+from dualkg.data.errors import GraphNotFound
 from paper import registry
 from paper.__main__ import app, table_command
+from paper.records import Config
 from tests.paper.conftest import TINY
 from tests.processes import run_python
+from tests.raising import refused
 
 
 @pytest.mark.slow
@@ -44,6 +47,21 @@ def test_data_sets_are_counted_and_saved(run_paper, tmp_path, monkeypatch):
     assert f"| world | {num_entities} |" in (tmp_path / "records" / "RESULTS.md").read_text(
         encoding="utf-8"
     )
+
+
+def test_a_graph_that_is_absent_is_left_out():
+    notes = []
+    config = Config(log=notes.append)
+
+    def work(name):
+        return len(kg.load_graph(name).train)
+
+    assert config.on_each_graph(["nowhere", "world"], work) == [len(kg.load_graph("world").train)]
+    [note] = notes
+    assert note.startswith("nowhere is left out: There is no graph")
+    with refused(GraphNotFound, name="nowhere"):
+        config.on_each_graph(["nowhere"], work)
+    assert notes == [note]
 
 
 def test_a_results_table_is_trained_recorded_and_shown(run_paper, recipes, tmp_path, monkeypatch):

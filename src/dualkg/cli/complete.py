@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 import dualkg as kg
 from dualkg.cli import common as cli
+from dualkg.cli.evaluate import missing_triples
 from dualkg.cli.words import COMMAND
 from dualkg.files import check_new_folder, locked
 
@@ -101,7 +102,11 @@ def complete(
         highest = None
         if not len(made) and min_probability:
             highest = _highest_probability(opened, arguments)
-    return _print_completion(made, out, min_probability=min_probability, highest=highest)
+        calibration = kg.inference.calibration.calibration_for(opened).calibration
+        missing = calibration.assumed_missing(opened.graph)
+    return _print_completion(
+        made, out, min_probability=min_probability, highest=highest, missing=missing
+    )
 
 
 def _highest_probability(run: kg.Run, arguments: dict[str, Any]) -> float | None:
@@ -140,13 +145,16 @@ def _print_completion(
     *,
     min_probability: float,
     highest: float | None,
+    missing: kg.inference.calibration.AssumedMissing,
 ) -> cli.Output:
     num_shown = len(made) if out is None else NUM_PRINTED
     best = made.table().slice(0, num_shown).to_pylist()
     result = {"out": None if out is None else str(out), "triples": len(made), "best": best}
+    result["missing"] = missing._asdict()
     if not len(made):
         result["highest_probability"] = highest
     yield cli.Result(result)
+    cli.note(f"{missing_triples(missing)}\n", style=None)
     if not len(made):
         cli.stdout.print(_why_empty(min_probability, highest), soft_wrap=True, highlight=False)
         if out is not None:

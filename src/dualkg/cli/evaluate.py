@@ -267,6 +267,13 @@ def _by_size(groups: Mapping[str, T], size: Callable[[T], int]) -> dict[str, T]:
 def calibrate(
     run: cli.RunPath,
     coverage: Annotated[float, Option(help="Coverage of the prediction sets to check.")] = 0.9,
+    missing_share: Annotated[
+        float | None,
+        Option(
+            help="Share of the true triples that the graph lacks, such as 0.4 (default: as many "
+            "as the valid split has)."
+        ),
+    ] = None,
     figure: Annotated[
         Path | None, Option(help="Draw the reliability diagram (PNG and SVG).")
     ] = None,
@@ -276,7 +283,9 @@ def calibrate(
     device: cli.Device = None,
 ) -> cli.Output:
     """Fit probabilities and prediction sets on valid, save them, and check them on test."""
-    checked = kg.calibrate(run, coverage=coverage, overwrite=overwrite, device=device)
+    checked = kg.calibrate(
+        run, coverage=coverage, missing_share=missing_share, overwrite=overwrite, device=device
+    )
     figures = _draw_reliability(checked.report, figure) if figure else []
     yield cli.Result(
         {"run": str(run), **checked.as_dict(), "figures": [str(path) for path in figures]}
@@ -284,8 +293,18 @@ def calibrate(
     _print_calibration(checked)
     cli.stdout.print()
     _print_coverage(checked.coverage)
+    if checked.missing is not None:
+        cli.note(f"\n{missing_triples(checked.missing)}", style=None)
     for path in figures:
         cli.note(f"Figure: {path}", style=None)
+
+
+def missing_triples(missing: kg.inference.calibration.AssumedMissing) -> str:
+    """What the probabilities of new triples assume."""
+    sentence = f"Probabilities assume that the graph lacks {missing.share:.1%} of the true triples"
+    if missing.per_valid == 1:
+        return f"{sentence}, as many as valid has. If it lacks more: calibrate --missing-share."
+    return f"{sentence}, {missing.number:,.0f} (--missing-share)."
 
 
 def _draw_reliability(report: kg.inference.reliability.CalibrationReport, path: Path) -> list[Path]:

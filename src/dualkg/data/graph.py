@@ -232,9 +232,11 @@ class Graph:
 
     @property
     def shape(self) -> GraphShape:
+        """The numbers of entities and relations, from which models are built."""
         return GraphShape(len(self.entities), len(self.relations))
 
     def split(self, name: str) -> Triples:
+        """The triples of train, valid or test, `(num_triples, 3)`."""
         if name not in SPLITS:
             raise InvalidValue("split", expected="train, valid or test", found=name)
         triples: Triples = getattr(self, name)

@@ -105,6 +105,7 @@ class Vocabulary:
         raise NotInVocabulary(self.kind, name, number=len(self), suggestions=suggestions)
 
     def ids(self, names: Sequence[str]) -> list[int]:
+        """The ids of several names, in their order."""
         return [self.id(name) for name in names]
 
     def _checked_id(self, id: object) -> int:

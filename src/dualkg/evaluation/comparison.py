@@ -98,18 +98,22 @@ class Comparison:
 
     @property
     def mrr(self) -> Difference:
+        """The difference in MRR."""
         return self.metrics["mrr"]
 
     @property
     def hits_at_1(self) -> Difference:
+        """The difference in Hits@1."""
         return self.metrics["hits_at_1"]
 
     @property
     def hits_at_3(self) -> Difference:
+        """The difference in Hits@3."""
         return self.metrics["hits_at_3"]
 
     @property
     def hits_at_10(self) -> Difference:
+        """The difference in Hits@10."""
         return self.metrics["hits_at_10"]
 
     @property
@@ -143,6 +147,7 @@ class Comparison:
         return f"{ahead} is better by {short_decimal(abs(self.mrr.difference))} MRR {interval}"
 
     def as_dict(self) -> dict[str, Any]:
+        """All differences and numbers of triples, for JSON."""
         values: dict[str, Any] = {}
         for name, difference in self.metrics.items():
             values[name] = difference.as_dict()

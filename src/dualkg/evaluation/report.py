@@ -114,6 +114,7 @@ class Report:
 
     @property
     def mrr(self) -> float:
+        """The MRR by realistic ranks."""
         return self.metrics.mrr
 
     def hits(self, k: int) -> float:
@@ -145,6 +146,7 @@ class Report:
         return values
 
     def as_json(self) -> str:
+        """`as_dict` as JSON text."""
         return json.dumps(self.as_dict(), indent=1, ensure_ascii=False)
 
 

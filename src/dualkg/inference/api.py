@@ -9,8 +9,10 @@ import torch
 from dualkg.errors import RequestError
 from dualkg.files import locked
 from dualkg.inference.calibration import (
+    AssumedMissing,
     Calibration,
     calibration_for,
+    check_missing_share,
     fit_calibration,
     save_calibration,
 )
@@ -46,7 +48,7 @@ class CheckedCalibration:
     """Calibration and prediction sets of a run, fitted on valid, and their evaluation on test.
 
     `new_triples` is the reliability of the probabilities of a completion; None if it was not
-    measured.
+    measured. `missing` are the triples that the probabilities take the graph to lack.
     """
 
     calibration: Calibration
@@ -54,6 +56,7 @@ class CheckedCalibration:
     report: CalibrationReport
     coverage: CoverageReport
     new_triples: tuple[ReliabilityBin, ...] | None = None
+    missing: AssumedMissing | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The evaluation, and what cross-fitting says about a recalibration, for JSON."""
@@ -69,6 +72,7 @@ class CheckedCalibration:
             "recalibration": recalibration,
             "coverage": self.coverage.as_dict(),
             "new_triples": self.new_triples and [asdict(bin) for bin in self.new_triples],
+            "missing": self.missing and self.missing._asdict(),
         }
 
 
@@ -76,6 +80,7 @@ def calibrate(
     run: Run | str | Path,
     *,
     coverage: float = 0.9,
+    missing_share: float | None = None,
     overwrite: bool = False,
     device: str | torch.device | None = None,
     trust_code: bool = False,
@@ -88,6 +93,8 @@ def calibrate(
     Args:
         run: A run, or its folder.
         coverage: Coverage of the sets that are checked.
+        missing_share: Share of the true triples that the graph lacks. By default, it lacks as many
+            as valid has; an existing calibration keeps its share.
         overwrite: Whether to replace an existing calibration.
         device: Where the model runs; a GPU by default, if there is one.
         trust_code: Whether the recipe may name classes that are not part of dualkg.
@@ -100,18 +107,25 @@ def calibrate(
         >>> 0 <= checked.report.likely.ece <= 1
         True
     """
+    if missing_share is not None:
+        check_missing_share(missing_share)
     run = open_run(run, device=device, trust_code=trust_code)
     with locked(run.folder):
         has_calibration = run.folder is not None and RunFolder(run.folder).has_calibration
         # It is saved once, with its checks: a kill or a full disk leaves the former one.
         is_fitted = overwrite or not has_calibration
         saved = fit_calibration(run) if is_fitted else calibration_for(run)
+        if missing_share is not None:
+            # The fit does not depend on the share, so that an existing one need not be repeated.
+            calibration = replace(saved.calibration, missing_share=missing_share)
+            saved = replace(saved, calibration=calibration)
         checked = CheckedCalibration(
             saved.calibration,
             saved.prediction_sets,
             evaluate_calibration(saved.calibration, run.model, run.graph),
             evaluate_coverage(saved.prediction_sets, run.model, run.graph, coverage=coverage),
             completion_reliability(run.model, run.graph, saved.calibration),
+            saved.calibration.assumed_missing(run.graph),
         )
         if run.folder:
             if not run.is_current:

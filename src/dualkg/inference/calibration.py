@@ -11,17 +11,18 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from math import inf, log
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dualkg.data.graph import Graph, GraphShape
+from dualkg.data.graph import SPLITS, Graph, GraphShape
 from dualkg.errors import (
     PYTHON,
     DamagedFile,
     DualkgError,
+    InvalidValue,
     LockedError,
     RequestError,
     Words,
@@ -69,6 +70,24 @@ NOT_BOUND = (
 )
 
 
+class AssumedMissing(NamedTuple):
+    """The true triples that a graph is taken to lack: their number, their share of all true
+    triples, and their number for each validation triple.
+    """
+
+    number: float
+    share: float
+    per_valid: float
+
+
+def check_missing_share(share: float) -> None:
+    """Refuse a share of the true triples that cannot be missing."""
+    if not 0 < share < 1:
+        raise InvalidValue(
+            "missing_share", expected="above 0 and below 1, such as 0.4", found=share
+        )
+
+
 @dataclass(frozen=True)
 class Calibration:
     """p = σ(g(slope · log-probability + offset)), at most `max_probability`, with slope > 0.
@@ -77,8 +96,9 @@ class Calibration:
     pattern in `offsets` `(num_relations, 4)`. They are fitted for it if it has enough valid
     triples, and otherwise shared with other relations; `relation_specific` `(num_relations,)` says
     which. The map g is the `recalibration`, or the identity if it is None; `cross_fit` says what it
-    gains or would have gained. `metadata` has the graph, the split and the numbers of candidates of
-    the fit.
+    gains or would have gained. `missing_share` is the share of the true triples that the graph is
+    said to lack; if it is None, the graph lacks as many triples as valid has. `metadata` has the
+    graph, the split and the numbers of candidates of the fit.
     """
 
     slopes: Tensor
@@ -87,6 +107,7 @@ class Calibration:
     max_probability: float = 1.0
     recalibration: Recalibration | None = None
     cross_fit: CrossFit | None = None
+    missing_share: float | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def log_odds(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
@@ -116,6 +137,21 @@ class Calibration:
         log_odds = self.log_odds(log_probability, relations, patterns)
         return torch.sigmoid(log_odds).clamp(max=self.max_probability)
 
+    @property
+    def as_measured(self) -> Self:
+        """The same without a given share of missing triples, to be compared with a split."""
+        return replace(self, missing_share=None)
+
+    def assumed_missing(self, graph: Graph) -> AssumedMissing:
+        """How many triples the probabilities take the graph to lack."""
+        num_known = sum(len(graph.split(name)) for name in SPLITS)
+        num_valid = len(graph.valid)
+        if self.missing_share is None:
+            share = num_valid / max(1, num_known + num_valid)
+            return AssumedMissing(float(num_valid), share, per_valid=1.0)
+        number = num_known * self.missing_share / (1 - self.missing_share)
+        return AssumedMissing(number, self.missing_share, per_valid=number / max(1, num_valid))
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "slopes": self.slopes.tolist(),
@@ -124,19 +160,24 @@ class Calibration:
             "max_probability": self.max_probability,
             "recalibration": self.recalibration and self.recalibration.as_dict(),
             "cross_fit": self.cross_fit and asdict(self.cross_fit),
+            "missing_share": self.missing_share,
             "metadata": self.metadata,
         }
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Self:
         slopes = torch.tensor(saved["slopes"], dtype=torch.float32)
-        # Files of earlier versions have neither a recalibration nor its cross-fit.
+        # Files of earlier versions have no recalibration, no cross-fit and no missing share.
         recalibration = saved.get("recalibration")
         if recalibration is not None:
             recalibration = Recalibration.from_dict(recalibration)
         cross_fit = saved.get("cross_fit")
         if cross_fit is not None:
             cross_fit = CrossFit.from_dict(cross_fit)
+        missing_share = saved.get("missing_share")
+        if missing_share is not None:
+            missing_share = float(missing_share)
+            check_missing_share(missing_share)
         return cls(
             slopes=slopes,
             offsets=torch.tensor(saved["offsets"], dtype=torch.float32),
@@ -144,6 +185,7 @@ class Calibration:
             max_probability=float(saved["max_probability"]),
             recalibration=recalibration,
             cross_fit=cross_fit,
+            missing_share=missing_share,
             metadata=saved.get("metadata", {}),
         )
 
@@ -381,7 +423,8 @@ class PriorCorrection:
 
     A calibration assumes that a query has a missing answer. The prior of a query is the probability
     that it has one, by its class (see `query_classes`): `heads` `(num_relations, NUM_CLASSES)` are
-    the priors of queries (h, r, ?), and `tails` those of (?, r, t).
+    the priors of queries (h, r, ?), and `tails` those of (?, r, t). If the graph is said to lack
+    more triples than valid has, they are expected numbers of answers, and may be above 1.
     """
 
     calibration: Calibration
@@ -395,6 +438,10 @@ class PriorCorrection:
         symmetric = graph.symmetric_relations
         query_classes = QueryClasses.of(graph)
         heads, tails = _query_priors(query_classes, QueryClasses.of(graph, split="valid"))
+        # All odds are multiplied by one number, so that the order of triples does not change.
+        per_valid = calibration.assumed_missing(graph).per_valid
+        heads = heads * per_valid
+        tails = tails * per_valid
 
         # A triple of a symmetric relation with one new end has the pattern 1 (see `DomainRange`).
         offsets = calibration.offsets.clone()
@@ -416,11 +463,17 @@ class PriorCorrection:
         values = log_probabilities.double().cpu()
         answer_log_odds = self.calibration.log_odds(values, relations, patterns).double()
         answer_log_odds = answer_log_odds.clamp(max=log_odds_of(self.calibration.max_probability))
-        log_odds = answer_log_odds + self.priors_of(ids).log()
+        priors = self.priors_of(ids)
+        log_odds = answer_log_odds + priors.log()
+        probability = log_odds.sigmoid()
+
+        # To know that an answer is missing never makes a triple less probable.
+        answer_probability = self.calibration.probability(values, relations, patterns)
+        at_least = torch.maximum(answer_probability, probability.to(answer_probability))
         return TripleProbabilities(
             log_odds=log_odds,
-            probability=log_odds.sigmoid(),
-            answer_probability=self.calibration.probability(values, relations, patterns),
+            probability=probability,
+            answer_probability=torch.where(priors > 1, at_least, answer_probability),
         )
 
     def priors_of(self, triples: Ids) -> Tensor:

@@ -357,6 +357,7 @@ class Predictor:
 
     @cached_property
     def all_known(self) -> KnownAnswers:
+        """The known answers of all queries, in any split."""
         return KnownAnswers.of(self.graph)
 
     @cached_property
@@ -392,6 +393,7 @@ class Predictor:
 
     @cached_property
     def relations_with_self_loops(self) -> frozenset[int]:
+        """The ids of the relations whose new triples may be self-loops."""
         return relations_with_self_loops(self.graph)
 
     def warm_up(self) -> None:

@@ -335,7 +335,8 @@ def evaluate_calibration(
 
     symmetric = graph.symmetric_relations
     log_probabilities = triple_log_probabilities(model, candidates.triples, symmetric=symmetric)
-    correction = PriorCorrection.of(calibration, graph)
+    # A split has only a part of the triples that the graph may be said to lack.
+    correction = PriorCorrection.of(calibration.as_measured, graph)
     of_triples = correction.of_triples(candidates.triples, log_probabilities)
     probabilities = of_triples.answer_probability.numpy()
 

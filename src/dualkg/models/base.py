@@ -168,6 +168,7 @@ class Model(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
+        """The device of the parameters."""
         return next(self.parameters()).device
 
     # -- scores by ids --------------------------------------------------------
@@ -549,9 +550,11 @@ class EmbeddingModel(Model):
         """
 
     def entity_width(self, dim: int) -> int:
+        """The number of real numbers in the row of an entity."""
         return dim * self.numbers_per_coordinate + self.num_biases
 
     def relation_width(self, dim: int) -> int:
+        """The number of real numbers in the row of a relation."""
         return dim * self.numbers_per_coordinate
 
     def num_shared_parameters(self, dim: int) -> int:
@@ -598,6 +601,7 @@ class EmbeddingModel(Model):
         return nn.Parameter(self.tables.take(table.detach()))
 
     def table(self, rows: int, width: int) -> nn.Parameter:
+        """New embeddings `(rows, width)`, drawn as `init_scale` says."""
         return nn.Parameter(self.init_noise(rows, width))
 
     def init_noise(self, rows: int, width: int) -> Tensor:

@@ -122,6 +122,7 @@ class Dual(Model):
 
     @property
     def device(self) -> torch.device:
+        """The device of the primal model."""
         return self.primal.device
 
     @property

@@ -254,6 +254,7 @@ class AngleModel(DistanceModel):
         return self.drawn(rows, width, bound=limit)
 
     def angles(self, stored: Tensor) -> Tensor:
+        """Stored angles in radians."""
         return stored * (math.pi / self.half_turn)
 
 
@@ -332,6 +333,7 @@ class RotatE(NormModel, AngleModel):
     )
 
     def relation_width(self, dim: int) -> int:
+        """One angle for each coordinate."""
         return dim
 
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
@@ -387,6 +389,7 @@ class SE(NormModel):
     )
 
     def relation_width(self, dim: int) -> int:
+        """Two matrices, dim × dim."""
         return 2 * dim * dim
 
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
@@ -527,9 +530,11 @@ class HAKE(AngleModel):
         self.scales = nn.Parameter(torch.tensor(scales))
 
     def relation_width(self, dim: int) -> int:
+        """A scale, a bias and an angle for each coordinate."""
         return 3 * dim
 
     def table(self, rows: int, width: int) -> nn.Parameter:
+        """Moduli, drawn as `init_scale` says, and then uniform angles."""
         moduli = self.init_noise(rows, width // 2)
         return nn.Parameter(torch.cat([moduli, self.random_angles(rows, width // 2)], dim=-1))
 
@@ -660,6 +665,7 @@ class MuRP(DistanceModel):
         super().__init__(shape, **config)
 
     def relation_width(self, dim: int) -> int:
+        """A diagonal matrix and a translation."""
         return 2 * dim
 
     def table(self, rows: int, width: int) -> nn.Parameter:

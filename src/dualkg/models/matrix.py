@@ -128,6 +128,7 @@ class RESCAL(MatrixModel):
     )
 
     def relation_width(self, dim: int) -> int:
+        """A matrix, dim × dim."""
         return dim * dim
 
     def matrices(self, relations: Tensor) -> Tensor:
@@ -228,6 +229,7 @@ class TuckER(MatrixModel):
         self.after = BatchNorm(dim) if batch_norm else nn.Identity()
 
     def relation_width(self, dim: int) -> int:
+        """`relation_dim`, whatever the size of entities is."""
         return self.relation_dim
 
     def num_shared_parameters(self, dim: int) -> int:

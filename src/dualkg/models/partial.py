@@ -89,6 +89,7 @@ class PartialModel(Model):
 
     @property
     def device(self) -> torch.device:
+        """The device of the part that this process has."""
         return self.model.device
 
     @property

@@ -41,22 +41,27 @@ class Prediction:
 
     @property
     def known(self) -> bool:
+        """Whether the triple is in a split of the graph."""
         return self.split is not None
 
     @property
     def entity(self) -> str:
+        """The name of the predicted entity."""
         return self.name
 
     @property
     def relation(self) -> str:
+        """The name of the predicted relation."""
         return self.name
 
     def as_dict(self) -> dict[str, Any]:
+        """All fields and `known`, for JSON."""
         return {**asdict(self), "known": self.known}
 
     def with_probabilities(
         self, probability: float | None, answer_probability: float | None
     ) -> Prediction:
+        """The same prediction with other probabilities."""
         # `dataclasses.replace` takes three times as long.
         return Prediction(
             self.name,

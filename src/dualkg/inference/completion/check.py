@@ -73,8 +73,12 @@ def check_completion(
 ) -> CompletionCheck:
     """Complete a graph as if its test triples were unknown, and look for them.
 
-    `options` are those of `complete`.
+    `options` are those of `complete`. A given share of missing triples is not used, since test has
+    only a part of these.
     """
+    calibration: Calibration | None = options.get("calibration")
+    if calibration is not None:
+        options["calibration"] = calibration.as_measured
     filters = {name: options[name] for name in FILTERS if name in options}
     candidates = CandidateFilter(graph, **filters, known=CHECK_KNOWN)
     distinct = distinct_triples(graph.test, graph.shape)
@@ -113,12 +117,13 @@ def completion_reliability(
 
     The probabilities are calibrated to as many missing triples as valid has, so `predicted` is
     scaled to the size of test. Intervals are as wide as if all triples came in pairs, as those of
-    symmetric relations do. None without test, without any likely triple, or if the search would
-    take long.
+    symmetric relations do. None without test, without any likely triple, if the search would take
+    long, or with a given share of missing triples: test does not have all of these.
     """
     shape = graph.shape
     takes_long = shape.num_relations * shape.num_entities**2 > MAX_SCORES
-    if takes_long or not len(graph.test) or not len(graph.valid):
+    is_given = calibration.missing_share is not None
+    if takes_long or is_given or not len(graph.test) or not len(graph.valid):
         return None
     completion = complete(
         model,

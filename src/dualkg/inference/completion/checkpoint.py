@@ -155,6 +155,8 @@ def _options(model: Model, candidates: CandidateFilter, start: SearchState) -> O
         # Queries are searched by class; the file of a version with other classes is refused.
         classes = f"{NUM_CLASSES} classes"
         checksum_of_calibration = f"{checksum} {calibration.max_probability} {classes}"
+        if calibration.missing_share is not None:
+            checksum_of_calibration += f" {calibration.missing_share} missing"
 
     return {
         "top": start.top,
