@@ -1,6 +1,7 @@
 """Prior correction: priors by hand, and the log-probability that log odds require."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.inference.calibration import Calibration, PriorCorrection, log_odds_of
+from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.completion import complete
-from dualkg.inference.query_classes import NUM_CLASSES
 from dualkg.inference.recalibration import Recalibration
+from dualkg.without_torch.probabilities import log_odds_of
+from dualkg.without_torch.query_classes import NUM_CLASSES
 from tests.conftest import graph_of
 
 
@@ -81,7 +83,7 @@ def test_odds_are_the_prior_times_the_odds_of_an_answer():
     # Both ends known, a new head, a new tail, and both new.
     triples = np.array([(0, 0, 3), (1, 0, 3), (0, 0, 4), (4, 0, 2)])
     of_answers = calibration.probability(log_probability, relations, patterns)
-    odds = of_answers / (1 - of_answers) * correction.priors_of(triples)
+    odds = of_answers / (1 - of_answers) * torch.from_numpy(correction.priors_of(triples))
     of_triples = correction.of_triples(triples, log_probability)
     np.testing.assert_allclose(of_triples.answer_probability, of_answers)
     np.testing.assert_allclose(of_triples.probability, odds / (1 + odds), rtol=1e-6)
@@ -140,7 +142,7 @@ def test_required_log_probability_inverts_the_log_odds(
         head, tail = correction.query_classes.of_relation(0)[[0, 1], [triple[0], triple[2]]]
         log_probability = required[head, tail]
         if log_probability == torch.inf:
-            log_prior = float(correction.priors_of(triples)[0].log())
+            log_prior = math.log(correction.priors_of(triples)[0])
             assert log_prior + log_odds_of(max_probability) < wanted
             continue
         values_of_triples = torch.stack([log_probability, log_probability - 1e-2])

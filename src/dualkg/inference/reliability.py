@@ -337,7 +337,7 @@ def evaluate_calibration(
     log_probabilities = triple_log_probabilities(model, candidates.triples, symmetric=symmetric)
     correction = PriorCorrection.of(calibration, graph)
     of_triples = correction.of_triples(candidates.triples, log_probabilities)
-    probabilities = of_triples.answer_probability.numpy()
+    probabilities = of_triples.answer_probability
 
     by_relation = {}
     for relation in np.unique(candidates.relations).tolist():

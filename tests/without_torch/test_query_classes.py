@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.inference import query_classes
-from dualkg.inference.query_classes import EVIDENCE, KNOWN_ANSWERS, NUM_CLASSES, QueryClasses
+from dualkg.without_torch import query_classes
+from dualkg.without_torch.query_classes import EVIDENCE, KNOWN_ANSWERS, NUM_CLASSES, QueryClasses
 from tests.conftest import graph_of
 from tests.inference.completion.brute_force import (
     graph_with_a_symmetric_relation,

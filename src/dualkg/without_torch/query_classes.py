@@ -2,7 +2,8 @@
 entity is of the type that the relation has at that end.
 
 A role is an end of a relation: `r` for its heads, and `r + num_relations` for its tails. So a role
-and an entity are a query, as in `scoring`: for tails if the entity is a head, else for heads.
+and an entity are a query, as in `inference.scoring`: for tails if the entity is a head, else for
+heads.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from dualkg.data.graph import Graph, Split
-from dualkg.inference.scoring import Flags, Floats, Ids
+from dualkg.without_torch.scores import Flags, Floats, Ids
 
 # Queries with answers in train: the smallest number of answers of each class.
 KNOWN_ANSWERS = (1, 2, 4, 8)
