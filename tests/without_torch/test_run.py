@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import dualkg as kg
+from dualkg.data.entity_types import EntityTypes
 from dualkg.data.errors import NotInVocabulary
 from dualkg.inference.calibration import fit_calibration, save_calibration
 from dualkg.inference.recalibration import Recalibration
@@ -110,11 +111,12 @@ def symmetric_graph():
 
 
 def calibrate_with_a_map(run):
-    """Calibrate a run, also with a map of log odds, which so few triples do not support."""
+    """Calibrate a run with types and a map of log odds, which so few triples do not support."""
     fitted = fit_calibration(run)
+    types = EntityTypes.of_relation(run.graph, "r1")
     knots = torch.tensor([-4.0, -1.0, 2.0], dtype=torch.float64)
     recalibration = Recalibration(knots, knots / 2 - 1)
-    calibration = replace(fitted.calibration, recalibration=recalibration)
+    calibration = replace(fitted.calibration, recalibration=recalibration, types=types)
     save_calibration(replace(fitted, calibration=calibration), run.folder)
 
 

@@ -273,10 +273,24 @@ def calibrate(
     overwrite: Annotated[
         bool, Option("--overwrite", help="Replace an existing calibration.")
     ] = False,
+    type_relation: Annotated[
+        str | None,
+        Option(metavar="NAME", help="Take types of entities from this relation (instance_of)."),
+    ] = None,
+    types_file: Annotated[
+        Path | None, Option(help="Take types of entities from lines of entity, tab and type.")
+    ] = None,
     device: cli.Device = None,
 ) -> cli.Output:
     """Fit probabilities and prediction sets on valid, save them, and check them on test."""
-    checked = kg.calibrate(run, coverage=coverage, overwrite=overwrite, device=device)
+    checked = kg.calibrate(
+        run,
+        coverage=coverage,
+        overwrite=overwrite,
+        type_relation=type_relation,
+        types_file=types_file,
+        device=device,
+    )
     figures = _draw_reliability(checked.report, figure) if figure else []
     yield cli.Result(
         {"run": str(run), **checked.as_dict(), "figures": [str(path) for path in figures]}
@@ -284,6 +298,10 @@ def calibrate(
     _print_calibration(checked)
     cli.stdout.print()
     _print_coverage(checked.coverage)
+    types = checked.calibration.types
+    if types is not None:
+        number = f"{types.num_entities:,} entities have types from {types.source}."
+        cli.note(f"{number} All pages and commands use them.", style=None)
     for path in figures:
         cli.note(f"Figure: {path}", style=None)
 

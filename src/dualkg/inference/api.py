@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from dualkg.errors import RequestError
+from dualkg.data.entity_types import EntityTypes
+from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.files import locked
 from dualkg.inference.calibration import (
     Calibration,
@@ -58,6 +59,7 @@ class CheckedCalibration:
     def as_dict(self) -> dict[str, Any]:
         """The evaluation, and what cross-fitting says about a recalibration, for JSON."""
         cross_fit = self.calibration.cross_fit
+        types = self.calibration.types
         recalibration = None
         if cross_fit is not None:
             recalibration = {
@@ -68,8 +70,21 @@ class CheckedCalibration:
             "calibration": self.report.as_dict(),
             "recalibration": recalibration,
             "coverage": self.coverage.as_dict(),
+            "types": types and {"source": types.source, "entities": types.num_entities},
             "new_triples": self.new_triples and [asdict(bin) for bin in self.new_triples],
         }
+
+
+class TwoSourcesOfTypes(RequestError):
+    """Types of entities are asked for from a relation and from a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def message(self, words: Words = PYTHON) -> str:
+        relation = words.option("type_relation", "instance_of")
+        file = words.option("types_file", "types.tsv")
+        return f"Types are from a relation or from a file: give {relation} or {file}, not both."
 
 
 def calibrate(
@@ -77,18 +92,23 @@ def calibrate(
     *,
     coverage: float = 0.9,
     overwrite: bool = False,
+    type_relation: str | None = None,
+    types_file: str | Path | None = None,
     device: str | torch.device | None = None,
     trust_code: bool = False,
 ) -> CheckedCalibration:
     """Fit probabilities and prediction sets on valid, save them in the run, check them on test.
 
     An existing calibration is checked again, unless `overwrite` replaces it; `coverage` is that of
-    the sets to check.
+    the sets to check. Types of entities, from a relation or a file, are saved with it; they say how
+    probable a triple is of which an entity has no triple of that relation yet.
 
     Args:
         run: A run, or its folder.
         coverage: Coverage of the sets that are checked.
-        overwrite: Whether to replace an existing calibration.
+        overwrite: Whether to replace an existing calibration, and its types.
+        type_relation: Relation whose tails are the types of entities, such as `instance_of`.
+        types_file: File of types, with lines of entity and type, separated by a tab.
         device: Where the model runs; a GPU by default, if there is one.
         trust_code: Whether the recipe may name classes that are not part of dualkg.
 
@@ -100,12 +120,21 @@ def calibrate(
         >>> 0 <= checked.report.likely.ece <= 1
         True
     """
+    if type_relation is not None and types_file is not None:
+        raise TwoSourcesOfTypes
     run = open_run(run, device=device, trust_code=trust_code)
+    types = None
+    if type_relation is not None:
+        types = EntityTypes.of_relation(run.graph, type_relation)
+    elif types_file is not None:
+        types = EntityTypes.read(types_file, run.graph)
     with locked(run.folder):
         has_calibration = run.folder is not None and RunFolder(run.folder).has_calibration
         # It is saved once, with its checks: a kill or a full disk leaves the former one.
         is_fitted = overwrite or not has_calibration
         saved = fit_calibration(run) if is_fitted else calibration_for(run)
+        if types is not None:
+            saved = replace(saved, calibration=replace(saved.calibration, types=types))
         checked = CheckedCalibration(
             saved.calibration,
             saved.prediction_sets,

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dualkg.data.entity_types import EntityTypes
 from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import (
     PYTHON,
@@ -89,7 +90,7 @@ class Calibration:
     triples, and otherwise shared with other relations; `relation_specific` `(num_relations,)` says
     which. The map g is the `recalibration`, or the identity if it is None; `cross_fit` says what it
     gains or would have gained. `metadata` has the graph, the split and the numbers of candidates of
-    the fit.
+    the fit. The priors of queries take the `types` of entities as evidence (see `QueryClasses`).
     """
 
     slopes: Tensor
@@ -99,6 +100,7 @@ class Calibration:
     recalibration: Recalibration | None = None
     cross_fit: CrossFit | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    types: EntityTypes | None = None
 
     def log_odds(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
         """Log odds before they are clamped.
@@ -136,6 +138,7 @@ class Calibration:
             "recalibration": self.recalibration and self.recalibration.as_dict(),
             "cross_fit": self.cross_fit and asdict(self.cross_fit),
             "metadata": self.metadata,
+            "types": self.types and self.types.as_dict(),
         }
 
     @classmethod
@@ -391,7 +394,7 @@ class PriorCorrection:
     @classmethod
     def of(cls, calibration: Calibration, graph: Graph) -> Self:
         symmetric = graph.symmetric_relations
-        query_classes = QueryClasses.of(graph)
+        query_classes = QueryClasses.of(graph, types=calibration.types)
         heads, tails = query_priors(query_classes, QueryClasses.of(graph, split="valid"))
 
         offsets = offsets_by_pattern(calibration.offsets.numpy(), symmetric)
@@ -510,7 +513,7 @@ def load_calibration(
     path = RunFolder(folder).calibration
     try:
         content = read_json(path, checksum=True)
-        saved = _parse_calibration(content, graph.shape.num_relations)
+        saved = _parse_calibration(content, graph.shape)
         identity = identity or RunFolder(folder).known_identity()
         check_source(path, saved.made_from, identity)
         if saved.made_from is None and identity is not None:
@@ -526,8 +529,13 @@ def load_calibration(
         raise UnusableCalibration(folder, damage) from None
 
 
-def _parse_calibration(content: Any, num_relations: int) -> SavedCalibration:
+def _parse_calibration(content: Any, shape: GraphShape) -> SavedCalibration:
+    num_relations = shape.num_relations
     calibration = Calibration.from_dict(content["calibration"])
+    types = content["calibration"].get("types")
+    if types is not None:
+        types = EntityTypes.from_dict(types, shape.num_entities)
+        calibration = replace(calibration, types=types)
     check_lines(calibration.slopes.numpy(), calibration.offsets.numpy(), num_relations)
     if calibration.relation_specific.shape != (num_relations,):
         raise ValueError(f"it should say of {num_relations:,} relations which have their own line")

@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from dualkg.data.entity_types import EntityTypes
 from dualkg.data.graph import Graph
 from dualkg.without_torch.domain_range import DomainRange
 from dualkg.without_torch.prediction import Figures
@@ -66,8 +67,11 @@ class TripleCalibration:
         offsets = np.array(saved["offsets"], dtype=np.float32)
         check_lines(slopes, offsets, graph.shape.num_relations)
         recalibration = saved.get("recalibration")
+        types = saved.get("types")
+        if types is not None:
+            types = EntityTypes.from_dict(types, graph.shape.num_entities)
         symmetric = graph.symmetric_relations
-        query_classes = QueryClasses.of(graph)
+        query_classes = QueryClasses.of(graph, types=types)
         heads, tails = query_priors(query_classes, QueryClasses.of(graph, split="valid"))
         return cls(
             slopes,

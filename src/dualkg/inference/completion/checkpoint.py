@@ -151,6 +151,9 @@ def _options(model: Model, candidates: CandidateFilter, start: SearchState) -> O
         tables = [calibration.slopes, calibration.offsets]
         if calibration.recalibration is not None:
             tables += [calibration.recalibration.knots, calibration.recalibration.values]
+        if calibration.types is not None:
+            pairs = (calibration.types.entities, calibration.types.types)
+            tables += [torch.from_numpy(column) for column in pairs]
         checksum = _checksum(tables)
         # Queries are searched by class; the file of a version with other classes is refused.
         classes = f"{NUM_CLASSES} classes"
