@@ -22,6 +22,7 @@ NUM_KNOWN = len(KNOWN_ANSWERS)
 # Queries without answers in train: the least evidence of each class, see `QueryClasses`.
 EVIDENCE = (0.5, 0.1, 0.0)
 NUM_CLASSES = NUM_KNOWN + len(EVIDENCE)
+ROUNDING = 1e-12  # error of a mean of shares, which must not change the class
 # In graphs with more relations, or whose evidence takes more additions, queries without answers are
 # one class.
 MAX_RELATIONS = 1500
@@ -225,7 +226,7 @@ class _Marks(NamedTuple):
 def _classes(counts: Ids, evidence: Floats) -> Ids:
     known = np.searchsorted(KNOWN_ANSWERS, counts, side="right") - 1
     # EVIDENCE falls, and `searchsorted` needs what rises.
-    least = np.array(EVIDENCE[::-1])
+    least = np.array(EVIDENCE[::-1]) - ROUNDING
     new = NUM_CLASSES - np.searchsorted(least, evidence, side="right")
     classes: Ids = np.where(counts > 0, known, new)
     return classes
