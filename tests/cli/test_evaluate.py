@@ -62,6 +62,14 @@ def test_the_share_of_missing_triples_is_told(run_cli, run):
     assert run_cli("calibrate", run.folder, "--missing-share", 2).code == 2
 
 
+def test_calibrate_takes_types(run_cli, run):
+    result = run_cli("calibrate", run.folder, "--type-relation", "r1")
+    assert "entities have types from the relation r1." in result.err
+    both = run_cli("calibrate", run.folder, "--type-relation", "r1", "--types-file", "types.tsv")
+    assert both.code == 2
+    assert "give --type-relation instance_of or --types-file types.tsv, not both" in both.err
+
+
 def test_a_damaged_calibration_can_be_overwritten(run_cli, run):
     (run.folder / "calibration.json").write_text("{")
     damaged = run_cli("calibrate", run.folder)

@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import dualkg as kg
+from dualkg.data.errors import NotInVocabulary
 from dualkg.errors import DamagedFile, InvalidValue, PathExists
+from dualkg.inference.api import TwoSourcesOfTypes
 from dualkg.inference.calibration import UnusableCalibration, calibration_for
 from dualkg.inference.completion import complete as complete_graph
 from dualkg.training.api import WrongArgument
@@ -73,6 +75,42 @@ def test_a_share_of_missing_triples_is_saved_without_a_fit(run):
     assert again.as_dict() == measured.as_dict()
     with refused(InvalidValue, setting="missing_share"):
         kg.calibrate(run, missing_share=1.0)
+
+
+def test_types_are_saved_with_the_calibration_and_used(run, tmp_path):
+    plain = kg.calibrate(run)
+    queries = [(head, relation) for head in range(20) for relation in range(3)]
+
+    def probabilities():
+        predictor = kg.load_run(run.folder).predictor()
+        answers = predictor.tails(*map(list, zip(*queries, strict=True)), k=20)
+        return [{one.id: one.probability for one in of_query} for of_query in answers]
+
+    without_types = probabilities()
+    path = tmp_path / "types.tsv"
+    # Nobody else is of the type of an odd entity, so nothing says that it lacks a triple.
+    types = [f"e{id}\t{f'odd {id}' if id % 2 else 'even'}\n" for id in range(20)]
+    path.write_text("".join(types), encoding="utf-8")
+    checked = kg.calibrate(run, types_file=path)
+    assert checked.as_dict()["types"] == {"source": "types.tsv", "entities": 20}
+    with_types = probabilities()
+    assert with_types != without_types
+    # The lines are those of before, and the types are kept until another is asked for.
+    assert checked.calibration.slopes.tolist() == plain.calibration.slopes.tolist()
+    assert kg.calibrate(run).calibration.types.names[:2] == ["even", "odd 1"]
+    assert probabilities() == with_types
+    of_relation = kg.calibrate(run, type_relation="r2").calibration.types
+    assert of_relation.source == "the relation r2"
+    assert kg.calibrate(run, overwrite=True).calibration.types is None
+    assert probabilities() == without_types
+
+
+def test_types_are_from_a_relation_or_a_file(run, tmp_path):
+    with refused(TwoSourcesOfTypes):
+        kg.calibrate(run, type_relation="r2", types_file=tmp_path / "types.tsv")
+    with refused(NotInVocabulary, name="instance_of"):
+        kg.calibrate(run, type_relation="instance_of")
+    assert not (run.folder / "calibration.json").exists()
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left on device")])

@@ -22,11 +22,11 @@ from dualkg.inference.calibration import (
 )
 from dualkg.inference.sampling import (
     Candidates,
-    DomainRange,
     SamplingSettings,
     sample_candidates,
 )
 from dualkg.inference.scoring import triple_log_probabilities
+from dualkg.without_torch.domain_range import DomainRange
 from tests.conftest import graph_of
 from tests.inference.test_calibration_sampling import all_candidates
 

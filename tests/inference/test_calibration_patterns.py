@@ -8,7 +8,7 @@ import pytest
 import dualkg as kg
 from dualkg.inference.calibration import calibrate
 from dualkg.inference.completion import complete
-from dualkg.inference.sampling import DomainRange
+from dualkg.without_torch.domain_range import DomainRange
 from tests.conftest import graph_of
 from tests.inference.test_calibration_sampling import random_graph
 

@@ -4,10 +4,11 @@ import torch
 
 import dualkg as kg
 from dualkg.errors import InvalidValue, Unsupported
-from dualkg.inference.calibration import Calibration, DomainRange
+from dualkg.inference.calibration import Calibration
 from dualkg.inference.prediction_sets import PredictionSets
 from dualkg.inference.predictor import InvalidBatchQuery, UnequalBatch, best_columns
 from dualkg.inference.scoring import triple_log_probabilities
+from dualkg.without_torch.domain_range import DomainRange
 from tests.conftest import graph_of
 from tests.raising import refused
 
@@ -155,7 +156,8 @@ def test_probabilities_with_a_calibration(predictor):
     )
     assert answers[0].probability is None  # what train has is no candidate
     assert [a.answer_probability for a in answers[1:]] == pytest.approx(expected.tolist())
-    odds = believing.prior_correction.priors_of(triples) * expected / (1 - expected)
+    priors = torch.from_numpy(believing.prior_correction.priors_of(triples))
+    odds = priors * expected / (1 - expected)
     of_triples = odds / (1 + odds)
     assert [a.probability for a in answers[1:]] == pytest.approx(of_triples.tolist())
     assert believing.triple("e3", "r0", "e0").probability == answers[3].probability

@@ -81,7 +81,7 @@ def test_the_first_prediction_is_the_best_of_all_triples(client, served):
                 ids = np.array([triple])
                 log_probability = triple_log_probabilities(predictor.model, ids)
                 of_triples = prior_correction.of_triples(ids, log_probability)
-                probability = float(of_triples.probability)
+                probability = float(of_triples.probability[0])
                 if probability > best[0] + 1e-6:
                     best = (probability, triple)
     first = client.get("/api/entity/thing 30").json()["predicted"][0]

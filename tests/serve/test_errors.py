@@ -18,6 +18,7 @@ from dualkg.serve.errors import (
     NoRunsToServe,
     NothingToCompareWith,
     QueueFull,
+    ServerStopping,
     StillInTraining,
     TimeLimitExceeded,
     UnknownNameError,
@@ -361,6 +362,7 @@ WORDS = [
     ),
     (SameEntity("a"), 400, "A path is between two entities; both are 'a'."),
     (GraphNotInMemory("a"), 400, "a is larger than memory, and has no search for paths."),
+    (ServerStopping(), 503, "The server is stopping."),
     (QueueFull(1000), 503, "1,000 queries are waiting already. Try again in a moment."),
     (
         CompletionRunning(),

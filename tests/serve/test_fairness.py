@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dualkg.inference.predictor import Query
 from dualkg.serve.batching import FULL_QUEUES, MicroBatcher
-from dualkg.serve.errors import QueueFull
+from dualkg.serve.errors import QueueFull, ServerStopping
 from dualkg.serve.fairness import FairQueue, FairThreads, Shares
 
 COSTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 100)), max_size=60)
@@ -139,6 +139,30 @@ def test_one_client_does_not_take_all_threads():
         threads.stop()
 
     asyncio.run(work())
+
+
+def test_threads_that_are_stopped_refuse_what_waits_and_what_comes():
+    problems = []
+
+    async def work():
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: problems.append(context)
+        )
+        threads = FairThreads(1, most_of_one=1, name="test")
+        blocked = Event()
+        begun = asyncio.ensure_future(threads.run(blocked.wait))
+        waiting = asyncio.ensure_future(threads.run(lambda: 7))
+        await asyncio.sleep(0)
+        threads.stop()
+        with pytest.raises(ServerStopping):
+            await waiting
+        with pytest.raises(ServerStopping):
+            await threads.run(lambda: 7)
+        blocked.set()
+        assert await begun
+
+    asyncio.run(work())
+    assert problems == []
 
 
 def test_a_client_rests_for_what_it_used_beyond_its_share():

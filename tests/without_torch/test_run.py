@@ -2,18 +2,25 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import dualkg as kg
+from dualkg.data.entity_types import EntityTypes
 from dualkg.data.errors import NotInVocabulary
+from dualkg.inference.calibration import fit_calibration, save_calibration
+from dualkg.inference.recalibration import Recalibration
 from dualkg.training.recipe import ModelConfig
 from dualkg.without_torch.run import SavedRun
 from dualkg.without_torch.scores import MODELS
 from dualkg.workflows.predict import predict_queries
+from tests.conftest import graph_of
 from tests.raising import refused
 
 SETTINGS = [
@@ -50,6 +57,16 @@ def name_of(settings):
     return "-".join(str(value) for value in settings.values())
 
 
+def assert_equal(prediction, expected):
+    """Compare two predictions as JSON, with their figures up to rounding."""
+    assert prediction.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, float):
+            assert prediction[name] == pytest.approx(value, rel=1e-5, abs=1e-6)
+        else:
+            assert prediction[name] == value
+
+
 @pytest.mark.parametrize("settings", SETTINGS, ids=name_of)
 def test_answers_and_scores_are_those_of_the_predictor(small_graph, tmp_path, settings):
     run = save_run(tmp_path / "run", small_graph, **settings)
@@ -80,9 +97,66 @@ def test_other_models_need_torch(small_graph, tmp_path, settings):
     assert SavedRun.load(tmp_path / "run") is None
 
 
-def test_probabilities_need_torch(small_graph, tmp_path):
-    save_run(tmp_path / "run", small_graph, name="ComplEx")
-    kg.calibrate(tmp_path / "run")
+@pytest.fixture(scope="module")
+def symmetric_graph():
+    """A graph with a symmetric relation, and entities that a relation does not have."""
+    random = np.random.default_rng(3)
+    pairs = random.integers(0, 20, (120, 2))
+    triples = [(head, 0, tail) for head, tail in pairs if head != tail]
+    triples += [(tail, 0, head) for head, _, tail in triples]
+    triples += [(head, 1 + head % 2, tail) for head, tail in random.integers(0, 20, (60, 2))]
+    train = np.unique(np.array(triples), axis=0)
+    others = np.flatnonzero(train[:, 1] > 0)[::4]
+    return graph_of(np.delete(train, others, axis=0), train[others], num_entities=20)
+
+
+def calibrate_with_a_map(run):
+    """Calibrate a run with types and a map of log odds, which so few triples do not support."""
+    fitted = fit_calibration(run)
+    types = EntityTypes.of_relation(run.graph, "r1")
+    knots = torch.tensor([-4.0, -1.0, 2.0], dtype=torch.float64)
+    recalibration = Recalibration(knots, knots / 2 - 1)
+    calibration = replace(fitted.calibration, recalibration=recalibration, types=types)
+    save_calibration(replace(fitted, calibration=calibration), run.folder)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "ComplEx"},
+        {"name": "ComplEx", "reciprocal": False},
+        {"name": "RESCAL", "dual": "tail"},
+        {"name": "RotatE"},
+    ],
+    ids=name_of,
+)
+def test_probabilities_are_those_of_the_predictor(symmetric_graph, tmp_path, settings):
+    assert symmetric_graph.symmetric_relations[0]
+    run = save_run(tmp_path / "run", symmetric_graph, **settings)
+    calibrate_with_a_map(run)
+    saved = SavedRun.load(tmp_path / "run")
+    assert saved
+    queries = [(1, 0, None), (None, 1, 2), (3, None, 4), (5, 0, 6), (7, 2, None)]
+    expected = predict_queries(kg.load_run(tmp_path / "run").predictor(), queries, top=12)
+    for query, by_torch in zip(queries, expected, strict=True):
+        by_numpy = saved.predict(query, k=12)
+        for one, other in zip(by_numpy, by_torch, strict=True):
+            assert_equal(one.as_dict(), other.as_dict())
+    assert any(answer.probability for answer in expected[0])
+
+
+def test_the_calibration_of_another_run_is_left_to_torch(small_graph, tmp_path):
+    calibrate_with_a_map(save_run(tmp_path / "run", small_graph, name="ComplEx"))
+    assert SavedRun.load(tmp_path / "run")
+    save_run(tmp_path / "other", small_graph, name="DistMult")
+    shutil.copy(tmp_path / "run" / "calibration.json", tmp_path / "other")
+    assert SavedRun.load(tmp_path / "other") is None
+
+
+def test_a_damaged_calibration_is_left_to_torch(small_graph, tmp_path):
+    calibrate_with_a_map(save_run(tmp_path / "run", small_graph, name="ComplEx"))
+    path = tmp_path / "run" / "calibration.json"
+    path.write_bytes(path.read_bytes().replace(b"slopes", b"slopse", 1))
     assert SavedRun.load(tmp_path / "run") is None
 
 
@@ -112,7 +186,8 @@ def test_an_unknown_name_is_refused_as_elsewhere(small_graph, tmp_path):
 
 def test_the_command_imports_neither_torch_nor_pandas(small_graph, tmp_path):
     """The same answers, in a process of its own and in this one, which has imported torch."""
-    run = save_run(tmp_path / "run", small_graph, name="ComplEx")
+    calibrate_with_a_map(save_run(tmp_path / "run", small_graph, name="ComplEx"))
+    run = kg.load_run(tmp_path / "run")
     code = (
         "import sys; from dualkg.cli import main\n"
         "try: main()\n"
@@ -128,5 +203,8 @@ def test_the_command_imports_neither_torch_nor_pandas(small_graph, tmp_path):
         env={**os.environ, "NO_COLOR": "1"},
     )
     assert process.stderr.splitlines()[-1] == "[]"
-    names = [answer["name"] for answer in json.loads(process.stdout)["predictions"]]
-    assert names == [answer.name for answer in run.predictor().tails("e1", "r1")]
+    by_numpy = json.loads(process.stdout)["predictions"]
+    by_torch = run.predictor().tails("e1", "r1")
+    assert len(by_numpy) == len(by_torch)
+    for answer, expected in zip(by_numpy, by_torch, strict=True):
+        assert_equal(answer, expected.as_dict())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -14,6 +14,9 @@ from dualkg.cli import common as cli
 from dualkg.cli.evaluate import missing_triples
 from dualkg.cli.words import COMMAND
 from dualkg.files import check_new_folder, locked
+
+if TYPE_CHECKING:
+    from dualkg.without_torch.probabilities import AssumedMissing
 
 NUM_PRINTED = 10  # triples that are printed beside a file, and entities of `extend`
 NUM_PRINTED_ALONE = 20
@@ -145,7 +148,7 @@ def _print_completion(
     *,
     min_probability: float,
     highest: float | None,
-    missing: kg.inference.calibration.AssumedMissing,
+    missing: AssumedMissing,
 ) -> cli.Output:
     num_shown = len(made) if out is None else NUM_PRINTED
     best = made.table().slice(0, num_shown).to_pylist()

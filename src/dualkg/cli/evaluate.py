@@ -16,6 +16,7 @@ from dualkg.errors import InvalidValue, Unsupported
 
 if TYPE_CHECKING:
     from dualkg.analysis.records import RankedRuns
+    from dualkg.without_torch.probabilities import AssumedMissing
 
 Task = Literal["link", "relation", "classification"]
 TASK = "Rank heads and tails (link), rank relations, or classify triples as true or false."
@@ -280,11 +281,24 @@ def calibrate(
     overwrite: Annotated[
         bool, Option("--overwrite", help="Replace an existing calibration.")
     ] = False,
+    type_relation: Annotated[
+        str | None,
+        Option(metavar="NAME", help="Take types of entities from this relation (instance_of)."),
+    ] = None,
+    types_file: Annotated[
+        Path | None, Option(help="Take types of entities from lines of entity, tab and type.")
+    ] = None,
     device: cli.Device = None,
 ) -> cli.Output:
     """Fit probabilities and prediction sets on valid, save them, and check them on test."""
     checked = kg.calibrate(
-        run, coverage=coverage, missing_share=missing_share, overwrite=overwrite, device=device
+        run,
+        coverage=coverage,
+        missing_share=missing_share,
+        overwrite=overwrite,
+        type_relation=type_relation,
+        types_file=types_file,
+        device=device,
     )
     figures = _draw_reliability(checked.report, figure) if figure else []
     yield cli.Result(
@@ -295,11 +309,15 @@ def calibrate(
     _print_coverage(checked.coverage)
     if checked.missing is not None:
         cli.note(f"\n{missing_triples(checked.missing)}", style=None)
+    types = checked.calibration.types
+    if types is not None:
+        number = f"{types.num_entities:,} entities have types from {types.source}."
+        cli.note(f"{number} All pages and commands use them.", style=None)
     for path in figures:
         cli.note(f"Figure: {path}", style=None)
 
 
-def missing_triples(missing: kg.inference.calibration.AssumedMissing) -> str:
+def missing_triples(missing: AssumedMissing) -> str:
     """What the probabilities of new triples assume."""
     sentence = f"Probabilities assume that the graph lacks {missing.share:.1%} of the true triples"
     if missing.per_valid == 1:

@@ -225,6 +225,15 @@ def temporary_file() -> tuple[IO[bytes], str]:
 # -- archives ----------------------------------------------------------------
 
 
+def find_one_source(path: str | Path, *, content: str, max_size: int | str | None = None) -> Source:
+    """The source of one file, whose content an error names."""
+    sources = find_sources(path, max_size=max_size)
+    if len(sources) != 1:
+        problem = f"holds {len(sources)} files, and one file of {content} was expected"
+        raise UnusableData(path, problem, advice="Name one file.")
+    return sources[0]
+
+
 def find_sources(path: str | Path, *, max_size: int | str | None = None) -> list[Source]:
     """The source of a file, or those of the files inside a .zip or .tar archive.
 

@@ -13,7 +13,13 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from dualkg.data.archives import COMPRESSIONS, Source, cache_folder, find_sources
+from dualkg.data.archives import (
+    COMPRESSIONS,
+    Source,
+    cache_folder,
+    find_one_source,
+    find_sources,
+)
 from dualkg.data.catalogue import (
     ARCHIVE_SUFFIXES,
     Entry,
@@ -97,7 +103,7 @@ def load_graph(
     splitting = Splitting(parse_split(split, seed), seed)
     location = locate(os.fspath(graph), max_size=max_size)
     if labels is not None:
-        own_labels = _one_file_of_labels(labels, max_size)
+        own_labels = find_one_source(labels, content="labels", max_size=max_size)
         location = replace(location, labels=own_labels, label_columns=None)
 
     request = _Request(location, columns, delimiter, splitting)
@@ -123,14 +129,6 @@ def _check_no_file_options(options: Mapping[str, object]) -> None:
     for name, value in options.items():
         if value is not None:
             raise Unsupported("A table", f"has no {name}, as files have", advice="Leave it out.")
-
-
-def _one_file_of_labels(path: str | Path, max_size: int | str | None) -> Source:
-    sources = find_sources(path, max_size=max_size)
-    if len(sources) != 1:
-        problem = f"holds {len(sources)} files, and one file of labels was expected"
-        raise UnusableData(path, problem, advice="Name one file.")
-    return sources[0]
 
 
 class _Request(NamedTuple):

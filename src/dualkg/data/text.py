@@ -62,12 +62,22 @@ def read_labels(source: Source, columns: Columns | None = None) -> dict[str, str
 
     `columns` are the names of both in the header of a file with more columns.
     """
+    labels: dict[str, str] = {}
+    for name, label in read_pairs(source, ("name", "label"), columns):
+        if label:
+            labels.setdefault(name, label)
+    return labels
+
+
+def read_pairs(
+    source: Source, roles: tuple[str, str], columns: Columns | None = None
+) -> Iterator[tuple[str, str]]:
+    """The lines of a file of two columns, which errors call by their roles."""
     separator, first = first_row(source)
     if first is None:
-        return {}
+        return
 
-    labels: dict[str, str] = {}
-    layout = Layout(separator, 2, (0, 1), ("name", "label"), num_skipped=0)
+    layout = Layout(separator, 2, (0, 1), roles, num_skipped=0)
     if columns is not None:
         layout = layout._replace(
             num_columns=len(first.cells),
@@ -76,10 +86,8 @@ def read_labels(source: Source, columns: Columns | None = None) -> dict[str, str
         )
     for block in read_blocks(source, layout):
         names, texts = (column.to_pylist() for column in block.columns)
-        for name, label in zip(names, texts, strict=True):
-            if label.strip():
-                labels.setdefault(name.strip(), label.strip())
-    return labels
+        for name, text in zip(names, texts, strict=True):
+            yield name.strip(), text.strip()
 
 
 # -- layout ------------------------------------------------------------------

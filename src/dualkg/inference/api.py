@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
-from dualkg.errors import RequestError
+from dualkg.data.entity_types import EntityTypes
+from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.files import locked
 from dualkg.inference.calibration import (
-    AssumedMissing,
     Calibration,
     calibration_for,
-    check_missing_share,
     fit_calibration,
     save_calibration,
 )
@@ -30,6 +29,7 @@ from dualkg.inference.reliability import (
 from dualkg.training.api import WrongArgument, choose_device
 from dualkg.training.ensemble import load_run
 from dualkg.training.run import Run, RunFolder
+from dualkg.without_torch.probabilities import AssumedMissing, check_missing_share
 
 # `run.predictor()` is defined in a package that may not import this one.
 Run.predictor_factory = Predictor.of
@@ -61,6 +61,7 @@ class CheckedCalibration:
     def as_dict(self) -> dict[str, Any]:
         """The evaluation, and what cross-fitting says about a recalibration, for JSON."""
         cross_fit = self.calibration.cross_fit
+        types = self.calibration.types
         recalibration = None
         if cross_fit is not None:
             recalibration = {
@@ -71,9 +72,22 @@ class CheckedCalibration:
             "calibration": self.report.as_dict(),
             "recalibration": recalibration,
             "coverage": self.coverage.as_dict(),
+            "types": types and {"source": types.source, "entities": types.num_entities},
             "new_triples": self.new_triples and [asdict(bin) for bin in self.new_triples],
             "missing": self.missing and self.missing._asdict(),
         }
+
+
+class TwoSourcesOfTypes(RequestError):
+    """Types of entities are asked for from a relation and from a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def message(self, words: Words = PYTHON) -> str:
+        relation = words.option("type_relation", "instance_of")
+        file = words.option("types_file", "types.tsv")
+        return f"Types are from a relation or from a file: give {relation} or {file}, not both."
 
 
 def calibrate(
@@ -82,20 +96,25 @@ def calibrate(
     coverage: float = 0.9,
     missing_share: float | None = None,
     overwrite: bool = False,
+    type_relation: str | None = None,
+    types_file: str | Path | None = None,
     device: str | torch.device | None = None,
     trust_code: bool = False,
 ) -> CheckedCalibration:
     """Fit probabilities and prediction sets on valid, save them in the run, check them on test.
 
     An existing calibration is checked again, unless `overwrite` replaces it; `coverage` is that of
-    the sets to check.
+    the sets to check. Types of entities, from a relation or a file, are saved with it; they say how
+    probable a triple is of which an entity has no triple of that relation yet.
 
     Args:
         run: A run, or its folder.
         coverage: Coverage of the sets that are checked.
         missing_share: Share of the true triples that the graph lacks. By default, it lacks as many
             as valid has; an existing calibration keeps its share.
-        overwrite: Whether to replace an existing calibration.
+        overwrite: Whether to replace an existing calibration, and its types.
+        type_relation: Relation whose tails are the types of entities, such as `instance_of`.
+        types_file: File of types, with lines of entity and type, separated by a tab.
         device: Where the model runs; a GPU by default, if there is one.
         trust_code: Whether the recipe may name classes that are not part of dualkg.
 
@@ -109,7 +128,14 @@ def calibrate(
     """
     if missing_share is not None:
         check_missing_share(missing_share)
+    if type_relation is not None and types_file is not None:
+        raise TwoSourcesOfTypes
     run = open_run(run, device=device, trust_code=trust_code)
+    types = None
+    if type_relation is not None:
+        types = EntityTypes.of_relation(run.graph, type_relation)
+    elif types_file is not None:
+        types = EntityTypes.read(types_file, run.graph)
     with locked(run.folder):
         has_calibration = run.folder is not None and RunFolder(run.folder).has_calibration
         # It is saved once, with its checks: a kill or a full disk leaves the former one.
@@ -119,6 +145,8 @@ def calibrate(
             # The fit does not depend on the share, so that an existing one need not be repeated.
             calibration = replace(saved.calibration, missing_share=missing_share)
             saved = replace(saved, calibration=calibration)
+        if types is not None:
+            saved = replace(saved, calibration=replace(saved.calibration, types=types))
         checked = CheckedCalibration(
             saved.calibration,
             saved.prediction_sets,

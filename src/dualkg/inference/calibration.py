@@ -9,28 +9,27 @@ pattern. Where the valid split supports it, the log odds are mapped once more (s
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from math import inf, log
+from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dualkg.data.graph import SPLITS, Graph, GraphShape
+from dualkg.data.entity_types import EntityTypes
+from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import (
     PYTHON,
     DamagedFile,
     DualkgError,
-    InvalidValue,
     LockedError,
     RequestError,
     Words,
 )
 from dualkg.files import locked, read_json, write_json
-from dualkg.inference.logistic import fit_logistic, sigmoid
+from dualkg.inference.logistic import fit_logistic
 from dualkg.inference.prediction_sets import PredictionSets
-from dualkg.inference.query_classes import NUM_CLASSES, NUM_KNOWN, QueryClasses
 from dualkg.inference.recalibration import (
     RECALIBRATION,
     CrossFit,
@@ -39,14 +38,29 @@ from dualkg.inference.recalibration import (
     draw_folds,
     fit_recalibration,
 )
-from dualkg.inference.sampling import Candidates, DomainRange, sample_candidates
+from dualkg.inference.sampling import Candidates, sample_candidates
 from dualkg.inference.scoring import Flags, Floats, Ids, triple_log_probabilities
 from dualkg.logs import ProgressLog, logger
 from dualkg.models.base import Model
 from dualkg.tables.lookup import Side
 from dualkg.training.run import Run, RunFolder, check_source
+from dualkg.without_torch.domain_range import DomainRange
+from dualkg.without_torch.probabilities import (
+    NUM_PATTERNS,
+    AssumedMissing,
+    TripleCalibration,
+    TripleProbabilities,
+    assumed_missing,
+    check_lines,
+    check_missing_share,
+    line_log_odds,
+    log_odds_of,
+    offsets_by_pattern,
+    query_priors,
+    sigmoid,
+)
+from dualkg.without_torch.query_classes import NUM_CLASSES, NUM_KNOWN, QueryClasses
 
-NUM_PATTERNS = 4
 MIN_TRIPLES = 5  # valid triples that a relation needs for parameters of its own
 
 # The parameters of a line are a slope and the offsets of the patterns. The prior mean of the shared
@@ -70,24 +84,6 @@ NOT_BOUND = (
 )
 
 
-class AssumedMissing(NamedTuple):
-    """The true triples that a graph is taken to lack: their number, their share of all true
-    triples, and their number for each validation triple.
-    """
-
-    number: float
-    share: float
-    per_valid: float
-
-
-def check_missing_share(share: float) -> None:
-    """Refuse a share of the true triples that cannot be missing."""
-    if not 0 < share < 1:
-        raise InvalidValue(
-            "missing_share", expected="above 0 and below 1, such as 0.4", found=share
-        )
-
-
 @dataclass(frozen=True)
 class Calibration:
     """p = σ(g(slope · log-probability + offset)), at most `max_probability`, with slope > 0.
@@ -98,7 +94,8 @@ class Calibration:
     which. The map g is the `recalibration`, or the identity if it is None; `cross_fit` says what it
     gains or would have gained. `missing_share` is the share of the true triples that the graph is
     said to lack; if it is None, the graph lacks as many triples as valid has. `metadata` has the
-    graph, the split and the numbers of candidates of the fit.
+    graph, the split and the numbers of candidates of the fit. The priors of queries take the
+    `types` of entities as evidence (see `QueryClasses`).
     """
 
     slopes: Tensor
@@ -109,6 +106,7 @@ class Calibration:
     cross_fit: CrossFit | None = None
     missing_share: float | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    types: EntityTypes | None = None
 
     def log_odds(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
         """Log odds before they are clamped.
@@ -117,7 +115,7 @@ class Calibration:
         """
         slopes = self.slopes.to(log_probability.device)
         offsets = self.offsets.to(log_probability.device)
-        log_odds = slopes[relations] * log_probability + offsets[relations, patterns]
+        log_odds: Tensor = line_log_odds(slopes, offsets, log_probability, relations, patterns)
         return log_odds if self.recalibration is None else self.recalibration(log_odds)
 
     def required_log_probability(self, log_odds: Tensor, relation: int) -> Tensor:
@@ -144,13 +142,7 @@ class Calibration:
 
     def assumed_missing(self, graph: Graph) -> AssumedMissing:
         """How many triples the probabilities take the graph to lack."""
-        num_known = sum(len(graph.split(name)) for name in SPLITS)
-        num_valid = len(graph.valid)
-        if self.missing_share is None:
-            share = num_valid / max(1, num_known + num_valid)
-            return AssumedMissing(float(num_valid), share, per_valid=1.0)
-        number = num_known * self.missing_share / (1 - self.missing_share)
-        return AssumedMissing(number, self.missing_share, per_valid=number / max(1, num_valid))
+        return assumed_missing(graph, self.missing_share)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -162,6 +154,7 @@ class Calibration:
             "cross_fit": self.cross_fit and asdict(self.cross_fit),
             "missing_share": self.missing_share,
             "metadata": self.metadata,
+            "types": self.types and self.types.as_dict(),
         }
 
     @classmethod
@@ -403,19 +396,6 @@ def _fit_line(examples: Examples, *, centre: Floats, precision: Floats) -> Float
 
 
 @dataclass(frozen=True, eq=False)
-class TripleProbabilities:
-    """What a calibration says about triples, each `(num_triples,)`.
-
-    `probability` is that of the triple, and `answer_probability` that of the triple if each of its
-    queries has an answer that is missing. `log_odds` are those of `probability`.
-    """
-
-    log_odds: Tensor
-    probability: Tensor
-    answer_probability: Tensor
-
-
-@dataclass(frozen=True, eq=False)
 class PriorCorrection:
     """Probabilities of any triples.
 
@@ -436,53 +416,44 @@ class PriorCorrection:
     @classmethod
     def of(cls, calibration: Calibration, graph: Graph) -> Self:
         symmetric = graph.symmetric_relations
-        query_classes = QueryClasses.of(graph)
-        heads, tails = _query_priors(query_classes, QueryClasses.of(graph, split="valid"))
-        # All odds are multiplied by one number, so that the order of triples does not change.
-        per_valid = calibration.assumed_missing(graph).per_valid
-        heads = heads * per_valid
-        tails = tails * per_valid
+        query_classes, heads, tails = query_priors(
+            graph, types=calibration.types, missing_share=calibration.missing_share
+        )
 
-        # A triple of a symmetric relation with one new end has the pattern 1 (see `DomainRange`).
-        offsets = calibration.offsets.clone()
-        rows = torch.from_numpy(symmetric)
-        offsets[rows, 2] = offsets[rows, 1]
+        offsets = offsets_by_pattern(calibration.offsets.numpy(), symmetric)
         return cls(
-            replace(calibration, offsets=offsets),
+            replace(calibration, offsets=torch.from_numpy(offsets)),
             DomainRange.of(graph, symmetric=symmetric),
             query_classes,
-            heads,
-            tails,
+            torch.from_numpy(heads),
+            torch.from_numpy(tails),
         )
 
     def of_triples(self, triples: Ids, log_probabilities: Tensor) -> TripleProbabilities:
         """The probabilities of triples `(num_triples, 3)`, given their log-probabilities."""
-        ids = np.ascontiguousarray(triples, dtype=np.int64)
-        relations = torch.from_numpy(ids[:, 1].copy())
-        patterns = torch.from_numpy(self.domain_range(ids))
-        values = log_probabilities.double().cpu()
-        answer_log_odds = self.calibration.log_odds(values, relations, patterns).double()
-        answer_log_odds = answer_log_odds.clamp(max=log_odds_of(self.calibration.max_probability))
-        priors = self.priors_of(ids)
-        log_odds = answer_log_odds + priors.log()
-        probability = log_odds.sigmoid()
+        return self._arrays.of_triples(triples, log_probabilities.double().cpu().numpy())
 
-        # To know that an answer is missing never makes a triple less probable.
-        answer_probability = self.calibration.probability(values, relations, patterns)
-        at_least = torch.maximum(answer_probability, probability.to(answer_probability))
-        return TripleProbabilities(
-            log_odds=log_odds,
-            probability=probability,
-            answer_probability=torch.where(priors > 1, at_least, answer_probability),
-        )
-
-    def priors_of(self, triples: Ids) -> Tensor:
+    def priors_of(self, triples: Ids) -> Floats:
         """The priors of triples `(num_triples, 3)`: the means of those of their two queries."""
-        heads, relations, tails = triples.T
-        classes = self.query_classes
-        of_heads = classes.of_pairs(heads, classes.roles(relations, tails=False))
-        of_tails = classes.of_pairs(tails, classes.roles(relations, tails=True))
-        return (self.heads[relations, of_heads] + self.tails[relations, of_tails]) / 2
+        return self._arrays.priors_of(triples)
+
+    @property
+    def _arrays(self) -> TripleCalibration:
+        """The same as arrays, which share its memory."""
+        recalibration = self.calibration.recalibration
+        knots = None
+        if recalibration is not None:
+            knots = (recalibration.knots.numpy(), recalibration.values.numpy())
+        return TripleCalibration(
+            self.calibration.slopes.numpy(),
+            self.calibration.offsets.numpy(),
+            self.calibration.max_probability,
+            knots,
+            self.domain_range,
+            self.query_classes,
+            self.heads.numpy(),
+            self.tails.numpy(),
+        )
 
     def priors(self, relation: int) -> Tensor:
         """The priors of triples of a relation by the classes of head and tail."""
@@ -510,30 +481,6 @@ class PriorCorrection:
         roles = self.query_classes.roles(relations.numpy(), tails=side == "tail")
         classes = self.query_classes.of_pairs(np.full(len(roles), entity), roles)
         return priors[relations, torch.from_numpy(classes)]
-
-
-def log_odds_of(probability: float) -> float:
-    """Log odds; infinite for probabilities 0 and 1."""
-    if probability <= 0:
-        return -inf
-    if probability >= 1:
-        return inf
-    return log(probability / (1 - probability))
-
-
-def _query_priors(train: QueryClasses, valid: QueryClasses) -> tuple[Tensor, Tensor]:
-    """The shares of queries with a valid answer by class, for heads and for tails.
-
-    Both are `(num_relations, NUM_CLASSES)`. Additive smoothing towards the share of the class in
-    all relations adds one answered query to 1 / share queries. If no relation has an answered query
-    of a class, one is assumed.
-    """
-    num_queries = train.num_queries()
-    num_answered = train.num_answered(valid)
-    share_of_all = np.maximum(num_answered.sum(0), 1) / np.maximum(num_queries.sum(0), 1)
-    shares = (num_answered + 1) / (num_queries + 1 / share_of_all)
-    priors = torch.from_numpy(np.minimum(shares, 1.0))
-    return priors[: train.num_relations], priors[train.num_relations :]
 
 
 # -- the calibration of a run ------------------------------------------------
@@ -589,7 +536,7 @@ def load_calibration(
     path = RunFolder(folder).calibration
     try:
         content = read_json(path, checksum=True)
-        saved = _parse_calibration(content, graph.shape.num_relations)
+        saved = _parse_calibration(content, graph.shape)
         identity = identity or RunFolder(folder).known_identity()
         check_source(path, saved.made_from, identity)
         if saved.made_from is None and identity is not None:
@@ -605,20 +552,16 @@ def load_calibration(
         raise UnusableCalibration(folder, damage) from None
 
 
-def _parse_calibration(content: Any, num_relations: int) -> SavedCalibration:
+def _parse_calibration(content: Any, shape: GraphShape) -> SavedCalibration:
+    num_relations = shape.num_relations
     calibration = Calibration.from_dict(content["calibration"])
-    per_relation = (num_relations,)
-    has_expected_shapes = (
-        calibration.slopes.shape == per_relation
-        and calibration.offsets.shape == (num_relations, NUM_PATTERNS)
-        and calibration.relation_specific.shape == per_relation
-    )
-    if not has_expected_shapes:
-        raise ValueError(
-            f"it should have {num_relations:,} relations with {NUM_PATTERNS} offsets each"
-        )
-    if not bool((calibration.slopes > 0).all()):
-        raise ValueError("a slope is not above 0")
+    types = content["calibration"].get("types")
+    if types is not None:
+        types = EntityTypes.from_dict(types, shape.num_entities)
+        calibration = replace(calibration, types=types)
+    check_lines(calibration.slopes.numpy(), calibration.offsets.numpy(), num_relations)
+    if calibration.relation_specific.shape != (num_relations,):
+        raise ValueError(f"it should say of {num_relations:,} relations which have their own line")
 
     prediction_sets = PredictionSets.from_dict(content["prediction_sets"], num_relations)
     checks = dict(content.get("checks", {}))

@@ -15,9 +15,9 @@ from dualkg.data.readers import one_source
 from dualkg.errors import PYTHON, DataError, DualkgError, InvalidValue, RequestError, Words
 from dualkg.inference.calibration import MIN_TRIPLES
 from dualkg.inference.errors import MissingTriples
-from dualkg.inference.sampling import DomainRange
 from dualkg.inference.scoring import Flags, Floats, Ids, triple_log_probabilities
 from dualkg.models.base import Model
+from dualkg.without_torch.domain_range import DomainRange
 
 # Attempts to draw an entity from the domain or range of a relation, and as many again to draw any
 # entity.

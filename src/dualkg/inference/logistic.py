@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dualkg.inference.scoring import Flags, Floats
+from dualkg.without_torch.probabilities import sigmoid
 
 MAX_STEPS = 100
 MIN_STEP_LENGTH = 1e-10
@@ -58,8 +59,3 @@ def log_loss(logits: Floats, true: Flags) -> Floats:
     """−log of the probability of each label, `(n,)`."""
     losses: Floats = np.logaddexp(0, logits) - true * logits
     return losses
-
-
-def sigmoid(logits: Floats) -> Floats:
-    probability: Floats = np.exp(-np.logaddexp(0, -logits))
-    return probability

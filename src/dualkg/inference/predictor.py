@@ -42,12 +42,13 @@ from dualkg.models.paths import PathNetwork
 from dualkg.tables.lookup import Side
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import Run, RunFolder
+from dualkg.without_torch.prediction import Figures, calibrated
 from dualkg.without_torch.prediction import Prediction as Prediction
+from dualkg.without_torch.prediction import QueryType as QueryType
 
 # The name of one query, or the names of a batch of queries.
 Given = Name | list[str] | list[int] | list[Name] | tuple[Name, ...] | npt.NDArray[Any]
 Known = Literal["mark", "omit"]
-QueryType = Literal["tails", "heads", "relations", "triple", "similar"]
 QUERY_TYPES: tuple[QueryType, ...] = ("tails", "heads", "relations", "triple", "similar")
 MAX_SKIPPED = 32  # omitted candidates of a query that are taken among its best and left out
 BLOCK_COLUMNS = 64  # of a table of scores
@@ -604,29 +605,10 @@ class Predictor:
         if correction is None:
             return predictions
 
-        triples: dict[tuple[int, ...], None] = {}  # a set that keeps the order
-        for ids, answers in zip(given, predictions, strict=True):
-            for prediction in answers:
-                if prediction.split != "train":
-                    triples[_completed(kind, ids, prediction.id)] = None
-        if not triples:
-            return predictions
+        def figures_of(triples: Ids) -> Iterable[Figures]:
+            return correction.of_triples(triples, self._log_probabilities(triples)).figures()
 
-        rows = np.array(list(triples))
-        of_triples = correction.of_triples(rows, self._log_probabilities(rows))
-        figures = zip(
-            of_triples.probability.tolist(), of_triples.answer_probability.tolist(), strict=True
-        )
-        by_triple = dict(zip(triples, figures, strict=True))
-
-        calibrated = []
-        for ids, answers in zip(given, predictions, strict=True):
-            with_figures = []
-            for answer in answers:
-                figures_of_answer = by_triple.get(_completed(kind, ids, answer.id), (None, None))
-                with_figures.append(answer.with_probabilities(*figures_of_answer))
-            calibrated.append(sorted(with_figures, key=_by_probability))
-        return calibrated
+        return calibrated(kind, given, predictions, figures_of)
 
     def _known_answers(self, entities: Ids, relations: Ids) -> list[dict[int, str]]:
         """The known answers of each query, and the first split that contains each."""
@@ -664,19 +646,6 @@ class Predictor:
     def _unit_vectors(self) -> Tensor:
         """The vectors of all entities at length 1, `(num_entities, width)`."""
         return torch.nn.functional.normalize(self.model.entity_vectors().detach(), dim=-1)
-
-
-def _by_probability(prediction: Prediction) -> tuple[bool, float]:
-    """The sort key of calibrated predictions, which keeps the order of those that are equal."""
-    if prediction.probability is None:
-        return False, 0.0
-    return True, -prediction.probability
-
-
-def _completed(kind: QueryType, given: tuple[int, ...], answer: int) -> tuple[int, ...]:
-    """The triple that a prediction completes."""
-    position = {"heads": 0, "relations": 1}.get(kind, 2)
-    return (*given[:position], answer, *given[position:2])
 
 
 def _predictions(
@@ -793,7 +762,7 @@ def predicted_facts(predictor: Predictor, entity: int, *, k: int) -> list[Fact]:
     log_probabilities = triple_log_probabilities(
         predictor.model, triples, symmetric=predictor.graph.symmetric_relations
     ).cpu()
-    sort_keys = log_probabilities
+    sort_keys = log_probabilities.numpy()
     probabilities: list[float | None] = [None] * len(triples)
     answer_probabilities = probabilities
     correction = predictor.prior_correction
@@ -804,7 +773,7 @@ def predicted_facts(predictor: Predictor, entity: int, *, k: int) -> list[Fact]:
         answer_probabilities = of_triples.answer_probability.tolist()
 
     facts = []
-    best = np.lexsort((-log_probabilities.numpy(), -sort_keys.numpy()))[:k]
+    best = np.lexsort((-log_probabilities.numpy(), -sort_keys))[:k]
     for row in best.tolist():
         head, relation, tail = triples[row].tolist()
         log_probability = float(log_probabilities[row])

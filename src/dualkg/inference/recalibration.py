@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dualkg.inference.logistic import fit_logistic, log_loss
 from dualkg.inference.scoring import Flags, Floats, Ids
+from dualkg.without_torch.probabilities import interpolated, read_knots
 
 
 @dataclass(frozen=True)
@@ -64,31 +65,13 @@ class Recalibration:
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Self:
         """Read a map; one that is not strictly increasing is a `ValueError`."""
-        knots = torch.tensor(saved["knots"], dtype=torch.float64)
-        values = torch.tensor(saved["values"], dtype=torch.float64)
-        if knots.dim() != 1 or len(knots) < 2 or values.shape != knots.shape:
-            raise ValueError("its recalibration should have a value for each of two or more knots")
-        for name, numbers in (("knots", knots), ("values", values)):
-            # A comparison with NaN is false.
-            if not bool(numbers.isfinite().all() and (numbers.diff() > 0).all()):
-                raise ValueError(f"the {name} of its recalibration do not increase")
-        return cls(knots, values)
+        knots, values = read_knots(saved)
+        return cls(torch.from_numpy(knots), torch.from_numpy(values))
 
 
 def _interpolate(log_odds: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    """Piecewise linear interpolation in float64, with slope 1 outside the knots."""
-    knots = knots.to(log_odds.device).contiguous()
-    values = values.to(log_odds.device)
-    exact = log_odds.double().contiguous()
-    inside = exact.clamp(float(knots[0]), float(knots[-1]))
-
-    upper = torch.searchsorted(knots, inside, right=True).clamp(1, len(knots) - 1)
-    lower = upper - 1
-    slopes = values.diff() / knots.diff()
-    mapped = values[lower] + slopes[lower] * (inside - knots[lower])
-    # Rounding must not lift the end of a piece above the start of the next.
-    mapped = torch.minimum(mapped, values[upper])
-    return (mapped + (exact - inside)).to(log_odds.dtype)
+    mapped = interpolated(log_odds.double().cpu().numpy(), knots.numpy(), values.numpy())
+    return torch.from_numpy(np.asarray(mapped)).to(log_odds)
 
 
 # -- fit ---------------------------------------------------------------------

@@ -338,7 +338,7 @@ def evaluate_calibration(
     # A split has only a part of the triples that the graph may be said to lack.
     correction = PriorCorrection.of(calibration.as_measured, graph)
     of_triples = correction.of_triples(candidates.triples, log_probabilities)
-    probabilities = of_triples.answer_probability.numpy()
+    probabilities = of_triples.answer_probability
 
     by_relation = {}
     for relation in np.unique(candidates.relations).tolist():

@@ -9,8 +9,8 @@ import numpy as np
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph
 from dualkg.data.inspection import answers_per_query
-from dualkg.inference.query_classes import NUM_CLASSES, NUM_KNOWN, QueryClasses
 from dualkg.inference.scoring import Ids
+from dualkg.without_torch.query_classes import NUM_CLASSES, NUM_KNOWN, QueryClasses
 
 TypeFit = Literal["known", "likely", "unusual"]
 # A relation with at most as many answers per query, on average, has one as a rule.

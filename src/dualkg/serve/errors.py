@@ -306,6 +306,13 @@ class CompletionRunning(BusyError):
         return "Another completion is running. Try again when it has finished."
 
 
+class ServerStopping(BusyError):
+    """The server has been told to stop, and begins no more work."""
+
+    def message(self, words: Words = PYTHON) -> str:
+        return "The server is stopping."
+
+
 class TrainingRunning(BusyError):
     """One training runs at a time."""
 

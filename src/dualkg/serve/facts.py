@@ -18,7 +18,12 @@ from dualkg.inference.decisions import Triple
 from dualkg.serve import schemas
 from dualkg.serve.decisions import decisions
 from dualkg.serve.downloads import Table, table, triple_row
-from dualkg.serve.errors import CompletionRunning, TimeLimitExceeded, public_message
+from dualkg.serve.errors import (
+    CompletionRunning,
+    ServerStopping,
+    TimeLimitExceeded,
+    public_message,
+)
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_NEW_TRIPLES
 from dualkg.serve.schemas import CompletionLine
 from dualkg.serve.service import Context, RequestContext, ServedRun
@@ -149,6 +154,8 @@ async def completion(
     progress = asyncio.Queue[CompletionLine | Completion | None]()  # None is the end
     cancelled = Event()
     last_report = 0.0
+    if service.is_stopping:
+        raise ServerStopping
     if not service.completing.acquire(blocking=False):
         raise CompletionRunning
 

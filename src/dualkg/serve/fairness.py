@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from functools import lru_cache, partial
 from typing import Generic, TypeVar
 
+from dualkg.serve.errors import ServerStopping
+
 Item = TypeVar("Item")
 ACTIVE_SECONDS = 1.0  # in which a client has sent a request
 BURST_SECONDS = 0.05  # that a client may use at once
@@ -169,9 +171,12 @@ class FairThreads:
         self._running: dict[str, int] = {}
         self._waiting: FairQueue[tuple[str, Callable[[], object], asyncio.Future[object]]]
         self._waiting = FairQueue()
+        self._has_stopped = False
 
     async def run(self, work: Callable[[], Result], *, client: str = "") -> Result:
         """Do some work; what has begun runs to its end even if its request is cancelled."""
+        if self._has_stopped:
+            raise ServerStopping
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.put(client, (client, work, future), cost=1.0)  # type: ignore[arg-type]
         self._start()
@@ -210,7 +215,13 @@ class FairThreads:
         self._start()
 
     def stop(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Refuse the work that waits, and all that comes."""
+        self._has_stopped = True
+        while (item := self._waiting.take()) is not None:
+            future = item[2]
+            if not future.done():
+                future.set_exception(ServerStopping())
+        self._threads.shutdown(wait=False)
 
 
 def _in_loop(

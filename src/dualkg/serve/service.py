@@ -281,6 +281,7 @@ class Service:
         # free memory of its own.
         self.completing = Lock()
         self.completions = ThreadPoolExecutor(1, thread_name_prefix="completions")
+        self.is_stopping = False
         self._mapping = Lock()  # held while a map is computed
         self._maps: dict[str, MapWork] = {}
         # The best new facts by run and relation, whose search takes long.
@@ -367,6 +368,8 @@ class Service:
             await self.in_thread(run.warm_up)
 
     async def stop(self) -> None:
+        """End all work; a request that is still in progress gets `ServerStopping`."""
+        self.is_stopping = True
         await self.trainings.close()
         await self.batcher.stop()
         self._threads.stop()

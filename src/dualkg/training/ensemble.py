@@ -23,7 +23,8 @@ from dualkg.errors import (
 from dualkg.files import check_type, exists, locks, read_json, recover, write_text
 from dualkg.models.ensemble import EnsembleModel, no_embeddings
 from dualkg.training.ensemble_weights import MIN_GAIN, fit_weights
-from dualkg.training.run import Run, RunFolder, TrainedRun, hash_of, load_single_run
+from dualkg.training.run import Run, RunFolder, TrainedRun, load_single_run
+from dualkg.without_torch.identity import hash_of
 
 Weights = Sequence[float] | Literal["equal"]
 

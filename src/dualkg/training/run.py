@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,6 +32,7 @@ from dualkg.tables import LocalTables
 from dualkg.training import checkpoint
 from dualkg.training.environment import environment
 from dualkg.training.recipe import Recipe, load_recipe
+from dualkg.without_torch.identity import hash_of, identity_of
 
 MAX_NEARBY = 5  # runs that a message names
 WEIGHT_FILES = "weights-?????-of-?????.safetensors"
@@ -153,11 +153,6 @@ class DamagedRun(RequestError):
         path = self.run / self.file
         check = words.call("check", self.run)
         return f"{path} is damaged: {self.reason}. To see what can be saved: {check}"
-
-
-def hash_of(parts: Mapping[str, str | None]) -> str:
-    """One hash of several, by name."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 class OtherSource(RequestError):
@@ -401,15 +396,12 @@ class RunFolder:
 
         Files that are derived from a run keep it. Several seeds have that of all of them.
         """
-        parts = {}
+        seeds = {}
         for recipe in self.seeds():
-            parts[recipe.parent.name] = RunFolder(recipe.parent).identity()
-        if not parts:
-            for name, record in self._needed_records().items():
-                if not name.startswith("weights"):
-                    parts[name] = record["sha256"]
-            parts["weights"] = self.weights_checksum()
-        return hash_of(parts)
+            seeds[recipe.parent.name] = RunFolder(recipe.parent).identity()
+        if seeds:
+            return hash_of(seeds)
+        return identity_of(self._needed_records(), self.weights_checksum())
 
     def known_identity(self) -> str | None:
         """The identity, or None of a run that is not finished or has a damaged report."""

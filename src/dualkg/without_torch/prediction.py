@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+QueryType = Literal["tails", "heads", "relations", "triple", "similar"]
+Figures = tuple[float | None, float | None]  # probability and answer probability
 
 
 @dataclass(frozen=True)
@@ -72,3 +79,52 @@ class Prediction:
             probability,
             answer_probability,
         )
+
+
+def query_type(given: Sequence[object | None]) -> QueryType:
+    """The type of a query (head, relation, tail) by its part that is None."""
+    types: tuple[QueryType, ...] = ("heads", "relations", "tails")
+    return types[given.index(None)] if None in given else "triple"
+
+
+def calibrated(
+    kind: QueryType,
+    given: Sequence[tuple[int, ...]],
+    predictions: list[list[Prediction]],
+    figures_of: Callable[[npt.NDArray[np.int64]], Iterable[Figures]],
+) -> list[list[Prediction]]:
+    """The predictions for queries of one type with their figures, by probability.
+
+    `figures_of` has those of triples `(n, 3)`. Triples of train have none, and come first.
+    """
+    triples: dict[tuple[int, ...], None] = {}  # a set that keeps the order
+    for ids, answers in zip(given, predictions, strict=True):
+        for prediction in answers:
+            if prediction.split != "train":
+                triples[_completed(kind, ids, prediction.id)] = None
+    if not triples:
+        return predictions
+
+    figures = figures_of(np.array(list(triples), dtype=np.int64))
+    by_triple = dict(zip(triples, figures, strict=True))
+    with_figures = []
+    for ids, answers in zip(given, predictions, strict=True):
+        new_answers = []
+        for answer in answers:
+            figures_of_answer = by_triple.get(_completed(kind, ids, answer.id), (None, None))
+            new_answers.append(answer.with_probabilities(*figures_of_answer))
+        with_figures.append(sorted(new_answers, key=_by_probability))
+    return with_figures
+
+
+def _by_probability(prediction: Prediction) -> tuple[bool, float]:
+    """The sort key of calibrated predictions, which keeps the order of those that are equal."""
+    if prediction.probability is None:
+        return False, 0.0
+    return True, -prediction.probability
+
+
+def _completed(kind: QueryType, given: tuple[int, ...], answer: int) -> tuple[int, ...]:
+    """The triple that a prediction completes."""
+    position = {"heads": 0, "relations": 1}.get(kind, 2)
+    return (*given[:position], answer, *given[position:2])

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,22 +18,24 @@ from dualkg.data.graph import SPLITS, Graph, load_saved_graph, relations_with_se
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.files import REMEMBERED_BYTES, file_damage, open_regular, read_json, regular_file
-from dualkg.without_torch.prediction import Prediction
-from dualkg.without_torch.scores import Floats, SavedModel, saved_model
+from dualkg.without_torch.identity import identity_of
+from dualkg.without_torch.prediction import Figures, Prediction, calibrated, query_type
+from dualkg.without_torch.probabilities import TripleCalibration, triple_log_probabilities
+from dualkg.without_torch.scores import Floats, Ids, SavedModel, saved_model
 
 # Files whose presence means that PyTorch is needed: an ensemble, weights of several processes or
-# without their zeros, entities that were added after training, and probabilities.
+# without their zeros, and entities that were added after training.
 FOR_TORCH = (
     "ensemble.json",
     "weights.safetensors.index.json",
     "sparsity.json",
     "extension.json",
-    "calibration.json",
 )
 RECIPE = "recipe.toml"
 WEIGHTS = "weights.safetensors"
 GRAPH = "graph"
 REPORT = "report.json"
+CALIBRATION = "calibration.json"
 MAX_HEADER = 1 << 20  # bytes
 Given = tuple[str | int | None, str | int | None, str | int | None]
 
@@ -44,6 +46,7 @@ class SavedRun:
 
     graph: Graph
     model: SavedModel
+    calibration: TripleCalibration | None = None
 
     @classmethod
     def load(cls, folder: Path) -> SavedRun | None:
@@ -51,7 +54,8 @@ class SavedRun:
         try:
             if any(os.path.lexists(folder / name) for name in FOR_TORCH):
                 return None
-            if not _is_intact(folder):
+            records = _needed_records(folder)
+            if not _is_intact(folder, records):
                 return None
             with open_regular(folder / RECIPE) as file:
                 settings = tomllib.load(file)["model"]
@@ -59,21 +63,42 @@ class SavedRun:
             if model is None:
                 return None
             graph = load_saved_graph(folder / GRAPH)
-        except (OSError, ValueError, KeyError, TypeError, RequestError):
+            if (len(model.heads), model.num_relations) != tuple(graph.shape):
+                return None
+            calibration = None
+            if os.path.lexists(folder / CALIBRATION):
+                calibration = _load_calibration(folder, records, graph)
+                if calibration is None:
+                    return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RequestError):
             return None
-        shape = (len(model.heads), model.num_relations)
-        return cls(graph, model) if shape == tuple(graph.shape) else None
+        return cls(graph, model, calibration)
 
     def predict(self, given: Given, *, k: int, omit_known: bool = False) -> list[Prediction] | None:
         """The best answers to (head, relation, tail) with None for one, or the triple's score.
 
-        None if the model scores NaN or infinity: loading the run with PyTorch says why.
+        With a calibration they have probabilities and are in their order. None if the model scores
+        NaN or infinity: loading the run with PyTorch says why.
         """
-        entities = self.graph.entities
+        vocabularies = (self.graph.entities, self.graph.relations, self.graph.entities)
         head, relation, tail = (
-            None if name is None else names.id(name)
-            for names, name in zip((entities, self.graph.relations, entities), given, strict=True)
+            None if name is None else vocabulary.id(name)
+            for vocabulary, name in zip(vocabularies, given, strict=True)
         )
+        predictions = self._best(head, relation, tail, k=k, omit_known=omit_known)
+        if predictions is None or self.calibration is None:
+            return predictions
+        ids = tuple(id for id in (head, relation, tail) if id is not None)
+        try:
+            return calibrated(query_type(given), [ids], [predictions], self._figures)[0]
+        except FloatingPointError:
+            return None
+
+    def _best(
+        self, head: int | None, relation: int | None, tail: int | None, *, k: int, omit_known: bool
+    ) -> list[Prediction] | None:
+        """The best answers by their scores."""
+        entities = self.graph.entities
         if relation is None:
             assert head is not None
             assert tail is not None
@@ -93,6 +118,15 @@ class SavedRun:
             return self._best_entities(scores, head, relation, k, known, omit_known)
         answer = _prediction(entities, tail, scores, known)
         return [answer] if math.isfinite(answer.score) else None
+
+    def _figures(self, triples: Ids) -> Iterator[Figures]:
+        """The probabilities of triples `(n, 3)`."""
+        assert self.calibration is not None
+        symmetric = self.graph.symmetric_relations
+        log_probabilities = triple_log_probabilities(self.model, triples, symmetric=symmetric)
+        if not np.isfinite(log_probabilities).all():
+            raise FloatingPointError("the model scores NaN or infinity")
+        return self.calibration.of_triples(triples, log_probabilities).figures()
 
     def _score_query(self, entity: int, relation: int) -> Floats:
         [scores] = self.model.score_queries(np.array([entity]), np.array([relation]))
@@ -155,22 +189,39 @@ def _prediction(names: Vocabulary, id: int, scores: Floats, known: Mapping[int, 
 # -- files -------------------------------------------------------------------
 
 
-def _is_intact(folder: Path) -> bool:
+def _needed_records(folder: Path) -> dict[str, Any]:
+    """Size and checksum of each file that predictions need, by the report of a run."""
+    records = read_json(folder / REPORT, checksum=True)["files"]
+    return {
+        name: record
+        for name, record in records.items()
+        if name in (RECIPE, WEIGHTS) or name.partition("/")[0] == GRAPH
+    }
+
+
+def _is_intact(folder: Path, records: Mapping[str, Any]) -> bool:
     """Whether the files of a run are those that its report names."""
-    report = read_json(folder / REPORT, checksum=True)
-    records = report["files"]
     if RECIPE not in records or WEIGHTS not in records:
         return False
     for name, record in records.items():
-        if name in (RECIPE, WEIGHTS) or name.startswith(f"{GRAPH}/"):
-            memory = None
-            if record["bytes"] >= REMEMBERED_BYTES:
-                from dualkg.data.archives import cache_folder
+        memory = None
+        if record["bytes"] >= REMEMBERED_BYTES:
+            from dualkg.data.archives import cache_folder
 
-                memory = cache_folder() / "verified"
-            if file_damage(folder / name, record, memory=memory):
-                return False
+            memory = cache_folder() / "verified"
+        if file_damage(folder / name, record, memory=memory):
+            return False
     return True
+
+
+def _load_calibration(
+    folder: Path, records: Mapping[str, Any], graph: Graph
+) -> TripleCalibration | None:
+    """The calibration of a run; None if it may be of another run, which PyTorch explains."""
+    content = read_json(folder / CALIBRATION, checksum=True)
+    if content["made_from"] != identity_of(records, records[WEIGHTS]["sha256"]):
+        return None
+    return TripleCalibration.of(content["calibration"], graph)
 
 
 def read_tables(path: Path) -> dict[str, Floats]:

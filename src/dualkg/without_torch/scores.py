@@ -20,6 +20,7 @@ from dualkg.kernels import products
 Side = Literal["head", "tail"]
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating[Any]]
+Flags = npt.NDArray[np.bool_]
 Tables = Mapping[str, Floats]
 Parts = tuple[Floats, ...]
 

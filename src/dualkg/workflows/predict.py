@@ -26,6 +26,7 @@ from dualkg.files import atomic_write, locked, read_bytes
 from dualkg.inference.api import open_run
 from dualkg.inference.predictor import Known, Prediction, Predictor, Query, QueryType
 from dualkg.training.run import Run
+from dualkg.without_torch.prediction import query_type
 
 PARTS = ("head", "relation", "tail")
 FIGURES = ("score", "probability", "split", "answer_probability")
@@ -38,7 +39,6 @@ MAX_QUERY_FILE = 1 << 30  # bytes
 MAX_MISTAKES = 5  # bad lines that are named
 
 Given = tuple[str | int | None, str | int | None, str | int | None]
-QUERY_TYPES: tuple[QueryType, ...] = ("heads", "relations", "tails")  # by the part that is missing
 
 
 # -- errors ------------------------------------------------------------------
@@ -227,15 +227,14 @@ def predict_queries(
     # The ids of the given parts by the type of the query and by its row.
     ids_by_type: dict[QueryType, dict[int, tuple[int, ...]]] = {}
     for row, given in enumerate(queries):
-        query_type = QUERY_TYPES[given.index(None)] if None in given else "triple"
         parts = zip(vocabularies, given, strict=True)
         ids = tuple(names.id(part) for names, part in parts if part is not None)
-        ids_by_type.setdefault(query_type, {})[row] = ids
+        ids_by_type.setdefault(query_type(given), {})[row] = ids
 
     answers: list[list[Prediction]] = [[] for _ in queries]
-    for query_type, ids_by_row in ids_by_type.items():
+    for kind, ids_by_row in ids_by_type.items():
         batch = [Query(ids, top, known) for ids in ids_by_row.values()]
-        predicted = predictor.predict(query_type, batch)
+        predicted = predictor.predict(kind, batch)
         for row, predictions in zip(ids_by_row, predicted, strict=True):
             answers[row] = predictions
     return answers

@@ -115,14 +115,14 @@ def complete_brute_force(
     triples = every_new_triple(graph, **candidate_filter)
     symmetric = graph.symmetric_relations
     log_probability = triple_log_probabilities(model, triples, symmetric=symmetric).double()
-    sort_key = log_probability
+    sort_key = log_probability.numpy()
     probability = None
     if calibration is not None:
         of_triples = PriorCorrection.of(calibration, graph).of_triples(triples, log_probability)
         sort_key = of_triples.log_odds
-        probability = of_triples.probability.numpy()
+        probability = of_triples.probability
 
-    order = np.lexsort((-log_probability.numpy(), -sort_key.numpy()))
+    order = np.lexsort((-log_probability.numpy(), -sort_key))
     if probability is not None:
         order = order[probability[order] >= min_probability]
     best = order[:top]

@@ -16,11 +16,11 @@ from dualkg.errors import PYTHON, DualkgError, RequestError, Words
 from dualkg.files import remove_strays
 from dualkg.inference.completion.candidates import CandidateFilter
 from dualkg.inference.completion.search import NEW_TRIPLE, SearchState
-from dualkg.inference.query_classes import NUM_CLASSES
 from dualkg.models.base import Model
 from dualkg.models.partial import PartialModel
 from dualkg.tables.files import is_divided
 from dualkg.training.checkpoint import load_tensors, save_tensors
+from dualkg.without_torch.query_classes import NUM_CLASSES
 
 Options = dict[str, Any]
 
@@ -151,6 +151,9 @@ def _options(model: Model, candidates: CandidateFilter, start: SearchState) -> O
         tables = [calibration.slopes, calibration.offsets]
         if calibration.recalibration is not None:
             tables += [calibration.recalibration.knots, calibration.recalibration.values]
+        if calibration.types is not None:
+            pairs = (calibration.types.entities, calibration.types.types)
+            tables += [torch.from_numpy(column) for column in pairs]
         checksum = _checksum(tables)
         # Queries are searched by class; the file of a version with other classes is refused.
         classes = f"{NUM_CLASSES} classes"

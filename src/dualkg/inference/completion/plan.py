@@ -8,8 +8,8 @@ import torch
 
 from dualkg.inference.calibration import PriorCorrection
 from dualkg.inference.completion.candidates import CandidateFilter
-from dualkg.inference.query_classes import NUM_CLASSES, NUM_KNOWN
 from dualkg.inference.scoring import Ids
+from dualkg.without_torch.query_classes import NUM_CLASSES, NUM_KNOWN
 
 HEADS = 0
 TAILS = 1

@@ -65,8 +65,8 @@ class Completion:
         answer_probability: Column | None = None
         if correction is not None:
             of_triples = probabilities_of(triples, correction)
-            probability = of_triples.probability.numpy().astype(np.float32)
-            answer_probability = of_triples.answer_probability.numpy().astype(np.float32)
+            probability = of_triples.probability.astype(np.float32)
+            answer_probability = of_triples.answer_probability.astype(np.float32)
         return cls(
             graph=graph,
             heads=triples["head"].copy(),

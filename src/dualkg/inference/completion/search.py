@@ -15,12 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dualkg.inference.calibration import PriorCorrection, TripleProbabilities, log_odds_of
+from dualkg.inference.calibration import PriorCorrection
 from dualkg.inference.completion.candidates import CandidateFilter
 from dualkg.inference.completion.plan import TAILS, SearchPart
 from dualkg.inference.completion.queries import RelationQueries
-from dualkg.inference.query_classes import NUM_CLASSES
 from dualkg.models.base import Model
+from dualkg.without_torch.probabilities import TripleProbabilities, log_odds_of
+from dualkg.without_torch.query_classes import NUM_CLASSES
 
 MIN_LOG_PROBABILITY = -1e30  # below that of any triple, and finite
 # Relative; more than rounding can take from a triple that ties with the last one.
@@ -127,8 +128,8 @@ class SearchState:
             return new
 
         probabilities = probabilities_of(new, self.prior_correction)
-        new["sort_key"] = probabilities.log_odds.numpy()
-        return new[probabilities.probability.numpy() >= self.min_probability]
+        new["sort_key"] = probabilities.log_odds
+        return new[probabilities.probability >= self.min_probability]
 
 
 # -- the search --------------------------------------------------------------

@@ -2,17 +2,19 @@
 entity is of the type that the relation has at that end.
 
 A role is an end of a relation: `r` for its heads, and `r + num_relations` for its tails. So a role
-and an entity are a query, as in `scoring`: for tails if the entity is a head, else for heads.
+and an entity are a query, as in `inference.scoring`: for tails if the entity is a head, else for
+heads.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
+from dualkg.data.entity_types import EntityTypes
 from dualkg.data.graph import Graph, Split
-from dualkg.inference.scoring import Flags, Floats, Ids
+from dualkg.without_torch.scores import Flags, Floats, Ids
 
 # Queries with answers in train: the smallest number of answers of each class.
 KNOWN_ANSWERS = (1, 2, 4, 8)
@@ -20,6 +22,7 @@ NUM_KNOWN = len(KNOWN_ANSWERS)
 # Queries without answers in train: the least evidence of each class, see `QueryClasses`.
 EVIDENCE = (0.5, 0.1, 0.0)
 NUM_CLASSES = NUM_KNOWN + len(EVIDENCE)
+ROUNDING = 1e-12  # error of a mean of shares, which must not change the class
 # In graphs with more relations, or whose evidence takes more additions, queries without answers are
 # one class.
 MAX_RELATIONS = 1500
@@ -35,6 +38,9 @@ class QueryClasses:
     the roles that the entity has: of the entities with such a role, the share that has the role in
     question, too. The ends of a symmetric relation are one role.
 
+    The evidence of an entity with `types` is the mean over its types instead: of the entities of
+    the type, the share that has the role in question.
+
     `keys` are the distinct numbers entity · num_roles + role, ascending, and `counts` the number of
     triples of each.
     """
@@ -44,9 +50,10 @@ class QueryClasses:
     keys: Ids
     counts: Ids
     symmetric: Flags
+    types: EntityTypes | None = None
 
     @classmethod
-    def of(cls, graph: Graph, *, split: Split = "train") -> Self:
+    def of(cls, graph: Graph, *, split: Split = "train", types: EntityTypes | None = None) -> Self:
         shape = graph.shape
         symmetric = graph.symmetric_relations
         heads, relations, tails = graph.split(split).astype(np.int64).T
@@ -57,7 +64,7 @@ class QueryClasses:
         as_heads = heads * num_roles + relations
         as_tails = tails * num_roles + tail_roles
         keys, counts = np.unique(np.concatenate([as_heads, as_tails]), return_counts=True)
-        return cls(shape.num_entities, shape.num_relations, keys, counts, symmetric)
+        return cls(shape.num_entities, shape.num_relations, keys, counts, symmetric, types)
 
     @property
     def num_roles(self) -> int:
@@ -87,13 +94,14 @@ class QueryClasses:
 
         evidence: Floats = np.zeros(len(keys))
         if self._has_evidence:
-            starts = self._starts[entities]
-            sizes = self._starts[entities + 1] - starts
-            # The places of all roles of the first entity, then of the second, and so on.
+            marks = self._evidence
+            starts = marks.starts[entities]
+            sizes = marks.starts[entities + 1] - starts
+            # The places of all marks of the first entity, then of the second, and so on.
             ends = np.cumsum(sizes)
             rows = np.repeat(np.arange(len(keys)), sizes)
             places = np.arange(len(rows)) - np.repeat(ends - sizes, sizes) + starts[rows]
-            shares = self._shares[roles[rows], self._roles[places]]
+            shares = self._shares[roles[rows], marks.columns[places]]
             sums = np.bincount(rows, weights=shares, minlength=len(keys))
             evidence = sums / np.maximum(sizes, 1)
         return _classes(counts, evidence)
@@ -105,9 +113,10 @@ class QueryClasses:
         counts[self._entities[has_role]] = self.counts[has_role]
         evidence: Floats = np.zeros(self.num_entities)
         if self._has_evidence:
-            shares = self._shares[role, self._roles]
-            sums = np.bincount(self._entities, weights=shares, minlength=self.num_entities)
-            evidence = sums / np.maximum(np.diff(self._starts), 1)
+            marks = self._evidence
+            shares = self._shares[role, marks.columns]
+            sums = np.bincount(marks.entities, weights=shares, minlength=self.num_entities)
+            evidence = sums / np.maximum(np.diff(marks.starts), 1)
         return _classes(counts, evidence)
 
     def num_queries(self) -> Ids:
@@ -145,7 +154,8 @@ class QueryClasses:
 
     @property
     def _has_evidence(self) -> bool:
-        num_additions = self.num_roles * (len(self.keys) + self.num_entities)
+        num_types = 0 if self.types is None else len(self.types.types)
+        num_additions = self.num_roles * (len(self.keys) + self.num_entities + num_types)
         return self.num_relations <= MAX_RELATIONS and num_additions <= MAX_ADDITIONS
 
     @cached_property
@@ -157,32 +167,66 @@ class QueryClasses:
         return self.keys % max(self.num_roles, 1)
 
     @cached_property
-    def _starts(self) -> Ids:
-        """The place of the first role of each entity, and the number of all, in `keys`."""
-        starts: Ids = np.searchsorted(self._entities, np.arange(self.num_entities + 1))
-        return starts
+    def _marks(self) -> "_Marks":
+        """The roles and types of all entities."""
+        if self.types is None:
+            return _Marks.of(self._entities, self._roles, self.num_entities)
+        entities = np.concatenate([self._entities, self.types.entities])
+        columns = np.concatenate([self._roles, self.num_roles + self.types.types])
+        order = np.lexsort((columns, entities))
+        return _Marks.of(entities[order], columns[order], self.num_entities)
+
+    @cached_property
+    def _evidence(self) -> "_Marks":
+        """The types of entities that have some, and the roles of the others."""
+        marks = self._marks
+        if self.types is None:
+            return marks
+        is_typed = np.zeros(self.num_entities, dtype=bool)
+        is_typed[self.types.entities] = True
+        kept = (marks.columns >= self.num_roles) | ~is_typed[marks.entities]
+        return _Marks.of(marks.entities[kept], marks.columns[kept], self.num_entities)
 
     @cached_property
     def _shares(self) -> Floats:
-        """The share of the entities with one role, by column, that have another, by row."""
-        num_both = np.zeros((self.num_roles, self.num_roles))
-        sizes = np.diff(self._starts)
+        """The share of the entities with one role or type, by column, that have a role, by row."""
+        entities, columns, starts = self._marks
+        num_columns = self.num_roles + (0 if self.types is None else len(self.types.names))
+        num_both = np.zeros((self.num_roles, num_columns))
+        sizes = np.diff(starts)
         for distance in range(1, int(sizes.max(initial=0))):
-            first = np.arange(len(self.keys) - distance)
-            first = first[self._entities[first] == self._entities[first + distance]]
-            a = self._roles[first]
-            b = self._roles[first + distance]
-            np.add.at(num_both, (a, b), 1)
-            np.add.at(num_both, (b, a), 1)
-        num_entities = np.bincount(self._roles, minlength=self.num_roles)
+            first = np.arange(len(entities) - distance)
+            first = first[entities[first] == entities[first + distance]]
+            a = columns[first]
+            b = columns[first + distance]
+            for row, column in ((a, b), (b, a)):
+                is_role = row < self.num_roles
+                np.add.at(num_both, (row[is_role], column[is_role]), 1)
+        num_entities = np.bincount(columns, minlength=num_columns)
         shares: Floats = num_both / np.maximum(num_entities, 1)
         return shares
+
+
+class _Marks(NamedTuple):
+    """Entities, ascending, and the columns of their roles and types, both `(num_marks,)`.
+
+    A type has its id after all roles. `starts` has the place of the first mark of each entity, and
+    the number of all.
+    """
+
+    entities: Ids
+    columns: Ids
+    starts: Ids
+
+    @classmethod
+    def of(cls, entities: Ids, columns: Ids, num_entities: int) -> Self:
+        return cls(entities, columns, np.searchsorted(entities, np.arange(num_entities + 1)))
 
 
 def _classes(counts: Ids, evidence: Floats) -> Ids:
     known = np.searchsorted(KNOWN_ANSWERS, counts, side="right") - 1
     # EVIDENCE falls, and `searchsorted` needs what rises.
-    least = np.array(EVIDENCE[::-1])
+    least = np.array(EVIDENCE[::-1]) - ROUNDING
     new = NUM_CLASSES - np.searchsorted(least, evidence, side="right")
     classes: Ids = np.where(counts > 0, known, new)
     return classes

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.inference import query_classes
-from dualkg.inference.query_classes import EVIDENCE, KNOWN_ANSWERS, NUM_CLASSES, QueryClasses
+from dualkg.data.entity_types import EntityTypes
+from dualkg.without_torch import query_classes
+from dualkg.without_torch.query_classes import EVIDENCE, KNOWN_ANSWERS, NUM_CLASSES, QueryClasses
 from tests.conftest import graph_of
 from tests.inference.completion.brute_force import (
     graph_with_a_symmetric_relation,
@@ -32,6 +33,27 @@ def test_a_country_without_a_capital_is_of_the_type_of_its_heads():
     # 5 is the capital of two countries. Two of the three heads of `near` are capitals; 6 is one of
     # these heads.
     assert tails.tolist() == [OTHER, OTHER, OTHER, OTHER, 0, 1, LIKELY, OTHER, OTHER]
+
+
+def test_the_types_of_an_entity_are_evidence_in_place_of_its_roles():
+    """Entities 0 to 3 are countries, of which 0, 1 and 2 have a capital; 4 and 5 are cities."""
+    capitals = [(0, CAPITAL, 4), (1, CAPITAL, 5), (2, CAPITAL, 5)]
+    near = [(3, NEAR, 4), (6, NEAR, 7)]
+    graph = graph_of(capitals + near, num_entities=9, num_relations=3)
+    countries = [(entity, 0) for entity in (0, 1, 2, 3, 7)]
+    cities = [(entity, 1) for entity in (4, 5, 6, 8)]
+    pairs = np.array(countries + cities)
+    types = EntityTypes.of_pairs("a file", ["country", "city"], pairs[:, 0], pairs[:, 1])
+    classes = QueryClasses.of(graph, types=types)
+
+    # Three of five countries have a capital, and half of the cities are one.
+    heads, tails = classes.of_relation(CAPITAL)
+    assert heads.tolist() == [0, 0, 0, LIKELY, OTHER, OTHER, OTHER, LIKELY, OTHER]
+    assert tails.tolist() == [OTHER, OTHER, OTHER, OTHER, 0, 1, LIKELY, OTHER, LIKELY]
+    for end, expected in enumerate((heads, tails)):
+        roles = classes.roles(np.full(9, CAPITAL), tails=bool(end))
+        assert classes.of_pairs(np.arange(9), roles).tolist() == expected.tolist()
+    assert QueryClasses.of(graph).of_relation(CAPITAL)[0][7] == OTHER
 
 
 @pytest.mark.parametrize(("number", "expected"), [(1, 0), (2, 1), (3, 1), (4, 2), (7, 2), (8, 3)])
