@@ -110,13 +110,18 @@ def symmetric_graph():
     return graph_of(np.delete(train, others, axis=0), train[others], num_entities=20)
 
 
-def calibrate_with_a_map(run):
+def calibrate_with_a_map(run, *, missing_share=None):
     """Calibrate a run with types and a map of log odds, which so few triples do not support."""
     fitted = fit_calibration(run)
     types = EntityTypes.of_relation(run.graph, "r1")
     knots = torch.tensor([-4.0, -1.0, 2.0], dtype=torch.float64)
     recalibration = Recalibration(knots, knots / 2 - 1)
-    calibration = replace(fitted.calibration, recalibration=recalibration, types=types)
+    calibration = replace(
+        fitted.calibration,
+        recalibration=recalibration,
+        types=types,
+        missing_share=missing_share,
+    )
     save_calibration(replace(fitted, calibration=calibration), run.folder)
 
 
@@ -130,10 +135,13 @@ def calibrate_with_a_map(run):
     ],
     ids=name_of,
 )
-def test_probabilities_are_those_of_the_predictor(symmetric_graph, tmp_path, settings):
+@pytest.mark.parametrize("missing_share", [None, 0.95])
+def test_probabilities_are_those_of_the_predictor(
+    symmetric_graph, tmp_path, settings, missing_share
+):
     assert symmetric_graph.symmetric_relations[0]
     run = save_run(tmp_path / "run", symmetric_graph, **settings)
-    calibrate_with_a_map(run)
+    calibrate_with_a_map(run, missing_share=missing_share)
     saved = SavedRun.load(tmp_path / "run")
     assert saved
     queries = [(1, 0, None), (None, 1, 2), (3, None, 4), (5, 0, 6), (7, 2, None)]
