@@ -702,6 +702,22 @@ def test_a_folder_that_is_moved_before_a_subfolder_is_made_is_not_made_again(
     assert not path.exists()
 
 
+def test_no_folder_is_locked_through_a_link_in_the_place_of_one_that_is_held(
+    tmp_path: Path,
+) -> None:
+    """As that of the second of several seeds."""
+    out = tmp_path / "out"
+    other = tmp_path / "other"
+    out.mkdir()
+    other.mkdir()
+    with refused(FolderMoved, path=out), locked(out):
+        out.rename(tmp_path / "moved")
+        out.symlink_to(other)
+        with locked(out / "seed-1"):
+            write_text(out / "seed-1" / "recipe.toml", "")
+    assert not list(other.iterdir())
+
+
 def test_a_lock_in_a_folder_that_was_moved_is_removed(tmp_path: Path) -> None:
     home = folder_of(tmp_path / "run")
     with refused(FolderMoved), locked(home), locked(home / "seed-0"):

@@ -16,6 +16,7 @@ from dualkg.files.held import (
     INNER_LOCK,
     NOT_WRITABLE,
     HeldFolder,
+    check_held,
     holder_of,
     holder_text,
     make_folder,
@@ -56,6 +57,8 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
         yield
         return
 
+    # A link in the place of a folder above that is held would lead the real path elsewhere.
+    check_held(Path(path))
     real_path = Path(os.path.realpath(path))
     check_name(real_path)
     missing = [parent for parent in real_path.parents if not parent.exists()]
