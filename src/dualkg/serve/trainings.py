@@ -89,7 +89,9 @@ class TrainingState:
         return self.stage in LAST_STAGES
 
     def receive(self, line: Mapping[str, Any]) -> None:
-        """Take over what a line of the process reports."""
+        """Take over what a line of the process reports, unless it was stopped meanwhile."""
+        if self.is_over:
+            return
         match line["kind"]:
             case "stage":
                 self.stage = line["stage"]
@@ -318,6 +320,7 @@ class Trainings:
         if training.can_be_stopped and not training.is_over:
             training.stage = "stopped"
             training.text = ""
+            training.time_left = ""
             await self._end_process()
         return training
 
