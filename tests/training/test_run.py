@@ -547,6 +547,14 @@ def test_a_damaged_file_is_named(run):
     assert damaged.value.path == run.folder / "environment.json"
 
 
+@pytest.mark.parametrize("records", [["recipe.toml"], {"recipe.toml": ["a", 1]}, {"graph": {}}])
+def test_damaged_records_of_files_are_refused(run, records):
+    folder = RunFolder(run.folder)
+    write_json(folder.report, {**folder.saved_reports(), "files": records})
+    with refused(DamagedFile, path=folder.report):
+        kg.load_run(run.folder)
+
+
 def test_a_recipe_cannot_change_during_a_run(small_graph, tmp_path):
     def kill(event):
         raise Killed

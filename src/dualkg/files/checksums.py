@@ -3,6 +3,7 @@
 import hashlib
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,14 @@ from dualkg.files.reads import open_regular, read_text
 from dualkg.files.writes import open_text
 
 REMEMBERED_BYTES = 2**22  # files of this size are hashed on first use only, smaller ones always
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What `file_record` saves, to check a file of records by."""
+
+    bytes: int
+    sha256: str
 
 
 def file_record(path: Path) -> dict[str, Any]:

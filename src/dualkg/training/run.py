@@ -675,7 +675,9 @@ class RunFolder:
 
     def records(self) -> dict[str, Any]:
         """Sizes and checksums of the files of a finished run."""
-        return dict(self._report_tables().get("files", {}))
+        records = self._report_tables().get("files", {})
+        files.check_type(records, dict[str, files.FileRecord], source=self.report)
+        return records
 
     def saved_reports(self) -> dict[str, Any]:
         """The saved reports of a finished run by split."""
