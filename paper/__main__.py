@@ -124,6 +124,10 @@ def study_command(study: Study) -> Callable[..., None]:
 def paths(
     dataset: Dataset = None,
     seeds: Annotated[int, SEEDS] = 3,
+    row: Annotated[
+        list[str] | None,
+        Option(help="A row of the table to train (default: PathNetwork); repeatable."),
+    ] = None,
     ensemble: Annotated[
         list[str] | None,
         Option(
@@ -144,7 +148,7 @@ def paths(
         config = Config(
             dataset=dataset,
             seeds=seeds,
-            rows=(PATH_NETWORK.name,),
+            rows=tuple(row or (PATH_NETWORK.name,)),
             records=records,
             runs=runs,
             device=device,
