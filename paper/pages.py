@@ -9,6 +9,7 @@ from typing import Any
 from dualkg.files import read_json
 from paper.records import load_records
 from paper.registry import FOLDER, GRAPHS, MAIN, PATHS, PUBLISHED_GRAPHS, published_metrics
+from paper.studies import STUDIES
 from paper.tables import MISSING, Table, hardware, over_seeds, results_table, training_cell
 
 ROOT = FOLDER.parent
@@ -58,7 +59,37 @@ def paths_tables(root: Path) -> str:
         results_table(PATHS, graph, records, compared=False).as_markdown()
         for graph in PUBLISHED_GRAPHS
     ]
+    tables.append(study_tables(root, "path-ensemble"))
+    tables.append(small_graphs_table(root))
     return "\n\n".join(tables)
+
+
+def small_graphs_table(root: Path) -> str:
+    """Test MRR of path networks and of tuned embeddings on the other graphs of the table."""
+    records = load_records(root)
+    network = PATHS.row("PathNetwork")
+    rows = []
+    for graph in ("world", *PATHS.other_graphs):
+        record = records.get(network.record_name(graph))
+        saved = root / "figures" / f"defaults-{graph.lower()}.json"
+        if not record or not saved.exists():
+            continue
+        tuned = [seed["tuned"]["test"] for seed in read_json(saved)["results"]["seeds"]]
+        seeds = f"{len(record.runs)} / {len(tuned)}"
+        cells = [over_seeds(record.values("mrr")), training_cell(record), over_seeds(tuned)]
+        rows.append([graph, *cells, seeds])
+    columns = ("", "PathNetwork", "training", "embeddings, tuned by default", "seeds")
+    return Table("Small graphs, test MRR", columns, rows).as_markdown()
+
+
+def study_tables(root: Path, name: str) -> str:
+    """The tables of a study, of all graphs on which it is recorded."""
+    study = STUDIES[name]
+    tables = []
+    for path in study.saved(root):
+        saved = read_json(path)
+        tables += study.tables(saved["results"], saved["graph"])
+    return "\n\n".join(table.as_markdown() for table in tables)
 
 
 @dataclass(frozen=True)
@@ -185,4 +216,6 @@ PAGES: dict[Path, Callable[[Path], str]] = {
     ROOT / "docs" / "reproduce.md": main_table,
     ROOT / "docs" / "paths.md": paths_tables,
     ROOT / "docs" / "defaults.md": defaults_table,
+    ROOT / "docs" / "inductive.md": lambda root: study_tables(root, "inductive-models"),
+    ROOT / "docs" / "explanation.md": lambda root: study_tables(root, "deletion"),
 }
