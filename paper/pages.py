@@ -1,7 +1,8 @@
 """Tables of the README and of docs/, made from the records and the benchmarks."""
 
+import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -16,6 +17,7 @@ ROOT = FOLDER.parent
 BENCHMARKS = ROOT / "benchmarks"
 PEERS = BENCHMARKS / "published.json"
 GPU = "NVIDIA H200"
+WIDTH = 120  # columns of prose in the pages
 # A default, and the key of its results in a record of the study `defaults`.
 DEFAULTS = {"recipe": "recipe", "--no-tune": "fixed", "tuned default": "tuned"}
 
@@ -88,7 +90,9 @@ def study_tables(root: Path, name: str) -> str:
     tables = []
     for path in study.saved(root):
         saved = read_json(path)
-        tables += study.tables(saved["results"], saved["graph"])
+        for table in study.tables(saved["results"], saved["graph"]):
+            notes = [textwrap.fill(note, WIDTH) for note in table.notes]
+            tables.append(replace(table, notes=notes))
     return "\n\n".join(table.as_markdown() for table in tables)
 
 

@@ -63,6 +63,8 @@ class Table:
 def over_seeds(values: list[float], *, digits: int = 4) -> str:
     """`0.4910 ± 0.0006`, or the mean alone for a single value."""
     mean, sd = spread(values)
+    # Without the sum, a small negative mean would be -0.00.
+    mean = round(mean, digits) + 0.0
     if len(values) == 1:
         return f"{mean:.{digits}f}"
     return f"{mean:.{digits}f} ± {sd:.{digits}f}"
