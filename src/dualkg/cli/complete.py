@@ -16,7 +16,7 @@ from dualkg.cli.words import COMMAND
 from dualkg.files import check_new_folder, locked
 
 if TYPE_CHECKING:
-    from dualkg.without_torch.probabilities import AssumedMissing
+    from dualkg.without_torch.priors import AssumedMissing
 
 NUM_PRINTED = 10  # triples that are printed beside a file, and entities of `extend`
 NUM_PRINTED_ALONE = 20
