@@ -48,7 +48,7 @@ def complete(
     ] = None,
     min_probability: Annotated[float, Option(help="Minimum probability of a triple.")] = 0.0,
     types: Annotated[
-        bool, Option("--types", help="Only entities in the domain or range of the relation.")
+        bool, Option("--types", help="Leave out entities of an unusual type for the relation.")
     ] = False,
     loops: Annotated[
         bool, Option("--loops", help="Also self-loops of relations that have none in train.")

@@ -232,6 +232,12 @@ class _Marks(NamedTuple):
         return cls(entities, columns, np.searchsorted(entities, np.arange(num_entities + 1)))
 
 
+def is_unusual(classes: Ids) -> Flags:
+    """Which classes are of queries whose entity is of an unusual type for the relation."""
+    unusual: Flags = classes == NUM_CLASSES - 1
+    return unusual
+
+
 def _classes(counts: Ids, evidence: Floats) -> Ids:
     known = np.searchsorted(KNOWN_ANSWERS, counts, side="right") - 1
     # EVIDENCE falls, and `searchsorted` needs what rises.
