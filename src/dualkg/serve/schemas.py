@@ -535,3 +535,7 @@ class EntityMap(OfRun):
         description="Place in `role_names` of the relation that it has most often; or −1."
     )
     role_names: list[str] = Field(description="Commonest roles first, for display.")
+    types: list[int] | None = Field(
+        description="Place in `type_names` of a type of each entity, or −1; null without types."
+    )
+    type_names: list[str] | None = Field(description="Commonest types first, for display.")

@@ -16,6 +16,7 @@ import numpy as np
 from fastapi import Depends, Request
 
 from dualkg.analysis.projection import Vectors, entity_map
+from dualkg.data.entity_types import EntityTypes
 from dualkg.data.errors import NotInVocabulary
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.inspection import Inspection
@@ -144,6 +145,12 @@ class ServedRun:
         correction = self.predictor.prior_correction
         classes = correction.query_classes if correction else None
         return Remarker.of(self.graph, self.predictor.all_known, classes)
+
+    @property
+    def types(self) -> EntityTypes | None:
+        """The types of entities that the calibration has."""
+        calibration = self.predictor.calibration
+        return calibration.types if calibration else None
 
     @cached_property
     def inspection(self) -> Inspection:
