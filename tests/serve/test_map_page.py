@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from html import unescape
 from threading import Event
 
 import numpy as np
@@ -96,6 +97,9 @@ def test_the_types_of_a_calibration_are_colours(mapped, tmp_path):
     assert types[39] == "<b>rare</b>"
     assert types[0] is None
     assert '<option value="type">by type' in get(typed, "/map")[1]
+    row = re.search(r'data-facets="([^"]*)"', get(typed, "/entity/thing%2012")[1])
+    facets = json.loads(unescape(row[1]))
+    assert ["Twenty", "type 0", "<b>rare</b>"] in (facets["Type of head"], facets["Type of tail"])
 
 
 def test_a_pending_map(mapped):

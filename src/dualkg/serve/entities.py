@@ -431,13 +431,7 @@ def _types(run: ServedRun) -> tuple[list[int] | None, list[str] | None]:
     order = np.lexsort((of_pairs, of_pairs < MAP_COLOURS))
     of_entities = np.full(run.graph.shape.num_entities, -1)
     of_entities[types.entities[order]] = of_pairs[order]
-    names = []
-    for number in ordered.tolist():
-        name = types.names[number]
-        if name in run.graph.entities:
-            name = run.graph.entities.label(run.graph.entities.id(name))
-        names.append(visible(name))
-    return of_entities.tolist(), names
+    return of_entities.tolist(), [visible(run.type_labels[number]) for number in ordered.tolist()]
 
 
 def _roles(run: ServedRun) -> tuple[list[int], list[str]]:

@@ -153,6 +153,24 @@ class ServedRun:
         return calibration.types if calibration else None
 
     @cached_property
+    def type_labels(self) -> list[str]:
+        """The names of the types; those that are entities have the labels of these."""
+        if self.types is None:
+            return []
+        entities = self.graph.entities
+        return [
+            entities.label(entities.id(name)) if name in entities else name
+            for name in self.types.names
+        ]
+
+    def types_of(self, entity: int) -> list[str]:
+        """The types of an entity, without those that the graph does not have."""
+        if self.types is None:
+            return []
+        first, last = np.searchsorted(self.types.entities, [entity, entity + 1])
+        return [self.type_labels[number] for number in self.types.types[first:last].tolist()]
+
+    @cached_property
     def inspection(self) -> Inspection:
         return self.graph.inspect()
 
