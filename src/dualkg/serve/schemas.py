@@ -206,6 +206,11 @@ class SetSize(Schema):
 
     coverage: float
     size: int
+    num_listed: int = Field(description="How many of them `predictions` has.")
+    num_decided: int = Field(description="How many of them were accepted or rejected.")
+    is_first: bool = Field(
+        description="Whether they come before all other `predictions`, whose order is another one."
+    )
 
 
 class Answer(Remarked, ScoredItem):
