@@ -143,9 +143,9 @@ def facets(context: RequestContext, fact: Any, *, decided_by: str | None = None)
     if run.types is not None:
         for facet, item in (("Type of head", fact.head), ("Type of tail", fact.tail)):
             values[facet] = [short(name) for name in run.types_of(item.id)] or ["no type"]
-    fits = [getattr(fact, name, None) for name in ("head_type", "tail_type")]
-    if all(fits):
-        values["Types"] = [max((FITS[fit] for fit in fits), key=list(FITS.values()).index)]
+    fits = {getattr(fact, name, None) for name in ("head_type", "tail_type")}
+    if None not in fits:
+        values["Types"] = [text for fit, text in FITS.items() if fit in fits][-1:]
     if decided_by:
         values["Decided by"] = [short(decided_by)]
     return json.dumps(values, ensure_ascii=False)
