@@ -25,6 +25,11 @@ SPIN_COUNT = "10000"
 if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
+# The same of the threads of NumPy's OpenBLAS, which read it when NumPy is imported: they would wait
+# for work while a command imports what it needs. 2^16 cycles are some 20 µs.
+if "numpy" not in sys.modules:
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")
+
 if TYPE_CHECKING:
     import dualkg.analysis
     import dualkg.evaluation

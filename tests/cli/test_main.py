@@ -146,6 +146,17 @@ def test_idle_threads_of_openmp_sleep_soon_unless_the_environment_says_otherwise
     assert done.stdout.split()[-1] == found
 
 
+@pytest.mark.parametrize(("given", "found"), [({}, "16"), ({"OPENBLAS_THREAD_TIMEOUT": "9"}, "9")])
+def test_idle_threads_of_numpy_sleep_soon_unless_the_environment_says_otherwise(given, found):
+    plain = dict(os.environ)
+    plain.pop("OPENBLAS_THREAD_TIMEOUT", None)
+    code = "import os, dualkg; print(os.environ['OPENBLAS_THREAD_TIMEOUT'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=plain | given, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [found]
+
+
 @pytest.mark.parametrize(
     ("program", "count"),
     [("import dualkg, torch", "10000"), ("import torch, dualkg", "300000")],

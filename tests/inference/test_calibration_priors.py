@@ -15,11 +15,8 @@ from dualkg.errors import InvalidValue
 from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.completion import complete
 from dualkg.inference.recalibration import Recalibration
-from dualkg.without_torch.probabilities import (
-    answered_shares,
-    check_missing_share,
-    log_odds_of,
-)
+from dualkg.without_torch.priors import answered_shares, check_missing_share
+from dualkg.without_torch.probabilities import log_odds_of
 from dualkg.without_torch.query_classes import NUM_CLASSES, QueryClasses
 from tests.conftest import graph_of
 

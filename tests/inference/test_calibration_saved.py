@@ -138,7 +138,7 @@ def recalibration() -> Recalibration:
 def test_a_recalibration_is_saved(run, recalibration):
     fitted = calibration_for(run)
     recalibrated = replace(fitted.calibration, recalibration=recalibration)
-    save_calibration(replace(fitted, calibration=recalibrated), run.folder)
+    save_calibration(replace(fitted, calibration=recalibrated), run.folder, run.graph)
 
     loaded = load_calibration(run.folder, run.graph).calibration
     assert torch.equal(loaded.recalibration.knots, recalibration.knots)

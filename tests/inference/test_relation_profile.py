@@ -7,6 +7,7 @@ import dualkg as kg
 from dualkg.data.roles import Role
 from dualkg.evaluation.ranking import Ranks
 from dualkg.inference.relation_profile import RelationProfile
+from tests.conftest import graph_of
 
 LIVES, BORN, KNOWS = range(3)
 
@@ -45,6 +46,15 @@ def test_ends_are_counted_on_all_splits(graph):
         (Role(BORN, "head"), pytest.approx(1 / 3)),
     ]
     assert range_.roles == [(Role(BORN, "tail"), 0.5)]
+
+
+def test_both_ends_of_a_symmetric_relation_have_the_same_other_roles():
+    pairs = [(a, b) for a in range(5) for b in range(5) if a != b]
+    train = [(a, 0, b) for a, b in pairs] + [(a, 1, 5) for a in range(4)]
+    graph = graph_of(train, num_entities=6)
+    assert graph.symmetric_relations.tolist() == [True, False]
+    ends = profile(graph, 0).ends
+    assert ends["head"].roles == ends["tail"].roles == [(Role(1, "head"), 0.8)]
 
 
 def test_metrics_and_hardest_queries_are_those_of_the_relation(graph):

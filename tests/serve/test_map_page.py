@@ -1,14 +1,17 @@
 """The page of the map; tests of the drawing are in browser/."""
 
 import errno
+import json
 import re
 import shutil
 from dataclasses import replace
+from html import unescape
 from threading import Event
 
 import numpy as np
 import pytest
 
+import dualkg as kg
 from dualkg.analysis import projection
 from dualkg.analysis.projection import save_map
 from dualkg.serve.app import application
@@ -68,6 +71,35 @@ def test_the_map_as_json(mapped):
     reply, body = get(mapped, "/map.json")
     assert reply.status == 200
     assert body == get(mapped, "/api/map")[1]
+
+
+def test_the_types_of_a_calibration_are_colours(mapped, tmp_path):
+    """Of several types an entity has the rarest that has a colour; there are eight types."""
+    assert json.loads(get(mapped, "/map.json")[1])["types"] is None
+    assert 'value="type"' not in get(mapped, "/map")[1]
+    graph = mapped.default.graph
+    names = [graph.entities[id] for id in range(12, 40)]
+    lines = [f"{name}\tthing 20" for name in names]
+    lines += [f"{names[id]}\ttype {id}" for id in range(8)]
+    lines += [f"{names[0]}\t<b>rare</b>", f"{names[27]}\t<b>rare</b>"]
+    path = tmp_path / "types.tsv"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    folder = mapped.default.run.folder
+    kg.calibrate(folder, types_file=path)
+
+    typed = ServedRuns.load([folder], device="cpu")
+    found = json.loads(get(typed, "/map.json")[1])
+    assert found["type_names"][:3] == ["Twenty", "<b>rare</b>", "type 0"]
+    assert len(found["type_names"]) == 10
+    types = [found["type_names"][number] if number >= 0 else None for number in found["types"]]
+    # Five of the types with one entity have a colour.
+    assert types[12:22] == [f"type {id}" for id in range(5)] + 5 * ["Twenty"]
+    assert types[39] == "<b>rare</b>"
+    assert types[0] is None
+    assert '<option value="type">by type' in get(typed, "/map")[1]
+    row = re.search(r'data-facets="([^"]*)"', get(typed, "/entity/thing%2012")[1])
+    facets = json.loads(unescape(row[1]))
+    assert ["Twenty", "type 0", "<b>rare</b>"] in (facets["Type of head"], facets["Type of tail"])
 
 
 def test_a_pending_map(mapped):

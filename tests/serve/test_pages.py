@@ -152,11 +152,34 @@ def test_the_prediction_set_is_that_of_the_api(client):
         params = {"entity": "thing 20", "relation": "likes", "coverage": coverage, "k": 1000}
         found = client.get("/api/prediction-set", params=params).json()
         page = client.get("/query.json", params=QUERY | {"coverage": coverage, "k": 200}).json()
-        assert page["prediction_set"] == {"coverage": coverage, "size": found["size"]}
+        size = page["prediction_set"]
+        assert (size["coverage"], size["size"]) == (coverage, found["size"])
+        assert size["num_listed"] == found["size"]
         inside = {answer["name"] for answer in page["predictions"] if answer["in_prediction_set"]}
         assert inside == {answer["name"] for answer in found["predictions"]}
         text = client.get("/", params=QUERY | {"coverage": coverage}).text
         assert f"{100 * coverage:g} % of the time" in text
+
+
+def test_the_page_says_so_if_the_prediction_set_skips_rows_of_the_list(client):
+    """The set has the highest scores; the list is in the order of the probability."""
+    seen = set()
+    for number in range(12, 40):
+        query = {"find": "tail", "head": f"thing {number}", "relation": "likes"}
+        query["coverage"] = 0.4 if number % 2 else 0.9
+        answers = client.get("/query.json", params=query).json()
+        inside = [answer["in_prediction_set"] for answer in answers["predictions"]]
+        size = answers["prediction_set"]
+        assert size["num_listed"] == sum(inside)
+        skips = inside != sorted(inside, reverse=True)
+        assert size["is_first"] != skips
+        text = client.get("/", params=query).text
+        assert ("Why the set skips rows" in text) == skips
+        num_below = size["size"] - size["num_listed"]
+        sentence = f"{num_below} {'is' if num_below == 1 else 'are'} not listed"
+        assert (sentence in text) == (num_below > 0 and size["num_listed"] > 0)
+        seen.add(skips)
+    assert seen == {True, False}
 
 
 def test_a_run_without_calibration_has_scores(client):

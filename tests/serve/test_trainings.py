@@ -337,8 +337,12 @@ def test_a_server_without_a_finished_run_shows_the_training(tmp_path):
             assert "mine: still in training" in reply.json()["error"]
 
 
-def test_a_training_of_this_process_is_shown_and_then_served(tmp_path):
-    graph = graph_of([(i, i % 2, (i * 7 + 1) % 20) for i in range(60)], test=[(0, 0, 5)])
+@pytest.mark.parametrize("is_calibrated", [True, False])
+def test_a_training_of_this_process_is_shown_and_then_served(tmp_path, is_calibrated):
+    """With probabilities, if it has validation triples to fit them to."""
+    valid = [(i, i % 2, (i * 7 + 2) % 20) for i in range(12)] if is_calibrated else []
+    train = [(i % 20, i % 2, (i * 7 + 1) % 20) for i in range(60)]
+    graph = graph_of(train, valid, [(0, 0, 5)], num_entities=20)
     folder = tmp_path / "mine"
     with LiveServer(folder, port=0, device="cpu") as server:
         report = server.reporter()
@@ -362,3 +366,7 @@ def test_a_training_of_this_process_is_shown_and_then_served(tmp_path):
             assert state()["stage"] == "finished"
             assert client.get("/api/runs").json() == {"runs": ["mine"]}
             assert client.get("/").status_code == 200
+            predictions = client.get("/api/tails?head=e0&relation=r0").json()["predictions"]
+            assert any(answer["probability"] for answer in predictions) == is_calibrated
+            notes = " ".join(state()["notes"])
+            assert ("Calibration needs valid triples" in notes) != is_calibrated

@@ -15,8 +15,10 @@ import dualkg as kg
 from dualkg.data.entity_types import EntityTypes
 from dualkg.data.errors import NotInVocabulary
 from dualkg.inference.calibration import fit_calibration, save_calibration
+from dualkg.inference.integrity import check_run
 from dualkg.inference.recalibration import Recalibration
 from dualkg.training.recipe import ModelConfig
+from dualkg.without_torch.priors import QueryPriors
 from dualkg.without_torch.run import SavedRun
 from dualkg.without_torch.scores import MODELS
 from dualkg.workflows.predict import predict_queries
@@ -122,7 +124,7 @@ def calibrate_with_a_map(run, *, missing_share=None):
         types=types,
         missing_share=missing_share,
     )
-    save_calibration(replace(fitted, calibration=calibration), run.folder)
+    save_calibration(replace(fitted, calibration=calibration), run.folder, run.graph)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +153,38 @@ def test_probabilities_are_those_of_the_predictor(
         for one, other in zip(by_numpy, by_torch, strict=True):
             assert_equal(one.as_dict(), other.as_dict())
     assert any(answer.probability for answer in expected[0])
+
+
+@pytest.mark.parametrize("damage", ["none", "changed", "of another calibration", "missing"])
+def test_priors_are_read_only_if_they_are_those_of_the_calibration(
+    symmetric_graph, tmp_path, monkeypatch, damage
+):
+    """Others are computed, as for a calibration of an earlier version."""
+    run = save_run(tmp_path / "run", symmetric_graph, name="ComplEx")
+    path = run.folder / "priors.safetensors"
+    calibrate_with_a_map(run, missing_share=0.5)
+    other = path.read_bytes()
+    calibrate_with_a_map(run)
+    content = path.read_bytes()
+    if damage == "changed":
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif damage == "of another calibration":
+        path.write_bytes(other)
+    elif damage == "missing":
+        path.unlink()
+
+    expected = predict_queries(run.predictor(), [(1, 0, None)], top=12)[0]
+    computed = []
+    of = QueryPriors.of.__func__
+    monkeypatch.setattr(
+        QueryPriors, "of", classmethod(lambda *given, **by: computed.append(1) or of(*given, **by))
+    )
+    by_numpy = SavedRun.load(run.folder).predict((1, 0, None), k=12)
+    for one, prediction in zip(by_numpy, expected, strict=True):
+        assert_equal(one.as_dict(), prediction.as_dict())
+    assert len(computed) == (damage != "none")
+    (check,) = check_run(run.folder)
+    assert check.ok == (damage in ("none", "missing"))
 
 
 def test_the_calibration_of_another_run_is_left_to_torch(small_graph, tmp_path):

@@ -16,7 +16,7 @@ from dualkg.cli.words import COMMAND
 from dualkg.files import check_new_folder, locked
 
 if TYPE_CHECKING:
-    from dualkg.without_torch.probabilities import AssumedMissing
+    from dualkg.without_torch.priors import AssumedMissing
 
 NUM_PRINTED = 10  # triples that are printed beside a file, and entities of `extend`
 NUM_PRINTED_ALONE = 20
@@ -48,7 +48,7 @@ def complete(
     ] = None,
     min_probability: Annotated[float, Option(help="Minimum probability of a triple.")] = 0.0,
     types: Annotated[
-        bool, Option("--types", help="Only entities in the domain or range of the relation.")
+        bool, Option("--types", help="Leave out entities of an unusual type for the relation.")
     ] = False,
     loops: Annotated[
         bool, Option("--loops", help="Also self-loops of relations that have none in train.")

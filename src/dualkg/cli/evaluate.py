@@ -16,7 +16,7 @@ from dualkg.errors import InvalidValue, Unsupported
 
 if TYPE_CHECKING:
     from dualkg.analysis.records import RankedRuns
-    from dualkg.without_torch.probabilities import AssumedMissing
+    from dualkg.without_torch.priors import AssumedMissing
 
 Task = Literal["link", "relation", "classification"]
 TASK = "Rank heads and tails (link), rank relations, or classify triples as true or false."

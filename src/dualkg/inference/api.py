@@ -29,7 +29,7 @@ from dualkg.inference.reliability import (
 from dualkg.training.api import WrongArgument, choose_device
 from dualkg.training.ensemble import load_run
 from dualkg.training.run import Run, RunFolder
-from dualkg.without_torch.probabilities import AssumedMissing, check_missing_share
+from dualkg.without_torch.priors import AssumedMissing, check_missing_share
 
 # `run.predictor()` is defined in a package that may not import this one.
 Run.predictor_factory = Predictor.of
@@ -158,7 +158,8 @@ def calibrate(
         if run.folder:
             if not run.is_current:
                 raise RunReplaced(run.folder)
-            save_calibration(replace(saved, checks=checked.as_dict()), run.folder)
+            final = replace(saved, checks=checked.as_dict())
+            save_calibration(final, run.folder, run.graph)
     return checked
 
 

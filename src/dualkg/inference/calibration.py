@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from safetensors.numpy import save_file
 from torch import Tensor
 
 from dualkg.data.entity_types import EntityTypes
@@ -27,7 +28,14 @@ from dualkg.errors import (
     RequestError,
     Words,
 )
-from dualkg.files import locked, read_json, write_json
+from dualkg.files import (
+    atomic_write,
+    file_damage,
+    file_record,
+    locked,
+    read_json,
+    write_json,
+)
 from dualkg.inference.logistic import fit_logistic
 from dualkg.inference.prediction_sets import PredictionSets
 from dualkg.inference.recalibration import (
@@ -45,18 +53,20 @@ from dualkg.models.base import Model
 from dualkg.tables.lookup import Side
 from dualkg.training.run import Run, RunFolder, check_source
 from dualkg.without_torch.domain_range import DomainRange
+from dualkg.without_torch.priors import (
+    AssumedMissing,
+    QueryPriors,
+    assumed_missing,
+    check_missing_share,
+)
 from dualkg.without_torch.probabilities import (
     NUM_PATTERNS,
-    AssumedMissing,
     TripleCalibration,
     TripleProbabilities,
-    assumed_missing,
     check_lines,
-    check_missing_share,
     line_log_odds,
     log_odds_of,
     offsets_by_pattern,
-    query_priors,
     sigmoid,
 )
 from dualkg.without_torch.query_classes import NUM_CLASSES, NUM_KNOWN, QueryClasses
@@ -415,18 +425,15 @@ class PriorCorrection:
 
     @classmethod
     def of(cls, calibration: Calibration, graph: Graph) -> Self:
+        priors = priors_of(calibration, graph)
         symmetric = graph.symmetric_relations
-        query_classes, heads, tails = query_priors(
-            graph, types=calibration.types, missing_share=calibration.missing_share
-        )
-
         offsets = offsets_by_pattern(calibration.offsets.numpy(), symmetric)
         return cls(
             replace(calibration, offsets=torch.from_numpy(offsets)),
-            DomainRange.of(graph, symmetric=symmetric),
-            query_classes,
-            torch.from_numpy(heads),
-            torch.from_numpy(tails),
+            priors.domain_range,
+            priors.query_classes,
+            torch.from_numpy(priors.heads),
+            torch.from_numpy(priors.tails),
         )
 
     def of_triples(self, triples: Ids, log_probabilities: Tensor) -> TripleProbabilities:
@@ -435,7 +442,7 @@ class PriorCorrection:
 
     def priors_of(self, triples: Ids) -> Floats:
         """The priors of triples `(num_triples, 3)`: the means of those of their two queries."""
-        return self._arrays.priors_of(triples)
+        return self._arrays.priors.of_triples(triples)
 
     @property
     def _arrays(self) -> TripleCalibration:
@@ -449,10 +456,9 @@ class PriorCorrection:
             self.calibration.offsets.numpy(),
             self.calibration.max_probability,
             knots,
-            self.domain_range,
-            self.query_classes,
-            self.heads.numpy(),
-            self.tails.numpy(),
+            QueryPriors(
+                self.domain_range, self.query_classes, self.heads.numpy(), self.tails.numpy()
+            ),
         )
 
     def priors(self, relation: int) -> Tensor:
@@ -481,6 +487,11 @@ class PriorCorrection:
         roles = self.query_classes.roles(relations.numpy(), tails=side == "tail")
         classes = self.query_classes.of_pairs(np.full(len(roles), entity), roles)
         return priors[relations, torch.from_numpy(classes)]
+
+
+def priors_of(calibration: Calibration, graph: Graph) -> QueryPriors:
+    """The priors of queries on a graph, by what the calibration knows of it."""
+    return QueryPriors.of(graph, types=calibration.types, missing_share=calibration.missing_share)
 
 
 # -- the calibration of a run ------------------------------------------------
@@ -513,15 +524,31 @@ class SavedCalibration:
     made_from: str | None = None
 
 
-def save_calibration(saved: SavedCalibration, folder: str | Path) -> None:
-    """Write `calibration.json` into the folder of the run that it was fitted for."""
+def save_calibration(saved: SavedCalibration, folder: str | Path, graph: Graph) -> None:
+    """Write `calibration.json` into the folder of the run that it was fitted for.
+
+    The priors of its queries are written before. A query that finds others computes its own.
+    """
+    files = RunFolder(folder)
+    arrays = priors_of(saved.calibration, graph).as_arrays()
+    with atomic_write(files.priors) as fresh:
+        save_file(arrays, fresh)
     content = {
-        "made_from": RunFolder(folder).known_identity(),
+        "made_from": files.known_identity(),
         "calibration": saved.calibration.as_dict(),
         "prediction_sets": saved.prediction_sets.as_dict(),
         "checks": saved.checks,
+        "priors": file_record(files.priors),
     }
-    write_json(RunFolder(folder).calibration, content, indent=None)
+    write_json(files.calibration, content, indent=None)
+
+
+def priors_damage(folder: RunFolder) -> str | None:
+    """What is wrong with the saved priors of a calibration; None if nothing is."""
+    record = read_json(folder.calibration, checksum=True).get("priors")
+    if record is None:
+        return "the calibration does not name it"
+    return file_damage(folder.priors, record)
 
 
 def load_calibration(
@@ -595,5 +622,5 @@ def calibration_for(run: Run, *, overwrite: bool = False) -> SavedCalibration:
 
         fitted = fit_calibration(run)
         if folder and run.is_current:
-            save_calibration(fitted, folder)
+            save_calibration(fitted, folder, run.graph)
     return fitted

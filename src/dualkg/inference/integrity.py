@@ -11,11 +11,11 @@ import torch
 
 from dualkg.analysis.projection import load_map
 from dualkg.data.graph import SPLITS
-from dualkg.errors import PYTHON, RequestError, Words
+from dualkg.errors import PYTHON, DamagedFile, RequestError, Words
 from dualkg.evaluation.report import load_ranks
 from dualkg.extras import UntrustedCode
 from dualkg.files import exists, lock_holder, read_json, strays
-from dualkg.inference.calibration import NOT_BOUND, load_calibration
+from dualkg.inference.calibration import NOT_BOUND, load_calibration, priors_damage
 from dualkg.inference.decisions import DecisionStore
 from dualkg.tables.processes import one_process
 from dualkg.training.checkpoint import load_tensors
@@ -190,6 +190,13 @@ def _readers(folder: RunFolder) -> dict[Path, Reader]:
         made_from = load_calibration(folder.path, graph, identity=identity).made_from
         return Note(NOT_BOUND) if made_from is None else None
 
+    def read_priors(file: Path) -> None:
+        damage = None
+        with suppress(OSError, RequestError):  # damage of the calibration is reported as its own
+            damage = priors_damage(folder)
+        if damage:
+            raise DamagedFile(file, damage)
+
     def read_map(file: Path) -> object:
         if graph is None:
             return None
@@ -220,6 +227,7 @@ def _readers(folder: RunFolder) -> dict[Path, Reader]:
     for split in SPLITS:
         readers[folder.ranks(split)] = load_ranks
     readers[folder.calibration] = read_calibration
+    readers[folder.priors] = read_priors
     readers[folder.map] = read_map
     readers[folder.decisions] = read_decisions
     return readers
@@ -274,6 +282,10 @@ def _advice(folder: RunFolder, checks: list[FileCheck]) -> list[Advice]:
     if folder.calibration.name in damaged:
         again = Call("calibrate", str(folder.path), {"overwrite": True})
         advice.append(Advice("Make the calibration again: {call}", again))
+    elif folder.priors.name in damaged:
+        advice.append(
+            Advice(f"Remove {folder.priors}: predictions compute it, until the next calibration.")
+        )
     if folder.map.name in damaged:
         advice.append(
             Advice(f"Remove {folder.map}: it is computed again when the map is next shown.")

@@ -1,5 +1,6 @@
 """What a graph says about one relation, and how well a model predicts it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -94,11 +95,16 @@ def end_of(graph: Graph, triples: Triples, relation: int, *, end: End) -> Relati
     entities, numbers = np.unique(triples[:, COLUMNS[end]], return_counts=True)
     order = np.argsort(-numbers, kind="stable")[:NUM_COMMON].tolist()
     common = [CommonEntity(int(entities[row]), int(numbers[row])) for row in order]
-    return RelationEnd(len(entities), _common_roles(graph, entities, Role(relation, end)), common)
+    own = {Role(relation, end)}
+    if graph.symmetric_relations[relation]:
+        own = {Role(relation, both) for both in COLUMNS}
+    return RelationEnd(len(entities), _common_roles(graph, entities, own), common)
 
 
-def _common_roles(graph: Graph, entities: npt.NDArray[np.int32], own: Role) -> list[CommonRole]:
-    """The commonest roles of entities besides one that all of them have."""
+def _common_roles(
+    graph: Graph, entities: npt.NDArray[np.int32], own: Collection[Role]
+) -> list[CommonRole]:
+    """The commonest roles of entities besides those that all of them have."""
     is_member = np.zeros(graph.shape.num_entities, dtype=bool)
     is_member[entities] = True
     triples = np.concatenate([graph.split(split) for split in SPLITS]).astype(np.int64)
@@ -110,7 +116,7 @@ def _common_roles(graph: Graph, entities: npt.NDArray[np.int32], own: Role) -> l
         numbers = np.bincount(keys // graph.shape.num_entities)
         for relation in np.flatnonzero(numbers).tolist():
             role = Role(relation, end)
-            if role != own:
+            if role not in own:
                 shares.append(CommonRole(role, float(numbers[relation] / len(entities))))
     shares.sort(key=lambda common: -common.share)
     return shares[:NUM_COMMON]

@@ -10,7 +10,7 @@ from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph
 from dualkg.data.inspection import answers_per_query
 from dualkg.inference.scoring import Ids
-from dualkg.without_torch.query_classes import NUM_CLASSES, NUM_KNOWN, QueryClasses
+from dualkg.without_torch.query_classes import NUM_KNOWN, QueryClasses, is_unusual
 
 TypeFit = Literal["known", "likely", "unusual"]
 # A relation with at most as many answers per query, on average, has one as a rule.
@@ -55,18 +55,16 @@ class Remarker:
         heads, relations, tails = np.asarray(triples, dtype=np.int64).reshape(-1, 3).T
         head_roles = self.classes.roles(relations, tails=False)
         tail_roles = self.classes.roles(relations, tails=True)
-        head_classes = self.classes.of_pairs(heads, head_roles).tolist()
-        tail_classes = self.classes.of_pairs(tails, tail_roles).tolist()
+        head_types = _type_fits(self.classes.of_pairs(heads, head_roles))
+        tail_types = _type_fits(self.classes.of_pairs(tails, tail_roles))
         known_tails = self._known_answers(heads, relations, self.functional[0])
         inverse = relations + self.graph.shape.num_relations
         known_heads = self._known_answers(
             tails, inverse, self.functional[1] + self.graph.shape.num_relations
         )
         return [
-            Remarks(_type_fit(head), _type_fit(tail), known_tail, known_head)
-            for head, tail, known_tail, known_head in zip(
-                head_classes, tail_classes, known_tails, known_heads, strict=True
-            )
+            Remarks(*remarks)
+            for remarks in zip(head_types, tail_types, known_tails, known_heads, strict=True)
         ]
 
     def _known_answers(self, entities: Ids, relations: Ids, functional: Ids) -> list[int | None]:
@@ -81,7 +79,7 @@ class Remarker:
         return answers
 
 
-def _type_fit(query_class: int) -> TypeFit:
-    if query_class < NUM_KNOWN:
-        return "known"
-    return "unusual" if query_class == NUM_CLASSES - 1 else "likely"
+def _type_fits(query_classes: Ids) -> list[TypeFit]:
+    fits = np.where(query_classes < NUM_KNOWN, "known", "likely")
+    of_classes: list[TypeFit] = np.where(is_unusual(query_classes), "unusual", fits).tolist()
+    return of_classes

@@ -46,6 +46,7 @@ MAX_EXPORTED = 1_000_000  # known facts of one entity in a file
 NUM_PREDICTED = 20
 NUM_SIMILAR = 10
 MAP_PREDICTIONS = 200
+MAP_COLOURS = 7  # of the script that draws the map
 # The probability that is coloured fully on the map if no prediction has a higher one.
 MIN_SCALE = 0.002
 FIRST = "/entities/0/name"  # the JSON pointer to the first name of `MatchedEntities`
@@ -397,6 +398,7 @@ def _map(run: ServedRun, x: list[float], y: list[float]) -> EntityMap:
         labels.append(visible(label or name))
     has_labels = labels != names
     roles, role_names = _roles(run)
+    types, type_names = _types(run)
     return EntityMap(
         run=run.name,
         x=x,
@@ -406,7 +408,30 @@ def _map(run: ServedRun, x: list[float], y: list[float]) -> EntityMap:
         degrees=run.roles.degrees.tolist(),
         roles=roles,
         role_names=role_names,
+        types=types,
+        type_names=type_names,
     )
+
+
+def _types(run: ServedRun) -> tuple[list[int] | None, list[str] | None]:
+    """A type of each entity by its number, and the types, commonest first.
+
+    Of several types an entity has the rarest of those that the map has colours for, since the
+    commonest may be that of nearly all entities.
+    """
+    types = run.types
+    if types is None:
+        return None, None
+    counts = np.bincount(types.types, minlength=len(types.names))
+    ordered = np.argsort(-counts, kind="stable")
+    places = np.empty(len(ordered), dtype=np.int64)
+    places[ordered] = np.arange(len(ordered))
+    of_pairs = places[types.types]
+    # The last of the pairs of an entity is kept: a rare type with a colour.
+    order = np.lexsort((of_pairs, of_pairs < MAP_COLOURS))
+    of_entities = np.full(run.graph.shape.num_entities, -1)
+    of_entities[types.entities[order]] = of_pairs[order]
+    return of_entities.tolist(), [visible(run.type_labels[number]) for number in ordered.tolist()]
 
 
 def _roles(run: ServedRun) -> tuple[list[int], list[str]]:

@@ -60,7 +60,7 @@ async def completion_options(
         float, Query(ge=0, le=1, description="Only triples at least this probable.")
     ] = 0.0,
     types: Annotated[
-        bool, Query(description="Only heads and tails that the relation has in train.")
+        bool, Query(description="Leave out heads and tails of an unusual type.")
     ] = True,
 ) -> dict[str, Any]:
     """Keyword arguments of `complete`; all relations and heads where none is named."""

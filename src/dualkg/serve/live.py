@@ -10,7 +10,7 @@ from dualkg.serve.app import application
 from dualkg.serve.limits import Limits
 from dualkg.serve.server import address_of, bind, server_for
 from dualkg.serve.service import ServedRuns
-from dualkg.serve.training_process import Reporter
+from dualkg.serve.training_process import Reporter, calibrate_result
 
 
 class LiveServer:
@@ -53,7 +53,8 @@ class LiveServer:
         return Reporter(lambda **line: self.training.receive(line))
 
     def serve_result(self) -> None:
-        """Serve the run of the training, which has ended."""
+        """Calibrate and serve the run of the training, which has ended."""
+        calibrate_result(self.training.folder, lambda **line: self.training.receive(line))
         self._trainings.load(self.training)
 
     def wait(self) -> None:

@@ -489,6 +489,16 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
         answer.in_prediction_set = None if members is None else answer.id in inside
         answers.append(answer)
     known_answer = _remark(context, query, ids, answers)
+    are_inside = [answer.id in inside for answer in answers]
+    prediction_set = None
+    if members is not None:
+        prediction_set = SetSize(
+            coverage=query.coverage,
+            size=len(inside),
+            num_listed=sum(are_inside),
+            num_decided=len(inside & set(decided)),
+            is_first=are_inside == sorted(are_inside, reverse=True),
+        )
     return QueryPage(
         run=context.run.name,
         find=query.find,
@@ -498,7 +508,7 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
         **by_verdict,
         known_answer=known_answer,
         predictions=answers,
-        prediction_set=members and SetSize(coverage=query.coverage, size=len(inside)),
+        prediction_set=prediction_set,
     )
 
 

@@ -206,6 +206,11 @@ class SetSize(Schema):
 
     coverage: float
     size: int
+    num_listed: int = Field(description="How many of them `predictions` has.")
+    num_decided: int = Field(description="How many of them were accepted or rejected.")
+    is_first: bool = Field(
+        description="Whether they come before all other `predictions`, whose order is another one."
+    )
 
 
 class Answer(Remarked, ScoredItem):
@@ -535,3 +540,7 @@ class EntityMap(OfRun):
         description="Place in `role_names` of the relation that it has most often; or −1."
     )
     role_names: list[str] = Field(description="Commonest roles first, for display.")
+    types: list[int] | None = Field(
+        description="Place in `type_names` of a type of each entity, or −1; null without types."
+    )
+    type_names: list[str] | None = Field(description="Commonest types first, for display.")

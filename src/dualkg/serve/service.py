@@ -16,6 +16,7 @@ import numpy as np
 from fastapi import Depends, Request
 
 from dualkg.analysis.projection import Vectors, entity_map
+from dualkg.data.entity_types import EntityTypes
 from dualkg.data.errors import NotInVocabulary
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.inspection import Inspection
@@ -144,6 +145,30 @@ class ServedRun:
         correction = self.predictor.prior_correction
         classes = correction.query_classes if correction else None
         return Remarker.of(self.graph, self.predictor.all_known, classes)
+
+    @property
+    def types(self) -> EntityTypes | None:
+        """The types of entities that the calibration has."""
+        calibration = self.predictor.calibration
+        return calibration.types if calibration else None
+
+    @cached_property
+    def type_labels(self) -> list[str]:
+        """The names of the types; those that are entities have the labels of these."""
+        if self.types is None:
+            return []
+        entities = self.graph.entities
+        return [
+            entities.label(entities.id(name)) if name in entities else name
+            for name in self.types.names
+        ]
+
+    def types_of(self, entity: int) -> list[str]:
+        """The types of an entity, without those that the graph does not have."""
+        if self.types is None:
+            return []
+        first, last = np.searchsorted(self.types.entities, [entity, entity + 1])
+        return [self.type_labels[number] for number in self.types.types[first:last].tolist()]
 
     @cached_property
     def inspection(self) -> Inspection:

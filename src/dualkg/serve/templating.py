@@ -1,5 +1,6 @@
 """Pages: Jinja2 templates with autoescape, their filters and addresses, and errors as pages."""
 
+import json
 import re
 from functools import partial
 from typing import Any
@@ -131,6 +132,25 @@ def relation_url(context: RequestContext, name: str) -> str:
     return page_url(context, f"/relation/{quote(name, safe='')}")
 
 
+# The fit of a type, the worst last.
+FITS: dict[str, str] = {"known": "seen in train", "likely": "likely", "unusual": "unusual"}
+
+
+def facets(context: RequestContext, fact: Any, *, decided_by: str | None = None) -> str:
+    """The values of each facet of a fact, as JSON: a script filters lists by them."""
+    values = {"Relation": [relation_text(fact.relation.label)]}
+    run = context.run
+    if run.types is not None:
+        for facet, item in (("Type of head", fact.head), ("Type of tail", fact.tail)):
+            values[facet] = [short(name) for name in run.types_of(item.id)] or ["no type"]
+    fits = {getattr(fact, name, None) for name in ("head_type", "tail_type")}
+    if None not in fits:
+        values["Types"] = [text for fit, text in FITS.items() if fit in fits][-1:]
+    if decided_by:
+        values["Decided by"] = [short(decided_by)]
+    return json.dumps(values, ensure_ascii=False)
+
+
 def fill(context: RequestContext, template: str, **values: Any) -> Markup:
     """A filled template."""
     html = TEMPLATES.get_template(template).render(
@@ -138,6 +158,7 @@ def fill(context: RequestContext, template: str, **values: Any) -> Markup:
         url=partial(page_url, context),
         entity_url=partial(entity_url, context),
         relation_url=partial(relation_url, context),
+        facets=partial(facets, context),
         **values,
     )
     # Browsers would turn carriage returns into line feeds.

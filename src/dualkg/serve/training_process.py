@@ -13,6 +13,7 @@ from typing import Any
 
 from dualkg.errors import DualkgError
 from dualkg.inference.api import calibrate
+from dualkg.inference.errors import MissingTriples
 from dualkg.serve.errors import public_reason
 from dualkg.training.trainer import TrainingInterrupted
 from dualkg.workflows import events
@@ -68,6 +69,18 @@ def _short(notes: Iterable[object]) -> list[str]:
     return [str(note)[:MAX_NOTE] for note in notes]
 
 
+def calibrate_result(run: Path, send: Callable[..., None]) -> None:
+    """Calibrate the run of a training, since its pages show probabilities.
+
+    A graph without validation triples has none, and is served without.
+    """
+    send(kind="stage", stage="calibrating")
+    try:
+        calibrate(run)
+    except MissingTriples as error:
+        send(kind="notes", notes=_short([error]))
+
+
 def _print(**line: Any) -> None:
     print(json.dumps(line), flush=True)
 
@@ -84,8 +97,7 @@ def main(arguments: str) -> int:
             out=given["out"],
             on_event=Reporter(_print),
         )
-        _print(kind="stage", stage="calibrating")
-        calibrate(Path(given["out"]))
+        calibrate_result(Path(given["out"]), _print)
     except TrainingInterrupted:
         return 130
     except (DualkgError, OSError) as error:

@@ -351,6 +351,7 @@ class RunFolder:
         self.report = self._file("report.json")
         self.sparsity = self._file("sparsity.json")
         self.calibration = self._file("calibration.json")
+        self.priors = self._file("priors.safetensors")
         self.map = self._file("map.parquet")
         self.decisions = self._file("decisions.jsonl")
         self.extension = self._file("extension.json")
@@ -621,6 +622,11 @@ class RunFolder:
         records = {name: files.file_record(self.path / name) for name in self.fixed_files()}
         files.write_json(self.report, {**reports, "files": records})
         run.identity = self.identity()
+
+    def remove_calibration(self) -> None:
+        """Remove a calibration that was made for other weights."""
+        files.remove(self.calibration)
+        files.remove(self.priors)
 
     def remove_checkpoint(self) -> None:
         """Remove the checkpoint of a finished run that was killed just before it did.

@@ -8,20 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf, log
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from dualkg.data.entity_types import EntityTypes
-from dualkg.data.graph import SPLITS, Graph
-from dualkg.errors import InvalidValue
-from dualkg.without_torch.domain_range import DomainRange
+from dualkg.data.graph import Graph
 from dualkg.without_torch.prediction import Figures
-from dualkg.without_torch.query_classes import QueryClasses
+from dualkg.without_torch.priors import Arrays, Doubles, QueryPriors, check_missing_share
 from dualkg.without_torch.scores import Flags, Floats, Ids, SavedModel
-
-Doubles = npt.NDArray[np.float64]
 
 NUM_PATTERNS = 4
 BLOCK_SCORES = 2**23  # scores that are held in memory at once
@@ -48,22 +43,22 @@ class TripleProbabilities:
 class TripleCalibration:
     """A calibration with the priors of queries, as arrays.
 
-    The fields are those of `Calibration` and `PriorCorrection` of `inference.calibration`; `knots`
-    are those of the recalibration, and their values.
+    The fields are those of `Calibration` of `inference.calibration`; `knots` are those of the
+    recalibration, and their values.
     """
 
     slopes: Floats
     offsets: Floats
     max_probability: float
     knots: tuple[Floats, Floats] | None
-    domain_range: DomainRange
-    query_classes: QueryClasses
-    heads: Floats
-    tails: Floats
+    priors: QueryPriors
 
     @classmethod
-    def of(cls, saved: Mapping[str, Any], graph: Graph) -> Self:
-        """The calibration that a file has; one of another form is an error."""
+    def of(cls, saved: Mapping[str, Any], graph: Graph, *, priors: Arrays | None = None) -> Self:
+        """The calibration that a file has; one of another form is an error.
+
+        Without saved `priors` they are computed, which takes longer than a query.
+        """
         slopes = np.array(saved["slopes"], dtype=np.float32)
         offsets = np.array(saved["offsets"], dtype=np.float32)
         check_lines(slopes, offsets, graph.shape.num_relations)
@@ -75,30 +70,34 @@ class TripleCalibration:
         if missing_share is not None:
             missing_share = float(missing_share)
             check_missing_share(missing_share)
-        symmetric = graph.symmetric_relations
-        query_classes, heads, tails = query_priors(graph, types=types, missing_share=missing_share)
+        if priors is None:
+            query_priors = QueryPriors.of(graph, types=types, missing_share=missing_share)
+        else:
+            query_priors = QueryPriors.of_arrays(priors, graph.shape, types)
         return cls(
             slopes,
-            offsets_by_pattern(offsets, symmetric),
+            offsets_by_pattern(offsets, query_priors.query_classes.symmetric),
             float(saved["max_probability"]),
             None if recalibration is None else read_knots(recalibration),
-            DomainRange.of(graph, symmetric=symmetric),
-            query_classes,
-            heads,
-            tails,
+            query_priors,
         )
+
+    @property
+    def symmetric(self) -> Flags:
+        """Which relations are symmetric, `(num_relations,)`."""
+        return self.priors.query_classes.symmetric
 
     def of_triples(self, triples: Ids, log_probabilities: Floats) -> TripleProbabilities:
         """The probabilities of triples `(num_triples, 3)`, given their log-probabilities."""
         ids = np.ascontiguousarray(triples, dtype=np.int64)
         values: Doubles = np.asarray(log_probabilities, dtype=np.float64)
         if_missing: Doubles = line_log_odds(
-            self.slopes, self.offsets, values, ids[:, 1], self.domain_range(ids)
+            self.slopes, self.offsets, values, ids[:, 1], self.priors.domain_range(ids)
         )
         if self.knots is not None:
             if_missing = interpolated(if_missing, *self.knots)
         largest = log_odds_of(self.max_probability)
-        priors = self.priors_of(ids)
+        priors = self.priors.of_triples(ids)
         log_odds: Doubles = np.minimum(if_missing, largest) + np.log(priors)
         probability = sigmoid(log_odds)
 
@@ -110,15 +109,6 @@ class TripleCalibration:
             probability=probability,
             answer_probability=np.where(priors > 1, at_least, answer_probability),
         )
-
-    def priors_of(self, triples: Ids) -> Doubles:
-        """The priors of triples `(num_triples, 3)`: the means of those of their two queries."""
-        heads, relations, tails = np.asarray(triples, dtype=np.int64).T
-        classes = self.query_classes
-        of_heads = classes.of_pairs(heads, classes.roles(relations, tails=False))
-        of_tails = classes.of_pairs(tails, classes.roles(relations, tails=True))
-        priors: Doubles = (self.heads[relations, of_heads] + self.tails[relations, of_tails]) / 2
-        return priors
 
 
 def line_log_odds(
@@ -163,64 +153,6 @@ def offsets_by_pattern(offsets: Floats, symmetric: Flags) -> Floats:
     by_pattern = offsets.copy()
     by_pattern[symmetric, 2] = by_pattern[symmetric, 1]
     return by_pattern
-
-
-def query_priors(
-    graph: Graph, *, types: EntityTypes | None, missing_share: float | None
-) -> tuple[QueryClasses, Floats, Floats]:
-    """The classes of queries, and the priors of each class, for heads and for tails.
-
-    The priors are multiplied by the number of triples that the graph lacks for each of valid, so
-    that the order of triples does not change.
-    """
-    query_classes = QueryClasses.of(graph, types=types)
-    heads, tails = answered_shares(query_classes, QueryClasses.of(graph, split="valid"))
-    per_valid = assumed_missing(graph, missing_share).per_valid
-    return query_classes, heads * per_valid, tails * per_valid
-
-
-def answered_shares(train: QueryClasses, valid: QueryClasses) -> tuple[Floats, Floats]:
-    """The shares of queries with a valid answer by class, for heads and for tails.
-
-    Both are `(num_relations, NUM_CLASSES)`. Additive smoothing towards the share of the class in
-    all relations adds one answered query to 1 / share queries. If no relation has an answered query
-    of a class, one is assumed.
-    """
-    num_queries = train.num_queries()
-    num_answered = train.num_answered(valid)
-    share_of_all = np.maximum(num_answered.sum(0), 1) / np.maximum(num_queries.sum(0), 1)
-    shares = (num_answered + 1) / (num_queries + 1 / share_of_all)
-    priors = np.minimum(shares, 1.0)
-    return priors[: train.num_relations], priors[train.num_relations :]
-
-
-class AssumedMissing(NamedTuple):
-    """The true triples that a graph is taken to lack: their number, their share of all true
-    triples, and their number for each validation triple.
-    """
-
-    number: float
-    share: float
-    per_valid: float
-
-
-def check_missing_share(share: float) -> None:
-    """Refuse a share of the true triples that cannot be missing."""
-    if not 0 < share < 1:
-        raise InvalidValue(
-            "missing_share", expected="above 0 and below 1, such as 0.4", found=share
-        )
-
-
-def assumed_missing(graph: Graph, missing_share: float | None) -> AssumedMissing:
-    """The triples that a graph lacks: as many as valid has, if no share is given."""
-    num_known = sum(len(graph.split(name)) for name in SPLITS)
-    num_valid = len(graph.valid)
-    if missing_share is None:
-        share = num_valid / max(1, num_known + num_valid)
-        return AssumedMissing(float(num_valid), share, per_valid=1.0)
-    number = num_known * missing_share / (1 - missing_share)
-    return AssumedMissing(number, missing_share, per_valid=number / max(1, num_valid))
 
 
 # -- saved values ------------------------------------------------------------

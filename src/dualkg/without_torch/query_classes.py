@@ -42,7 +42,7 @@ class QueryClasses:
     the type, the share that has the role in question.
 
     `keys` are the distinct numbers entity · num_roles + role, ascending, and `counts` the number of
-    triples of each.
+    triples of each. `saved_shares` are the `shares`, if they need not be computed.
     """
 
     num_entities: int
@@ -51,6 +51,7 @@ class QueryClasses:
     counts: Ids
     symmetric: Flags
     types: EntityTypes | None = None
+    saved_shares: Floats | None = None
 
     @classmethod
     def of(cls, graph: Graph, *, split: Split = "train", types: EntityTypes | None = None) -> Self:
@@ -93,7 +94,7 @@ class QueryClasses:
             counts = np.where(self.keys[places] == keys, self.counts[places], 0)
 
         evidence: Floats = np.zeros(len(keys))
-        if self._has_evidence:
+        if self.has_evidence:
             marks = self._evidence
             starts = marks.starts[entities]
             sizes = marks.starts[entities + 1] - starts
@@ -101,7 +102,7 @@ class QueryClasses:
             ends = np.cumsum(sizes)
             rows = np.repeat(np.arange(len(keys)), sizes)
             places = np.arange(len(rows)) - np.repeat(ends - sizes, sizes) + starts[rows]
-            shares = self._shares[roles[rows], marks.columns[places]]
+            shares = self.shares[roles[rows], marks.columns[places]]
             sums = np.bincount(rows, weights=shares, minlength=len(keys))
             evidence = sums / np.maximum(sizes, 1)
         return _classes(counts, evidence)
@@ -112,9 +113,9 @@ class QueryClasses:
         has_role = self._roles == role
         counts[self._entities[has_role]] = self.counts[has_role]
         evidence: Floats = np.zeros(self.num_entities)
-        if self._has_evidence:
+        if self.has_evidence:
             marks = self._evidence
-            shares = self._shares[role, marks.columns]
+            shares = self.shares[role, marks.columns]
             sums = np.bincount(marks.entities, weights=shares, minlength=self.num_entities)
             evidence = sums / np.maximum(np.diff(marks.starts), 1)
         return _classes(counts, evidence)
@@ -125,7 +126,7 @@ class QueryClasses:
         The roles of the tails of symmetric relations have the numbers of the heads.
         """
         numbers = np.zeros((self.num_roles, NUM_CLASSES), dtype=np.int64)
-        if self._has_evidence:
+        if self.has_evidence:
             for role in range(self.num_roles):
                 numbers[role] = np.bincount(self.of_role(role), minlength=NUM_CLASSES)
         else:
@@ -153,7 +154,8 @@ class QueryClasses:
         return np.stack([heads, heads if roles[0] == roles[1] else self.of_role(roles[1])])
 
     @property
-    def _has_evidence(self) -> bool:
+    def has_evidence(self) -> bool:
+        """Whether queries without answers are of several classes."""
         num_types = 0 if self.types is None else len(self.types.types)
         num_additions = self.num_roles * (len(self.keys) + self.num_entities + num_types)
         return self.num_relations <= MAX_RELATIONS and num_additions <= MAX_ADDITIONS
@@ -187,11 +189,18 @@ class QueryClasses:
         kept = (marks.columns >= self.num_roles) | ~is_typed[marks.entities]
         return _Marks.of(marks.entities[kept], marks.columns[kept], self.num_entities)
 
+    @property
+    def num_columns(self) -> int:
+        """The number of roles and types."""
+        return self.num_roles + (0 if self.types is None else len(self.types.names))
+
     @cached_property
-    def _shares(self) -> Floats:
+    def shares(self) -> Floats:
         """The share of the entities with one role or type, by column, that have a role, by row."""
+        if self.saved_shares is not None:
+            return self.saved_shares
         entities, columns, starts = self._marks
-        num_columns = self.num_roles + (0 if self.types is None else len(self.types.names))
+        num_columns = self.num_columns
         num_both = np.zeros((self.num_roles, num_columns))
         sizes = np.diff(starts)
         for distance in range(1, int(sizes.max(initial=0))):
@@ -221,6 +230,12 @@ class _Marks(NamedTuple):
     @classmethod
     def of(cls, entities: Ids, columns: Ids, num_entities: int) -> Self:
         return cls(entities, columns, np.searchsorted(entities, np.arange(num_entities + 1)))
+
+
+def is_unusual(classes: Ids) -> Flags:
+    """Which classes are of queries whose entity is of an unusual type for the relation."""
+    unusual: Flags = classes == NUM_CLASSES - 1
+    return unusual
 
 
 def _classes(counts: Ids, evidence: Floats) -> Ids:

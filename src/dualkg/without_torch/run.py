@@ -20,6 +20,7 @@ from dualkg.errors import RequestError
 from dualkg.files import REMEMBERED_BYTES, file_damage, open_regular, read_json, regular_file
 from dualkg.without_torch.identity import identity_of
 from dualkg.without_torch.prediction import Figures, Prediction, calibrated, query_type
+from dualkg.without_torch.priors import Arrays
 from dualkg.without_torch.probabilities import TripleCalibration, triple_log_probabilities
 from dualkg.without_torch.scores import Floats, Ids, SavedModel, saved_model
 
@@ -36,7 +37,10 @@ WEIGHTS = "weights.safetensors"
 GRAPH = "graph"
 REPORT = "report.json"
 CALIBRATION = "calibration.json"
+PRIORS = "priors.safetensors"
 MAX_HEADER = 1 << 20  # bytes
+# Types of arrays by their names in safetensors; others are left to PyTorch.
+DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BOOL": np.bool_}
 Given = tuple[str | int | None, str | int | None, str | int | None]
 
 
@@ -122,8 +126,9 @@ class SavedRun:
     def _figures(self, triples: Ids) -> Iterator[Figures]:
         """The probabilities of triples `(n, 3)`."""
         assert self.calibration is not None
-        symmetric = self.graph.symmetric_relations
-        log_probabilities = triple_log_probabilities(self.model, triples, symmetric=symmetric)
+        log_probabilities = triple_log_probabilities(
+            self.model, triples, symmetric=self.calibration.symmetric
+        )
         if not np.isfinite(log_probabilities).all():
             raise FloatingPointError("the model scores NaN or infinity")
         return self.calibration.of_triples(triples, log_probabilities).figures()
@@ -203,15 +208,17 @@ def _is_intact(folder: Path, records: Mapping[str, Any]) -> bool:
     """Whether the files of a run are those that its report names."""
     if RECIPE not in records or WEIGHTS not in records:
         return False
-    for name, record in records.items():
-        memory = None
-        if record["bytes"] >= REMEMBERED_BYTES:
-            from dualkg.data.archives import cache_folder
+    return all(_has_content(folder / name, record) for name, record in records.items())
 
-            memory = cache_folder() / "verified"
-        if file_damage(folder / name, record, memory=memory):
-            return False
-    return True
+
+def _has_content(path: Path, record: dict[str, Any]) -> bool:
+    """Whether a file is the one of which a record has size and checksum."""
+    memory = None
+    if record["bytes"] >= REMEMBERED_BYTES:
+        from dualkg.data.archives import cache_folder
+
+        memory = cache_folder() / "verified"
+    return file_damage(path, record, memory=memory) is None
 
 
 def _load_calibration(
@@ -221,13 +228,28 @@ def _load_calibration(
     content = read_json(folder / CALIBRATION, checksum=True)
     if content["made_from"] != identity_of(records, records[WEIGHTS]["sha256"]):
         return None
-    return TripleCalibration.of(content["calibration"], graph)
+    # Earlier versions saved no priors.
+    record = content.get("priors")
+    has_priors = record is not None and _has_content(folder / PRIORS, record)
+    priors = read_arrays(folder / PRIORS) if has_priors else None
+    return TripleCalibration.of(content["calibration"], graph, priors=priors)
 
 
 def read_tables(path: Path) -> dict[str, Floats]:
-    """The tables of a safetensors file as memory-mapped arrays of float32.
+    """The tables of a model, by name; other types than float32 are left to PyTorch."""
+    tables = {}
+    for name, array in read_arrays(path).items():
+        group, _, table = name.partition("/")
+        if group != "model" or array.dtype != np.float32:
+            raise ValueError("only PyTorch reads these weights")
+        tables[table] = array
+    return tables
 
-    The file begins with the length of a header, which has type, shape and place of each table.
+
+def read_arrays(path: Path) -> Arrays:
+    """The arrays of a safetensors file, memory-mapped.
+
+    The file begins with the length of a header, which has type, shape and place of each array.
     """
     with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
@@ -236,12 +258,9 @@ def read_tables(path: Path) -> dict[str, Floats]:
         header: dict[str, Any] = json.loads(file.read(length))
     header.pop("__metadata__", None)
     content = np.memmap(regular_file(path), mode="r", dtype=np.uint8, offset=8 + length)
-    tables = {}
+    arrays: Arrays = {}
     for name, about in header.items():
-        group, _, table = name.partition("/")
-        if group != "model" or about["dtype"] != "F32":
-            raise ValueError("only PyTorch reads these weights")
         first, last = about["data_offsets"]
         shape: Sequence[int] = about["shape"]
-        tables[table] = content[first:last].view(np.float32).reshape(shape)
-    return tables
+        arrays[name] = content[first:last].view(DTYPES[about["dtype"]]).reshape(shape)
+    return arrays

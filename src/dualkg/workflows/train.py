@@ -19,7 +19,7 @@ from dualkg.data.graph import Graph
 from dualkg.errors import PYTHON, PathExists, RequestError, Sentence, Unsupported, Words
 from dualkg.evaluation.metrics import columns
 from dualkg.extras import trusted_code
-from dualkg.files import locked, locks, remove, write_text
+from dualkg.files import locked, locks, write_text
 from dualkg.logs import logger
 from dualkg.training.api import (
     WrongArgument,
@@ -546,10 +546,10 @@ def train_seeds(
                 callbacks=callback_objects,
             )
             # The ensemble of the former seeds may have been calibrated.
-            remove(RunFolder(out).calibration)
+            RunFolder(out).remove_calibration()
         elif not folder.finished:
             resume(folder.path, device=device, on_event=report, callbacks=callback_objects)
-            remove(RunFolder(out).calibration)
+            RunFolder(out).remove_calibration()
         else:
             with locked(folder.path, wait=True):
                 folder.remove_checkpoint()

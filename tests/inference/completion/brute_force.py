@@ -9,6 +9,7 @@ import dualkg as kg
 from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.recalibration import Recalibration
 from dualkg.inference.scoring import triple_log_probabilities
+from dualkg.without_torch.query_classes import NUM_CLASSES, QueryClasses
 from tests.conftest import graph_of
 
 MODELS = {
@@ -76,6 +77,7 @@ def every_new_triple(
     entity_ids = range(graph.shape.num_entities)
     relation_ids = range(graph.shape.num_relations)
 
+    classes = QueryClasses.of(graph)
     new_triples = []
     for head, relation, tail in product(entity_ids, relation_ids, entity_ids):
         if relations is not None and relation not in relations:
@@ -85,7 +87,7 @@ def every_new_triple(
         train_pairs = [(h, t) for h, r, t in graph.train.tolist() if r == relation]
         if graph.symmetric_relations[relation]:
             train_pairs += [(tail, head) for head, tail in train_pairs]
-        if types and not _fits_types(head, tail, train_pairs):
+        if types and _has_unusual_type(classes, head, relation, tail):
             continue
         if head == tail and not loops and not _may_loop(head, train_pairs):
             continue
@@ -94,11 +96,14 @@ def every_new_triple(
     return np.array(new_triples, dtype=np.int64).reshape(-1, 3)
 
 
-def _fits_types(head: int, tail: int, train_pairs: list[tuple[int, int]]) -> bool:
-    """Whether the relation has the head and the tail in train."""
-    domain = {train_head for train_head, _ in train_pairs}
-    range_ = {train_tail for _, train_tail in train_pairs}
-    return head in domain and tail in range_
+def _has_unusual_type(classes: QueryClasses, head: int, relation: int, tail: int) -> bool:
+    """Whether a page would remark that the head or the tail is of an unusual type."""
+    relations = np.array([relation])
+    of_ends = [
+        classes.of_pairs(np.array([entity]), classes.roles(relations, tails=is_tail))
+        for entity, is_tail in ((head, False), (tail, True))
+    ]
+    return NUM_CLASSES - 1 in np.concatenate(of_ends)
 
 
 def _may_loop(entity: int, train_pairs: list[tuple[int, int]]) -> bool:

@@ -7,10 +7,13 @@ import pytest
 import torch
 
 import dualkg as kg
+from dualkg.data.entity_types import EntityTypes
+from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import SPLITS
 from dualkg.errors import InvalidValue, Unsupported
-from dualkg.inference.calibration import Calibration
+from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.completion import CompletionSettings, complete
+from dualkg.inference.remarks import Remarker
 from dualkg.inference.scoring import ProbabilitiesNotFinite
 from dualkg.models.base import WrongShape
 from tests.conftest import graph_of
@@ -64,6 +67,25 @@ def test_the_triples_are_those_of_a_brute_force_search(name, filters):
         assert_brute_force(
             model, graph, top=top, calibration=random_calibration(0), **FILTERS[filters]
         )
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_types_leave_out_what_is_remarked_as_unusual(typed):
+    """By the types of the calibration, if it has some, as on the pages."""
+    graph = random_graph(0, num_entities=25)
+    calibration = random_calibration(0)
+    if typed:
+        entities = np.arange(25)
+        types = EntityTypes.of_pairs("a file", list("abcdefgh"), entities, entities % 8)
+        calibration = dataclasses.replace(calibration, types=types)
+    model = MODELS["CP"](graph.shape)
+    every = complete(model, graph, calibration=calibration).triples
+    classes = PriorCorrection.of(calibration, graph).query_classes
+    remarks = Remarker.of(graph, KnownAnswers.of(graph), classes).of_triples(every)
+    usual = ["unusual" not in (remark.head_type, remark.tail_type) for remark in remarks]
+    assert 0 < sum(usual) < len(every)
+    of_usual_types = complete(model, graph, calibration=calibration, types=True).triples
+    assert of_usual_types.tolist() == every[usual].tolist()
 
 
 @pytest.mark.parametrize("filters", ["whole", "types", "heads"])

@@ -74,6 +74,49 @@ def test_decisions_by_keyboard(opened):
     assert page.evaluate("document.activeElement.querySelector('.rank').textContent") == "1"
 
 
+def facet(page, name: str, value: str):
+    return page.locator(f'[data-facet-value="{name}:{value}"]')
+
+
+def number_of(page, name: str, value: str) -> int:
+    return int(facet(page, name, value).locator(".number").inner_text())
+
+
+def test_facets_filter_the_list_and_count(opened):
+    page = listed(opened("/facts?top=100&types=false"))
+    by_relation = page.eval_on_selector_all(
+        ".fact", "rows => rows.map((row) => row.dataset.relation)"
+    )
+    number = by_relation.count("likes")
+    assert 0 < number < 100
+    assert number_of(page, "Relation", "likes") == number
+    facet(page, "Relation", "likes").click()
+    assert page.locator(".fact:visible").count() == number
+    assert page.inner_text("[data-facets-status]") == f"{number} of 100"
+    # The choice within a facet does not change its own counts, but those of the others.
+    assert number_of(page, "Relation", "is a") == by_relation.count("is a")
+    row = page.locator(".fact:visible").first
+    row.get_by_role("button", name="Accept").click()
+    page.wait_for_selector("[data-count=accepted]:has-text('1')")
+    assert number_of(page, "Verdict", "accepted") == 1
+    assert number_of(page, "Verdict", "undecided") == number - 1
+
+    # The choice is in the address; what is decided on stays until it changes.
+    facet(page, "Verdict", "undecided").click()
+    assert page.locator(".fact:visible").count() == number - 1
+    next_row = page.locator(".fact:visible").first
+    name = next_row.get_attribute("data-row")
+    next_row.get_by_role("button", name="Reject").click()
+    page.wait_for_selector("[data-count=rejected]:has-text('1')")
+    assert page.locator(f".fact[data-row='{name}']").is_visible()
+    page.reload()
+    listed(page)
+    page.wait_for_selector(f"[data-facets-status]:text-is('{number - 2} of 100')")
+    page.get_by_role("button", name="All again").click()
+    assert page.locator(".fact:visible").count() == 100
+    assert "facet=" not in page.url
+
+
 @pytest.mark.slow
 def test_a_list_waits_for_another_completion(opened):
     page = opened("/docs", allow="status of 503")

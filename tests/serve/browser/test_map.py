@@ -1,10 +1,21 @@
 """The map in a browser."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+import dualkg as kg
 from dualkg.analysis.projection import save_map
+from dualkg.data.entity_types import EntityTypes
+from dualkg.inference.calibration import fit_calibration, save_calibration
+from dualkg.serve.app import application
+from dualkg.serve.service import ServedRuns
+from dualkg.training.recipe import ModelConfig
+from tests.conftest import graph_of
+from tests.processes import LIMIT
 from tests.serve.browser.conftest import PHONE, overflow
+from tests.serve.conftest import serving
 
 QUERY = "/map?entity=thing+20&relation=likes"
 
@@ -152,6 +163,78 @@ def test_entities_are_coloured(opened, by):
     assert 1 < len(names) <= 8
     page.select_option("[data-colouring]", "")
     assert page.locator("[data-groups]").is_hidden()
+
+
+@pytest.fixture(scope="module")
+def many_entities(tmp_path_factory):
+    """A run of 200,000 entities of three types, with a map in 50 clusters."""
+    number = 200_000
+    random = np.random.default_rng(0)
+    heads = random.permutation(number)
+    triples = np.stack([heads, heads % 5, random.integers(0, number, number)], axis=1)
+    graph = graph_of(triples[20:], triples[:20], num_entities=number)
+    folder = tmp_path_factory.mktemp("many") / "many"
+    config = ModelConfig(name="DistMult", dim=2)
+    model = config.build(graph.shape, seed=0)
+    kg.TrainedRun(model, graph, kg.Recipe(model=config)).save(folder)
+    entities = np.arange(number)
+    types = EntityTypes.of_pairs("a file", ["one", "two", "three"], entities, entities % 3)
+    fitted = fit_calibration(kg.load_run(folder))
+    calibration = replace(fitted.calibration, types=types)
+    save_calibration(replace(fitted, calibration=calibration), folder, graph)
+    centres = random.uniform(-0.9, 0.9, (50, 2))
+    places = centres[entities % 50] + random.normal(0, 0.03, (number, 2))
+    save_map(np.clip(places, -1, 1).astype(np.float32), folder / "map.parquet")
+    return folder
+
+
+COLOURED_PIXELS = """() => {
+  const canvas = document.querySelector("[data-canvas]");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let number = 0;
+  for (let place = 3; place < data.length; place += 4) number += data[place] > 0;
+  return number;
+}"""
+# The commonest colours, by what is left of their bits.
+COLOURS = """() => {
+  const canvas = document.querySelector("[data-canvas]");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const counts = new Map();
+  for (let place = 0; place < data.length; place += 4) {
+    if (data[place + 3] < 250) continue;
+    const key = [0, 1, 2].map((part) => data[place + part] >> 5).join();
+    counts.set(key, (counts.get(key) ?? 0) + 1);
+  }
+  return [...counts].filter(([, count]) => count > 1000).map(([key]) => key);
+}"""
+FRAME = """() => new Promise((done) => {
+  const started = performance.now();
+  document.querySelector("[data-map-does=in]").click();
+  requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - started)));
+})"""
+
+
+@pytest.mark.slow
+def test_200_000_points_are_drawn_and_coloured_by_type(browser, many_entities):
+    """The times are printed: `pytest -m slow -k 200_000 -s tests/serve/browser`."""
+    served = ServedRuns.load([many_entities], device="cpu")
+    with serving(application(served)) as address:
+        page = browser.new_page(base_url=address)
+        page.set_default_timeout(1000 * LIMIT)
+        page.goto("/map")
+        page.wait_for_selector("[data-canvas][data-ready='200000']")
+        assert page.evaluate(COLOURED_PIXELS) > 10_000
+        seconds = page.evaluate("performance.getEntriesByName('map drawn')[0].startTime") / 1000
+        frames = [page.evaluate(FRAME) for _ in range(5)]
+        print(f"{seconds:.2f} s to the first picture, {sorted(frames)[2]:.0f} ms for two frames")
+
+        page.click("[data-map-does=all]")
+        page.select_option("[data-colouring]", "type")
+        names = page.locator("[data-groups] li").all_inner_texts()
+        assert [name.strip() for name in names] == ["one", "two", "three"]
+        hues = page.evaluate(COLOURS)
+        assert len(set(hues) - {"7,7,7"}) == 3  # names of entities have white edges
+        page.context.close()
 
 
 def test_a_lasso_lists_what_is_inside(opened):

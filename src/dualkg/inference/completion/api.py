@@ -52,12 +52,18 @@ def complete(
     _check_request(top, min_probability, calibration, graph=graph)
     settings = settings or DEFAULT_SETTINGS
 
-    candidates = CandidateFilter(
-        graph, relations=relations, heads=heads, types=types, loops=loops, known=known
-    )
     prior_correction = None
     if calibration is not None:
         prior_correction = PriorCorrection.of(calibration, graph)
+    candidates = CandidateFilter(
+        graph,
+        relations=relations,
+        heads=heads,
+        types=types,
+        loops=loops,
+        known=known,
+        query_classes=prior_correction.query_classes if prior_correction else None,
+    )
     parts = plan_search(candidates, prior_correction)
     num_queries = sum(part.num_queries for part in parts)
 

@@ -7,6 +7,7 @@ import numpy as np
 from dualkg.data.graph import SPLITS, Graph, Triples, relations_with_self_loops
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.inference.scoring import Ids
+from dualkg.without_torch.query_classes import QueryClasses, is_unusual
 
 Names = Sequence[str | int]
 
@@ -15,10 +16,10 @@ class CandidateFilter:
     """The candidate triples: for each of `relations` all pairs of a head and a tail, except known
     triples.
 
-    Relations and heads are given by name, label or id. With `types`, a head or tail of a relation
-    must be in its domain or range in train. Self-loops are excluded, without `loops`, unless they
-    are common among the relation's training triples and one of these has the entity: models of
-    symmetric relations find them the most plausible triples.
+    Relations and heads are given by name, label or id. With `types`, neither head nor tail may be
+    of an unusual type: by `query_classes`, as in the remarks on new triples. Self-loops are
+    excluded, without `loops`, unless they are common among the relation's training triples and one
+    of these has the entity: models of symmetric relations find them the most plausible triples.
     """
 
     def __init__(
@@ -30,10 +31,12 @@ class CandidateFilter:
         types: bool = False,
         loops: bool = False,
         known: Sequence[str] = SPLITS,
+        query_classes: QueryClasses | None = None,
     ) -> None:
         num_relations = graph.shape.num_relations
         self.graph = graph
         self.types = types
+        self.query_classes = query_classes or QueryClasses.of(graph)
         self.loops = loops
         self.known = known
         self.relations = np.arange(num_relations)
@@ -50,8 +53,8 @@ class CandidateFilter:
     def heads_and_tails(self, relation: int) -> tuple[Ids, Ids]:
         """The candidate heads and tails of a relation, ascending."""
         if self.types:
-            new = self.new_to(relation)
-            heads, tails = (np.flatnonzero(of_side == 0) for of_side in new)
+            classes = self.query_classes.of_relation(relation)
+            heads, tails = (np.flatnonzero(~is_unusual(of_side)) for of_side in classes)
         else:
             heads = np.arange(self.graph.shape.num_entities)
             tails = heads

@@ -15,6 +15,7 @@ from dualkg.inference.completion.result import Column, Completion
 from dualkg.inference.reliability import LIKELY, ReliabilityBin, reliability_table
 from dualkg.inference.scoring import Flags, Ids
 from dualkg.models.base import Model
+from dualkg.without_torch.query_classes import QueryClasses
 
 CHECK_SIZES = (100, 1_000, 10_000, 100_000)
 CHECK_KNOWN = ("train", "valid")
@@ -77,10 +78,12 @@ def check_completion(
     only a part of these.
     """
     calibration: Calibration | None = options.get("calibration")
+    query_classes = None
     if calibration is not None:
         options["calibration"] = calibration.as_measured
+        query_classes = QueryClasses.of(graph, types=calibration.types)
     filters = {name: options[name] for name in FILTERS if name in options}
-    candidates = CandidateFilter(graph, **filters, known=CHECK_KNOWN)
+    candidates = CandidateFilter(graph, **filters, known=CHECK_KNOWN, query_classes=query_classes)
     distinct = distinct_triples(graph.test, graph.shape)
     degrees = _degree_products(candidates, distinct.astype(np.int64))
     num_test = len(degrees.test)

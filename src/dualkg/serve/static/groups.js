@@ -1,4 +1,4 @@
-// The colours of all entities of the map: by commonest relation, by degree, or by community.
+// The colours of all entities of the map: by type, commonest relation, degree, or community.
 
 import { element, isDark } from "./common.js";
 
@@ -25,11 +25,8 @@ export class Groups {
     const rest = isDark() ? "#6b655c" : "#a79f93";
     if (property === "degree") return byDegree(map.degrees, rest);
     if (property === "community") return byPlace(map, points, rest);
-    const names = map.role_names.slice(0, HUES.length);
-    const of = Uint8Array.from(map.roles, (role) => {
-      return role >= 0 && role < names.length ? role : names.length;
-    });
-    return new Groups(of, names, rest);
+    if (property === "type") return byNumber(map.types, map.type_names, rest);
+    return byNumber(map.roles, map.role_names, rest);
   }
 
   /** Items of a list that explains the colours. */
@@ -47,6 +44,15 @@ export class Groups {
       return element("li", {}, dot, ` ${name}`);
     });
   }
+}
+
+/** By a number of each entity, or −1; the first names have colours. */
+function byNumber(numbers, allNames, rest) {
+  const names = allNames.slice(0, HUES.length).map((name) => name.slice(0, MAX_NAME));
+  const of = Uint8Array.from(numbers, (number) => {
+    return number >= 0 && number < names.length ? number : names.length;
+  });
+  return new Groups(of, names, rest);
 }
 
 /** From few triples to many, pale to strong. */

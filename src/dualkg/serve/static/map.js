@@ -64,12 +64,15 @@ const view = new View(canvas, { changed: paintSoon, tapped: open, hovered: hover
 // --- Drawing -------------------------------------------------------------------------------------
 
 let painting = 0;
+let isDrawn = false; // the time of the first picture is a mark, for tests and developers' tools
 
 function paintSoon() {
   rememberView();
   painting ||= requestAnimationFrame(() => {
     painting = 0;
     paint();
+    if (points && !isDrawn) performance.mark("map drawn");
+    isDrawn ||= Boolean(points);
   });
 }
 
@@ -296,8 +299,9 @@ function showTip(i, held) {
   tip.replaceChildren(name);
   const prediction = predictions.get(i);
   if (prediction) {
-    const certainty = prediction.item.querySelector(".certainty > :last-child").textContent;
-    tip.append(element("span", { class: "soft" }, ` ${certainty}`));
+    // After the figure, its link says what it opens.
+    const figure = prediction.item.querySelector(".certainty > :last-child").firstChild;
+    tip.append(element("span", { class: "soft" }, ` ${figure.textContent}`));
     prediction.item.classList.add("here");
   }
   const [px, py] = view.pixel(points.x[i], points.y[i]);
