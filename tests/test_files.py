@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from benchmarks.torture.power import Recorder
 from dualkg import files
-from dualkg.errors import DamagedFile, FolderMoved, LockedError
+from dualkg.errors import DamagedFile, FolderMoved, LockedError, PathExists
 from dualkg.files import (
     atomic_folder,
     atomic_write,
@@ -716,6 +716,119 @@ def test_no_folder_is_locked_through_a_link_in_the_place_of_one_that_is_held(
         with locked(out / "seed-1"):
             write_text(out / "seed-1" / "recipe.toml", "")
     assert not list(other.iterdir())
+
+
+def test_a_lock_is_made_in_the_folder_that_is_held_whatever_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is replaced by a link just before the lock of one in it is made."""
+    out = folder_of(tmp_path / "out")
+    other = folder_of(tmp_path / "other", weights="of another")
+    has_locks = locking.has_locks
+
+    def link_first(folder: Path) -> bool:
+        monkeypatch.undo()
+        out.rename(tmp_path / "moved")
+        out.symlink_to(other)
+        return has_locks(folder)
+
+    with refused(FolderMoved, path=out), locked(out):
+        monkeypatch.setattr(locking, "has_locks", link_first)
+        with locked(out / "seed-1"):
+            write_text(out / "seed-1" / "recipe.toml", "")
+    assert [file.name for file in other.iterdir()] == ["weights"]
+    assert not list((tmp_path / "moved").iterdir())
+
+
+def test_a_folder_that_was_moved_is_not_locked_and_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for the results of a search, which is watched before it is locked."""
+    out = folder_of(tmp_path / "out")
+    has_locks = locking.has_locks
+
+    def move_first(folder: Path) -> bool:
+        monkeypatch.undo()
+        move(out)
+        return has_locks(folder)
+
+    with refused(FolderMoved, path=out), files.watched(out):
+        files.check_held(out)
+        monkeypatch.setattr(locking, "has_locks", move_first)
+        with locked(out):
+            write_text(out / "best.toml", "")
+    assert [file.name for file in tmp_path.iterdir()] == ["moved"]
+
+
+def test_a_file_that_is_gone_at_the_end_is_reported(tmp_path: Path) -> None:
+    """The folder of a list is not held, but the list is."""
+    home = folder_of(tmp_path / "lists")
+    with refused(FolderMoved, path=home / "new.tsv"), locked(home / "new.tsv"):
+        write_text(home / "new.tsv", "1")
+        write_text(home / "new.tsv", "2")
+        shutil.rmtree(home)
+    assert not home.exists()
+
+
+def test_a_temporary_file_in_a_folder_that_was_moved_is_removed(tmp_path: Path) -> None:
+    """The next command looks for those in the folder itself, and not in folders in it."""
+    path = folder_of(tmp_path / "run")
+    with (
+        refused(FolderMoved),
+        locked(path),
+        atomic_write(path / "checkpoint" / "latest.json") as fresh,
+    ):
+        fresh.write_text("{}")
+        move(path)
+    assert not list((tmp_path / "moved" / "checkpoint").iterdir())
+
+
+def test_a_file_is_created_in_the_folder_that_is_held_or_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder_of(tmp_path / "run")
+    with refused(FolderMoved), locked(path):
+        swap(path)
+        with files.create_file(path / "early"):
+            pass
+    assert [file.name for file in path.iterdir()] == ["weights"]
+
+    shutil.rmtree(path)
+    shutil.rmtree(tmp_path / "moved")
+    folder_of(path)
+    descriptor_above = held._descriptor_above
+
+    def swap_after_the_look(folder: Path) -> tuple[int, Path] | None:
+        monkeypatch.undo()
+        swap(path)
+        return descriptor_above(folder)
+
+    with refused(FolderMoved), locked(path):
+        monkeypatch.setattr(held, "_descriptor_above", swap_after_the_look)
+        with files.create_file(path / "late") as file:
+            file.write(b"1")
+    assert [file.name for file in path.iterdir()] == ["weights"]
+    assert [file.name for file in (tmp_path / "moved").iterdir()] == ["late"]
+
+
+@pytest.mark.parametrize("name", ["new.tsv", "new"])
+def test_what_a_killed_process_left_is_removed_where_its_command_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    """The process had made the file or the folder; the same command is then refused."""
+    path = tmp_path / name
+    if path.suffix:
+        path.write_text("complete")
+    else:
+        folder_of(path, weights="complete")
+        (path / files.INNER_LOCK).write_text("1\nhere\n")
+    (tmp_path / f".{name}.lock").write_text("1\nhere\n")
+    (tmp_path / f".{name}.0123abcd.tmp").mkdir()
+    check = files.check_new_file if path.suffix else files.check_new_folder
+    with refused(PathExists, path=path):
+        check(path)
+    assert not [file for file in tmp_path.rglob("*") if file.name.startswith(".")]
+    assert path.exists()
 
 
 def test_a_lock_in_a_folder_that_was_moved_is_removed(tmp_path: Path) -> None:

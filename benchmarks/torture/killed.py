@@ -121,6 +121,7 @@ def run_processes(shim: Any, home: Path, event: str, place: int, words: list[str
         "WORLD_SIZE": str(NUM_PROCESSES),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
+        "TORCHELASTIC_RUN_ID": "torture",
     }
     pids = {}
     for rank in range(NUM_PROCESSES):

@@ -53,7 +53,9 @@ class Moved(NamedTuple):
     """A command, and the folder that is copied to `run` before.
 
     A command with `makes` writes that below the folder, which is not its own: it may also succeed
-    in a folder that was made again, or has taken the name.
+    in a folder that was made again, or has taken the name. It looks for the last time before it
+    gives up its lock, and cannot know of a folder that is removed after that: then it may succeed,
+    if all that it makes was there when the folder was removed.
     """
 
     words: Words
@@ -124,10 +126,18 @@ def run_changed(home: Path, change: str, place: int, makes: str, words: list[str
     from dualkg import files
 
     count = 0
+    num_looks_after = 0
+    made_before: list[str] = []
     is_busy = False
+    check = files.held.HeldFolder.check
+
+    def counted_check(held: files.held.HeldFolder) -> None:
+        nonlocal num_looks_after
+        num_looks_after += count > place >= 0
+        check(held)
 
     def before_operation(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal count, is_busy
+        nonlocal count, is_busy, made_before
         if event not in OPERATIONS or is_busy:
             return
         # A new folder is held just before it has its name; one above it is not held.
@@ -141,15 +151,28 @@ def run_changed(home: Path, change: str, place: int, makes: str, words: list[str
         count += 1
         if count - 1 == place:
             is_busy = True
+            made_before = _files_of(home / "run" / makes) if makes else []
             CHANGES[change](home / "run")
             _check_lock(home)
             is_busy = False
 
+    files.held.HeldFolder.check = counted_check  # type: ignore[method-assign]
     sys.addaudithook(before_operation)
     status = decide(home) if words[0] == "decide" else in_process(words)
     is_busy = True
-    (home / "count.json").write_text(json.dumps({"count": count, "modules": list(sys.modules)}))
+    facts = {
+        "count": count,
+        "looks_after": num_looks_after,
+        "made_before": made_before,
+        "modules": list(sys.modules),
+    }
+    (home / "count.json").write_text(json.dumps(facts))
     return status
+
+
+def _files_of(path: Path) -> list[str]:
+    """The files in a folder, or the name of a file."""
+    return sorted(raw(path)) if path.is_dir() else [path.name] * path.is_file()
 
 
 def _writes(arguments: tuple[Any, ...]) -> bool:
@@ -250,13 +273,15 @@ class Arena:
     def case(self, name: str, change: str, place: int) -> list[str]:
         """What is wrong after a change before one operation."""
         status, text = self.run(name, change, place)
-        count = 0
+        facts = {"count": 0}
         with suppress(OSError):
-            count = json.loads((self.here / "count.json").read_text())["count"]
-        if count <= place:
+            facts = json.loads((self.here / "count.json").read_text())
+        if facts["count"] <= place:
             return []  # it was not reached
         if COMMANDS[name].makes:
-            return self._below(name, change, status, text)
+            # A folder may go when all is made and the command has looked for the last time.
+            is_after = not facts["looks_after"] and facts["made_before"] == self.made[name]
+            return self._below(name, change, status, text, is_after=is_after)
         wrong = []
         sentence = " ".join(text.split())
         is_explained = any(known in sentence for known in SENTENCES)
@@ -279,7 +304,9 @@ class Arena:
         is_run = moved.exists() and name != "tune"
         return [*wrong, *(self._check(moved) if is_run else [])]
 
-    def _below(self, name: str, change: str, status: int, text: str) -> list[str]:
+    def _below(
+        self, name: str, change: str, status: int, text: str, *, is_after: bool
+    ) -> list[str]:
         """What is wrong with a command that writes below the folder that was changed."""
         wrong = []
         if status not in (0, 1, 2) or TRACEBACK in text:
@@ -287,7 +314,8 @@ class Arena:
         made = self._made(name)
         # If the folder is moved after the last look, what was made is in it.
         is_moved = change != "remove" and self._made(name, "moved") == self.made[name]
-        if made != self.made[name] and (made or (status == 0 and not is_moved)):
+        is_gone = change == "remove" and is_after
+        if made != self.made[name] and (made or (status == 0 and not (is_moved or is_gone))):
             wrong.append(f"ended with {status}, and is incomplete: {made}: {text[-300:]}")
         now = raw(self.here / "other")
         before = raw(self.good / "other")
@@ -297,8 +325,7 @@ class Arena:
 
     def _made(self, name: str, folder: str = "run") -> list[str]:
         """The files of what a command makes."""
-        path = self.here / folder / COMMANDS[name].makes
-        return sorted(raw(path)) if path.is_dir() else [path.name] * path.is_file()
+        return _files_of(self.here / folder / COMMANDS[name].makes)
 
     def _check(self, run: Path, *, is_finished: bool = False) -> list[str]:
         """What is wrong with a run: it is whole, and nothing else is left in it."""

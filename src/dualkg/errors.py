@@ -378,11 +378,11 @@ class FolderMoved(DualkgError):
         )
 
 
-class NameNotText(OSError):
+class NameNotText(RequestError):
     """A file or folder to write has a name that is no UTF-8, which JSON and libraries need."""
 
     def __init__(self, path: object) -> None:
-        super().__init__(errno.EILSEQ, "its name, or that of its folder, is not UTF-8", str(path))
+        super().__init__(f"{path}: its name, or that of its folder, is not UTF-8.")
         self.path = path
 
 

@@ -2,7 +2,7 @@
 
 import io
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import dualkg as kg
 from benchmarks.torture.mutations import expanding_parquet, with_smaller_sums
 from dualkg.data.errors import ExpandsTooMuch, UnusableData
+from dualkg.data.formats import parquet
 from dualkg.data.graph import _read_arrow, load_saved_graph, save_graph
 from dualkg.data.parquet_files import DELTA_BYTE_ARRAY, content_of, read_parquet
 from tests.conftest import graph_of
@@ -146,6 +147,27 @@ def test_texts_that_continue_each_other_are_read_in_small_blocks(write: Write) -
     assert read(path).entities.names.to_pylist() == [LONG]
     with refused(UnusableData):
         read_parquet(path)
+
+
+def test_a_block_of_texts_that_continue_each_other_is_limited_for_all_columns(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+
+    def measured(reader: object, names: object, batches: Iterator[pa.RecordBatch]) -> Any:
+        for batch in batches:
+            sizes.append(batch.nbytes)
+        return iter(())
+
+    monkeypatch.setattr(parquet, "MAX_EXPANDED", 4 * 10**6)
+    monkeypatch.setattr(parquet.ParquetReader, "table_blocks", measured)
+    texts = pa.array([LONG] * 100)
+    encodings = dict.fromkeys(COLUMNS, "DELTA_BYTE_ARRAY")
+    columns = dict.fromkeys(COLUMNS, texts)
+    with suppress(kg.DualkgError):  # no triple is passed on
+        read(write(columns, use_dictionary=False, column_encoding=encodings))
+    assert sum(sizes) > 3 * 100 * len(LONG)
+    assert max(sizes) < 4 * 10**6
 
 
 def test_pages_that_are_larger_than_the_end_of_the_file_says_are_refused(write: Write) -> None:

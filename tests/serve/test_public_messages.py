@@ -1,11 +1,13 @@
 """What clients are told: no folders of the server, no two lengths, and 503 when it stops."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import threading
 import time
+import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
@@ -168,6 +170,42 @@ print("ended", flush=True)
 import os
 os._exit(0)
 """
+
+
+SEARCHING = """
+import sys, time
+from pathlib import Path
+from dualkg.serve.app import application
+from dualkg.serve.limits import Limits
+from dualkg.serve.server import bind, serve
+from dualkg.serve.service import ServedRuns
+
+def search(*_, on_progress, **__):
+    while True:
+        on_progress(1, 2)
+        time.sleep(0.01)
+
+served = ServedRuns.load([Path(sys.argv[1])], device="cpu")
+for run in served:
+    run.__dict__["complete"] = search
+app = application(served)
+serve(app, bind("127.0.0.1", 0), limits=Limits(), on_start=lambda a: print(a, flush=True))
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_a_search_for_new_facts_without_a_traceback(run_folders):
+    with Started(SEARCHING, run_folders[0]) as process:
+        address = process.stdout.readline().strip()
+        with urllib.request.urlopen(f"{address}/api/complete") as lines:
+            assert json.loads(lines.readline())["kind"] == "progress"
+            for _ in range(2):
+                os.kill(process.pid, signal.SIGINT)
+                time.sleep(0.5)  # signals that arrive together are one
+            assert process.stdout.readline() == "ended\n"
+        ended = process.finish()
+    assert (ended.code, ended.err) == (0, "")
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ from dualkg.logs import log_to_stderr
 
 HELP = "Knowledge-graph completion: train a model on triples, evaluate it, predict missing triples."
 WIDE_TERMINAL = 105  # columns
+REPORT_SECONDS = 10.0  # in which another process has reported an error, or never does
 GC_THRESHOLD = 1_000_000  # allocations before the garbage collector runs
 # A training on two cores reserves 2.8 GiB of addresses, and waits for ever with a limit of 2.4 GiB.
 # Each thread has a stack, an arena and buffers of its own.
@@ -79,6 +80,7 @@ def main(commands: typer.Typer = app) -> None:
             commands()
     except DualkgError as error:
         if error.silent:
+            _let_report(error)
             sys.exit(error.exit_code)
         _exit(error.in_words(COMMAND), error.exit_code)
     except KeyboardInterrupt:
@@ -94,6 +96,19 @@ def main(commands: typer.Typer = app) -> None:
         if shortage is None:
             raise
         _exit(shortage.in_words(COMMAND), shortage.exit_code)
+
+
+def _let_report(error: DualkgError) -> None:
+    """Give the process that reports an error the time to do so.
+
+    When one process has ended, torchrun ends all others, this one as well: so the one that reports
+    has to be the first. A user who stops a training has stopped all processes already.
+    """
+    from dualkg.training.shutdown import LAUNCHED_BY_TORCHRUN
+    from dualkg.training.trainer import InterruptedRunError
+
+    if LAUNCHED_BY_TORCHRUN in os.environ and not isinstance(error, InterruptedRunError):
+        time.sleep(REPORT_SECONDS)
 
 
 def _prepare_process() -> None:

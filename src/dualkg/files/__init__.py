@@ -7,7 +7,15 @@ Every file that is read is opened here, or by a library after `regular_file`.
 """
 
 from dualkg.files.checksums import REMEMBERED_BYTES, FileRecord, file_damage, file_record
-from dualkg.files.held import INNER_LOCK, check_held, is_held, make_folder, remove, watched
+from dualkg.files.held import (
+    INNER_LOCK,
+    check_held,
+    create_file,
+    is_held,
+    make_folder,
+    remove,
+    watched,
+)
 from dualkg.files.locking import folder_lock, lock_holder, locked, locks, rereads
 from dualkg.files.reads import (
     NO_CHECKSUM,
@@ -24,6 +32,7 @@ from dualkg.files.writes import (
     Token,
     atomic_folder,
     atomic_write,
+    check_new_file,
     check_new_folder,
     contents,
     link_or_copy,
@@ -38,7 +47,8 @@ from dualkg.files.writes import (
 )
 
 __all__ = ["INNER_LOCK", "NO_CHECKSUM", "REMEMBERED_BYTES", "Token", "atomic_folder"]
-__all__ += ["atomic_write", "check_held", "check_new_folder", "check_type", "contents", "exists"]
+__all__ += ["atomic_write", "check_held", "check_new_file", "check_new_folder", "check_type"]
+__all__ += ["contents", "create_file", "exists"]
 __all__ += ["FileRecord", "expansion_limit", "file_damage", "file_record", "folder_lock", "is_held"]
 __all__ += ["link_or_copy", "lock_holder", "locked", "locks", "make_folder", "open_regular"]
 __all__ += ["read_bytes", "read_json", "read_text", "recover", "regular_file", "remove"]

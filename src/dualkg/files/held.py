@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from dualkg.errors import DualkgError, FolderMoved, LockedError, RequestError
 from dualkg.files.reads import regular_descriptor
@@ -23,6 +24,7 @@ from dualkg.files.reads import regular_descriptor
 INNER_LOCK = ".dualkg.lock"  # in a folder, whatever its name and wherever it is mounted
 HANDOVER_SECONDS = 0.2  # in which a process that ends may release its lock
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # a file system without locks
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)  # there is nothing of this name
 
 
@@ -118,15 +120,18 @@ class HeldFolder:
                 raise FolderMoved(self.given, now=place_of(self.descriptor))
 
     def take(self, folder: Path) -> None:
-        """Hold a folder, in place of the former one; refuse one that another process holds."""
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        """Hold a folder, in place of the former one; refuse one that another process holds.
+
+        A file that is complete is held, too: it cannot be lost unseen.
+        """
+        descriptor = _open(folder, os.O_RDONLY | os.O_NONBLOCK)
         inner_lock = None
         try:
             if not os.path.samestat(os.fstat(descriptor), folder.stat()):
                 # It was replaced at this moment, or the file system has no lasting inodes.
                 os.close(descriptor)
                 return
-            if self.is_locked_inside:
+            if self.is_locked_inside and folder.is_dir():
                 inner_lock = lock_inside(descriptor, self.given)
         except BaseException:
             os.close(descriptor)
@@ -186,38 +191,60 @@ def names_of(path: str | Path) -> list[Path]:
     return [Path(path).absolute(), Path(os.path.realpath(path))]
 
 
-def _held_above(path: Path) -> tuple[HeldFolder, Path] | None:
-    """The innermost folder that is held and contains a path or is it; and the path in it."""
+def real_path(path: str | Path) -> Path:
+    """Where a path leads, unless a folder above it that is held was moved.
+
+    A link in the place of such a folder would lead elsewhere.
+    """
+    place = Path(os.path.realpath(path))
+    check_held(Path(path))
+    return place
+
+
+def _held_above(path: Path) -> list[tuple[HeldFolder, Path]]:
+    """The folders that are held and contain a path or are it, innermost first; the path in each."""
     names = names_of(path)
+    above = []
     with _HELD_LOCK:
         for held in reversed(HELD):
-            for name in names:
-                for home in held.paths:
-                    if name.is_relative_to(home):
-                        return held, name.relative_to(home)
+            inner = _name_in(held, names)
+            if inner is not None:
+                above.append((held, inner))
+    return above
+
+
+def _name_in(held: HeldFolder, names: list[Path]) -> Path | None:
+    """The path in a folder that is held of something with these names, if that is in it."""
+    for name in names:
+        for home in held.paths:
+            if name.is_relative_to(home):
+                return name.relative_to(home)
     return None
 
 
 def _descriptor_above(path: Path) -> tuple[int, Path] | None:
-    """A new descriptor of the folder that `_held_above` finds, to be closed; and the path in it."""
+    """A new descriptor of the innermost folder that is held above a path; and the path in it.
+
+    The descriptor is to be closed.
+    """
     with _HELD_LOCK:
-        above = _held_above(path)
-        if above is None:
-            return None
-        held, name = above
-        return None if held.descriptor is None else (os.dup(held.descriptor), name)
+        for held, name in _held_above(path):
+            if held.descriptor is not None:
+                return os.dup(held.descriptor), name
+    return None
 
 
 def check_held(path: Path) -> None:
-    """Raise `FolderMoved` if a folder that is held, and has this path in it, was moved."""
+    """Raise `FolderMoved` if a folder that is held, and has this path in it, was moved.
+
+    All of them are looked at, the outermost first: one that was held after an outer one was moved
+    may be in the folder that took its name.
+    """
     with _HELD_LOCK:
-        above = _held_above(path)
-        if above is None:
-            return
-        held, _ = above
-        if held.descriptor is None and held.paths[0].is_dir():
-            held.take(held.paths[0])
-        held.check()
+        for held, _ in reversed(_held_above(path)):
+            if held.descriptor is None and held.paths[0].is_dir():
+                held.take(held.paths[0])
+            held.check()
 
 
 def is_held(path: Path) -> bool:
@@ -233,46 +260,65 @@ def is_held(path: Path) -> bool:
 def opened(folder: Path) -> Iterator[int]:
     """The descriptor of a folder; below a folder that is held, whatever has its name now."""
     check_held(folder)
-    above = _descriptor_above(folder)
-    if above is None:
-        descriptor = os.open(folder, os.O_RDONLY)
-    else:
-        home, name = above
-        try:
-            with naming(folder):
-                descriptor = os.open(name, os.O_RDONLY, dir_fd=home)
-        finally:
-            os.close(home)
+    descriptor = _open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
 
 
+def _open(path: Path, flags: int) -> int:
+    above = _descriptor_above(path)
+    if above is None:
+        return os.open(path, flags)
+    home, name = above
+    try:
+        with naming(path):
+            return os.open(name, flags, dir_fd=home)
+    finally:
+        os.close(home)
+
+
 @contextmanager
 def taken_over(fresh: Path, path: Path) -> Iterator[None]:
-    """Hold a folder that gets the name of one that is held, from before it has the name."""
+    """Hold what gets the name of a file or folder that is held, from before it has the name.
+
+    A link in its place would be replaced, and not what that leads to.
+    """
+    place = Path(os.path.realpath(path.parent), path.name)
     with _HELD_LOCK:
-        held = None
-        for candidate in reversed(HELD):
-            if path in candidate.paths:
-                held = candidate
-                break
-    if held is None:
-        yield
-        return
-    former = replace(held)
-    held.descriptor = None
-    held.inner_lock = None
+        all_held = [held for held in HELD if place == held.paths[-1]]
+    all_former = [replace(held) for held in all_held]
+    for held in all_held:
+        held.descriptor = None
+        held.inner_lock = None
     try:
-        held.take(fresh)
+        for held in all_held:
+            held.take(fresh)
         yield
     except BaseException:
-        held.release()
-        held.descriptor = former.descriptor
-        held.inner_lock = former.inner_lock
+        for held, former in zip(all_held, all_former, strict=True):
+            held.release()
+            held.descriptor = former.descriptor
+            held.inner_lock = former.inner_lock
         raise
-    former.release()
+    for former in all_former:
+        former.release()
+
+
+@contextmanager
+def create_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write it in its place; below a folder that is held, only in that.
+
+    For files of which no reader knows before they are complete; others need `atomic_write`.
+    """
+    with opened(path.parent) as folder, naming(path):
+
+        def open_in_folder(name: str, flags: int) -> int:
+            return regular_descriptor(name, flags, folder=folder)
+
+        with open(path.name, "wb", opener=open_in_folder) as file:
+            yield file
 
 
 def make_folder(path: Path) -> None:
@@ -313,35 +359,45 @@ def place_of(descriptor: int) -> Path | None:
 def lock_inside(folder: int, given: str | Path) -> int | None:
     """Lock a folder by a file in it, whatever its name; None if no lock can be written.
 
-    The file is opened through the descriptor of the folder. Another process that holds it has the
-    folder under another name: it was moved or is mounted there.
+    Another process that holds it has the folder under another name: it was moved or is mounted
+    there.
+    """
+    try:
+        return lock_file(folder, INNER_LOCK, given)
+    except OSError as error:
+        if error.errno in (*NOT_WRITABLE, *NO_LOCKS, errno.ELOOP, errno.ENOENT):
+            return None
+        raise
+
+
+def lock_file(folder: int, name: str, given: str | Path, *, wait: bool = False) -> int:
+    """Lock a file of a folder, which has the process that holds it; return its descriptor.
+
+    The file is opened through the descriptor of the folder.
     """
     deadline = time.monotonic() + HANDOVER_SECONDS
     while True:
-        try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-            descriptor = regular_descriptor(INNER_LOCK, flags, folder=folder)
-        except OSError as error:
-            if error.errno in (*NOT_WRITABLE, errno.ELOOP, errno.ENOENT):
-                return None
-            raise
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        descriptor = regular_descriptor(name, flags, folder=folder)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            status = os.stat(INNER_LOCK, dir_fd=folder, follow_symlinks=False)
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if os.path.samestat(status, os.fstat(descriptor)):
-                os.ftruncate(descriptor, 0)
                 with suppress(OSError):  # a full disk
+                    os.ftruncate(descriptor, 0)
                     os.write(descriptor, holder_text().encode())
                 return descriptor
         except FileNotFoundError:
             pass  # the former holder has removed the file that was locked here
         except BlockingIOError:
-            if time.monotonic() > deadline:
-                holder = holder_of(os.pread(descriptor, 1000, 0).decode(errors="replace"))
+            is_late = not wait and time.monotonic() > deadline
+            holder = holder_of(os.pread(descriptor, 1000, 0).decode(errors="replace"))
+            # The holder writes its name just after it has the lock.
+            if is_late and (holder or time.monotonic() > deadline + HANDOVER_SECONDS):
                 os.close(descriptor)
                 raise LockedError(given, holder=holder or "") from None
             time.sleep(0.02)
-        except OSError:
+        except BaseException:
             os.close(descriptor)
-            return None  # a file system without locks
+            raise
         os.close(descriptor)

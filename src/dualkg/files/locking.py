@@ -4,9 +4,10 @@ import errno
 import functools
 import inspect
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -16,12 +17,13 @@ from dualkg.files.held import (
     INNER_LOCK,
     NOT_WRITABLE,
     HeldFolder,
-    check_held,
     holder_of,
-    holder_text,
+    lock_file,
     make_folder,
     names_of,
+    opened,
     own_lock,
+    real_path,
     registered,
 )
 from dualkg.files.reads import read_text
@@ -29,7 +31,6 @@ from dualkg.files.writes import (
     check_name,
     has_locks,
     hidden,
-    open_text,
     recover,
     remove_path,
     remove_strays,
@@ -37,6 +38,8 @@ from dualkg.files.writes import (
 
 MAX_LOCK = 1 << 16  # bytes of a lock: process, host and time
 MAX_READS = 5  # of a folder that is replaced again and again
+# The locks that threads of this process hold: the thread, the folder by its inode, and the file.
+_OWN_LOCKS: set[tuple[int, int, int, str]] = set()
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -57,78 +60,52 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
         yield
         return
 
-    # A link in the place of a folder above that is held would lead the real path elsewhere.
-    check_held(Path(path))
-    real_path = Path(os.path.realpath(path))
-    check_name(real_path)
-    missing = [parent for parent in real_path.parents if not parent.exists()]
-    make_folder(real_path.parent)
-    lock = _acquire(real_path, path, wait=wait)
-    if lock is None:
-        yield
-        return
-
-    # A soft lock is a file that filelock writes itself.
-    names_holder = not lock.is_nested and not lock.is_soft
-    folder = os.open(lock.file.parent, os.O_RDONLY)
+    place = real_path(path)
+    check_name(place)
+    missing = [parent for parent in place.parents if not parent.exists()]
+    make_folder(place.parent)
     try:
-        if names_holder:
-            _write_holder(lock.file)
-        if lock.is_nested:
-            yield
-            return
-        is_locked_inside = lock.file.name != INNER_LOCK and not lock.is_soft
-        held = HeldFolder(path, names_of(path), is_locked_inside=is_locked_inside)
-        if real_path.is_dir():
-            held.take(real_path)
-        with registered(held):
-            recover(real_path)
-            remove_strays(real_path)
-            if real_path.exists():
-                remove_path(hidden(real_path, "old"))
-            yield
+        with ExitStack() as stack:
+            lock = _lock(stack, place, path, wait=wait)
+            if lock is None or lock.is_nested:
+                yield
+                return
+            # Its folder may have the lock inside already.
+            is_locked_inside = lock.name != INNER_LOCK and not lock.is_soft
+            held = HeldFolder(path, [Path(path).absolute(), place], is_locked_inside)
+            if place.is_dir():
+                held.take(place)
+            with registered(held):
+                recover(place)
+                remove_strays(place)
+                if place.exists():
+                    remove_path(hidden(place, "old"))
+                yield
     finally:
-        if names_holder:
-            # While the lock is held: filelock tries again if the file that it locked has no name.
-            lock.remove(folder)
-        os.close(folder)
-        lock.release()
         for parent in missing:
             with suppress(OSError):  # it is not empty
                 parent.rmdir()
 
 
-class _HeldLock(NamedTuple):
+class _Lock(NamedTuple):
     """A lock that this process holds; it is nested if the same thread held it already."""
 
-    file: Path
-    status: os.stat_result
-    release: Callable[[], None]
-    is_nested: bool
-    is_soft: bool
-
-    def remove(self, folder: int) -> None:
-        """Remove the file that was locked from its folder, whatever the name of that is now."""
-        with suppress(OSError):
-            status = os.stat(self.file.name, dir_fd=folder)
-            if os.path.samestat(status, self.status):
-                os.unlink(self.file.name, dir_fd=folder)
+    name: str
+    is_nested: bool = False
+    is_soft: bool = False  # the existence of the file, where the file system has no locks
 
 
-def _acquire(path: Path, given: str | Path, *, wait: bool) -> _HeldLock | None:
-    """Lock a file or folder, which messages call `given`; None if no lock can be written."""
-    from filelock import FileLock, SoftFileLock, Timeout
+def _lock(stack: ExitStack, path: Path, given: str | Path, *, wait: bool) -> _Lock | None:
+    """Lock a file or folder, which messages call `given`, until the stack ends.
 
+    None if no lock can be written.
+    """
     for file in (hidden(path, "lock"), path / INNER_LOCK):
         try:
-            is_soft = not has_locks(file.parent)
-            kind = SoftFileLock if is_soft else FileLock
-            lock = kind(file, mode=0o666, is_singleton=True)
-            is_nested = lock.is_locked
-            lock.acquire(timeout=-1 if wait else HANDOVER_SECONDS, poll_interval=0.02)
-            return _HeldLock(file, file.stat(), lock.release, is_nested, is_soft)
-        except Timeout:
-            raise _refusal(given, file) from None
+            if not has_locks(file.parent):
+                return stack.enter_context(_soft_lock(file, given, wait=wait))
+            folder = stack.enter_context(opened(file.parent))
+            return stack.enter_context(_file_lock(folder, file.name, given, wait=wait))
         except OSError as error:
             if error.errno not in (*NOT_WRITABLE, errno.ENOENT, errno.ENOTDIR):
                 raise
@@ -137,10 +114,42 @@ def _acquire(path: Path, given: str | Path, *, wait: bool) -> _HeldLock | None:
     return None
 
 
-def _write_holder(file: Path) -> None:
-    """Write process, host and time into the file of a lock, for messages to others."""
-    with suppress(OSError), open_text(file, "w") as lock:
-        lock.write(holder_text())
+@contextmanager
+def _file_lock(folder: int, name: str, given: str | Path, *, wait: bool) -> Iterator[_Lock]:
+    """Hold the lock of a file of a folder, by its descriptor, whatever its name."""
+    status = os.fstat(folder)
+    key = (threading.get_ident(), status.st_dev, status.st_ino, name)
+    if key in _OWN_LOCKS:
+        yield _Lock(name, is_nested=True)
+        return
+    descriptor = lock_file(folder, name, given, wait=wait)
+    _OWN_LOCKS.add(key)
+    try:
+        yield _Lock(name)
+    finally:
+        _OWN_LOCKS.remove(key)
+        with suppress(OSError):
+            present = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if os.path.samestat(present, os.fstat(descriptor)):
+                os.unlink(name, dir_fd=folder)
+        os.close(descriptor)
+
+
+@contextmanager
+def _soft_lock(file: Path, given: str | Path, *, wait: bool) -> Iterator[_Lock]:
+    """Hold the lock of a file system without locks, a file that filelock writes."""
+    from filelock import SoftFileLock, Timeout
+
+    lock = SoftFileLock(file, mode=0o666, is_singleton=True)
+    is_nested = lock.is_locked
+    try:
+        lock.acquire(timeout=-1 if wait else HANDOVER_SECONDS, poll_interval=0.02)
+    except Timeout:
+        raise _refusal(given, file) from None
+    try:
+        yield _Lock(file.name, is_nested=is_nested, is_soft=True)
+    finally:
+        lock.release()
 
 
 def locks(argument: str) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -19,6 +19,7 @@ from typing import IO, Any, Literal, NamedTuple
 from dualkg.errors import FolderMoved, NameNotText, PathExists
 from dualkg.files.held import (
     INNER_LOCK,
+    NO_LOCKS,
     HeldFolder,
     check_held,
     make_folder,
@@ -27,6 +28,7 @@ from dualkg.files.held import (
     opened,
     own_lock,
     place_of,
+    real_path,
     registered,
     remove_in,
     taken_over,
@@ -55,7 +57,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
         fresh.chmod(0o666 & ~_umask())
         if not _is_temporary(path.parent):  # whose files are written to disk together
             sync(fresh)
-        _put(fresh, path)
+        with taken_over(fresh, path):
+            _put(fresh, path)
 
 
 @contextmanager
@@ -71,7 +74,7 @@ def atomic_folder(
     An existing folder is kept, refused, or replaced but for its files in `keep`; an empty one is
     filled, the file named `last` last.
     """
-    path = Path(os.path.realpath(path))
+    path = real_path(path)
     check_name(path)
     is_empty_folder = path.is_dir() and not contents(path)
     parent = path if is_empty_folder else path.parent
@@ -131,27 +134,41 @@ def _replace(fresh: Path, path: Path, *, keep: Collection[str]) -> None:
 def _temporary(path: Path, parent: Path) -> Iterator[Path]:
     """A new folder, deleted at the end; its lock keeps others from taking it for a stray one."""
     name = ""
-    try:
-        while not name or not Path(name).exists():  # it may have been removed before it was locked
-            name = tempfile.mkdtemp(prefix=f".{_short(path)}.", suffix=".tmp", dir=parent)
-            try:
-                descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
-            except FileNotFoundError:
-                continue
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with opened(parent) as home:
         try:
-            yield Path(name)
-        finally:
-            os.close(descriptor)
-            remove_path(Path(name))
-    except OSError as error:
-        if error.filename is not None and (not name or not str(error.filename).startswith(name)):
-            raise
-        # The error names the file that was to be written, not the temporary one.
-        place = str(error.filename or name).replace(f"{name}/{path.name}", name)
-        place = place.replace(name, str(path), 1)
-        raise OSError(error.errno or errno.EIO, error.strerror or str(error), place) from error
+            with naming(path):
+                short_name, descriptor = _new_folder(path, home)
+            name = str(parent / short_name)
+            try:
+                yield Path(name)
+            finally:
+                os.close(descriptor)
+                shutil.rmtree(short_name, ignore_errors=True, dir_fd=home)
+        except OSError as error:
+            if error.filename is not None and not (name and str(error.filename).startswith(name)):
+                raise
+            # The error names the file that was to be written, not the temporary one.
+            place = str(error.filename or name).replace(f"{name}/{path.name}", name)
+            place = place.replace(name, str(path), 1)
+            raise OSError(error.errno or errno.EIO, error.strerror or str(error), place) from error
+
+
+def _new_folder(path: Path, home: int) -> tuple[str, int]:
+    """Make and lock a temporary folder for a path in a folder; its name and its descriptor."""
+    while True:
+        name = f".{_short(path)}.{secrets.token_hex(4)}.tmp"
+        if _is_in(home, name):
+            continue
+        os.mkdir(name, 0o700, dir_fd=home)
+        try:
+            descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=home)
+        except FileNotFoundError:  # it was taken for a stray one, and removed
+            continue
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if _is_in(home, name):
+            return name, descriptor
+        os.close(descriptor)
 
 
 class Token(NamedTuple):
@@ -166,8 +183,8 @@ class Token(NamedTuple):
 
     def is_seen(self, path: Path) -> bool:
         """Whether this machine has the file at the path that it has written, or was given."""
-        real_path = Path(os.path.realpath(path))
-        home = real_path if self.is_inside else real_path.parent
+        place = Path(os.path.realpath(path))
+        home = place if self.is_inside else place.parent
         try:
             return read_text(home / self.name) == self.text
         except (OSError, ValueError):
@@ -177,10 +194,10 @@ class Token(NamedTuple):
 @contextmanager
 def written_token(path: Path) -> Iterator[Token]:
     """Write a token in a folder, or where it will be, and remove it at the end."""
-    real_path = Path(os.path.realpath(path))
-    is_inside = real_path.is_dir()
-    home = real_path if is_inside else real_path.parent
-    with _temporary(real_path, home) as folder:
+    place = real_path(path)
+    is_inside = place.is_dir()
+    home = place if is_inside else place.parent
+    with _temporary(place, home) as folder:
         file = folder / "token"
         text = secrets.token_hex(32)
         file.write_text(text)
@@ -224,10 +241,22 @@ def _is_in(folder: int, name: str) -> bool:
     return True
 
 
+def check_new_file(path: Path) -> None:
+    """Refuse what exists, before the work that would make it.
+
+    A command that is refused does not come to its lock, so what the one left that made the file or
+    folder, and was killed just after that, is removed here.
+    """
+    if path.exists():
+        recover(path)
+        remove_strays(real_path(path))
+        raise PathExists(path, overwritable=False)
+
+
 def check_new_folder(path: Path) -> None:
     """Refuse a folder that is not empty, before the work that would fill it."""
-    if path.exists() and (not path.is_dir() or contents(path)):
-        raise PathExists(path, overwritable=False)
+    if not path.is_dir() or contents(path):
+        check_new_file(path)
 
 
 def contents(folder: Path) -> list[str]:
@@ -437,7 +466,7 @@ def has_locks(folder: Path) -> bool:
             with tempfile.TemporaryFile(dir=folder) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            has_locks = error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+            has_locks = error.errno not in NO_LOCKS
         _HAS_LOCKS[device] = has_locks
     return _HAS_LOCKS[device]
 

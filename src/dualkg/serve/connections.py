@@ -6,8 +6,10 @@ make room for a new one. `benchmarks/connections.py` compares both.
 """
 
 import asyncio
+import logging
 import math
 import resource
+import socket
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -168,6 +170,12 @@ class LimitedServer(uvicorn.Server):
             observations.append(connection.observe(now))
         await close_all(connections_to_close(observations, limits=self._limits, now=now))
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop; after a second Ctrl-C what is left is cancelled, which is no error to log."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            logging.getLogger("uvicorn.error").disabled = True
 
 
 async def close_all(refusals: Iterable[Refusal]) -> None:

@@ -241,9 +241,9 @@ def group_lock(group: Processes, path: Path) -> AbstractContextManager[Any]:
     return locked(path) if group.first else watched(path)
 
 
-def check_folder(group: Processes, path: Path) -> None:
+def check_folder(group: Processes, path: Path, *, is_moved: bool = False) -> None:
     """Refuse in all processes to write a folder that was moved, if one of them sees it."""
-    if group.any(not is_held(path)):
+    if group.any(is_moved or not is_held(path)):
         check_held(path)
         raise FolderMoved(path)
 
@@ -454,8 +454,19 @@ class FolderStore(CheckpointStore):
             return 0.0
         checkpoint, folder, about, future = self._writing
         self._writing = None
-        shard = self.group.together(future.result)
-        check_folder(self.group, checkpoint.path)
+
+        def finished_shard() -> _Shard | None:
+            """None if the folder was moved, which all processes have to know."""
+            try:
+                return future.result()
+            except (OSError, FolderMoved):
+                if is_held(checkpoint.path):
+                    raise
+                return None
+
+        shard = self.group.together(finished_shard)
+        check_folder(self.group, checkpoint.path, is_moved=shard is None)
+        assert shard is not None
         records = checkpoint.gather_records(folder, shard.record)
         self.group.on_first(partial(checkpoint.point_to, folder, about, records))
         return shard.seconds

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ import torch
 
 from dualkg.data.graph import Graph
 from dualkg.errors import PYTHON, DualkgError, Words
-from dualkg.files import read_text
+from dualkg.files import create_file, read_text, remove
 from dualkg.training.checkpoint import Progress, save_tensors
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
@@ -90,8 +89,8 @@ def log_of(path: Path) -> Path:
 
 def remove_trial(path: Path) -> None:
     """Remove run folder and log of a trial, if they exist."""
-    shutil.rmtree(path, ignore_errors=True)
-    log_of(path).unlink(missing_ok=True)
+    remove(path)
+    remove(log_of(path))
 
 
 def parent_has_ended() -> bool:
@@ -102,7 +101,7 @@ def parent_has_ended() -> bool:
 
 def _create_run(recipe: Recipe, graph: Graph, path: Path, device: str) -> RunFolder:
     """A run folder with a checkpoint before the first epoch, which `resume` continues."""
-    shutil.rmtree(path, ignore_errors=True)  # a search that was deleted may have left one
+    remove(path)  # a search that was deleted may have left one
     folder = RunFolder(path)
     about = {
         "when": "start",
@@ -121,10 +120,10 @@ def _run(command: Sequence[str], *, log: Path, on_wait: Callable[[], None]) -> i
         wrapped = [sys.executable, "-IS", "-c", END_WITH_PARENT, str(os.getpid()), *command]
     shutdown = GracefulShutdown()
     terminated = False
-    log.unlink(missing_ok=True)
+    remove(log)
     with (
         shutdown.listening(),
-        log.open("x", encoding="utf-8") as file,
+        create_file(log) as file,
         subprocess.Popen(
             wrapped, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file
         ) as process,

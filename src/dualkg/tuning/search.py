@@ -282,7 +282,9 @@ def _run_worker(path: Path, num_threads: int, options: dict[str, Any]) -> None:
 
     torch.set_num_threads(num_threads)
     try:
-        Worker(load_saved_graph(path), **options).run()
+        with watched(options["folder"]):
+            check_held(options["folder"])  # from now on
+            Worker(load_saved_graph(path), **options).run()
     except (InterruptedRunError, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
     except DualkgError as error:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import quote
 
 import sqlalchemy
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
@@ -21,7 +24,7 @@ from optuna.storages.journal import (
 )
 
 from dualkg.errors import PYTHON, DamagedFile, InvalidValue, MissingExtra, RequestError, Words
-from dualkg.files import atomic_write, locked, regular_file
+from dualkg.files import atomic_write, check_held, locked, regular_file
 
 SQLITE_TIMEOUT_SECONDS = 60  # how long a process waits for another one that writes
 OPENING_ATTEMPTS = 5
@@ -115,14 +118,36 @@ def _missing_driver(url: sqlalchemy.URL, error: Exception) -> RequestError:
 
 
 def _open_sqlite(url: str, database: str | None) -> StudyStorage:
-    options = {"connect_args": {"timeout": SQLITE_TIMEOUT_SECONDS}}
+    options: dict[str, Any] = {"connect_args": {"timeout": SQLITE_TIMEOUT_SECONDS}}
     if not database or database == ":memory:":
         return StudyStorage(RDBStorage(url, options))
 
     path = Path(database)
     if path.parent.is_dir():
         _create_sqlite(path)
+        # A URL with settings of its own is opened by SQLAlchemy.
+        if url == sqlite_url(path):
+            options = {"creator": partial(_connect, path)}
     return StudyStorage(RDBStorage(url, options), lock_path=path)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open an SQLite file that exists, and not one in a folder that took the name of that held.
+
+    Once it is open, SQLite refuses to write a file that was moved.
+    """
+    connection = sqlite3.connect(
+        f"file:{quote(os.fsencode(path))}?mode=rw",
+        uri=True,
+        timeout=SQLITE_TIMEOUT_SECONDS,
+        check_same_thread=False,
+    )
+    try:
+        check_held(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _create_sqlite(path: Path) -> None:

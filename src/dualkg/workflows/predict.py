@@ -18,11 +18,10 @@ from dualkg.errors import (
     DataError,
     DualkgError,
     InvalidValue,
-    PathExists,
     RequestError,
     Words,
 )
-from dualkg.files import atomic_write, locked, read_bytes
+from dualkg.files import atomic_write, check_new_file, locked, read_bytes
 from dualkg.inference.api import open_run
 from dualkg.inference.predictor import Known, Prediction, Predictor, Query, QueryType
 from dualkg.training.run import Run
@@ -162,8 +161,7 @@ class FileOfQueries:
         """Write the predictions to a new file, .tsv or .jsonl."""
         path = check_suffix(path)
         with locked(path):
-            if path.exists():
-                raise PathExists(path, overwritable=False)
+            check_new_file(path)
             lines = self.tsv_lines() if path.suffix.lower() == ".tsv" else self.json_lines()
             with (
                 atomic_write(path) as fresh,

@@ -10,7 +10,7 @@ from dualkg.data.archives import unreadable
 from dualkg.data.parquet_files import content_of
 from dualkg.data.readers import TableReader, reads
 
-MAX_EXPANDED = 64 << 20  # bytes of a block of texts that cannot be read as a dictionary
+MAX_EXPANDED = 64 << 20  # bytes of a block, of all texts that cannot be read as a dictionary
 
 
 @reads(".parquet")
@@ -38,10 +38,15 @@ class ParquetReader(TableReader):
             columns = {name: content.columns[name] for name in names if name in content.columns}
             self.data.check_size(content.size_of(columns))
 
+        # A name is not longer than a page of its column.
+        longest_row = sum(
+            column.largest_page
+            for column in columns.values()
+            if column.is_text and not column.can_be_dictionary
+        )
         num_rows = self.options.block_rows
-        for column in columns.values():
-            if column.is_text and not column.can_be_dictionary:
-                num_rows = min(num_rows, max(1, MAX_EXPANDED // max(1, column.largest_page)))
+        if longest_row:
+            num_rows = min(num_rows, max(1, MAX_EXPANDED // longest_row))
         texts = [name for name, column in columns.items() if column.can_be_dictionary]
         with pa.parquet.ParquetFile(seekable, read_dictionary=texts) as table:
             yield from self.table_blocks(names, table.iter_batches(num_rows, columns=names))

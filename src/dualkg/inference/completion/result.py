@@ -13,8 +13,8 @@ import pyarrow.parquet
 
 from dualkg.data.graph import Graph
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import PYTHON, InvalidValue, PathExists, RequestError, Words
-from dualkg.files import atomic_write
+from dualkg.errors import PYTHON, InvalidValue, RequestError, Words
+from dualkg.files import atomic_write, check_new_file
 from dualkg.inference.completion.search import SearchState, best_first, probabilities_of
 from dualkg.inference.errors import NameNotForTsv
 
@@ -139,8 +139,7 @@ def check_path(path: str | Path) -> Path:
         raise InvalidValue(
             "out", expected="a file that ends with .tsv or .parquet", found=path.name
         )
-    if path.exists():
-        raise PathExists(path, overwritable=False)
+    check_new_file(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
