@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from dualkg.errors import DualkgError, FolderMoved, LockedError, RequestError
+from dualkg.errors import DualkgError, FolderMoved, LockedError, NotRegularFile, RequestError
 from dualkg.files.reads import regular_descriptor
 
 INNER_LOCK = ".dualkg.lock"  # in a folder, whatever its name and wherever it is mounted
@@ -378,7 +378,11 @@ def lock_file(folder: int, name: str, given: str | Path, *, wait: bool = False) 
     deadline = time.monotonic() + HANDOVER_SECONDS
     while True:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        descriptor = regular_descriptor(name, flags, folder=folder)
+        try:
+            descriptor = regular_descriptor(name, flags, folder=folder)
+        except NotRegularFile as error:
+            # Whoever removed it could remove the lock of another process that does the same.
+            raise NotRegularFile((place_of(folder) or Path()) / name, error.kind) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
