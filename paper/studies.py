@@ -28,8 +28,9 @@ from dualkg.extras import optional_import
 from dualkg.inference import calibration, completion, extension, index, inductive, reliability
 from dualkg.inference.deletion import correct_triples, delete_paths
 from dualkg.inference.explanation import Influence, influence
-from dualkg.training.api import choose_device, data_of, default_recipe, spread
+from dualkg.training.api import HELD_OUT, choose_device, data_of, default_recipe, spread
 from dualkg.training.costs import WorkEstimate
+from dualkg.training.ensemble_weights import mrr_by_weight
 from dualkg.training.environment import describe_device
 from dualkg.training.recipe import RegularizerConfig
 from dualkg.training.trainer import Trainer
@@ -74,6 +75,8 @@ ENSEMBLE_ROWS = (model_row("RESCAL-DURA"), model_row("HAKE"))
 STUDIED = Row("ComplEx-DURA", "complex-dura-dim-500")
 UNSEEN_SHARE = 0.05  # of the entities
 SMALL_GRAPHS = ("UMLS", "Kinship", "Nations")
+# Of the score of (t, r⁻¹, h), beside 1 for that of (h, r, t).
+INVERSE_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0)
 
 
 # -- training cost -----------------------------------------------------------
@@ -532,6 +535,70 @@ def measure_path_ensemble(config: Config, graph: kg.Graph) -> Iterator[Results]:
             "device": describe_device(device),
             "shared_device": config.shared_device,
         }
+
+
+def measure_path_duality(config: Config, graph: kg.Graph) -> Iterator[Results]:
+    """PathNetwork asked in both directions: (h, r, t) and (t, r⁻¹, h), weighted on validation."""
+    about = {
+        "row": PATH_NETWORK.name,
+        "recipes": recipe_digest(recipe_of(PATH_NETWORK, graph.name)),
+    }
+    for seed in config.missing_seeds(**about):
+        run = config.load_trained(PATH_NETWORK, graph, seed)
+        yield {**about, "seed": seed, **study_path_duality(run, graph)}
+
+
+def study_path_duality(run: kg.Run, graph: kg.Graph) -> dict[str, Any]:
+    """Metrics of a network, and of its score plus that of its inverse, weighted on validation."""
+    choices = []
+    validation = {}
+    for normalized in (False, True):
+        inverse = kg.InverseModel(run.model, normalized=normalized)
+        model = kg.EnsembleModel([run.model, inverse]).eval()
+        mrrs = mrr_by_weight(model, graph, INVERSE_WEIGHTS)
+        validation[str(normalized)] = list(mrrs.items())
+        weight = max(mrrs, key=lambda weight: mrrs[weight])
+        choices.append((mrrs[weight], normalized, weight, model))
+    _, normalized, weight, both = max(choices, key=lambda choice: choice[0])
+    both.weights = [1.0, weight]
+    results: dict[str, Any] = {
+        "normalized": normalized,
+        "weight": weight,
+        "valid_by_weight": validation,
+    }
+    for split in HELD_OUT:
+        report = kg.evaluate(both, graph, split=split)
+        alone = run.report_on(split)
+        comparison = kg.compare_ranks(report.ranks.mean[None], alone.ranks.mean[None], seed=0)
+        results[split] = {
+            "alone": alone.metrics.as_dict(),
+            "both": report.metrics.as_dict(),
+            "gain": comparison.mrr.as_dict(),
+        }
+    return results
+
+
+def path_duality_rows(results: Results) -> Iterator[list[str]]:
+    for (name,), runs in grouped(results, "row").items():
+        for title, key in ((name, "alone"), ("both directions", "both")):
+            cells = [over_seeds([run[split][key]["mrr"] for run in runs]) for split in HELD_OUT]
+            for metric in ("hits_at_1", "hits_at_10"):
+                cells.append(over_seeds([run["test"][key][metric] for run in runs]))
+            weight = MISSING
+            if key == "both":
+                weight = over_seeds([run["weight"] for run in runs], digits=2)
+            yield [title, weight, *cells, str(len(runs))]
+
+
+def path_duality_fields(results: Results) -> dict[str, str]:
+    notes = []
+    for result in results:
+        gain = result["test"]["gain"]
+        interval = ""
+        if gain["low"] is not None:
+            interval = f" (95 %: {gain['low']:+.4f} to {gain['high']:+.4f})"
+        notes.append(f"Seed {result['seed']}: {gain['difference']:+.4f} test MRR{interval}.")
+    return {"notes": " ".join(notes)}
 
 
 def path_ensemble_rows(results: Results) -> Iterator[list[str]]:
@@ -1108,6 +1175,15 @@ _STUDIES = (
         path_ensemble_rows,
         several_seeds=True,
         fields=path_ensemble_fields,
+        merges=True,
+    ),
+    Study(
+        "path-duality",
+        measure_path_duality,
+        path_duality_rows,
+        other_graphs=("world", *SMALL_GRAPHS),
+        several_seeds=True,
+        fields=path_duality_fields,
         merges=True,
     ),
     Study(

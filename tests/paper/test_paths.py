@@ -7,7 +7,7 @@ import pytest
 import dualkg as kg
 from paper import registry
 from paper.records import Config, load_record
-from paper.studies import STUDIES, study_inductive_models
+from paper.studies import STUDIES, study_inductive_models, study_path_duality
 from paper.tables import merged
 from tests.inference.test_extension import bead_graph
 from tests.paper.conftest import DURA
@@ -59,6 +59,23 @@ def test_a_path_network_has_embeddings_beside_it(graph):
     assert Config(dataset=graph).graphs((), registry.PATHS.other_graphs) == (graph,)
     rows = registry.rows_with_recipes(registry.PATHS.rows, graph)
     assert {"PathNetwork", "ComplEx-DURA"} <= {row.name for row in rows}
+
+
+def test_both_directions_of_a_network_are_weighted_on_validation():
+    graph = bead_graph()
+    graph = kg.Graph(
+        graph.name, graph.entities, graph.relations, graph.train, graph.test, graph.test
+    )
+    recipe = kg.Recipe().with_changes({"training.batch_size": 32} | PATHS | {"model.dim": 8})
+    run = kg.train_recipe(recipe, graph=graph, device="cpu")
+    result = study_path_duality(run, graph)
+    mrrs = dict(result["valid_by_weight"][str(result["normalized"])])
+    assert mrrs[0.0] == pytest.approx(run.report_on("valid").mrr)
+    assert mrrs[result["weight"]] == max(mrrs.values())
+    assert result["valid"]["both"]["mrr"] == pytest.approx(max(mrrs.values()))
+    about = {"row": "PathNetwork", "recipes": "", "seed": 0}
+    rows = list(STUDIES["path-duality"].rows([{**about, **result}]))
+    assert [row[0] for row in rows] == ["PathNetwork", "both directions"]
 
 
 def test_unseen_entities_are_added_to_both_models(tmp_path):

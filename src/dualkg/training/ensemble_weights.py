@@ -1,5 +1,6 @@
 """The weights of an ensemble, fitted on validation queries."""
 
+from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
 
@@ -59,6 +60,17 @@ def fit_weights(model: EnsembleModel, graph: Graph) -> tuple[list[float], dict[s
         "mrr": round(_mrr(shares, scaled), 6),
         "mrr_of_members": [round(_mrr(member, scaled), 6) for member in alone],
     }
+
+
+def mrr_by_weight(
+    model: EnsembleModel, graph: Graph, weights: Sequence[float]
+) -> dict[float, float]:
+    """The MRR on validation queries by the weight of the second of two members; the first has 1.
+
+    Queries and filter are those of `fit_weights`. Scores are taken as they are.
+    """
+    margins, _ = _margins(model, graph)
+    return {weight: _mrr(margins.new_tensor([1.0, weight]), margins) for weight in weights}
 
 
 def _fit_shares(scaled: Tensor, inverse_scales: Tensor) -> Tensor:
