@@ -21,7 +21,7 @@ import torch
 import dualkg as kg
 from dualkg.analysis.figures import Drawing, draw_reliability
 from dualkg.analysis.sparsity import SHARES, CurvePoint, rotated, sparsity_curve
-from dualkg.data.filters import Ids
+from dualkg.data.filters import Ids, with_reciprocals
 from dualkg.data.graph import SPLITS, Triples
 from dualkg.errors import InvalidValue, Unsupported
 from dualkg.extras import optional_import
@@ -550,16 +550,22 @@ def measure_path_duality(config: Config, graph: kg.Graph) -> Iterator[Results]:
 
 def study_path_duality(run: kg.Run, graph: kg.Graph) -> dict[str, Any]:
     """Metrics of a network, and of its score plus that of its inverse, weighted on validation."""
+    inverse = kg.InverseModel(run.model.eval())
+    both = kg.EnsembleModel([run.model, inverse]).eval()
+    held_out = np.concatenate([graph.split(split) for split in HELD_OUT])
+    queries = torch.from_numpy(with_reciprocals(held_out, graph.shape.num_relations)).long()
+    with torch.no_grad():
+        inverse.keep(*queries.to(inverse.device)[:, :2].unbind(1))
     choices = []
     validation = {}
     for normalized in (False, True):
-        inverse = kg.InverseModel(run.model, normalized=normalized)
-        model = kg.EnsembleModel([run.model, inverse]).eval()
-        mrrs = mrr_by_weight(model, graph, INVERSE_WEIGHTS)
+        inverse.normalized = normalized
+        mrrs = mrr_by_weight(both, graph, INVERSE_WEIGHTS)
         validation[str(normalized)] = list(mrrs.items())
         weight = max(mrrs, key=lambda weight: mrrs[weight])
-        choices.append((mrrs[weight], normalized, weight, model))
-    _, normalized, weight, both = max(choices, key=lambda choice: choice[0])
+        choices.append((mrrs[weight], normalized, weight))
+    _, normalized, weight = max(choices, key=lambda choice: choice[0])
+    inverse.normalized = normalized
     both.weights = [1.0, weight]
     results: dict[str, Any] = {
         "normalized": normalized,

@@ -57,6 +57,21 @@ def test_all_ways_to_score_agree(model, normalized, small_graph, monkeypatch):
     assert inverse.score_tails(heads[:0], relations[:0]).shape == (0, num_entities)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("normalized", [False, True])
+def test_kept_scores_are_those_of_the_model(model, normalized, small_graph, monkeypatch):
+    inverse = kg.InverseModel(model, normalized=normalized).eval()
+    heads = torch.tensor([3, 0, 3, 1])
+    relations = torch.tensor([1, 0, 0, 1])
+    expected = inverse.score_tails(heads, relations)
+    others = inverse.score_tails(heads + 1, relations)
+    inverse.keep(heads, relations)
+    torch.testing.assert_close(inverse.score_tails(heads + 1, relations), others)
+
+    monkeypatch.setattr(type(model), "tail_scores", lambda *_: pytest.fail("the model was asked"))
+    torch.testing.assert_close(inverse.score_tails(heads, relations), expected)
+
+
 def test_both_directions_are_ranked_as_an_ensemble(model, small_graph):
     both = kg.EnsembleModel([model, kg.InverseModel(model)], weights=[1.0, 0.0]).eval()
     alone = kg.rank(model, small_graph)

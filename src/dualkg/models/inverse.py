@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,23 @@ from dualkg.tables.lookup import Side
 __all__ = ["InverseModel"]
 
 MAX_SCORES = 2**26  # of all entities for the entities that are asked for
+
+
+class _Answers(NamedTuple):
+    """What a model answers to the queries (e, r, ?) of all entities e.
+
+    `scores`, `(num_tails, num_entities)`, are those of some `tails`, which are sorted. `sums` are
+    the log-sum-exp of all tails, `(num_entities,)`.
+    """
+
+    tails: Tensor
+    scores: Tensor
+    sums: Tensor
+
+    def of(self, tails: Tensor, *, normalized: bool) -> Tensor:
+        """The scores of tails, or their log-probabilities, `(len(tails), num_entities)`."""
+        scores = self.scores[torch.searchsorted(self.tails, tails)]
+        return scores - self.sums if normalized else scores
 
 
 class InverseModel(Model):
@@ -46,6 +65,7 @@ class InverseModel(Model):
         super().__init__(model.shape, reciprocal=True)
         self.model = model
         self.normalized = normalized
+        self._kept: dict[int, _Answers] = {}
 
     @property
     def named(self) -> Model:
@@ -89,12 +109,12 @@ class InverseModel(Model):
     def tail_scores(self, f: Factors) -> Tensor:
         inverses = self._inverse(f.relations)
         scores = None
-        for relation in torch.unique(inverses):
+        for relation in torch.unique(inverses).tolist():
             rows = (inverses == relation).nonzero().squeeze(1)
-            of_relation = self._scores_of_all(relation, f.heads[rows]).t()
+            answers = self._answers_to_all(relation, f.heads[rows])
             if scores is None:
-                scores = of_relation.new_empty(len(inverses), self.shape.num_entities)
-            scores[rows] = of_relation
+                scores = answers.scores.new_empty(len(inverses), self.shape.num_entities)
+            scores[rows] = answers.of(f.heads[rows], normalized=self.normalized)
         if scores is None:
             return torch.empty(0, self.shape.num_entities, device=inverses.device)
         return scores
@@ -124,15 +144,30 @@ class InverseModel(Model):
     def _inverse(self, relations: Tensor) -> Tensor:
         return inverse_relations(relations, self.shape.num_relations)
 
-    def _scores_of_all(self, relation: Tensor, tails: Tensor) -> Tensor:
-        """Scores of (e, relation, tail) for all entities e, `(num_entities, num_tails)`."""
+    def keep(self, heads: Tensor, relations: Tensor) -> None:
+        """Compute the tails of queries (h, r, ?) beforehand, and keep their scores.
+
+        Later rankings of these queries ask the model nothing.
+        """
+        inverses = self._inverse(relations)
+        for relation in torch.unique(inverses).tolist():
+            tails = heads[inverses == relation]
+            self._kept[relation] = self._answers_to_all(relation, tails)
+
+    def _answers_to_all(self, relation: int, tails: Tensor) -> _Answers:
+        """The scores of some tails in the queries (e, relation, ?) of all entities e."""
+        kept = self._kept.get(relation)
+        if kept is not None and bool(torch.isin(tails, kept.tails).all()):
+            return kept
         num_entities = self.shape.num_entities
-        distinct, places = torch.unique(tails, return_inverse=True)
+        distinct = torch.unique(tails)
         size = max(1, MAX_SCORES // num_entities)
         blocks = []
+        sums = []
         for start in range(0, num_entities, size):
             stop = min(start + size, num_entities)
             heads = torch.arange(start, stop, device=tails.device)
-            scores = self._answers(heads, relation.expand(len(heads)))
-            blocks.append(scores[:, distinct])
-        return torch.cat(blocks)[:, places]
+            scores = self.model.score_tails(heads, torch.full_like(heads, relation))
+            blocks.append(scores[:, distinct].t())
+            sums.append(scores.logsumexp(1))
+        return _Answers(distinct, torch.cat(blocks, 1), torch.cat(sums))
