@@ -20,8 +20,9 @@ from dualkg.cli.training_display import TrainingDisplay
 from dualkg.errors import InvalidValue, Sentence, Unsupported
 from dualkg.files import write_text
 from dualkg.training.api import choose_device
+from dualkg.training.errors import InterruptedRunError
 from dualkg.training.recipe import recipe_from
-from dualkg.training.trainer import InterruptedRunError, Trainer
+from dualkg.training.trainer import Trainer
 from paper import tables
 from paper.pages import PAGES
 from paper.records import RECORDS, RUNS, Config, check_committed, load_records, record_runs

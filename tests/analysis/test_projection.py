@@ -22,7 +22,8 @@ from dualkg.analysis.projection import (
     tsne,
 )
 from dualkg.errors import DamagedFile, InvalidValue, MissingExtra
-from dualkg.training.run import OtherSource, RunFolder
+from dualkg.training.errors import OtherSource
+from dualkg.training.run import RunFolder
 from tests.raising import refused
 
 pytest.importorskip("openTSNE")

@@ -24,7 +24,8 @@ from dualkg.analysis.sparsity import (
 from dualkg.errors import InvalidValue, PathExists, Unsupported
 from dualkg.inference.export import export
 from dualkg.training.checkpoint import UnreadableWeights, compress, expand, read_weights
-from dualkg.training.run import DamagedRun, NotARun, RunFolder, RunNotFinished
+from dualkg.training.errors import DamagedRun, NotARun, RunNotFinished
+from dualkg.training.run import RunFolder
 from tests.models import odd_models as odd
 from tests.raising import refused
 

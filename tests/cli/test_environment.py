@@ -18,7 +18,7 @@ from dualkg.errors import DualkgError, NameNotText, OutOfMemory, out_of_memory
 from dualkg.files import atomic_folder, atomic_write, locked
 from dualkg.tables.barrier import OtherProcessFailed
 from dualkg.training import memory
-from dualkg.training.trainer import InterruptedRunError
+from dualkg.training.errors import InterruptedRunError
 from tests.conftest import CommandResult, graph_of
 from tests.raising import check_error, refused
 

@@ -6,7 +6,7 @@ import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.cli.words import COMMAND, SETTINGS, in_words
 from dualkg.errors import InvalidValue, PathExists, Sentence
-from dualkg.training.run import DamagedRun, RunNotFinished
+from dualkg.training.errors import DamagedRun, RunNotFinished
 
 
 @pytest.mark.parametrize(

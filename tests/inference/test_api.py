@@ -17,7 +17,7 @@ from dualkg.inference.api import TwoSourcesOfTypes
 from dualkg.inference.calibration import UnusableCalibration, calibration_for
 from dualkg.inference.completion import complete as complete_graph
 from dualkg.training.api import WrongArgument
-from dualkg.training.run import NotARun
+from dualkg.training.errors import NotARun
 from dualkg.tuning.space import InvalidSpace
 from tests.conftest import graph_of
 from tests.raising import refused

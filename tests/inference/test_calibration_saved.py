@@ -21,7 +21,7 @@ from dualkg.inference.calibration import (
 from dualkg.inference.errors import MissingTriples
 from dualkg.inference.integrity import check_run
 from dualkg.inference.recalibration import Recalibration
-from dualkg.training.run import OtherSource
+from dualkg.training.errors import OtherSource
 from tests.conftest import graph_of
 from tests.raising import check_error, refused
 

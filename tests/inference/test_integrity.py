@@ -28,8 +28,9 @@ from dualkg.inference.extension import extend_run
 from dualkg.inference.index_build import save_index
 from dualkg.inference.integrity import check_run
 from dualkg.training.checkpoint import UnreadableWeights
+from dualkg.training.errors import DamagedRun
 from dualkg.training.recipe import Recipe
-from dualkg.training.run import DamagedRun, RunFolder
+from dualkg.training.run import RunFolder
 from tests.raising import refused
 
 RECIPE = Recipe().with_changes({"model.dim": 4, "training.epochs": 2, "training.batch_size": 50})

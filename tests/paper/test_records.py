@@ -14,7 +14,7 @@ from dualkg.analysis.records import UnrelatedRuns
 from dualkg.analysis.sparsity import sparsify
 from dualkg.errors import DamagedFile, Unsupported
 from dualkg.files import lock_holder
-from dualkg.training.run import NotARun
+from dualkg.training.errors import NotARun
 from dualkg.workflows import train_seeds
 from paper.records import (
     RECORDS,

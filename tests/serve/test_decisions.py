@@ -27,7 +27,8 @@ from dualkg.inference.decisions import (
 from dualkg.serve.app import application
 from dualkg.serve.service import ServedRun, ServedRuns
 from dualkg.training.ensemble import load_run
-from dualkg.training.run import DecisionsExist, RunFolder
+from dualkg.training.errors import DecisionsExist
+from dualkg.training.run import RunFolder
 from tests.processes import COMMAND, LIMIT, Started
 from tests.raising import refused
 from tests.serve.conftest import HOSTILE, serving

@@ -27,7 +27,7 @@ from dualkg.serve.training_process import Reporter
 from dualkg.serve.trainings import MAX_REPORT, Trainings, TrainingState, WatchedTraining
 from dualkg.training.callbacks import Callback
 from dualkg.training.checkpoint import save_tensors
-from dualkg.training.trainer import TrainingInterrupted
+from dualkg.training.errors import TrainingInterrupted
 from dualkg.workflows.events import GraphChecked
 from tests.conftest import graph_of
 from tests.processes import until

@@ -17,10 +17,11 @@ from dualkg.tables import HostTables, LocalTables
 from dualkg.tables.host import PARALLEL_BYTES
 from dualkg.training.api import start_training
 from dualkg.training.engines import Engine
+from dualkg.training.errors import TrainingInterrupted
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.run import RunFolder
 from dualkg.training.steps import build_step
-from dualkg.training.trainer import Trainer, TrainingInterrupted
+from dualkg.training.trainer import Trainer
 from dualkg.training.updates import optimizer_tensors
 from tests.conftest import graph_of
 from tests.raising import refused

@@ -11,9 +11,9 @@ import dualkg as kg
 from dualkg.errors import InvalidValue, MissingExtra, UnknownName
 from dualkg.training import callbacks as module
 from dualkg.training.callbacks import TRACKERS, MissingFolder, Tracker, find_callbacks
+from dualkg.training.errors import InterruptedRunError
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
-from dualkg.training.trainer import InterruptedRunError
 from tests.raising import refused
 
 QUICK = {"model.dim": 4, "training.epochs": 4, "training.batch_size": 100, "validation.every": 2}

@@ -20,7 +20,7 @@ from dualkg.training.ensemble import (
     InvalidMembers,
     fit_weights,
 )
-from dualkg.training.run import DamagedRun, RunNotFinished
+from dualkg.training.errors import DamagedRun, RunNotFinished
 from dualkg.workflows import train_seeds
 from tests.conftest import graph_of
 from tests.raising import refused as raises_error

@@ -9,9 +9,10 @@ import torch
 import dualkg as kg
 from dualkg.losses.softmax import BoundOneVsAll
 from dualkg.regularizers import REGULARIZERS
+from dualkg.training.errors import InterruptedRunError
 from dualkg.training.fused import OneVsAllFusedStep
 from dualkg.training.steps import ReferenceStep
-from dualkg.training.trainer import InterruptedRunError, Trainer
+from dualkg.training.trainer import Trainer
 from tests.evaluation.test_ranking import FORMS, whole_numbers
 from tests.families import BILINEAR, DISTANCE, EMBEDDINGS
 from tests.training.test_fused import ALL_CASES, batches, build, gradient_of

@@ -15,6 +15,7 @@ from dualkg.losses.negative_sampling import BoundSampledLoss
 from dualkg.losses.softmax import BoundKvsAll, BoundOneVsAll
 from dualkg.settings import InvalidSettings, UnknownSetting
 from dualkg.training.engines import EngineUnavailable, choose_engine
+from dualkg.training.errors import InterruptedRunError
 from dualkg.training.recipe import (
     ForeignSetting,
     InvalidRecipe,
@@ -24,7 +25,7 @@ from dualkg.training.recipe import (
     load_recipe,
     recipe_from,
 )
-from dualkg.training.trainer import InterruptedRunError, Trainer
+from dualkg.training.trainer import Trainer
 from tests.raising import check_error, refused
 
 SAMPLED = {"loss.name": "NegativeSampling"}

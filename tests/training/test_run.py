@@ -18,18 +18,20 @@ from dualkg.training.checkpoint import (
     load_tensors,
     save_tensors,
 )
-from dualkg.training.recipe import InvalidRecipe, NotImportable, Recipe, load_recipe
-from dualkg.training.run import (
+from dualkg.training.errors import (
     DamagedRun,
     DecisionsExist,
     ForeignFiles,
+    InterruptedRunError,
     NotARun,
+    OptimizerChanged,
+    RecipeChanged,
     RunFinished,
-    RunFolder,
     RunInTraining,
     RunNotFinished,
 )
-from dualkg.training.trainer import InterruptedRunError, OptimizerChanged, RecipeChanged
+from dualkg.training.recipe import InvalidRecipe, NotImportable, Recipe, load_recipe
+from dualkg.training.run import RunFolder
 from dualkg.workflows import train_seeds
 from dualkg.workflows.train import OtherData
 from tests.models import odd_models as odd

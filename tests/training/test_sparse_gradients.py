@@ -8,9 +8,10 @@ from torch.utils._pytree import tree_leaves
 import dualkg as kg
 from dualkg.errors import Unsupported
 from dualkg.training.engines import EngineUnavailable, choose_engine
+from dualkg.training.errors import InterruptedRunError
 from dualkg.training.optimizers import Optimizer, build_optimizer
 from dualkg.training.steps import ReferenceStep
-from dualkg.training.trainer import InterruptedRunError, Trainer
+from dualkg.training.trainer import Trainer
 from dualkg.training.updates import (
     OnePassAdagrad,
     optimizer_tensors,

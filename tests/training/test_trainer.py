@@ -18,17 +18,15 @@ from dualkg.errors import InvalidValue, Unsupported
 from dualkg.losses.queries import TrainingAnswers
 from dualkg.settings import InvalidSettings
 from dualkg.training import trainer
+from dualkg.training.errors import EmptySplit, TrainingDiverged, TrainingInterrupted
 from dualkg.training.optimizers import Optimizer
 from dualkg.training.recipe import InvalidRecipe, Recipe, Training, Validation
 from dualkg.training.run import RunFolder
 from dualkg.training.shutdown import GracefulShutdown
 from dualkg.training.trainer import (
     STEPS_OF_WARM_UP,
-    EmptySplit,
     ProgressEvent,
     Trainer,
-    TrainingDiverged,
-    TrainingInterrupted,
     WarmUp,
     flush_denormals,
 )

@@ -12,8 +12,8 @@ from dualkg.errors import DamagedFile, InvalidValue
 from dualkg.models import MODELS
 from dualkg.training.api import default_recipe
 from dualkg.training.costs import WorkEstimate
+from dualkg.training.errors import InterruptedRunError
 from dualkg.training.recipe import Data
-from dualkg.training.trainer import InterruptedRunError
 from dualkg.tuning.automatic import (
     AutomaticTuner,
     NothingTrains,

@@ -24,9 +24,10 @@ from dualkg.errors import (
 from dualkg.settings import UnknownSetting
 from dualkg.training.api import WrongArgument
 from dualkg.training.callbacks import MissingFolder
+from dualkg.training.errors import InterruptedRunError, RunNotFinished
 from dualkg.training.recipe import InvalidRecipe
-from dualkg.training.run import RunFolder, RunNotFinished
-from dualkg.training.trainer import InterruptedRunError, ProgressEvent
+from dualkg.training.run import RunFolder
+from dualkg.training.trainer import ProgressEvent
 from dualkg.tuning.automatic import AutomaticProgress, AutomaticTuner, TuningInterrupted
 from dualkg.tuning.plan import SearchPlan
 from dualkg.tuning.starts import NUM_SAMPLED

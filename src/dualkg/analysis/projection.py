@@ -17,7 +17,8 @@ from dualkg.extras import optional_import
 from dualkg.files import atomic_write, exists
 from dualkg.logs import logger
 from dualkg.models.base import Model
-from dualkg.training.run import OtherSource, Run, RunFolder, check_source
+from dualkg.training.errors import OtherSource
+from dualkg.training.run import Run, RunFolder, check_source
 
 Vectors = npt.NDArray[np.float64]
 # A map reduces its vectors to this number of principal components first, which makes finding

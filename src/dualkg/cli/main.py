@@ -104,8 +104,8 @@ def _let_report(error: DualkgError) -> None:
     When one process has ended, torchrun ends all others, this one as well: so the one that reports
     has to be the first. A user who stops a training has stopped all processes already.
     """
+    from dualkg.training.errors import InterruptedRunError
     from dualkg.training.shutdown import LAUNCHED_BY_TORCHRUN
-    from dualkg.training.trainer import InterruptedRunError
 
     if LAUNCHED_BY_TORCHRUN in os.environ and not isinstance(error, InterruptedRunError):
         time.sleep(REPORT_SECONDS)

@@ -49,7 +49,8 @@ from dualkg.serve.schemas import PARTS, CompletionLine, Item, Part, vocabulary_o
 from dualkg.serve.trainings import Trainings
 from dualkg.training.api import choose_device
 from dualkg.training.ensemble import load_run
-from dualkg.training.run import Run, RunFolder, RunInTraining
+from dualkg.training.errors import RunInTraining
+from dualkg.training.run import Run, RunFolder
 
 Result = TypeVar("Result")
 NUM_SUGGESTIONS = 5  # similar names

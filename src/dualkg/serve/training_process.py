@@ -15,7 +15,7 @@ from dualkg.errors import DualkgError
 from dualkg.inference.api import calibrate
 from dualkg.inference.errors import MissingTriples
 from dualkg.serve.errors import public_reason
-from dualkg.training.trainer import TrainingInterrupted
+from dualkg.training.errors import TrainingInterrupted
 from dualkg.workflows import events
 from dualkg.workflows.train import train_source
 

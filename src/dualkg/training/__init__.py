@@ -10,11 +10,11 @@ from dualkg.training.callbacks import (
     WandB,
 )
 from dualkg.training.ensemble import Ensemble, load_run
+from dualkg.training.errors import InterruptedRunError
 from dualkg.training.importing import from_arrays, from_libkge, from_pykeen
 from dualkg.training.optimizers import Optimizer
 from dualkg.training.recipe import Recipe, Validation, list_recipes, load_recipe
 from dualkg.training.run import Run, RunFolder, TrainedRun
-from dualkg.training.trainer import InterruptedRunError
 
 __all__ = [
     "Ensemble",

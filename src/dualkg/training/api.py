@@ -40,6 +40,7 @@ from dualkg.training.callbacks import (
 )
 from dualkg.training.checkpoint import read_about
 from dualkg.training.classes import find_class, known_name, name_of
+from dualkg.training.errors import RunFinished, RunNotFinished
 from dualkg.training.launcher import num_processes
 from dualkg.training.optimizers import OPTIMIZERS, Optimizer
 from dualkg.training.recipe import (
@@ -51,7 +52,7 @@ from dualkg.training.recipe import (
     load_recipe,
     recipe_from,
 )
-from dualkg.training.run import RunFinished, RunFolder, RunNotFinished, TrainedRun
+from dualkg.training.run import RunFolder, TrainedRun
 from dualkg.training.trainer import (
     OnProgress,
     ProgressEvent,

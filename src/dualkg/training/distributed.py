@@ -80,13 +80,14 @@ from dualkg.training.checkpoint import (
     save_tensors,
 )
 from dualkg.training.costs import MAX_MEASURED_BYTES, WorkEstimate, measure_step
+from dualkg.training.errors import InterruptedRunError
 from dualkg.training.launcher import num_processes
 from dualkg.training.memory import available_memory, checkpoint_copies, gib
 from dualkg.training.recipe import Recipe, checksum, load_recipe
 from dualkg.training.run import RunFolder, TrainedRun
 from dualkg.training.step_time import estimate_step, measure_gradients
 from dualkg.training.steps import ReferenceStep
-from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer, check_recipe
+from dualkg.training.trainer import OnProgress, Trainer, check_recipe
 
 T = TypeVar("T")
 OnStart = Callable[[str], None]

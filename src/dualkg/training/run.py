@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,12 +18,10 @@ from dualkg import files
 from dualkg.data.archives import cache_folder
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Split, load_saved_graph, save_graph
 from dualkg.errors import (
-    PYTHON,
     DamagedFile,
     PathExists,
     RequestError,
     Unsupported,
-    Words,
 )
 from dualkg.evaluation.ranking import Ranks
 from dualkg.evaluation.report import Report, build_report, evaluate, load_ranks, save_ranks
@@ -31,142 +29,20 @@ from dualkg.models.base import Model
 from dualkg.tables import LocalTables
 from dualkg.training import checkpoint
 from dualkg.training.environment import environment
+from dualkg.training.errors import (
+    DamagedRun,
+    DecisionsExist,
+    ForeignFiles,
+    NotARun,
+    OtherSource,
+    RunInTraining,
+    RunNotFinished,
+)
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.without_torch.identity import hash_of, identity_of
 
 MAX_NEARBY = 5  # runs that a message names
 WEIGHT_FILES = "weights-?????-of-?????.safetensors"
-
-
-# -- errors ------------------------------------------------------------------
-
-
-class NotARun(RequestError):
-    """A path is not the folder of a run; `nearby` are folders that are."""
-
-    def __init__(self, path: Path, reason: str, *, nearby: Sequence[str] = ()) -> None:
-        super().__init__()
-        self.path = path
-        self.reason = reason
-        self.nearby = list(nearby)
-
-    def message(self, words: Words = PYTHON) -> str:
-        if self.nearby:
-            return f"{self.path} {self.reason}. Runs nearby: {', '.join(self.nearby)}."
-        return f"{self.path} {self.reason}. Make one with: {words.call('train', 'RECIPE')}"
-
-
-class ForeignFiles(RequestError):
-    """A folder for a run has files that are not a run's, and is never replaced."""
-
-    def __init__(self, path: Path, names: Sequence[str]) -> None:
-        super().__init__()
-        self.path = path
-        self.names = list(names)
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            f"{self.path} exists and is not a run: it has {', '.join(self.names)}. Name another "
-            f"folder with {words.option('out')}."
-        )
-
-
-class DecisionsExist(RequestError):
-    """A run that would be replaced has decisions on new facts."""
-
-    def __init__(self, path: Path, file: str) -> None:
-        super().__init__()
-        self.path = path
-        self.file = file
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            f"{self.path} has decisions on new facts ({self.file}), which would be lost. Move that "
-            f"file elsewhere first, or name another folder with {words.option('out')}."
-        )
-
-
-class RunNotFinished(RequestError):
-    """A run was interrupted; `resumable` if it can be resumed, or else it is trained again.
-
-    `wanted` is what could not be done: to use the run, to write its folder, or to resume it.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        resumable: bool,
-        wanted: Literal["use", "write", "resume"] = "use",
-    ) -> None:
-        super().__init__()
-        self.path = path
-        self.resumable = resumable
-        self.wanted = wanted
-
-    def message(self, words: Words = PYTHON) -> str:
-        state = "cannot be resumed" if self.wanted == "resume" else "is not finished"
-        resume = words.call("resume", self.path)
-        if self.wanted == "write":
-            overwrite = words.option("overwrite", True)
-            advice = f"Resume it with: {resume}, or replace it with {overwrite}."
-        elif self.resumable:
-            advice = f"Resume it with: {resume}"
-        else:
-            recipe = RunFolder(self.path).recipe
-            again = words.call("train", recipe, overwrite=True, out=str(self.path))
-            advice = f"It has no checkpoint; train it again: {again}"
-        return f"The run {self.path} {state}. {advice}"
-
-
-class RunInTraining(RequestError):
-    """A run has no results yet: another process, the `holder` of its lock, is at work on it."""
-
-    def __init__(self, path: Path, holder: str) -> None:
-        super().__init__(
-            f"The run {path} is in training ({holder}). Its results come when that is done."
-        )
-        self.path = path
-        self.holder = holder
-
-
-class RunFinished(RequestError):
-    """A finished run was to be resumed."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(
-            f"The run {path} is finished. To train longer, start a new run with more epochs."
-        )
-        self.path = path
-
-
-class DamagedRun(RequestError):
-    """A file of a finished run is not what was saved."""
-
-    def __init__(self, run: Path, file: str, reason: str) -> None:
-        super().__init__()
-        self.run = run
-        self.file = file
-        self.reason = reason
-
-    def message(self, words: Words = PYTHON) -> str:
-        path = self.run / self.file
-        check = words.call("check", self.run)
-        return f"{path} is damaged: {self.reason}. To see what can be saved: {check}"
-
-
-class OtherSource(RequestError):
-    """A file was derived from another run than the one that it is used with."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            f"{self.path} was made from another run: the weights, the recipe or the graph are "
-            "other ones here."
-        )
 
 
 def check_source(path: Path, made_from: object, identity: str | None) -> None:

@@ -25,13 +25,8 @@ from dualkg.data.filters import KnownAnswers, with_reciprocals
 from dualkg.data.graph import Graph
 from dualkg.data.triples import NO_TRIPLES
 from dualkg.errors import (
-    PYTHON,
     DamagedFile,
-    DivergedError,
-    DualkgError,
-    RequestError,
     Unsupported,
-    Words,
 )
 from dualkg.evaluation.ranking import sample_triples
 from dualkg.evaluation.report import Report, evaluate
@@ -62,6 +57,14 @@ from dualkg.training.checkpoint import (
     Progress,
 )
 from dualkg.training.engines import choose_engine
+from dualkg.training.errors import (
+    EmptySplit,
+    NotACheckpoint,
+    OptimizerChanged,
+    RecipeChanged,
+    TrainingDiverged,
+    TrainingInterrupted,
+)
 from dualkg.training.memory import check_host_memory, check_memory, checkpoint_copies, predict
 from dualkg.training.optimizers import build_optimizer, learning_rate
 from dualkg.training.placement import check_placement, choose_tables
@@ -79,113 +82,10 @@ OnProgress = Callable[["ProgressEvent"], None]
 When = Literal["start", "between", "end"]  # when a checkpoint is written
 
 
-class InterruptedRunError(DualkgError):
-    """Work was stopped by its user."""
-
-    exit_code = 130
-
-
-class TrainingInterrupted(InterruptedRunError):
-    """Training was stopped by its user; with a checkpoint, the state is saved."""
-
-    def __init__(self, epoch: int, epochs: int, checkpoint: Path | None) -> None:
-        super().__init__()
-        self.epoch = epoch
-        self.epochs = epochs
-        self.checkpoint = checkpoint
-
-    def message(self, words: Words = PYTHON) -> str:
-        stopped = f"Stopped in epoch {self.epoch} of {self.epochs}"
-        if self.checkpoint is None:
-            return f"{stopped}."
-        resume = words.call("resume", self.checkpoint.parent)
-        return f"{stopped}, all work saved. Resume with: {resume}"
-
-
-class TrainingDiverged(DivergedError):
-    """The loss or a weight became NaN or infinite."""
-
-    def __init__(
-        self,
-        what: str,
-        *,
-        epoch: int,
-        step: int,
-        learning_rate: float,
-        checkpoint: Path | None = None,
-    ) -> None:
-        super().__init__()
-        self.what = what
-        self.epoch = epoch
-        self.step = step
-        self.learning_rate = learning_rate
-        self.checkpoint = checkpoint
-
-    def message(self, words: Words = PYTHON) -> str:
-        rate = self.learning_rate
-        smaller = words.key("optimizer.learning_rate", f"{rate / 10:g}")
-        saved = f" The last good state is in {self.checkpoint}." if self.checkpoint else ""
-        return (
-            f"Training diverged in epoch {self.epoch}, step {self.step}: {self.what}. Lower the "
-            f"learning rate (now {rate:g}), for instance to {smaller}, or use a smaller "
-            f"init_scale.{saved}"
-        )
-
-
-class NotACheckpoint(RequestError):
-    """A file of weights says nothing about a training."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(
-            f"{path} holds weights alone, of a model that was not trained in this folder."
-        )
-        self.path = path
-
-
-class OptimizerChanged(RequestError):
-    """A checkpoint was written with another optimizer than the recipe names."""
-
-    def __init__(self, path: Path, *, saved: object, expected: str) -> None:
-        super().__init__(
-            f"{path} was written with {saved}; the recipe says {expected}. The optimizer cannot "
-            "change during a run: start a new run."
-        )
-        self.path = path
-        self.saved = saved
-        self.expected = expected
-
-
-class RecipeChanged(RequestError):
-    """A checkpoint was written with another recipe than the run has now."""
-
-    def __init__(self, path: Path, checkpoint: Path) -> None:
-        super().__init__(
-            f"{path} is not the recipe that {checkpoint} was written with: one of them was damaged "
-            "or changed, or is of another run. Restore it from a copy, or start a new run."
-        )
-        self.path = path
-        self.checkpoint = checkpoint
-
-
 def check_recipe(path: Path, about: dict[str, Any], *, checkpoint: Path) -> None:
     """Refuse a file that is not the recipe of a checkpoint; earlier versions noted none."""
     if about.get("recipe") not in (None, recipe_checksum(read_text(path))):
         raise RecipeChanged(path, checkpoint)
-
-
-class EmptySplit(RequestError):
-    """A split that training needs is empty."""
-
-    def __init__(self, graph: str, split: str) -> None:
-        super().__init__()
-        self.graph = graph
-        self.split = split
-
-    def message(self, words: Words = PYTHON) -> str:
-        if self.split == "train":
-            return f"{self.graph} has no training triples."
-        every = words.key("validation.every")
-        return f"{self.graph} has no {self.split} triples, so {every} should be 0."
 
 
 @dataclass(frozen=True)

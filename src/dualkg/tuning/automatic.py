@@ -35,8 +35,9 @@ from dualkg.extras import check_trusted
 from dualkg.files import read_json, write_text
 from dualkg.logs import ProgressLog, describe_time_left
 from dualkg.training.costs import WorkEstimate
+from dualkg.training.errors import InterruptedRunError
 from dualkg.training.recipe import Recipe, named_classes, recipe_from
-from dualkg.training.trainer import InterruptedRunError, OnProgress, ProgressEvent
+from dualkg.training.trainer import OnProgress, ProgressEvent
 from dualkg.tuning.plan import LONG, SHORT, SearchPlan
 from dualkg.tuning.starts import (
     EPOCHS,

@@ -19,10 +19,10 @@ from dualkg.data.graph import Graph
 from dualkg.errors import PYTHON, DualkgError, Words
 from dualkg.files import create_file, read_text, remove
 from dualkg.training.checkpoint import Progress, save_tensors
+from dualkg.training.errors import InterruptedRunError
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
 from dualkg.training.shutdown import GracefulShutdown
-from dualkg.training.trainer import InterruptedRunError
 
 POLL_SECONDS = 0.1
 MAX_LINE = 500  # characters of a line that an error quotes

@@ -33,9 +33,9 @@ from dualkg.extras import optional_import
 from dualkg.files import check_held, locked, watched
 from dualkg.logs import ProgressLog, TimeLeft
 from dualkg.training.api import choose_device, load_recipe_graph
+from dualkg.training.errors import InterruptedRunError
 from dualkg.training.run import RunFolder
 from dualkg.training.shutdown import signal_handler
-from dualkg.training.trainer import InterruptedRunError
 from dualkg.tuning.results import TuningProgress, TuningResult
 from dualkg.tuning.space import SearchSpace, load_space, space_from
 

@@ -16,7 +16,8 @@ from optuna.trial import Trial, TrialState
 
 from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, RequestError, out_of_memory
-from dualkg.training.trainer import InterruptedRunError, ProgressEvent, Trainer
+from dualkg.training.errors import InterruptedRunError
+from dualkg.training.trainer import ProgressEvent, Trainer
 from dualkg.tuning.launch import LaunchFailed, launch_trial, parent_has_ended, remove_trial
 from dualkg.tuning.results import TuningProgress, TuningResult
 from dualkg.tuning.space import Range, SearchSpace, Value
