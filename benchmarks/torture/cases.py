@@ -122,7 +122,7 @@ VALUES = (
     NOT_TEXT,
 )
 # Options that start what does not end here: a browser, a long training.
-ENDLESS = ("--open", "--epochs", "--samples", "--threads")
+ENDLESS = ("--open", "--serve", "--epochs", "--samples", "--threads")
 
 
 class Case(NamedTuple):
