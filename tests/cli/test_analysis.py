@@ -76,12 +76,11 @@ def test_the_picture_of_a_graph(run_cli, inverse_folder, tmp_path):
     ):
         assert f">{text}<" in drawn
     assert "Train leaks 100.0% of valid and 100.0% of test." in drawn
-    refused = run_cli("inspect", inverse_folder, "--picture", "graph.pdf")
-    assert (
-        refused.code,
-        "--picture should be a name without a suffix, or with .png or .svg; 'graph.pdf'"
-        in refused.err,
-    ) == (2, True)
+    for name, shown in (("graph.pdf", "graph.pdf"), ("", "."), ("..", "..")):
+        refused = run_cli("inspect", inverse_folder, f"--picture={name}")
+        assert refused.code == 2
+        expected = "--picture should be a name without a suffix, or with .png or .svg"
+        assert f"{expected}; '{shown}'" in refused.err
 
 
 def test_a_picture_needs_matplotlib(run_cli, inverse_folder, monkeypatch):

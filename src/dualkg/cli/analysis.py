@@ -89,7 +89,7 @@ def inspect(
 
 
 def _draw_inspection(inspection: Inspection, path: Path) -> list[Path]:
-    if path.suffix in OTHER_FORMATS:
+    if path.suffix in OTHER_FORMATS or path.name in ("", ".."):
         raise InvalidValue(
             "picture", expected="a name without a suffix, or with .png or .svg", found=str(path)
         )
