@@ -251,3 +251,9 @@ def test_refused_candidates_and_hits(run_cli, run, words, sentence):
     result = run_cli("evaluate", run.folder, *words)
     assert result.code == 2
     assert sentence in result.err
+
+
+def test_a_figure_without_a_name_is_refused(run_cli):
+    refused = run_cli("calibrate", "runs/absent", "--figure=")
+    assert refused.code == 2
+    assert "--figure should be a name without a suffix, or with .png or .svg" in refused.err

@@ -55,6 +55,7 @@ stderr = SafeConsole(stderr=True, highlight=False)
 
 # Commands that torchrun may start.
 IN_PROCESSES = ("train", "resume", "evaluate", "predict", "complete", "index", "export")
+OTHER_FORMATS = (".jpg", ".jpeg", ".pdf", ".eps", ".gif", ".webp")  # of pictures
 MAX_WIDTH = 1000  # columns of a table that is wider than the terminal
 PADDING = 2
 MIN_BAR_WIDTH = 8
@@ -238,6 +239,16 @@ def parse_numbers(
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise InvalidValue(option, expected=expected, found=text) from None
+
+
+def check_figure(path: Path | None, *, option: str) -> None:
+    """Refuse a name that no figure can have, before it is drawn as PNG and SVG."""
+    if path is None:
+        return
+    if path.suffix in OTHER_FORMATS or path.name in ("", ".."):
+        raise InvalidValue(
+            option, expected="a name without a suffix, or with .png or .svg", found=str(path)
+        )
 
 
 def parse_hits(text: str | None) -> tuple[int, ...]:

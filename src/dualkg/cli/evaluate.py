@@ -291,6 +291,7 @@ def calibrate(
     device: cli.Device = None,
 ) -> cli.Output:
     """Fit probabilities and prediction sets on valid, save them, and check them on test."""
+    cli.check_figure(figure, option="figure")
     checked = kg.calibrate(
         run,
         coverage=coverage,
