@@ -715,7 +715,7 @@ def load_index(folder: str | Path, *, in_memory: bool = True) -> ModelIndex:
         return _load_tables(folder, saved, in_memory=in_memory)
     except KeyError as error:
         raise DamagedIndex(folder, f"{error} is missing") from None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise DamagedIndex(folder, str(error)) from None
 
 

@@ -1,6 +1,7 @@
 """Building, saving and loading an index; a damaged one is refused."""
 
 import json
+import math
 from importlib.util import find_spec
 
 import pytest
@@ -101,6 +102,7 @@ def damage(folder, what):
             "no tables": lambda: saved.pop("tables"),
             "kind": lambda: saved.update(kind="tree"),
             "shape": lambda: table.update(shape=[31, 12]),
+            "infinity": lambda: table.update(shape=[math.inf, 12]),
             "effort": lambda: table["config"].update(effort="16"),
             "storage": lambda: table["config"].update(storage={}),
             "norm": lambda: table["config"].update(max_norm=[1]),
@@ -121,6 +123,7 @@ def damage(folder, what):
         ("no tables", "'tables' is missing"),
         ("kind", "its kind is 'tree'"),
         ("shape", "31 × 12"),
+        ("infinity", "infinity"),
         ("effort", "effort"),
         ("norm", "max_norm"),
         ("storage", "storage"),
