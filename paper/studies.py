@@ -647,7 +647,9 @@ def measure_completion(config: Config, graph: kg.Graph) -> Results:
     """How many held-out test triples are among the most probable new triples."""
     run = config.load_trained(STUDIED, graph, 0)
     fitted = calibration.calibration_for(run).calibration
-    return completion.check_completion(run.model, graph, calibration=fitted).as_dict()
+    of_all = completion.check_completion(run.model, graph, calibration=fitted)
+    of_types = completion.check_completion(run.model, graph, calibration=fitted, types=True)
+    return {**of_all.as_dict(), "types": of_types.as_dict()}
 
 
 def completion_rows(results: Results) -> Iterator[list[str]]:
@@ -658,8 +660,15 @@ def completion_rows(results: Results) -> Iterator[list[str]]:
         "by_degree": ",.1f",
         "at_random": ",.3g",
     }
+    # Records of earlier versions have no search that leaves out unusual types.
+    found_of_types: dict[int, int] = {}
+    if "types" in results:
+        of_types = results["types"]
+        found_of_types = dict(zip(of_types["sizes"], of_types["found"], strict=True))
     for row in zip(*(results[key] for key in columns), strict=True):
-        yield list(map(format, row, columns.values()))
+        found = found_of_types.get(row[0])
+        cells = list(map(format, row, columns.values()))
+        yield [*cells, MISSING if found is None else f"{found:,}"]
 
 
 def measure_calibration(config: Config, graph: kg.Graph) -> Results:
@@ -1148,7 +1157,7 @@ _STUDIES = (
         several_seeds=True,
         further={"storage": storage_rows},
     ),
-    Study("completion", measure_completion, completion_rows),
+    Study("completion", measure_completion, completion_rows, other_graphs=("world",)),
     Study("calibration", measure_calibration, calibration_rows, draw_calibration),
     Study(
         "quantization",

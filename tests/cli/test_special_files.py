@@ -231,6 +231,6 @@ def test_a_run_is_replaced_though_its_decisions_are_a_pipe(home: Path, run_cli: 
 def test_a_lock_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
     lock = tmp_path / ".run.lock"
     replace_by_special(lock, "pipe")
-    with refused(NotRegularFile, path=lock), locked(tmp_path / "run"):
+    with refused(NotRegularFile, filename=str(lock)), locked(tmp_path / "run"):
         pass
     assert list(tmp_path.iterdir()) == [lock]

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from dualkg.errors import DualkgError, FolderMoved, LockedError, NotRegularFile, RequestError
+from dualkg.errors import DualkgError, FolderMoved, LockedError, RequestError
 from dualkg.files.reads import regular_descriptor
 
 INNER_LOCK = ".dualkg.lock"  # in a folder, whatever its name and wherever it is mounted
@@ -132,7 +132,8 @@ class HeldFolder:
                 os.close(descriptor)
                 return
             if self.is_locked_inside and folder.is_dir():
-                inner_lock = lock_inside(descriptor, self.given)
+                with naming(folder / INNER_LOCK):
+                    inner_lock = lock_inside(descriptor, self.given)
         except BaseException:
             os.close(descriptor)
             raise
@@ -373,16 +374,13 @@ def lock_inside(folder: int, given: str | Path) -> int | None:
 def lock_file(folder: int, name: str, given: str | Path, *, wait: bool = False) -> int:
     """Lock a file of a folder, which has the process that holds it; return its descriptor.
 
-    The file is opened through the descriptor of the folder.
+    The file is opened through the descriptor of the folder. What is no regular file is refused:
+    whoever removed it could remove the lock of another process that does the same.
     """
     deadline = time.monotonic() + HANDOVER_SECONDS
     while True:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        try:
-            descriptor = regular_descriptor(name, flags, folder=folder)
-        except NotRegularFile as error:
-            # Whoever removed it could remove the lock of another process that does the same.
-            raise NotRegularFile((place_of(folder) or Path()) / name, error.kind) from None
+        descriptor = regular_descriptor(name, flags, folder=folder)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)

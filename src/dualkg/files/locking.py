@@ -21,6 +21,7 @@ from dualkg.files.held import (
     lock_file,
     make_folder,
     names_of,
+    naming,
     opened,
     own_lock,
     real_path,
@@ -105,7 +106,8 @@ def _lock(stack: ExitStack, path: Path, given: str | Path, *, wait: bool) -> _Lo
             if not has_locks(file.parent):
                 return stack.enter_context(_soft_lock(file, given, wait=wait))
             folder = stack.enter_context(opened(file.parent))
-            return stack.enter_context(_file_lock(folder, file.name, given, wait=wait))
+            with naming(file):
+                return stack.enter_context(_file_lock(folder, file.name, given, wait=wait))
         except OSError as error:
             if error.errno not in (*NOT_WRITABLE, errno.ENOENT, errno.ENOTDIR):
                 raise

@@ -65,17 +65,12 @@ class SavedModel(ABC):
     def scores(self, mapped: Floats, table: Floats) -> Floats:
         """Scores of the rows of a table with mapped vectors `(batch, width)`, `(batch, rows)`."""
 
-    def map_tail(self, tails: Floats, relations: Ids) -> Floats:
-        """The mapped tails of vectors `(n, width)`, without reciprocal relations."""
-        raise NotImplementedError
-
     def score_queries(self, entities: Ids, relations: Ids) -> Floats:
-        """Scores of all entities; relation `r + num_relations` asks for heads."""
-        num_relations = self.num_relations
-        if self.reciprocal or bool((relations < num_relations).all()):
-            return self.scores(self.map_head(self.heads[entities], relations), self.tails)
-        mapped = self.map_tail(self.tails[entities], relations - num_relations)
-        return self.scores(mapped, self.heads)
+        """Scores of all entities; relation `r + num_relations` asks for heads.
+
+        Without reciprocal relations, all queries are in one direction.
+        """
+        return self.scores(self.map_head(self.heads[entities], relations), self.tails)
 
     def score_relations(self, head: int, tail: int) -> Floats:
         """Scores of all relations of the graph between two entities, `(num_relations,)`."""
@@ -97,6 +92,17 @@ class SavedBilinear(SavedModel):
     @classmethod
     def supports(cls, *, reciprocal: bool, dual: str) -> bool:
         return dual == "none" or (dual == "tail" and reciprocal)
+
+    @abstractmethod
+    def map_tail(self, tails: Floats, relations: Ids) -> Floats:
+        """The mapped tails of vectors `(n, width)`."""
+
+    def score_queries(self, entities: Ids, relations: Ids) -> Floats:
+        num_relations = self.num_relations
+        if self.reciprocal or bool((relations < num_relations).all()):
+            return super().score_queries(entities, relations)
+        mapped = self.map_tail(self.tails[entities], relations - num_relations)
+        return self.scores(mapped, self.heads)
 
     def scores(self, mapped: Floats, table: Floats) -> Floats:
         inner: Floats = mapped @ table.T

@@ -1,6 +1,7 @@
 """Which triples are candidates of a completion."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class CandidateFilter:
         num_relations = graph.shape.num_relations
         self.graph = graph
         self.types = types
-        self.query_classes = query_classes or QueryClasses.of(graph)
+        self._query_classes = query_classes
         self.loops = loops
         self.known = known
         self.relations = np.arange(num_relations)
@@ -49,6 +50,11 @@ class CandidateFilter:
         self._known = _by_relation(known_triples, num_relations)
         self._with_self_loops = relations_with_self_loops(graph)
         self.symmetric = graph.symmetric_relations
+
+    @cached_property
+    def query_classes(self) -> QueryClasses:
+        """The given ones, or those without types of entities, which only `types` needs."""
+        return self._query_classes or QueryClasses.of(self.graph)
 
     def heads_and_tails(self, relation: int) -> tuple[Ids, Ids]:
         """The candidate heads and tails of a relation, ascending."""
