@@ -645,7 +645,9 @@ def ensemble_rows(results: Results) -> Iterator[list[str]]:
 
 def measure_completion(config: Config, graph: kg.Graph) -> Results:
     """How many held-out test triples are among the most probable new triples."""
-    run = config.load_trained(STUDIED, graph, 0)
+    # A small graph has a recipe of the main table alone.
+    row = STUDIED if recipe_path(STUDIED, graph.name) else MAIN.row(STUDIED.name)
+    run = config.load_trained(row, graph, 0)
     fitted = calibration.calibration_for(run).calibration
     of_all = completion.check_completion(run.model, graph, calibration=fitted)
     of_types = completion.check_completion(run.model, graph, calibration=fitted, types=True)
