@@ -1,9 +1,10 @@
 """Responses per second and 99th percentile latency under load, with and without micro-batching.
 
-`wrk` requests the tails of the test queries over 64 connections. The same run, trained briefly, is
-served by the same routes in a fresh process; only micro-batching differs. A probability needs the
-scores of all entities in both directions; with micro-batching their sums are cached. `--run` serves
-another run.
+`wrk` requests the tails of the distinct queries of the graph over 64 connections, in random order.
+The same run, trained briefly, is served by the same routes in a fresh process; only micro-batching
+differs. In the mode "repeated", 1,000 queries are repeated, whose predictions a server keeps. A
+probability needs the scores of all entities in both directions; with micro-batching their sums are
+cached. `--run` serves another run.
 """
 
 import json
@@ -20,9 +21,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import numpy as np
+
 import measurement
 
-MODES = ("micro-batching", "unbatched")
+MODES = ("micro-batching", "unbatched", "repeated")
+REPEATED = 1000  # queries of the mode "repeated"
 CONNECTIONS = 64
 SECONDS = 30
 WARM_UP = 5
@@ -93,16 +97,18 @@ def serve(run: str, *, mode: str, probabilities: bool) -> None:
 
     from dualkg.serve.app import application
     from dualkg.serve.limits import Limits
-    from dualkg.serve.server import address_of, bind, server_for
+    from dualkg.serve.server import accepting_sockets, address_of, bind, freeze_memory, server_for
     from dualkg.serve.service import ServedRuns
 
     served = ServedRuns.load([Path(run)], device="cpu")
     if not probabilities:
         served.get(None).predictor.calibration = None
-    app = application(served, micro_batching=mode == "micro-batching")
+    app = application(served, micro_batching=mode != "unbatched")
     listening = bind("127.0.0.1", 0)
     server = server_for(app, limits=Limits())
-    threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
+    freeze_memory()
+    sockets = accepting_sockets(listening)
+    threading.Thread(target=server.run, kwargs={"sockets": sockets}, daemon=True).start()
     print(address_of(listening), flush=True)
     sys.stdin.read()
     print(json.dumps({"peak_mib": measurement.peak_mib()}), flush=True)
@@ -126,14 +132,18 @@ def server(run: Path, job: Job, mode: str) -> Iterator[tuple[str, subprocess.Pop
 # -- the load ----------------------------------------------------------------
 
 
-def requests(job: Job, run: Path) -> list[str]:
-    """The URLs that request the tails of the distinct test queries."""
+def requests(job: Job, run: Path, mode: str) -> list[str]:
+    """The URLs that request the tails of the distinct queries, in random order."""
     from dualkg.training.run import RunFolder
 
     graph = RunFolder(run).load_graph()
-    queries = dict.fromkeys((head, relation) for head, relation, _ in graph.test.tolist())
+    triples = np.concatenate([graph.train, graph.valid, graph.test])
+    queries = np.unique(triples[:, :2], axis=0)
+    order = np.random.default_rng(0).permutation(len(queries))
+    if mode == "repeated":
+        order = order[:REPEATED]
     addresses = []
-    for head, relation in queries:
+    for head, relation in queries[order].tolist():
         parameters = {
             "head": graph.entities[head],
             "relation": graph.relations[relation],
@@ -170,7 +180,7 @@ def load(address: str, file: Path, script: Path, *, seconds: int) -> dict[str, A
 def measure(job: Job, run: Path, mode: str, *, seconds: int, folder: Path) -> dict[str, Any]:
     file = folder / "requests.txt"
     script = folder / "load.lua"
-    file.write_text("\n".join(requests(job, run)), encoding="utf-8")
+    file.write_text("\n".join(requests(job, run, mode)), encoding="utf-8")
     script.write_text(SCRIPT, encoding="utf-8")
     with server(run, job, mode) as (address, process):
         if not address:
@@ -234,7 +244,8 @@ def lines(jobs: dict[str, Any]) -> list[str]:
     return [
         *tables.table(titles, rows, words=2),
         f"`wrk`, {CONNECTIONS} connections, {SECONDS} s after {WARM_UP} s of warm-up; server and "
-        "load share the machine.",
+        'load share the machine. Each query is a different one; in the mode "repeated", '
+        f"{REPEATED:,} queries come again and again.",
         "",
     ]
 

@@ -4,11 +4,12 @@ import asyncio
 
 import numpy as np
 import pytest
+import torch
 
 import dualkg as kg
 from dualkg.errors import InvalidValue
 from dualkg.inference.predictor import QUERY_TYPES, Query
-from dualkg.serve.batching import MicroBatcher
+from dualkg.serve.batching import MAX_RECENT_K, MicroBatcher
 from dualkg.serve.errors import QueueFull
 from dualkg.serve.metrics import ServerMetrics
 
@@ -143,3 +144,63 @@ def test_a_large_batch_leaves_the_rest_for_the_next_one(served):
 
     assert len(asyncio.run(ask())) == 9
     assert sizes(metrics) == (9, 3, 3)
+
+
+def in_turn(run, given, metrics=None):
+    """The predictions of queries, each sent after the answer to the one before."""
+    metrics = metrics or ServerMetrics({})
+
+    async def ask():
+        batcher = MicroBatcher(max_pending=10, on_batch=metrics.batch)
+        await batcher.start()
+        answers = [await batcher.predict(run.predictor, "tails", query) for query in given]
+        await batcher.stop()
+        return answers
+
+    return asyncio.run(ask())
+
+
+def test_a_repeated_query_is_not_computed_again(served):
+    metrics = ServerMetrics({})
+    query = Query((0, 0), k=3)
+    first, other, again = in_turn(served.get("plain"), [query, Query((1, 0), k=3), query], metrics)
+    assert again == first != other
+    assert again is not first  # one may change its answer
+    assert sizes(metrics) == (2, 2, 1)
+
+
+def test_repeated_queries_for_many_predictions_are_computed_again(served):
+    metrics = ServerMetrics({})
+    in_turn(served.get("plain"), [Query((0, 0), k=MAX_RECENT_K + 1)] * 2, metrics)
+    assert sizes(metrics) == (2, 2, 1)
+
+
+def test_the_predictions_of_recent_queries_are_kept(served, monkeypatch):
+    monkeypatch.setattr("dualkg.serve.batching.MAX_RECENT", 2)
+    metrics = ServerMetrics({})
+    first, second, third = (Query((entity, 0), k=3) for entity in range(3))
+    # The third replaces the second, which was used longer ago than the first.
+    in_turn(served.get("plain"), [first, second, first, third, first, second], metrics)
+    assert sizes(metrics) == (4, 4, 1)
+
+
+def test_products_of_batches_leave_a_core_to_the_event_loop(served, monkeypatch):
+    numbers = []
+
+    async def ask():
+        batcher = MicroBatcher(max_pending=10, on_batch=lambda size: None)
+        await batcher.start()
+        monkeypatch.setattr(
+            "dualkg.serve.batching.predict_batch",
+            lambda batch: numbers.append(torch.get_num_threads()) or [[[]] for _ in batch],
+        )
+        await batcher.predict(served.get("plain").predictor, "tails", Query((0, 0)))
+        await batcher.stop()
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        asyncio.run(ask())
+        assert (numbers, torch.get_num_threads()) == ([2], 3)
+    finally:
+        torch.set_num_threads(before)

@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import serving
+from dualkg.data.graph import SPLITS
 
 ROOT = Path(__file__).parents[2]
 JOB = serving.Job("made", 4, 5, probabilities=True)
@@ -35,14 +36,21 @@ def test_the_section_of_a_page():
     assert "| two | micro-batching | no server | – | – | – | – | – |" in page
 
 
-def test_the_queries_are_those_of_test(run_folders, served):
-    addresses = serving.requests(JOB, run_folders[0])
+def test_the_queries_are_distinct(run_folders, served):
+    addresses = serving.requests(JOB, run_folders[0], "micro-batching")
     graph = served.get("calibrated").run.graph
-    assert len(addresses) == len({(head, relation) for head, relation, _ in graph.test.tolist()})
+    queries = {(head, relation) for split in SPLITS for head, relation, _ in graph.split(split)}
+    assert len(addresses) == len(set(addresses)) == len(queries)
     assert all(
         address.startswith("/api/tails?head=") and address.endswith("&k=5") for address in addresses
     )
     assert not any("\n" in address for address in addresses)
+
+
+def test_a_part_of_the_queries_is_repeated(run_folders, monkeypatch):
+    monkeypatch.setattr(serving, "REPEATED", 3)
+    addresses = serving.requests(JOB, run_folders[0], "micro-batching")
+    assert serving.requests(JOB, run_folders[0], "repeated") == addresses[:3]
 
 
 @pytest.mark.slow

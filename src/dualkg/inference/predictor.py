@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -288,12 +289,11 @@ class Predictor:
         side: Side = "head" if head is None else "tail"
         members = self.members(entity, relation_id, side=side, coverage=coverage)
 
-        predictions = _predictions(
-            self.graph.entities, members.entities.tolist(), members.scores.tolist(), {}
-        )
+        ids = members.entities.tolist()
+        predictions = _predictions(self.graph.entities, [ids], [members.scores.tolist()], [{}])
         if side == "head":
-            return self._with_probabilities("heads", [(relation_id, entity)], [predictions])[0]
-        return self._with_probabilities("tails", [(entity, relation_id)], [predictions])[0]
+            return self._with_probabilities("heads", [(relation_id, entity)], predictions)[0]
+        return self._with_probabilities("tails", [(entity, relation_id)], predictions)[0]
 
     def members(
         self, entity: int, relation: int, *, side: Side = "tail", coverage: float = 0.9
@@ -515,16 +515,18 @@ class Predictor:
         self, entities: Ids, relations: Ids, queries: Sequence[Query]
     ) -> list[list[Prediction]]:
         """The best entities for queries, searched in the index if there is one."""
+        # Scores come first: while they are computed, the other thread of a server can work.
+        scores = None if self.index else score_queries(self.model, entities, relations)
         splits = self._known_answers(entities, relations)
         pairs = list(zip(entities.tolist(), relations.tolist(), strict=True))
         omitted = [
             self._omitted(*pair, known, query)
             for pair, known, query in zip(pairs, splits, queries, strict=True)
         ]
-        if self.index is None:
-            scores = score_queries(self.model, entities, relations)
+        if scores is not None:
             return _top(scores, self.graph.entities, queries, splits=splits, omitted=omitted)
 
+        assert self.index is not None
         predictions = []
         for row, (entity, relation) in enumerate(pairs):
             best = self._search_index(
@@ -590,12 +592,9 @@ class Predictor:
             given, relations, candidate_ids[None].to(device), side
         )
         best = best_of(scores.cpu(), wanted)
-        return _predictions(
-            self.graph.entities,
-            candidate_ids[best.ids[0]].tolist(),
-            best.scores[0].tolist(),
-            known,
-        )
+        best_ids = candidate_ids[best.ids[0]].tolist()
+        best_scores = best.scores[0].tolist()
+        return _predictions(self.graph.entities, [best_ids], [best_scores], [known])[0]
 
     def _with_probabilities(
         self, kind: QueryType, given: Sequence[tuple[int, ...]], predictions: list[list[Prediction]]
@@ -649,12 +648,23 @@ class Predictor:
 
 
 def _predictions(
-    names: Vocabulary, ids: Sequence[int], scores: Iterable[float], known: Mapping[int, str]
-) -> list[Prediction]:
-    return [
-        Prediction(name, label, id, score, known.get(id))
-        for (name, label), id, score in zip(names.with_labels(ids), ids, scores, strict=True)
-    ]
+    names: Vocabulary,
+    ids_by_query: Sequence[Sequence[int]],
+    scores_by_query: Sequence[Sequence[float]],
+    known_by_query: Sequence[Mapping[int, str]],
+) -> list[list[Prediction]]:
+    """The predictions of several queries, whose names are looked up together."""
+    all_names = iter(names.with_labels([id for ids in ids_by_query for id in ids]))
+    predictions = []
+    for ids, scores, known in zip(ids_by_query, scores_by_query, known_by_query, strict=True):
+        names_of_ids = islice(all_names, len(ids))
+        predictions.append(
+            [
+                Prediction(name, label, id, score, known.get(id))
+                for (name, label), id, score in zip(names_of_ids, ids, scores, strict=True)
+            ]
+        )
+    return predictions
 
 
 def _top(
@@ -679,20 +689,20 @@ def _top(
         most = min(most + most_omitted, num_names)
 
     best = best_columns(scores, most)
-    ids_by_query = best.indices.tolist()
-    scores_by_query = best.values.tolist()
-    predictions = []
-    for row, query in enumerate(queries):
+    ids_by_query = []
+    scores_by_query = []
+    for row, (ids, scores_of_ids) in enumerate(
+        zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ):
         left_out = omitted[row]
-        candidates = [
-            (id, score)
-            for id, score in zip(ids_by_query[row], scores_by_query[row], strict=True)
-            if id not in left_out
-        ]
-        ids = [id for id, _ in candidates[: query.k]]
-        best_scores = [score for _, score in candidates[: query.k]]
-        predictions.append(_predictions(names, ids, best_scores, splits[row]))
-    return predictions
+        if left_out:
+            kept = [place for place, id in enumerate(ids) if id not in left_out]
+            ids = [ids[place] for place in kept]
+            scores_of_ids = [scores_of_ids[place] for place in kept]
+        k = queries[row].k
+        ids_by_query.append(ids[:k])
+        scores_by_query.append(scores_of_ids[:k])
+    return _predictions(names, ids_by_query, scores_by_query, splits)
 
 
 def _without(scores: Tensor, omitted: Sequence[Collection[int]]) -> Tensor:

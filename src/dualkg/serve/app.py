@@ -39,7 +39,6 @@ from dualkg.serve.templating import error_response, page, page_router
 pages = page_router()
 # JSON before pages, since /entity/NAME.json also matches /entity/NAME.
 ROUTERS = (
-    queries.direct_routes,
     queries.routes,
     entities.routes,
     facts.routes,

@@ -1,7 +1,7 @@
 """Micro-batching: pending queries are answered together, by one call of the model, in turns."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +17,11 @@ MAX_BATCH_PREDICTIONS = 400  # a batch with more would make all other requests w
 MAX_GROUP = 25  # queries of one request that are one item of the queue
 MIN_COST = {"triple": 2}  # predictions that the scores of a query take the time of
 USUAL_MIN_COST = 10
+MAX_RECENT = 5000  # queries whose predictions are kept, about 4 KB each
+MAX_RECENT_K = 20  # predictions that a query whose predictions are kept may ask for
 FULL_QUEUES = 8  # clients that may have as many pending queries as one may
+
+RecentQuery = tuple[Predictor, QueryType, Query]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +44,8 @@ class MicroBatcher:
     """Answers pending queries of one run and kind by one call in a thread.
 
     Clients take turns, by the cost of their queries, so that no client waits for all queries of
-    another. With `max_predictions=1`, every query is answered alone.
+    another. Predictions of recent small queries are kept, since a served model does not change.
+    With `max_predictions=1`, every query is answered alone, and again when it is repeated.
     """
 
     def __init__(
@@ -56,15 +61,16 @@ class MicroBatcher:
         self._pending: FairQueue[PendingQueries] = FairQueue()
         self._num_pending: Counter[str] = Counter()  # queries by client
         self._arrived = asyncio.Event()
+        self._recent: OrderedDict[RecentQuery, list[Prediction]] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="predictions")
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         # The event loop keeps a core: products that wait for it spin, and take half as long again
-        # on two cores. The number is that of the thread; new threads have that of the last call.
+        # on two cores.
         num_threads = torch.get_num_threads()
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, torch.set_num_threads, max(1, num_threads - 1))
+        await loop.run_in_executor(self._thread, _limit_threads, max(1, num_threads - 1))
         torch.set_num_threads(num_threads)
         self._task = asyncio.create_task(self._work())
 
@@ -78,7 +84,16 @@ class MicroBatcher:
         self, predictor: Predictor, kind: QueryType, query: Query, *, client: str = ""
     ) -> list[Prediction]:
         """The predictions for one query; a wrong query raises a DualkgError."""
+        key = (predictor, kind, query)
+        kept = self._recent.get(key)
+        if kept is not None:
+            self._recent.move_to_end(key)
+            return kept.copy()
         [predictions] = await self.predict_all(predictor, kind, [query], client=client)
+        if query.k <= MAX_RECENT_K and self._max_predictions > 1:
+            self._recent[key] = predictions.copy()
+            if len(self._recent) > MAX_RECENT:
+                self._recent.popitem(last=False)
         return predictions
 
     async def predict_all(
@@ -140,6 +155,16 @@ class MicroBatcher:
         if not self._pending:
             self._arrived.clear()
         return [batches[key] for key in sorted(batches, key=lambda key: key[2])]
+
+
+def _limit_threads(number: int) -> None:
+    """Let the products of this thread alone use so many threads.
+
+    A thread takes its number over from the last call when it is first asked for, here at once: else
+    it would be that of the next call in another thread.
+    """
+    torch.set_num_threads(number)
+    torch.get_num_threads()
 
 
 def _deliver(pending: PendingQueries, result: list[list[Prediction]] | Exception) -> None:

@@ -21,10 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request, Response
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dualkg.errors import DualkgError
+from dualkg.serve.direct import QUERIES, direct_response
 from dualkg.serve.errors import HTTP, TimeLimitExceeded
 from dualkg.serve.fairness import client_of
 from dualkg.serve.replies import RETRY, ErrorReply, environment_reply, error_reply
@@ -272,6 +274,10 @@ class RequestMiddleware:
         is_large = len(body) > LARGE_BODY
         turn = self._service.large_requests.turn(exchange.client) if is_large else nullcontext()
         with self._counted(exchange.client):
+            answer = await self._direct_answer(exchange)
+            if answer is not None:
+                await answer(exchange.scope, exchange.receive, exchange.send)
+                return
             receive = _with_body(body, exchange.receive)
             async with turn:
                 scope = exchange.request
@@ -279,6 +285,17 @@ class RequestMiddleware:
                     await self._app(scope, receive, exchange.send)
                 finally:
                     exchange.route = str(getattr(scope.get("route"), "path_format", "other"))
+
+    async def _direct_answer(self, exchange: Exchange) -> Response | None:
+        """The response to a plain query, or to its error; None for every other request."""
+        if exchange.path not in QUERIES:
+            return None
+        exchange.route = exchange.path
+        try:
+            body = await direct_response(exchange.request, self._service)
+        except DualkgError as error:
+            return error_reply(error).as_json()
+        return None if body is None else Response(body, media_type="application/json")
 
     async def _accept(self, exchange: Exchange) -> bytes | ErrorReply | None:
         """The body of a request, or its refusal, or None if the client has gone."""

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import Depends, Query, Response
 from pydantic import Field, TypeAdapter
 from starlette.convertors import PathConvertor, register_url_convertor
 
@@ -17,11 +17,10 @@ from dualkg.inference.explanation import NamedTriple
 from dualkg.inference.prediction_sets import PredictionSet
 from dualkg.inference.predictor import Prediction, QueryType, known_facts
 from dualkg.serve import schemas
-from dualkg.serve.direct import DirectRoute
 from dualkg.serve.downloads import Table, item_row, table, triple_row
 from dualkg.serve.errors import IncompleteQuery
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_PREDICTIONS
-from dualkg.serve.replies import RESPONSES, error_reply
+from dualkg.serve.replies import error_reply
 from dualkg.serve.schemas import (
     PARTS,
     Answer,
@@ -46,7 +45,6 @@ class NameConvertor(PathConvertor):
 
 register_url_convertor("name", NameConvertor())
 routes = api_router("queries")
-direct_routes = APIRouter(tags=["queries"], responses=RESPONSES, route_class=DirectRoute)
 pages = page_router()
 Head = Annotated[str, Query(max_length=MAX_NAME_LENGTH, description="The head, by name or label.")]
 Relation = Annotated[
@@ -85,7 +83,7 @@ ROWS_AT_ONCE = 100  # of a long list, encoded without a break
 ANY = TypeAdapter[Any](Any)
 
 
-@direct_routes.get("/api/tails", response_model=Predictions)
+@routes.get("/api/tails", response_model=Predictions)
 async def tails(
     context: Context, head: Head, relation: Relation, k: K = 10, known: Known = "mark"
 ) -> Predictions | Response:
@@ -94,7 +92,7 @@ async def tails(
     return await _predictions(context, "tails", ids, k=k, known=known)
 
 
-@direct_routes.get("/api/heads", response_model=Predictions)
+@routes.get("/api/heads", response_model=Predictions)
 async def heads(
     context: Context, relation: Relation, tail: Tail, k: K = 10, known: Known = "mark"
 ) -> Predictions | Response:
@@ -103,7 +101,7 @@ async def heads(
     return await _predictions(context, "heads", ids, k=k, known=known)
 
 
-@direct_routes.get("/api/relations", response_model=Predictions)
+@routes.get("/api/relations", response_model=Predictions)
 async def relations(
     context: Context, head: Head, tail: Tail, k: K = 10, known: Known = "mark"
 ) -> Predictions | Response:
@@ -118,7 +116,7 @@ async def _predictions(
     async with context.large_request(k):
         predictions = await context.predict(kind, *ids.values(), k=k, known=known)
         parts = schemas.QueryParts.of(context.run.graph, ids)
-        verdicts = context.verdicts(ids, predictions)
+        verdicts = context.service.verdicts(context.run, ids, predictions)
         if k <= LARGE_REQUEST:
             items = [schemas.ScoredItem.model_validate(prediction) for prediction in predictions]
             for item, verdict in zip(items, verdicts, strict=True):

@@ -33,12 +33,15 @@ if TYPE_CHECKING:
     import uvicorn
 
 # Seconds after which Python switches threads. The thread that predicts releases the interpreter
-# with every product and then waits to get it back: by default 5 ms each time, while requests are
-# being read.
-SWITCH_INTERVAL = 0.0005
+# with every operation of PyTorch, some thirty a batch, and then waits to get it back: by default
+# 5 ms each time, while requests are being read. `benchmarks/serving.py` measures it.
+SWITCH_INTERVAL = 0.00005
 # Commands collect no garbage; a server must, or its memory grows by 5 KB a request.
 GC_THRESHOLDS = (5000, 10, 10)
 BACKLOG = 2048  # connections that wait to be accepted
+# uvloop accepts one connection of a socket in each round of the loop. A round of a busy server
+# answers all that have sent a request, so that the last of 64 new ones would wait a second.
+ACCEPTED_AT_ONCE = 16
 
 
 @dataclass
@@ -129,6 +132,18 @@ def bind(host: str, port: int) -> socket.socket:
         raise UnusablePort(port, host=host, reason=reason) from None
 
 
+def accepting_sockets(listening: socket.socket) -> list[socket.socket]:
+    """A listening socket several times: the loop accepts one connection of each in a round."""
+    return [listening, *(listening.dup() for _ in range(ACCEPTED_AT_ONCE - 1))]
+
+
+def freeze_memory() -> None:
+    """Exempt what is loaded by now from garbage collection: it lives as long as the server."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
 def address_of(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -174,17 +189,14 @@ def serve(
     address = address_of(listening)
     description(app)  # made now, so that no request waits for it
 
-    gc.collect()
-    gc.freeze()  # what is loaded by now lives as long as the server
-    gc.set_threshold(*GC_THRESHOLDS)
-
+    freeze_memory()
     previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     on_start(address)
     if open_browser:
         # In a thread, since a browser in a terminal runs until it is closed.
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
     try:
-        server.run(sockets=[listening])
+        server.run(sockets=accepting_sockets(listening))
     except KeyboardInterrupt:  # raised again by uvicorn after its graceful shutdown
         pass
     finally:

@@ -113,6 +113,12 @@ class ServedRun:
         return self.run.graph
 
     @cached_property
+    def decisions_file(self) -> Path | None:
+        """The file of the decisions on the run, if it has a folder."""
+        folder = self.run.folder
+        return None if folder is None else RunFolder(folder).decisions
+
+    @cached_property
     def name_search(self) -> NameSearch:
         return NameSearch(self.graph.entities)
 
@@ -343,8 +349,7 @@ class Service:
 
         A file that cannot be read has none here: who asks for the decisions is told why.
         """
-        folder = run.run.folder
-        path = None if folder is None else RunFolder(folder).decisions
+        path = run.decisions_file
         try:
             stat = path.stat() if path is not None else None
         except OSError:
@@ -359,6 +364,19 @@ class Service:
             decided = Decided.of(decisions, run.graph)
             self._decided[run.name] = (state, decided)
         return decided
+
+    def verdicts(
+        self, run: ServedRun, given: Mapping[Part, int], predictions: Sequence[Prediction]
+    ) -> list[Verdict | None]:
+        """The verdicts on the predictions for a query, given by the ids of two of its parts."""
+        decided = self.decided(run)
+        if not decided:
+            return [None] * len(predictions)
+        names = {part: vocabulary_of(run.graph, part)[id] for part, id in given.items()}
+        [missing] = (part for part in PARTS if part not in names)
+        return [
+            decided.verdict(**{**names, missing: prediction.name}) for prediction in predictions
+        ]
 
     def entity_map(self, run: ServedRun) -> MapWork:
         """The map of a run: read, or computed by a daemon thread, which takes minutes.
@@ -433,20 +451,6 @@ class RequestContext:
     @property
     def decided(self) -> Decided:
         return self.service.decided(self.run)
-
-    def verdicts(
-        self, given: Mapping[Part, int], predictions: Sequence[Prediction]
-    ) -> list[Verdict | None]:
-        """The verdicts on the predictions for a query, given by the ids of two of its parts."""
-        decided = self.decided
-        if not decided:
-            return [None] * len(predictions)
-        graph = self.run.graph
-        names = {part: vocabulary_of(graph, part)[id] for part, id in given.items()}
-        [missing] = (part for part in PARTS if part not in names)
-        return [
-            decided.verdict(**{**names, missing: prediction.name}) for prediction in predictions
-        ]
 
     @property
     def can_decide(self) -> bool:
