@@ -365,6 +365,16 @@ def test_check_advises_the_command_that_repairs(folder, run_cli):
     assert expected in run_cli("check", folder.path).out
 
 
+def test_check_words_the_reason_of_a_foreign_calibration_as_a_command(folder, run_cli):
+    calibration = json.loads(folder.calibration.read_text())
+    calibration["made_from"] = "0" * 64
+    folder.calibration.write_text(json.dumps(calibration))
+    [check] = run_cli("check", folder.path, "--json").json["runs"]
+    [reason] = [file["reason"] for file in check["files"] if file["file"] == "calibration.json"]
+    assert f"dualkg calibrate {folder.path} --overwrite" in reason
+    assert "kg.calibrate" not in reason
+
+
 def test_a_damaged_ensemble_is_made_again_from_its_runs(folder, trained, tmp_path):
     both = kg.Ensemble([folder.path, trained], weights="equal").save(tmp_path / "both")
     flip(RunFolder(both).ensemble, 5)

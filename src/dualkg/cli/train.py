@@ -241,7 +241,7 @@ def check(run: cli.RunPath) -> cli.Output:
     """
     from dualkg.inference.integrity import check_run
 
-    checks = check_run(run)
+    checks = check_run(run, words=COMMAND)
     ok = all(of_run.ok for of_run in checks)
     data = {"ok": ok, "runs": [of_run.as_dict(COMMAND) for of_run in checks]}
     yield cli.Result(data, status=0 if ok else 1)

@@ -11,7 +11,7 @@ import torch
 
 from dualkg.analysis.projection import load_map
 from dualkg.data.graph import SPLITS
-from dualkg.errors import PYTHON, DamagedFile, RequestError, Words
+from dualkg.errors import PYTHON, DamagedFile, DualkgError, RequestError, Words
 from dualkg.evaluation.report import load_ranks
 from dualkg.extras import UntrustedCode
 from dualkg.files import exists, lock_holder, read_json, strays
@@ -106,28 +106,30 @@ class RunCheck:
         return {"ok": self.ok, **asdict(self), "advice": advice}
 
 
-def check_run(path: str | Path) -> list[RunCheck]:
+def check_run(path: str | Path, *, words: Words = PYTHON) -> list[RunCheck]:
     """Read and hash every file of a run.
 
-    An ensemble is checked with its members, and a folder of several seeds by the runs in it.
+    An ensemble is checked with its members, and a folder of several seeds by the runs in it. The
+    reasons of damage are in the words of a reader.
     """
     folder = RunFolder(path)
     seeds = folder.seeds()
     if seeds:
-        return [_check(RunFolder(recipe.parent)) for recipe in seeds]
+        return [_check(RunFolder(recipe.parent), words) for recipe in seeds]
 
     folder.check_is_run()
-    checks = [_check(folder)]
+    checks = [_check(folder, words)]
     if folder.ensemble.exists() and checks[0].ok:
         for member in SavedEnsemble.read(folder.ensemble).folders(folder.path):
-            checks += check_run(member.path)
+            checks += check_run(member.path, words=words)
     return checks
 
 
-def _check(folder: RunFolder) -> RunCheck:
+def _check(folder: RunFolder, words: Words) -> RunCheck:
     """Check one run."""
     recorded = _check_recorded_files(folder)
-    unrecorded = _check_other_files(folder, {check.top_level_name for check in recorded})
+    recorded_names = {check.top_level_name for check in recorded}
+    unrecorded = _check_other_files(folder, recorded_names, words)
     checks = [*recorded, *unrecorded]
     return RunCheck(
         run=str(folder.path),
@@ -157,7 +159,7 @@ def _check_recorded_files(folder: RunFolder) -> list[FileCheck]:
     return checks
 
 
-def _check_other_files(folder: RunFolder, checked: set[str]) -> list[FileCheck]:
+def _check_other_files(folder: RunFolder, checked: set[str], words: Words) -> list[FileCheck]:
     """Check the files that the report has no checksums of, by reading them."""
     checks = []
     for file, read in _readers(folder).items():
@@ -168,6 +170,8 @@ def _check_other_files(folder: RunFolder, checked: set[str]) -> list[FileCheck]:
             result = read(file)
             note = str(result) if isinstance(result, Note) else ""
             checks.append(FileCheck(file.name, "readable", note))
+        except DualkgError as error:
+            checks.append(FileCheck(file.name, "damaged", error.in_words(words)))
         except Exception as error:  # Libraries raise many kinds of errors for damaged bytes.
             checks.append(FileCheck(file.name, "damaged", str(error) or type(error).__name__))
     return checks
