@@ -45,6 +45,7 @@ from dualkg.training.fused import OneVsAllFusedStep
 from dualkg.training.launcher import VARIABLES, num_processes
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
+from dualkg.training.sharded_checkpoint import DAMAGED_SHARD
 from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import Trainer
 from dualkg.training.updates import OnePassAdagrad, optimizer_tensors
@@ -761,7 +762,7 @@ def test_two_checkpoints_are_kept_and_an_incomplete_one_is_not_used(tmp_path: Pa
     assert sorted(found.name for found in path.iterdir()) == ["000003", "000005", "latest.json"]
     [file] = (path / "000005").iterdir()
     file.write_bytes(b"damaged")
-    with refused(DamagedFile, path=file, reason=distributed.DAMAGED_SHARD, silent=False):
+    with refused(DamagedFile, path=file, reason=DAMAGED_SHARD, silent=False):
         train_some_steps(group, CHANGES, path, 4, 5, None)
 
 
