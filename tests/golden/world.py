@@ -15,9 +15,9 @@ from dualkg.inference import Prediction, Predictor, index_build
 from dualkg.inference.calibration import calibration_for
 from dualkg.inference.classification import evaluate_classification
 from dualkg.inference.completion import check_completion, complete
+from dualkg.inference.entity_facts import predicted_facts
 from dualkg.inference.export import export
 from dualkg.inference.index import measure_storage_formats
-from dualkg.inference.predictor import predicted_facts
 from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 from dualkg.inference.scoring import triple_log_probabilities
 from dualkg.training import load_run

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.errors import RequestError
-from dualkg.inference.predictor import Fact, Predictor, Query, predicted_facts
+from dualkg.inference.entity_facts import Fact, predicted_facts
+from dualkg.inference.predictor import Predictor, Query
 
 Ids = npt.NDArray[np.int64]
 MAX_EDGES = 200_000  # that one step of a search looks at, those of entities of low degree first

@@ -11,7 +11,7 @@ from fastapi import Query, Response
 from fastapi.responses import JSONResponse
 
 from dualkg.data.roles import End
-from dualkg.inference.predictor import known_facts, predicted_facts
+from dualkg.inference.entity_facts import known_facts, predicted_facts
 from dualkg.logs import describe_time_left
 from dualkg.serve.downloads import Table, item_row, table, triple_row
 from dualkg.serve.errors import UnknownNameError
@@ -227,7 +227,7 @@ def _copied(name: str) -> CopiedQuery:
     path = f"/api/entity/{quote(name, safe='')}"
     python = (
         "import dualkg as kg\n"
-        "from dualkg.inference.predictor import known_facts, predicted_facts\n\n"
+        "from dualkg.inference.entity_facts import known_facts, predicted_facts\n\n"
         "predictor = kg.load_run(RUN).predictor()\n"
         f"entity = predictor.graph.entities.id({name!r})\n"
         "known, number = known_facts(predictor, entity, limit=500)\n"

@@ -9,13 +9,13 @@ from fastapi import Query, Response
 from pydantic import Field
 
 from dualkg.errors import DualkgError
+from dualkg.inference.entity_facts import Fact
 from dualkg.inference.entity_paths import (
     EntityPath,
     SameEntity,
     known_paths,
     predicted_paths,
 )
-from dualkg.inference.predictor import Fact
 from dualkg.serve.downloads import Table, table, triple_row
 from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.queries import EntityName

@@ -13,9 +13,10 @@ from starlette.convertors import PathConvertor, register_url_convertor
 
 from dualkg.errors import DualkgError
 from dualkg.inference.decisions import Verdict
+from dualkg.inference.entity_facts import known_facts
 from dualkg.inference.explanation import NamedTriple
 from dualkg.inference.prediction_sets import PredictionSet
-from dualkg.inference.predictor import Prediction, QueryType, known_facts
+from dualkg.inference.predictor import Prediction, QueryType
 from dualkg.serve import schemas
 from dualkg.serve.downloads import Table, item_row, table, triple_row
 from dualkg.serve.errors import IncompleteQuery
