@@ -135,11 +135,11 @@ def test_storage_formats(run_cli, run):
         ),
         (
             ["--task", "relation", "--by", "relation"],
-            "--task relation reports totals only. Leave out --by.",
+            "--by is for reports of groups; --task relation does not take it.",
         ),
         (
             ["--task", "relation", "--negatives", "x.tsv"],
-            "--negatives is for --task classification",
+            "--negatives is for --task classification; --task relation does not take it.",
         ),
         (
             ["--task", "classification", "--by", "direction"],
@@ -151,11 +151,11 @@ def test_storage_formats(run_cli, run):
         ),
         (
             ["--storage", "int8", "--by", "relation"],
-            "--storage reports totals only. Leave out --by.",
+            "--by is for reports of groups; --storage does not take it.",
         ),
         (
             ["--storage", "int8", "--task", "relation"],
-            "--storage reports totals only. Leave out --task relation.",
+            "--storage ranks heads and tails. Leave out --task relation.",
         ),
         (
             ["--storage", "int9"],
@@ -236,6 +236,8 @@ def test_hits_at_any_k_and_restricted_candidates(run_cli, run, tmp_path):
         (("--hits", "0"), "--hits should be a list of whole numbers from 1"),
         (("--hits", "3", "--task", "classification"), "--hits is for rankings"),
         (("--type-constrained", "--candidates", "a.npz"), "exclude each other"),
+        (("--queries", "5", "--candidates", "a.npz"), "exclude each other"),
+        (("--queries", "5", "--storage", "int8"), "--queries is for ranking heads and tails"),
         (
             ("--type-constrained", "--task", "relation"),
             "--type-constrained is for ranking heads and tails",

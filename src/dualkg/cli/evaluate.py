@@ -31,6 +31,15 @@ STORAGE = (
     "zeros)."
 )
 RUNS = "Folder of a run, an ensemble, runs with several seeds, or a record."
+# What an option of `evaluate` is for, and the evaluations that take it.
+PURPOSES = {
+    "--by": ("reports of groups", ("--task link", "--task classification")),
+    "--hits": ("rankings of entities or relations", ("--task link", "--task relation")),
+    "--candidates": ("ranking heads and tails", ("--task link",)),
+    "--type-constrained": ("ranking heads and tails", ("--task link",)),
+    "--queries": ("ranking heads and tails", ("--task link",)),
+    "--negatives": ("--task classification", ("--task classification",)),
+}
 SIGNIFICANT = 0.05  # p-values below it are printed bold
 T = TypeVar("T")
 
@@ -56,16 +65,15 @@ def evaluate(
 
     --task selects another task.
     """
-    _check_evaluation(
-        task=task,
-        by=by,
-        hits=hits,
-        storage=storage,
-        negatives=negatives is not None,
-        candidates=candidates is not None,
-        type_constrained=type_constrained,
-        queries=queries is not None,
-    )
+    given = {
+        "--by": by,
+        "--hits": hits,
+        "--candidates": candidates,
+        "--type-constrained": type_constrained,
+        "--queries": queries,
+        "--negatives": negatives,
+    }
+    _check_evaluation(given, task=task, storage=bool(storage))
     ks = cli.parse_hits(hits)
     if kg.workflows.num_processes() > 1:
         if storage or task == "classification":
@@ -124,48 +132,22 @@ def _evaluate(
     return _rank(report, by, ks)
 
 
-def _check_evaluation(
-    *,
-    task: Task,
-    by: str | None,
-    hits: str | None,
-    storage: str | None,
-    negatives: bool,
-    candidates: bool,
-    type_constrained: bool,
-    queries: bool,
-) -> None:
-    """Refuse options of `evaluate` that exclude each other."""
-    if negatives and task != "classification":
+def _check_evaluation(given: Mapping[str, object], *, task: Task, storage: bool) -> None:
+    """Refuse options of `evaluate`, by name, that do not go together."""
+    job = "--storage" if storage else f"--task {task}"
+    if storage and task != "link":
+        raise cli.OptionConflict(f"--storage ranks heads and tails. Leave out --task {task}.")
+    for option, value in given.items():
+        purpose, jobs = PURPOSES[option]
+        if value not in (None, False) and job not in jobs:
+            raise cli.OptionConflict(f"{option} is for {purpose}; {job} does not take it.")
+    for other in ("--type-constrained", "--queries"):
+        if given["--candidates"] and given[other] not in (None, False):
+            raise cli.OptionConflict(f"--candidates and {other} exclude each other. Leave out one.")
+    if task == "classification" and given["--by"] not in (None, "relation"):
         raise cli.OptionConflict(
-            "--negatives is for --task classification; the other tasks rank all candidates."
+            f"--task classification can be reported by relation; '{given['--by']}' was given."
         )
-    if storage and (by or task != "link"):
-        wrong = "--by" if by else f"--task {task}"
-        raise cli.OptionConflict(f"--storage reports totals only. Leave out {wrong}.")
-    if by and task == "relation":
-        raise cli.OptionConflict("--task relation reports totals only. Leave out --by.")
-    if by not in (None, "relation") and task == "classification":
-        raise cli.OptionConflict(
-            f"--task classification can be reported by relation; '{by}' was given."
-        )
-    if candidates and type_constrained:
-        raise cli.OptionConflict(
-            "--candidates and --type-constrained exclude each other. Leave out one."
-        )
-    if (candidates or type_constrained) and (storage or task != "link"):
-        restriction = "--candidates" if candidates else "--type-constrained"
-        raise cli.OptionConflict(
-            f"{restriction} is for ranking heads and tails. Leave it out, or leave out "
-            "--task/--storage."
-        )
-    if queries and (candidates or storage or task != "link"):
-        raise cli.OptionConflict(
-            "--queries is for ranking heads and tails among all entities. Leave it out, or leave "
-            "out --candidates/--task/--storage."
-        )
-    if hits and (storage or task == "classification"):
-        raise cli.OptionConflict("--hits is for rankings of entities or relations. Leave it out.")
 
 
 def _rank(report: kg.Report, by: str | None, ks: tuple[int, ...]) -> cli.Output:
