@@ -195,7 +195,7 @@ def test_bytes_after_a_refusal_do_not_hold_a_connection(client_of, connect):
 
 def test_a_client_that_does_not_read_is_cut_off(served, connect):
     app = application(served, limits=Limits(receive_seconds=0.1, idle_seconds=0))
-    with running(app) as (address, server), httpx.Client(base_url=address) as client:
+    with running(app) as (address, server), httpx.Client(base_url=address, timeout=LIMIT) as client:
         slow = connect(client)
         until(lambda: len(server.server_state.connections) == 1)
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -458,7 +458,7 @@ def test_pages_of_an_ensemble_offer_no_explanation(run_folders):
     ensemble = ServedRun.of(kg.Ensemble(run_folders, weights="equal"), name="both")
     member = ServedRun.of(kg.load_run(run_folders[1]), name="member")
     app = application(ServedRuns([ensemble, member]))
-    with serving(app) as address, httpx.Client(base_url=address) as client:
+    with serving(app) as address, httpx.Client(base_url=address, timeout=LIMIT) as client:
         query = {"head": "Twenty", "relation": "likes"}
         assert "Why?" not in client.get("/", params=query).raise_for_status().text
         assert "Why?" in client.get("/", params={**query, "run": "member"}).text
@@ -471,7 +471,7 @@ def test_pages_of_a_path_network_have_no_similar_entities(run_folders):
     model = kg.PathNetwork(graph, dim=4, steps=2)
     run = kg.train(model, graph, epochs=1)
     app = application(ServedRuns([ServedRun.of(run, name="paths")]))
-    with serving(app) as address, httpx.Client(base_url=address) as client:
+    with serving(app) as address, httpx.Client(base_url=address, timeout=LIMIT) as client:
         assert "Similar entities" not in client.get("/entity/Twenty").raise_for_status().text
         assert client.get("/api/entity/Twenty").raise_for_status().json()["similar"] == []
         for address in ("/api/similar", "/map.json"):

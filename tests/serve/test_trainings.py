@@ -30,7 +30,7 @@ from dualkg.training.checkpoint import save_tensors
 from dualkg.training.errors import TrainingInterrupted
 from dualkg.workflows.events import GraphChecked
 from tests.conftest import graph_of
-from tests.processes import until
+from tests.processes import LIMIT, until
 from tests.serve.conftest import serving
 
 TEXT = "".join(
@@ -287,8 +287,10 @@ def test_a_page_of_a_training_has_its_curve(served, tmp_path):
     training.points = [{"epoch": float(epoch), "loss": 9.0 - epoch} for epoch in (1, 2)]
     app.state.service.trainings.by_name[training.name] = training
     with serving(app) as address:
-        page = httpx.get(f"{address}/training", params={"name": training.name}).text
-        content = httpx.get(f"{address}/training.json", params={"name": training.name}).json()
+        page = httpx.get(f"{address}/training", params={"name": training.name}, timeout=LIMIT).text
+        content = httpx.get(
+            f"{address}/training.json", params={"name": training.name}, timeout=LIMIT
+        ).json()
     assert 'value="0.500"' in page
     assert 'class="line a"' in page
     assert "<b>mine" not in page
@@ -308,11 +310,11 @@ def test_a_run_that_another_process_trains_is_shown(run_folders, tmp_path):
         with serving(application(served)) as address:
 
             def state():
-                return httpx.get(f"{address}/training.json?name=busy").json()
+                return httpx.get(f"{address}/training.json?name=busy", timeout=LIMIT).json()
 
             until(lambda: state()["points"])
             assert state()["stage"] == "training"
-            assert "busy" in httpx.get(f"{address}/train").text
+            assert "busy" in httpx.get(f"{address}/train", timeout=LIMIT).text
     finally:
         process.send_signal(signal.SIGINT)
         process.wait()
@@ -323,7 +325,7 @@ def test_a_server_without_a_finished_run_shows_the_training(tmp_path):
     app = application(ServedRuns([], in_training=[folder]))
     training = app.state.service.trainings.show(folder)
     training.receive({"kind": "stage", "stage": "training"})
-    with serving(app) as address, httpx.Client(base_url=address) as client:
+    with serving(app) as address, httpx.Client(base_url=address, timeout=LIMIT) as client:
         reply = client.get("/", follow_redirects=True)
         assert str(reply.url).endswith("/training?name=mine")
         assert "No run is finished yet." in reply.text
@@ -346,7 +348,7 @@ def test_a_training_of_this_process_is_shown_and_then_served(tmp_path, is_calibr
     folder = tmp_path / "mine"
     with LiveServer(folder, port=0, device="cpu") as server:
         report = server.reporter()
-        with httpx.Client(base_url=server.address) as client:
+        with httpx.Client(base_url=server.address, timeout=LIMIT) as client:
 
             def state():
                 return client.get("/training.json?name=mine").json()
