@@ -17,10 +17,13 @@ def environment(
     device: torch.device, *, fingerprint: str, engine: str | None = None
 ) -> dict[str, object]:
     """What a run was made with: versions, commit, device, threads, engine, hash of the data."""
+    packages = {name: installed_version(name) for name in PACKAGES}
+    # The release has the same number for a CPU and for each version of CUDA.
+    packages["torch"] = str(torch.__version__)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "packages": {name: installed_version(name) for name in PACKAGES},
+        "packages": packages,
         "commit": _commit(),
         "platform": platform.platform(),
         "processor": processor(),

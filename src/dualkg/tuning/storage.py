@@ -122,12 +122,14 @@ def _open_sqlite(url: str, database: str | None) -> StudyStorage:
     if not database or database == ":memory:":
         return StudyStorage(RDBStorage(url, options))
 
+    # Without a pool, each transaction closes its connection, and none is left for the end.
+    options["poolclass"] = sqlalchemy.NullPool
     path = Path(database)
     if path.parent.is_dir():
         _create_sqlite(path)
         # A URL with settings of its own is opened by SQLAlchemy.
         if url == sqlite_url(path):
-            options = {"creator": partial(_connect, path)}
+            options = {"creator": partial(_connect, path), "poolclass": sqlalchemy.NullPool}
     return StudyStorage(RDBStorage(url, options), lock_path=path)
 
 
