@@ -25,7 +25,7 @@ from dualkg.errors import (
 from dualkg.training.recipe import load_recipe
 from dualkg.tuning.search import SearchInterrupted, search
 from dualkg.tuning.space import space_from
-from dualkg.tuning.storage import StorageNotOpened
+from dualkg.tuning.storage import StorageNotOpened, open_storage, sqlite_url
 from dualkg.tuning.study import DifferentSearch, trials_by_slot
 from tests.raising import refused
 
@@ -40,8 +40,8 @@ FOUR = space({"model.dim": [2, 3], "optimizer.learning_rate": [0.1, 0.3]})
 
 
 def trials_in(out):
-    study = optuna.load_study(study_name="it", storage=f"sqlite:///{out / 'study.db'}")
-    return study.trials
+    storage = open_storage(sqlite_url(out / "study.db"))
+    return optuna.load_study(study_name="it", storage=storage.backend).trials
 
 
 def test_grid_writes_its_results_and_repeats_nothing_when_called_again(small_graph, tmp_path):
