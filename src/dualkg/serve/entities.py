@@ -13,9 +13,10 @@ from fastapi.responses import JSONResponse
 from dualkg.data.roles import End
 from dualkg.inference.predictor import known_facts, predicted_facts
 from dualkg.logs import describe_time_left
-from dualkg.serve.downloads import Table, item_row, table, triple_row
+from dualkg.serve.downloads import Table, fact_row, item_row, table, triple_row
 from dualkg.serve.errors import UnknownNameError
 from dualkg.serve.limits import MAX_MATCHES, MAX_NAME_LENGTH
+from dualkg.serve.list_filter import Filtered
 from dualkg.serve.queries import EntityName, page_query, query_results
 from dualkg.serve.schemas import (
     Entity,
@@ -168,8 +169,11 @@ async def _decided_facts(context: RequestContext, entity: int) -> dict[str, list
             triples.append(ids)
             verdicts.append(decision.verdict)
     by_verdict: dict[str, list[LabelledFact]] = {"accepted": [], "rejected": []}
-    scored = zip(triples, verdicts, await context.score(triples), strict=True)
-    for ids, verdict, prediction in sorted(scored, key=lambda row: -(row[2].probability or 0.0)):
+    listed = np.array(triples).reshape(-1, 3)
+    remarks = await context.in_thread(lambda: context.run.remarker.of_triples(listed))
+    scored = zip(triples, verdicts, await context.score(triples), remarks, strict=True)
+    ordered = sorted(scored, key=lambda row: -(row[2].probability or 0.0))
+    for ids, verdict, prediction, of_triple in ordered:
         if prediction.split is None:
             fact = LabelledFact.of(
                 graph,
@@ -178,6 +182,7 @@ async def _decided_facts(context: RequestContext, entity: int) -> dict[str, list
                 probability=prediction.probability,
                 answer_probability=prediction.answer_probability,
             )
+            fact.remark(graph, of_triple)
             by_verdict[verdict].append(fact)
     return by_verdict
 
@@ -236,7 +241,7 @@ def _copied(name: str) -> CopiedQuery:
     return CopiedQuery(path, {}, command="serve", options={"get": path}, python=python)
 
 
-@table("known-facts")
+@table("known-facts", of_facts=True)
 async def known_facts_table(context: Context, name: EntityName) -> Table:
     """All known facts of an entity."""
     run = context.run
@@ -246,16 +251,12 @@ async def known_facts_table(context: Context, name: EntityName) -> Table:
     return Table(run.name, [{**triple_row(fact), "split": fact.split} for fact in facts])
 
 
-@table("predicted-facts")
-async def predicted_facts_table(context: Context, name: EntityName) -> Table:
+@table("predicted-facts", of_facts=True)
+async def predicted_facts_table(context: Context, name: EntityName, filter: Filtered) -> Table:
     """The predicted facts of an entity, and those that were decided on."""
     details = await entity(context, name)
-    rows = []
-    for fact in [*details.predicted, *details.accepted, *details.rejected]:
-        row = triple_row(fact) | {"verdict": fact.verdict, "probability": fact.probability}
-        row |= {"answer_probability": fact.answer_probability}
-        rows.append(row | {"head_type": fact.head_type, "tail_type": fact.tail_type})
-    return Table(details.run, rows)
+    facts = [*details.predicted, *details.accepted, *details.rejected]
+    return Table(details.run, [fact_row(fact) for fact in facts if filter.admits(context, fact)])
 
 
 @table("similar-entities")

@@ -17,7 +17,7 @@ from dualkg.inference.completion import Completion
 from dualkg.inference.decisions import Triple
 from dualkg.serve import schemas
 from dualkg.serve.decisions import decisions
-from dualkg.serve.downloads import Table, table, triple_row
+from dualkg.serve.downloads import Table, fact_row, table
 from dualkg.serve.errors import (
     CompletionRunning,
     ServerStopping,
@@ -25,6 +25,7 @@ from dualkg.serve.errors import (
     public_message,
 )
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_NEW_TRIPLES
+from dualkg.serve.list_filter import Filtered
 from dualkg.serve.schemas import CompletionLine
 from dualkg.serve.service import Context, RequestContext, ServedRun
 from dualkg.serve.snippets import CopiedQuery, call_arguments, snippets
@@ -359,26 +360,30 @@ def names_of(line: CompletionLine) -> Triple:
 
 
 @routes.get("/facts.json", include_in_schema=False)
-async def new_facts(context: Context, options: Options, show: Show = "all") -> schemas.NewFacts:
+async def new_facts(
+    context: Context, options: Options, filter: Filtered, show: Show = "all"
+) -> schemas.NewFacts:
     """The page of new facts as JSON: the whole list at once, with the decisions."""
     async with aclosing(listed_facts(context, options, show)) as lines:
         facts = [
-            schemas.NewFact.model_validate(line) async for line in lines if line.kind == "triple"
+            schemas.NewFact.model_validate(line)
+            async for line in lines
+            if line.kind == "triple" and filter.admits(context, line)
         ]
     return schemas.NewFacts(run=context.run.name, facts=facts)
 
 
-@table("new-facts")
-async def facts_table(context: Context, options: Options, show: Show = "all") -> Table:
-    """The list of the page."""
-    listed = await new_facts(context, options, show)
+@table("new-facts", of_facts=True)
+async def facts_table(
+    context: Context, options: Options, filter: Filtered, show: Show = "all"
+) -> Table:
+    """The list of the page; the ranks are those of the whole list."""
     rows = []
-    for rank, fact in enumerate(listed.facts, start=1):
-        row = {"rank": rank, **triple_row(fact), "probability": fact.probability}
-        row |= {"answer_probability": fact.answer_probability}
-        row |= {"head_type": fact.head_type, "tail_type": fact.tail_type}
-        rows.append({**row, "verdict": fact.verdict})
-    return Table(listed.run, rows)
+    async with aclosing(listed_facts(context, options, show)) as lines:
+        async for line in lines:
+            if line.kind == "triple" and filter.admits(context, line):
+                rows.append({"rank": line.rank, **fact_row(line)})
+    return Table(context.run.name, rows)
 
 
 def _copied(relation: str, min_probability: float, top: int, types: bool) -> CopiedQuery:

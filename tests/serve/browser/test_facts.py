@@ -1,5 +1,9 @@
 """The page of new facts in a browser."""
 
+import csv
+import io
+import json
+
 import pytest
 
 from dualkg.training.run import RunFolder
@@ -115,6 +119,53 @@ def test_facets_filter_the_list_and_count(opened):
     page.get_by_role("button", name="All again").click()
     assert page.locator(".fact:visible").count() == 100
     assert "facet=" not in page.url
+
+
+def shown(page) -> list[tuple[str, ...]]:
+    return [
+        tuple(row)
+        for row in page.eval_on_selector_all(
+            ".fact",
+            """rows => rows.filter((row) => row.checkVisibility()).map(
+              (row) => [row.dataset.head, row.dataset.relation, row.dataset.tail])""",
+        )
+    ]
+
+
+def in_file(page, suffix: str) -> list[tuple[str, ...]]:
+    address = page.get_attribute(f"[data-list] .table-files a[href*='.{suffix}']", "href")
+    text = page.request.get(address).text().removeprefix("\ufeff")
+    if suffix == "json":
+        rows = json.loads(text)["rows"]
+    else:
+        rows = csv.DictReader(io.StringIO(text, newline=""))
+    return [(row["head"], row["relation"], row["tail"]) for row in rows]
+
+
+def test_files_have_the_rows_of_the_page(opened):
+    """With facets, the switch for unusual types, a verdict, and after a reload."""
+    page = listed(opened("/facts?top=200&types=false"))
+    page.locator(".fact[data-relation=likes]").first.get_by_role("button", name="Accept").click()
+    page.wait_for_selector("[data-count=accepted]:has-text('1')")
+    assert in_file(page, "json") == shown(page)
+
+    facet(page, "Relation", "likes").click()
+    likes = shown(page)
+    assert 0 < len(likes) < 200
+    assert in_file(page, "json") == likes
+    facet(page, "Verdict", "undecided").click()
+    assert in_file(page, "json") == shown(page)
+    page.reload()
+    listed(page)
+    assert in_file(page, "json") == shown(page)
+    page.evaluate("localStorage.setItem('hide-unusual', 'yes')")
+    page.reload()
+    listed(page)
+    links = page.locator("[data-list-file]").evaluate_all("all => all.map((link) => link.href)")
+    assert len(links) == 5
+    assert all("hide_unusual=true" in link and "facet=Relation%3Alikes" in link for link in links)
+    as_json = page.get_attribute("footer a[data-list-file]", "href")
+    assert len(page.request.get(as_json).json()["facts"]) == len(shown(page))
 
 
 @pytest.mark.slow
