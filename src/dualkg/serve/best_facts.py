@@ -25,22 +25,19 @@ NUM_FOUND = 100
 
 
 async def best_facts(context: RequestContext, relation: Item | None) -> list[CompletionLine]:
-    """The best new facts that nobody has decided on; the search is done once for each relation."""
-    key = (context.run.name, relation.id if relation else None)
-    cache = context.service.best_facts
-    if key not in cache:
-        options = {
-            "top": NUM_FOUND,
-            "types": context.run.search_takes_long(relation),
-            "relations": [relation.id] if relation else None,
-        }
-        async with aclosing(completion(context, options)) as lines:
-            cache[key] = [line async for line in lines if line.kind == "triple"]
+    """The best new facts that nobody has decided on."""
+    options = {
+        "top": NUM_FOUND,
+        "types": context.run.search_takes_long(relation),
+        "relations": [relation.id] if relation else None,
+    }
+    async with aclosing(completion(context, options)) as lines:
+        found = [line async for line in lines if line.kind == "triple"]
 
     decided = context.decided
     undecided = []
     seen: set[Triple] = set()
-    for line in cache[key]:
+    for line in found:
         triple = names_of(line)
         is_reverse = triple[1] in decided.symmetric and triple[::-1] in seen
         if not is_reverse and not decided.on(*triple):

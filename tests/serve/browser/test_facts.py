@@ -3,11 +3,18 @@
 import csv
 import io
 import json
+import threading
+from dataclasses import replace
 
 import pytest
 
+from dualkg.inference.completion import complete
+from dualkg.serve.app import application
+from dualkg.serve.service import ServedRuns
 from dualkg.training.run import RunFolder
+from tests.processes import LIMIT
 from tests.serve.browser.conftest import PHONE, overflow
+from tests.serve.conftest import serving
 
 
 @pytest.fixture(autouse=True)
@@ -217,3 +224,56 @@ def test_on_a_phone(opened):
     page = listed(opened("/facts?top=500", viewport=PHONE, color_scheme="dark"))
     assert page.locator(".fact").count() == 500
     assert overflow(page) == 0
+
+
+@pytest.fixture
+def slow_searches(browser, served):
+    """A page of a server whose searches report the best so far, and go on when they are told to."""
+    gate = threading.Event()
+
+    def waiting(*args, on_progress, on_best, **options):
+        found = complete(*args, **options)
+        on_progress(1, 4)
+        on_best(found.first(10))
+        while not gate.wait(0.01):
+            on_progress(1, 4)
+        return found
+
+    runs = ServedRuns([replace(served.get("calibrated"), complete=waiting)])
+    with serving(application(runs)) as address:
+        page = browser.new_page(base_url=address)
+        page.set_default_timeout(1000 * LIMIT)
+        yield page, gate
+        gate.set()
+        page.context.close()
+
+
+def test_provisional_rows_are_replaced_by_the_final_list(slow_searches):
+    page, gate = slow_searches
+    page.goto("/facts?top=20&types=false")
+    page.wait_for_selector(".fact >> nth=9")
+    assert page.locator("[data-provisional]").is_visible()
+    assert page.locator("[data-list] .table-files").is_hidden()
+    assert page.locator("[data-progress]").evaluate("bar => bar.value / bar.max") == 0.25
+    gate.set()
+    listed(page)
+    assert page.locator(".fact").count() == 20
+    assert page.locator("[data-provisional]").is_hidden()
+    assert page.locator("[data-list] .table-files").is_visible()
+
+
+def test_stop_keeps_the_rows_and_says_what_they_are(slow_searches):
+    page, _ = slow_searches
+    page.goto("/facts?top=20&types=false")
+    page.wait_for_selector(".fact >> nth=9")
+    page.wait_for_selector("[data-stop]:visible")
+    page.click("[data-stop]")
+    listed(page)
+    assert page.inner_text("[data-status]") == "Stopped after 25 % of the search. Search again"
+    number = page.locator(".fact").count()
+    assert f"{number} provisional rows" in page.inner_text("[data-provisional]")
+    assert page.locator("[data-list] .table-files").is_hidden()
+    # Rows that were kept can be decided on.
+    page.keyboard.press("j")
+    page.keyboard.press("a")
+    page.wait_for_selector("[data-count=accepted]:has-text('1')")
