@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import numpy as np
@@ -47,6 +47,8 @@ MAX_EXPORTED = 1_000_000  # known facts of one entity in a file
 NUM_PREDICTED = 20
 NUM_SIMILAR = 10
 MAP_PREDICTIONS = 200
+POSITIONS_INTERVAL = 0.05  # seconds between two looks for the first positions of a map
+SoFar = Literal["nothing", "positions", "all"]
 MAP_COLOURS = 7  # of the script that draws the map
 # The probability that is coloured fully on the map if no prediction has a higher one.
 MIN_SCALE = 0.002
@@ -360,28 +362,45 @@ async def entity_map(
     wait: Annotated[
         float | None, Query(ge=0, le=60, description="Seconds to wait for a map in the making.")
     ] = None,
+    so_far: Annotated[
+        SoFar, Query(description="Send the map so far, or its positions, with the status 202.")
+    ] = "nothing",
 ) -> Response:
     """The t-SNE position of each entity; until it has been computed, the status is 202.
 
     It is computed once, which may take minutes, and stored. The response 202 has the share that is
-    `done`, and `seconds_left`. What nobody asks for during a minute is not computed to its end.
+    `done`, and `seconds_left`, and `so_far` the positions so far: principal components at first.
+    What nobody asks for during a minute is not computed to its end.
     """
     run = context.run
     limits = context.service.limits
     work = context.service.entity_map(run)
     future = asyncio.wrap_future(work.future)
     longest = limits.map_share * limits.seconds
-    done, _ = await asyncio.wait([future], timeout=longest if wait is None else min(wait, longest))
+    seconds = longest if wait is None else min(wait, longest)
+    if so_far == "all":  # the first picture
+        until = asyncio.get_running_loop().time() + seconds
+        while work.positions is None and asyncio.get_running_loop().time() < until:
+            if (await asyncio.wait([future], timeout=POSITIONS_INTERVAL))[0]:
+                break
+        seconds = 0.0
+    done, _ = await asyncio.wait([future], timeout=seconds)
     if not done:
         left = describe_time_left(work.seconds_left)
         progress = f" {work.done:.0%} is done{f', {left}' if left else ''}." if work.done else ""
         message = f"The map of {len(run.graph.entities):,} entities is being computed.{progress}"
-        content = {
+        content: dict[str, Any] = {
             "run": run.name,
             "message": message,
             "done": round(work.done, 3),
             "seconds_left": work.seconds_left,
         }
+        if so_far != "nothing" and work.positions is not None:
+            x, y = work.positions.round(4).T.tolist()
+            content["so_far"] = {"x": x, "y": y}
+            if so_far == "all":
+                made = await context.in_thread(lambda: _map(run, x, y))
+                content["so_far"] = made.model_dump(mode="json")
         return JSONResponse(content, status_code=202, headers={"Retry-After": "2"})
 
     positions = future.result()

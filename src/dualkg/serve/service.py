@@ -74,6 +74,7 @@ class MapWork:
         self.future: Future[Vectors] = Future()
         # A request that is cancelled cannot cancel a future that is running.
         self.future.set_running_or_notify_cancel()
+        self.positions: Vectors | None = None  # so far
         self.done = 0.0
         self.seconds_left: float | None = None
         self.asked_at = time.monotonic()
@@ -82,6 +83,9 @@ class MapWork:
     @property
     def has_failed(self) -> bool:
         return self.future.done() and self.future.exception() is not None
+
+    def report_positions(self, positions: Vectors) -> None:
+        self.positions = positions
 
     def report(self, share: float) -> None:
         """Note that a share of the map is done; nobody computes it to its end for nobody."""
@@ -396,7 +400,9 @@ class Service:
     def _compute_map(self, run: ServedRun, work: MapWork) -> None:
         try:
             with self._mapping:
-                positions = run.compute_map(run.run, on_progress=work.report)
+                positions = run.compute_map(
+                    run.run, on_progress=work.report, on_positions=work.report_positions
+                )
                 work.future.set_result(positions)
         except Exception as error:
             work.future.set_exception(error)
