@@ -142,6 +142,21 @@ def test_a_map_that_cannot_be_saved_is_shown(untouched_folders, tmp_path, monkey
     assert not (folder / "map.parquet").exists()
 
 
+def test_the_first_picture_does_not_wait_for_the_map_of_another_run(client_of, served):
+    finish = Event()
+
+    def slow(run, **reports):
+        assert finish.wait(LIMIT)
+        return np.zeros((40, 2))
+
+    client = client_of(runs=ServedRuns([replace(run, compute_map=slow) for run in served]))
+    assert client.get("/api/map?wait=0").status_code == 202
+    second = client.get("/api/map?run=plain&wait=60&so_far=all")
+    assert second.status_code == 202
+    assert len(second.json()["so_far"]["x"]) == 40
+    finish.set()
+
+
 def test_the_map_so_far(client_of, mapped):
     """Principal components, and later positions, come with the names once."""
     finish = Event()

@@ -24,6 +24,7 @@ Vectors = npt.NDArray[np.float64]
 # A map reduces its vectors to this number of principal components first, which makes finding
 # neighbours much faster.
 MAX_COMPONENTS = 50
+NUM_SAMPLED = 5000  # vectors whose principal axes are those of the first positions
 NEIGHBOUR_BLOCK = 512  # points whose distances to all others are computed at a time
 NEIGHBOUR_SHARE = 0.2  # of the time of a map, in which neighbours are found
 ITERATIONS = (250, 500)  # with early exaggeration, and after it
@@ -156,13 +157,18 @@ def _initial_positions(vectors: Vectors, *, seed: int) -> Vectors:
     return positions
 
 
-def principal_components(vectors: Vectors, count: int) -> Vectors:
+def principal_components(
+    vectors: Vectors, count: int, *, num_sampled: int | None = None
+) -> Vectors:
     """Vectors `(n, width)` along their first principal axes, `(n, min(count, width))`.
 
-    The sign of an axis is arbitrary, so it is chosen such that its largest entry is positive.
+    The axes are those of about so many of the vectors, if `num_sampled` is given. The sign of an
+    axis is arbitrary, so it is chosen such that its largest entry is positive.
     """
     centred = vectors - vectors.mean(0)
-    _, axes = np.linalg.eigh(centred.T @ centred)
+    every = 1 if num_sampled is None else -(-len(vectors) // num_sampled)
+    sample = centred[::every]
+    _, axes = np.linalg.eigh(sample.T @ sample)
     axes = axes[:, ::-1][:, :count]
     largest = np.take_along_axis(axes, np.abs(axes).argmax(0)[None], axis=0)
     signs = np.where(largest < 0, -1.0, 1.0)
@@ -235,9 +241,9 @@ def compute_map(
     """t-SNE of the tail embeddings of all entities, scaled to the square from −1 to 1."""
     vectors = tail_embeddings(model, np.arange(model.shape.num_entities))
     check_vectors(vectors)
+    on_positions(_spread(vectors))
     if vectors.shape[1] > MAX_COMPONENTS:
         vectors = principal_components(vectors, MAX_COMPONENTS)
-    on_positions(_spread(principal_components(vectors, 2)))
     positions = tsne(
         vectors,
         seed=seed,
@@ -256,11 +262,19 @@ def _scaled(positions: Vectors) -> Vectors:
     return scaled
 
 
-def _spread(components: Vectors) -> Vectors:
-    """Principal components `(n, 1 or 2)` as positions in the square.
+def first_positions(model: Model) -> Vectors:
+    """The positions of all entities with which a map begins, in a second."""
+    vectors = tail_embeddings(model, np.arange(model.shape.num_entities))
+    check_vectors(vectors)
+    return _spread(vectors)
+
+
+def _spread(vectors: Vectors) -> Vectors:
+    """The first two principal components of vectors as positions in the square.
 
     Most entities are close to the middle; roots of the distances from it draw them apart.
     """
+    components = principal_components(vectors, 2, num_sampled=NUM_SAMPLED)
     positions = np.zeros((len(components), 2))
     positions[:, : components.shape[1]] = components - np.median(components, axis=0)
     distances = np.linalg.norm(positions, axis=1, keepdims=True)

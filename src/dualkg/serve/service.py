@@ -15,7 +15,7 @@ import fastapi
 import numpy as np
 from fastapi import Depends, Request
 
-from dualkg.analysis.projection import Vectors, entity_map
+from dualkg.analysis.projection import Vectors, entity_map, first_positions
 from dualkg.data.entity_types import EntityTypes
 from dualkg.data.errors import NotInVocabulary
 from dualkg.data.graph import SPLITS, Graph
@@ -399,6 +399,8 @@ class Service:
 
     def _compute_map(self, run: ServedRun, work: MapWork) -> None:
         try:
+            if self._mapping.locked():  # the first picture need not wait for another map
+                work.report_positions(first_positions(run.run.model))
             with self._mapping:
                 positions = run.compute_map(
                     run.run, on_progress=work.report, on_positions=work.report_positions

@@ -480,7 +480,7 @@ async function load() {
     const reply = await requestJson(address("/api/map", { wait: WAIT, so_far: isKnown ? "positions" : "all" }));
     if (reply.x) return reply;
     if (stopped) break;
-    loading.textContent = reply.message;
+    loading.textContent = reply.so_far ? `${reply.message} Its points move until then.` : reply.message;
     stop.hidden = false;
     progress.hidden = false;
     progress.value = reply.done ?? 0;
