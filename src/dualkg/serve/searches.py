@@ -15,6 +15,7 @@ from dualkg.serve.errors import CompletionRunning
 
 MAX_KEPT = 100  # results
 MAX_KEPT_TRIPLES = 300_000  # of all results
+MIN_SHARE = 0.01  # of a search that is done before its time left is told
 PROGRESS_INTERVAL = 0.25  # seconds
 Key = tuple[Any, ...]
 Options = dict[str, Any]
@@ -88,6 +89,8 @@ class Search:
         if now >= self._last_report + PROGRESS_INTERVAL or 0 < done == total:
             self._last_report = now
             seconds_left = self._time_left(done, total) if total else None
+            if done < MIN_SHARE * total:  # the first blocks are slower than the others
+                seconds_left = None
             self.report(SearchProgress(done, total, seconds_left))
 
     def on_best(self, best: Completion) -> None:
