@@ -221,6 +221,22 @@ def test_a_damaged_map_is_reported(tmp_path):
     assert error.value.reason == "it has 29 positions and the graph 30 entities"
 
 
+def test_a_map_reports_its_positions():
+    """Principal components first, which are spread over the square, and then those of t-SNE."""
+    model = kg.CP(kg.GraphShape(60, 1), dim=4)
+    reported = []
+    final = compute_map(model, on_positions=reported.append)
+    assert len(reported) > 100
+    for positions in (reported[0], *reported[::20], reported[-1]):
+        assert positions.shape == (60, 2)
+        assert np.abs(positions).max() == pytest.approx(1)
+    assert np.abs(reported[0]).mean() > 0.2
+    np.testing.assert_allclose(reported[-1], final, atol=0.2)
+    components = principal_components(tail_embeddings(model, np.arange(60)), 2)
+    by_first = np.argsort(components[:, 0] - np.median(components[:, 0]))
+    assert reported[0][by_first[0], 0] < 0 < reported[0][by_first[-1], 0]
+
+
 def test_a_map_reports_its_progress_and_can_be_ended():
     model = kg.CP(kg.GraphShape(60, 1), dim=4)
     shares = []

@@ -2,11 +2,19 @@
 
 import csv
 import io
+import json
 import re
+from dataclasses import replace
+from html import unescape
 
+import numpy as np
 import pytest
 
-from dualkg.serve.downloads import as_csv
+from dualkg.inference.decisions import as_ntriples
+from dualkg.inference.errors import NameNotForTsv
+from dualkg.inference.remarks import Remarks
+from dualkg.serve.downloads import as_csv, as_tsv
+from dualkg.serve.service import ServedRuns
 from tests.serve.conftest import HOSTILE
 
 QUERY = "find=tail&head=thing+15&relation=likes"
@@ -25,6 +33,7 @@ TABLES = {
     "search": ("q=thing", {"kind", "name", "about"}),
     "relations": ("", {"relation", "num_triples"}),
     "new-facts": ("top=5&types=false", {"rank", "head", "probability"}),
+    "best-facts": ("relation=likes", {"head", "tail", "probability", "verdict"}),
     "by-relation": ("", {"run", "relation", "mrr"}),
     "by-cardinality": ("", {"run", "cardinality", "mrr"}),
     "by-direction": ("", {"run", "direction", "mrr"}),
@@ -68,6 +77,7 @@ def test_every_table_on_a_page_is_known_here(client):
         "/paths?start=thing+15&end=thing+20",
         "/facts",
         "/run",
+        "/facts/best?relation=likes",
         "/likely?head=thing+15&relation=likes&tail=thing+20",
     )
     for address in pages:
@@ -75,7 +85,10 @@ def test_every_table_on_a_page_is_known_here(client):
         assert links, address
         for link, name in links:
             linked.add(name)
-            assert name == "new-facts" or client.get(link.replace("&amp;", "&")).status_code == 200
+            assert (
+                name in ("new-facts", "best-facts")
+                or client.get(link.replace("&amp;", "&")).status_code == 200
+            )
     assert linked == set(TABLES)
 
 
@@ -111,3 +124,120 @@ def test_an_unknown_name_is_an_error(client):
     reply = client.get("/table/known-facts.json?name=nobody")
     assert reply.status_code == 404
     assert reply.json()["error"]
+
+
+def facets_of_page(client, params) -> list[tuple[str, dict, bool]]:
+    """By row of the page of new facts: its ids, its facets, and whether its type is unusual."""
+    rows = []
+    for line in client.get("/facts/rows", params=params).text.splitlines():
+        html = json.loads(line).get("html")
+        if html:
+            row, facets = (
+                unescape(re.search(f'{name}="([^"]*)"', html)[1])
+                for name in ("data-row", "data-facets")
+            )
+            verdict = re.search('data-verdict="([^"]*)"', html)
+            values = json.loads(facets) | {"Verdict": [verdict[1] if verdict else "undecided"]}
+            rows.append((row, values, "data-unusual" in html))
+    return rows
+
+
+def final_rows(client, params):
+    rows = facets_of_page(client, params)
+    return rows[-params["top"] :]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ["Relation:likes"],
+        ["Relation:likes", "Relation:is a"],
+        ["Relation:is a", "Verdict:undecided"],
+        ["Types:seen in train"],
+        ["Verdict:accepted"],
+        ["Relation:nothing"],
+    ],
+)
+@pytest.mark.parametrize("hide_unusual", [False, True])
+def test_files_of_new_facts_have_the_rows_that_facets_admit(client, chosen, hide_unusual):
+    params = {"top": 200, "types": False}
+    facets = {}
+    for text in chosen:
+        facet, value = text.split(":")
+        facets.setdefault(facet, set()).add(value)
+    wanted = [
+        row
+        for row, values, is_unusual in final_rows(client, params)
+        if all(admitted & set(values[facet]) for facet, admitted in facets.items())
+        and not (hide_unusual and is_unusual)
+    ]
+    filtered = params | {"facet": chosen, "hide_unusual": hide_unusual}
+    facts = client.get("/facts.json", params=filtered).json()["facts"]
+    assert [
+        ".".join(str(fact[part]["id"]) for part in ("head", "relation", "tail")) for fact in facts
+    ] == wanted
+    names = [tuple(fact[part]["name"] for part in ("head", "relation", "tail")) for fact in facts]
+
+    listed = client.get("/table/new-facts.json", params=filtered).json()["rows"]
+    assert [(row["head"], row["relation"], row["tail"]) for row in listed] == names
+    triples = client.get("/table/new-facts.nt", params=filtered)
+    assert triples.headers["content-type"] == "application/n-triples; charset=utf-8"
+    assert triples.text == as_ntriples(names)
+    csv_rows = cells(client.get("/table/new-facts.csv", params=filtered).text)
+    assert [row["rank"] for row in csv_rows] == [str(row["rank"]) for row in listed]
+
+
+def test_files_of_predicted_facts_have_the_rows_that_facets_admit(client):
+    every = client.get("/table/predicted-facts.json?name=Twenty").json()["rows"]
+    params = {"name": "Twenty", "facet": "Relation:likes"}
+    likes = client.get("/table/predicted-facts.json", params=params).json()["rows"]
+    assert likes == [row for row in every if row["relation"] == "likes"]
+    assert 0 < len(likes) < len(every)
+    params = {"name": "Twenty", "hide_unusual": True}
+    usual = client.get("/table/predicted-facts.json", params=params).json()["rows"]
+    assert usual == [row for row in every if "unusual" not in (row["head_type"], row["tail_type"])]
+
+
+class OddHeads:
+    """Remarks by which every head with an odd id is of an unusual type."""
+
+    def of_triples(self, triples):
+        fits = ["unusual" if head % 2 else "known" for head, _, _ in np.asarray(triples).tolist()]
+        return [Remarks(fit, "known", None, None) for fit in fits]
+
+
+@pytest.mark.parametrize("table", ["new-facts", "predicted-facts", "answers", "paths"])
+def test_files_honour_the_switch_for_unusual_types(client_of, served, table):
+    run = replace(served.get("calibrated"))
+    run.__dict__["remarker"] = OddHeads()
+    client = client_of(runs=ServedRuns([run]))
+    query = TABLES[table][0].replace("find=tail&head=thing+15", "find=head&tail=thing+15")
+    address = f"/table/{table}.json?{query}"
+    every = client.get(address).json()["rows"]
+    usual = client.get(f"{address}&hide_unusual=true").json()["rows"]
+    entities = run.graph.entities
+
+    def is_hidden(row):
+        return row.get("probability") is not None and entities.id(row["head"]) % 2
+
+    if table == "paths":
+        hidden = {(row["kind"], row["path"]) for row in every if is_hidden(row)}
+        assert usual == [row for row in every if (row["kind"], row["path"]) not in hidden]
+    elif table == "answers":
+        assert usual == [row for row in every if row["status"] != "new" or not is_hidden(row)]
+    else:
+        assert usual == [row for row in every if not is_hidden(row)]
+    assert 0 < len(usual) < len(every)
+
+
+def test_tab_separated_names_are_exact_or_refused(client):
+    reply = client.get("/table/known-facts.tsv?name=Twenty")
+    lines = [line.split("\t") for line in reply.text.splitlines()]
+    rows = client.get("/table/known-facts.json?name=Twenty").json()["rows"]
+    places = [lines[0].index(part) for part in ("head", "relation", "tail")]
+    assert [[line[place] for place in places] for line in lines[1:]] == [
+        [row["head"], row["relation"], row["tail"]] for row in rows
+    ]
+    assert as_tsv([{"name": "=1", "flag": True}]) == "name\tflag\n=1\tyes\n"
+    with pytest.raises(NameNotForTsv):
+        as_tsv([{"name": "two\nlines"}])

@@ -122,7 +122,7 @@ def test_a_map_that_takes_long_is_pending(client_of, served):
     """No request waits for the map: the first one is answered while the map is blocked."""
     finish = Event()
 
-    def blocked_map(run, *, on_progress):
+    def blocked_map(run, *, on_progress, on_positions):
         on_progress(0.0)
         on_progress(0.25)
         assert finish.wait(LIMIT)

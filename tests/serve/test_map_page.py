@@ -104,7 +104,7 @@ def test_the_types_of_a_calibration_are_colours(mapped, tmp_path):
 
 def test_a_pending_map(mapped):
     finish = Event()
-    run = replace(mapped.default, compute_map=lambda run, on_progress: finish.wait(LIMIT))
+    run = replace(mapped.default, compute_map=lambda run, **reports: finish.wait(LIMIT))
     app = application(ServedRuns([run]), limits=Limits(map_share=0.0))
     reply = request_once(app, "/map.json")
     finish.set()
@@ -140,3 +140,42 @@ def test_a_map_that_cannot_be_saved_is_shown(untouched_folders, tmp_path, monkey
     reply, _ = get(ServedRuns.load([folder], device="cpu"), "/api/map")
     assert reply.status == 200
     assert not (folder / "map.parquet").exists()
+
+
+def test_the_first_picture_does_not_wait_for_the_map_of_another_run(client_of, served):
+    finish = Event()
+
+    def slow(run, **reports):
+        assert finish.wait(LIMIT)
+        return np.zeros((40, 2))
+
+    client = client_of(runs=ServedRuns([replace(run, compute_map=slow) for run in served]))
+    assert client.get("/api/map?wait=0").status_code == 202
+    second = client.get("/api/map?run=plain&wait=60&so_far=all")
+    assert second.status_code == 202
+    assert len(second.json()["so_far"]["x"]) == 40
+    finish.set()
+
+
+def test_the_map_so_far(client_of, mapped):
+    """Principal components, and later positions, come with the names once."""
+    finish = Event()
+    positions = np.random.default_rng(0).uniform(-1, 1, (40, 2)).round(4)
+
+    def slow(run, *, on_progress, on_positions):
+        on_positions(positions)
+        assert finish.wait(LIMIT)
+        return positions
+
+    client = client_of(runs=ServedRuns([replace(mapped.default, compute_map=slow)]))
+    everything = client.get("/api/map?wait=60&so_far=all")
+    assert everything.status_code == 202
+    so_far = everything.json()["so_far"]
+    assert so_far["x"] == positions[:, 0].tolist()
+    assert len(so_far["names"]) == len(so_far["degrees"]) == 40
+    later = client.get("/api/map?wait=0&so_far=positions").json()["so_far"]
+    assert later == {"x": so_far["x"], "y": so_far["y"]}
+    assert "so_far" not in client.get("/api/map?wait=0").json()
+    finish.set()
+    final = client.get("/api/map?wait=60").json()
+    assert (final["x"], final["names"]) == (so_far["x"], so_far["names"])

@@ -64,7 +64,8 @@ def test_the_page_of_a_relation_has_the_content_of_its_json(client, served, name
         assert short(fact["tail"]["label"]) in page.text
     links = {value for value in page.values("a", "href") if value[0] == "/"}
     for link in links - {"/docs"}:
-        assert client.get(link).status_code == 200
+        # Some names have line ends, which a file of tab-separated values cannot have.
+        assert client.get(link).status_code == (400 if ".tsv" in link else 200)
 
 
 def test_an_unknown_relation(client):

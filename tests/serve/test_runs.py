@@ -180,7 +180,7 @@ def test_completion_of_some_relations_and_heads(client):
 
 def test_one_completion_at_a_time(served):
     app = application(served)
-    with app.state.service.completing:
+    with app.state.service.searches.running:
         reply = request_once(app, "/api/complete")
     assert reply.status == 503
     assert json.loads(reply.body)["error"].startswith("Another completion is running.")

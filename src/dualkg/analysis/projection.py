@@ -24,12 +24,15 @@ Vectors = npt.NDArray[np.float64]
 # A map reduces its vectors to this number of principal components first, which makes finding
 # neighbours much faster.
 MAX_COMPONENTS = 50
+NUM_SAMPLED = 5000  # vectors whose principal axes are those of the first positions
 NEIGHBOUR_BLOCK = 512  # points whose distances to all others are computed at a time
 NEIGHBOUR_SHARE = 0.2  # of the time of a map, in which neighbours are found
 ITERATIONS = (250, 500)  # with early exaggeration, and after it
 REPORT_EVERY = 5  # iterations
 # Called with the share of a map that is done; what it raises ends the computation.
 OnProgress = Callable[[float], None]
+# Called with the positions so far, which are those of principal components at first.
+OnPositions = Callable[[Vectors], None]
 
 
 def default_perplexity(num_points: int) -> float:
@@ -47,7 +50,7 @@ def tail_embeddings(model: Model, entities: npt.ArrayLike) -> Vectors:
     return table[ids].double().cpu().numpy()
 
 
-def _ignore(share: float) -> None:
+def _ignore(report: float | Vectors) -> None:
     """Report nothing."""
 
 
@@ -57,6 +60,7 @@ def tsne(
     perplexity: float | None = None,
     seed: int = 0,
     on_progress: OnProgress = _ignore,
+    on_positions: OnPositions = _ignore,
 ) -> Vectors:
     """Vectors `(num_points, width)` → positions in the plane `(num_points, 2)`.
 
@@ -98,13 +102,13 @@ def tsne(
         n_jobs=threads,
         early_exaggeration_iter=ITERATIONS[0],
         n_iter=ITERATIONS[1],
-        callbacks=_iteration_counter(on_progress),
+        callbacks=_iteration_counter(on_progress, on_positions),
         callbacks_every_iters=REPORT_EVERY,
     )
     return np.asarray(method.fit(affinities=affinities), dtype=np.float64)
 
 
-def _iteration_counter(on_progress: OnProgress) -> Callable[..., None]:
+def _iteration_counter(on_progress: OnProgress, on_positions: OnPositions) -> Callable[..., None]:
     """A callback of openTSNE, which counts the iterations of each of its two parts from 1."""
     num_before = 0
     last = 0
@@ -116,6 +120,7 @@ def _iteration_counter(on_progress: OnProgress) -> Callable[..., None]:
         last = iteration
         share = (num_before + iteration) / sum(ITERATIONS)
         on_progress(NEIGHBOUR_SHARE + (1 - NEIGHBOUR_SHARE) * min(share, 1.0))
+        on_positions(np.array(embedding, dtype=np.float64))
 
     return count
 
@@ -152,13 +157,18 @@ def _initial_positions(vectors: Vectors, *, seed: int) -> Vectors:
     return positions
 
 
-def principal_components(vectors: Vectors, count: int) -> Vectors:
+def principal_components(
+    vectors: Vectors, count: int, *, num_sampled: int | None = None
+) -> Vectors:
     """Vectors `(n, width)` along their first principal axes, `(n, min(count, width))`.
 
-    The sign of an axis is arbitrary, so it is chosen such that its largest entry is positive.
+    The axes are those of about so many of the vectors, if `num_sampled` is given. The sign of an
+    axis is arbitrary, so it is chosen such that its largest entry is positive.
     """
     centred = vectors - vectors.mean(0)
-    _, axes = np.linalg.eigh(centred.T @ centred)
+    every = 1 if num_sampled is None else -(-len(vectors) // num_sampled)
+    sample = centred[::every]
+    _, axes = np.linalg.eigh(sample.T @ sample)
     axes = axes[:, ::-1][:, :count]
     largest = np.take_along_axis(axes, np.abs(axes).argmax(0)[None], axis=0)
     signs = np.where(largest < 0, -1.0, 1.0)
@@ -200,10 +210,13 @@ class NonfiniteVectors(RequestError):
 # -- the map of a run ----------------------------------------------------------
 
 
-def entity_map(run: Run, *, on_progress: OnProgress = _ignore) -> Vectors:
+def entity_map(
+    run: Run, *, on_progress: OnProgress = _ignore, on_positions: OnPositions = _ignore
+) -> Vectors:
     """Positions of all entities between −1 and 1, `(num_entities, 2)`.
 
-    They are computed once and saved with the run. A map of another run is computed again.
+    `on_positions` gets those so far. They are computed once and saved with the run. A map of
+    another run is computed again.
     """
     path = RunFolder(run.folder).map if run.folder else None
     if path and exists(path):
@@ -211,25 +224,61 @@ def entity_map(run: Run, *, on_progress: OnProgress = _ignore) -> Vectors:
             return load_map(path, len(run.graph.entities), identity=run.identity)
         except OtherSource as error:
             logger.warning("%s It is computed again.", error)
-    positions = compute_map(run.model, on_progress=on_progress)
+    positions = compute_map(run.model, on_progress=on_progress, on_positions=on_positions)
     if path and run.is_current:
         with suppress(OSError):  # a disk that cannot be written: it is computed again next time
             save_map(positions, path, made_from=run.identity)
     return positions
 
 
-def compute_map(model: Model, *, seed: int = 0, on_progress: OnProgress = _ignore) -> Vectors:
+def compute_map(
+    model: Model,
+    *,
+    seed: int = 0,
+    on_progress: OnProgress = _ignore,
+    on_positions: OnPositions = _ignore,
+) -> Vectors:
     """t-SNE of the tail embeddings of all entities, scaled to the square from −1 to 1."""
     vectors = tail_embeddings(model, np.arange(model.shape.num_entities))
     check_vectors(vectors)
+    on_positions(_spread(vectors))
     if vectors.shape[1] > MAX_COMPONENTS:
         vectors = principal_components(vectors, MAX_COMPONENTS)
-    positions = tsne(vectors, seed=seed, on_progress=on_progress)
+    positions = tsne(
+        vectors,
+        seed=seed,
+        on_progress=on_progress,
+        on_positions=lambda positions: on_positions(_scaled(positions)),
+    )
+    return _scaled(positions)
+
+
+def _scaled(positions: Vectors) -> Vectors:
+    """Positions in the square from −1 to 1."""
     centre = (positions.max(0) + positions.min(0)) / 2
     centred = positions - centre
     radius = max(float(np.abs(centred).max()), 1e-12)
     scaled: Vectors = np.round(centred / radius, 5)
     return scaled
+
+
+def first_positions(model: Model) -> Vectors:
+    """The positions of all entities with which a map begins, in a second."""
+    vectors = tail_embeddings(model, np.arange(model.shape.num_entities))
+    check_vectors(vectors)
+    return _spread(vectors)
+
+
+def _spread(vectors: Vectors) -> Vectors:
+    """The first two principal components of vectors as positions in the square.
+
+    Most entities are close to the middle; roots of the distances from it draw them apart.
+    """
+    components = principal_components(vectors, 2, num_sampled=NUM_SAMPLED)
+    positions = np.zeros((len(components), 2))
+    positions[:, : components.shape[1]] = components - np.median(components, axis=0)
+    distances = np.linalg.norm(positions, axis=1, keepdims=True)
+    return _scaled(positions / np.sqrt(np.maximum(distances, 1e-12)))
 
 
 def save_map(positions: Vectors, path: Path, *, made_from: str | None = None) -> None:

@@ -227,14 +227,14 @@ def as_json_lines(decisions: Iterable[Decision]) -> str:
     return "".join(lines)
 
 
-def as_ntriples(decisions: Iterable[Decision]) -> str:
-    """The triples as N-Triples, which have no room for a verdict.
+def as_ntriples(triples: Iterable[Triple]) -> str:
+    """Triples as N-Triples, which have no room for a verdict.
 
     A name that is no IRI is written as one below `urn:dualkg:`, percent-encoded.
     """
     lines = []
-    for decision in decisions:
-        head, relation, tail = (_iri(name) for name in decision.triple)
+    for triple in triples:
+        head, relation, tail = (_iri(name) for name in triple)
         lines.append(f"<{head}> <{relation}> <{tail}> .\n")
     return "".join(lines)
 

@@ -23,6 +23,7 @@ from dualkg.inference.decisions import (
 from dualkg.serve import schemas
 from dualkg.serve.errors import DecisionsRefused
 from dualkg.serve.limits import MAX_NAME_LENGTH
+from dualkg.serve.list_filter import NO_FILTER, Filtered, ListFilter
 from dualkg.serve.service import Context, RequestContext
 from dualkg.serve.templating import api_router, page, page_router, page_url
 
@@ -37,6 +38,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 MAX_LISTED = 500  # decisions on a page
 ByTriple = Mapping[Triple, Decision]
+Text = Annotated[str, Query(max_length=MAX_NAME_LENGTH)]
 Chosen = Literal["all", "accepted", "rejected"]
 
 
@@ -166,38 +168,58 @@ def _counts(context: RequestContext, decided: ByTriple) -> dict[str, Any]:
 @routes.get("/facts.tsv", include_in_schema=False)
 async def accepted_facts_as_tsv(context: Context) -> Response:
     """The accepted facts for programs."""
-    return await decisions_as_tsv(context, "accepted")
+    return _tsv(context, await _chosen(context, "accepted"), "accepted")
 
 
 @routes.get("/facts.csv", include_in_schema=False)
 async def accepted_facts_as_csv(context: Context) -> Response:
     """The accepted facts for spreadsheets, which recognize UTF-8 by a byte order mark."""
-    return await decisions_as_csv(context, "accepted")
+    return _csv(context, await _chosen(context, "accepted"), "accepted")
 
 
 @routes.get("/decisions.tsv", include_in_schema=False)
-async def decisions_as_tsv(context: Context, verdict: Chosen = "all") -> Response:
+async def decisions_as_tsv(
+    context: Context, filter: Filtered, q: Text = "", verdict: Chosen = "all"
+) -> Response:
     """Decisions for programs."""
-    body = as_tsv(await _chosen(context, verdict)).encode()
-    return _download(context, body, verdict, suffix="tsv", media_type="text/tab-separated-values")
+    return _tsv(context, await _chosen(context, verdict, q=q, filter=filter), verdict)
 
 
 @routes.get("/decisions.csv", include_in_schema=False)
-async def decisions_as_csv(context: Context, verdict: Chosen = "all") -> Response:
-    """Decisions for spreadsheets, which recognize UTF-8 by a byte order mark."""
-    body = as_csv(await _chosen(context, verdict)).encode("utf-8-sig")
-    return _download(context, body, verdict, suffix="csv", media_type="text/csv")
+async def decisions_as_csv(
+    context: Context, filter: Filtered, q: Text = "", verdict: Chosen = "all"
+) -> Response:
+    """Decisions for spreadsheets."""
+    return _csv(context, await _chosen(context, verdict, q=q, filter=filter), verdict)
 
 
 @routes.get("/decisions.nt", include_in_schema=False)
-async def decisions_as_ntriples(context: Context, verdict: Chosen = "accepted") -> Response:
+async def decisions_as_ntriples(
+    context: Context, filter: Filtered, q: Text = "", verdict: Chosen = "accepted"
+) -> Response:
     """The triples as RDF, which has no verdicts."""
-    body = as_ntriples(await _chosen(context, verdict)).encode()
+    chosen = await _chosen(context, verdict, q=q, filter=filter)
+    body = as_ntriples(decision.triple for decision in chosen).encode()
     return _download(context, body, verdict, suffix="nt", media_type="application/n-triples")
 
 
-async def _chosen(context: RequestContext, verdict: Chosen, *, q: str = "") -> list[Decision]:
-    """The decisions of a verdict whose names, labels, notes or authors contain a text."""
+def _tsv(context: RequestContext, decisions: list[Decision], verdict: Chosen) -> Response:
+    body = as_tsv(decisions).encode()
+    return _download(context, body, verdict, suffix="tsv", media_type="text/tab-separated-values")
+
+
+def _csv(context: RequestContext, decisions: list[Decision], verdict: Chosen) -> Response:
+    # Spreadsheets recognize UTF-8 by a byte order mark.
+    body = as_csv(decisions).encode("utf-8-sig")
+    return _download(context, body, verdict, suffix="csv", media_type="text/csv")
+
+
+async def _chosen(
+    context: RequestContext, verdict: Chosen, *, q: str = "", filter: ListFilter = NO_FILTER
+) -> list[Decision]:
+    """The decisions of a verdict that a filter admits, and whose names, labels, notes or authors
+    contain a text.
+    """
     decided = await _load_decisions(context)
     words = q.casefold().split()
     chosen = []
@@ -205,9 +227,17 @@ async def _chosen(context: RequestContext, verdict: Chosen, *, q: str = "") -> l
         if verdict not in ("all", decision.verdict):
             continue
         text = _searched(context, decision) if words else ""
-        if all(word in text for word in words):
+        if all(word in text for word in words) and _admits(filter, context, decision):
             chosen.append(decision)
     return chosen
+
+
+def _admits(filter: ListFilter, context: RequestContext, decision: Decision) -> bool:
+    if not filter.chosen:
+        return True
+    triple = named_triple(context, decision)
+    fact = schemas.LabelledFact(**dict(triple), verdict=decision.verdict)
+    return filter.admits(context, fact, decided_by=decision.decided_by)
 
 
 def _searched(context: RequestContext, decision: Decision) -> str:
@@ -242,24 +272,18 @@ def _download(
 
 @routes.get("/decisions.json", include_in_schema=False)
 async def decisions_as_json(
-    context: Context,
-    q: Annotated[str, Query(max_length=MAX_NAME_LENGTH)] = "",
-    verdict: Chosen = "all",
+    context: Context, filter: Filtered, q: Text = "", verdict: Chosen = "all"
 ) -> schemas.DecisionList:
     """The page of decisions as JSON."""
     every = await decisions(context)
-    every.decisions = await _chosen(context, verdict, q=q)
+    every.decisions = await _chosen(context, verdict, q=q, filter=filter)
     return every
 
 
 @pages.get("/decisions")
-async def decisions_page(
-    context: Context,
-    q: Annotated[str, Query(max_length=MAX_NAME_LENGTH)] = "",
-    verdict: Chosen = "all",
-) -> Response:
+async def decisions_page(context: Context, q: Text = "", verdict: Chosen = "all") -> Response:
     """All decisions, the last first."""
-    content = await decisions_as_json(context, q, verdict)
+    content = await decisions_as_json(context, NO_FILTER, q, verdict)
     listed = content.decisions[::-1][:MAX_LISTED]
     params = {"q": q or None, "verdict": None if verdict == "all" else verdict}
     return page(

@@ -1,7 +1,8 @@
-"""Tables of pages as CSV for spreadsheets and as JSON for programs.
+"""Tables of pages as CSV for spreadsheets and as JSON for programs; those of facts in more formats.
 
 A table is a function that returns rows, with the parameters of its page. `@table("answers")` serves
-it as `/table/answers.csv` and `/table/answers.json`.
+it as `/table/answers.csv` and `/table/answers.json`. Rows that are triples are also served as TSV,
+with exact names, and as N-Triples: `@table("new-facts", of_facts=True)`.
 """
 
 import csv
@@ -14,7 +15,8 @@ from typing import Any, NamedTuple
 from fastapi import Response
 from fastapi.responses import JSONResponse
 
-from dualkg.inference.decisions import without_formula
+from dualkg.inference.decisions import as_ntriples, without_formula
+from dualkg.inference.errors import NameNotForTsv
 from dualkg.serve.templating import page_router
 
 routes = page_router()
@@ -29,25 +31,41 @@ class Table(NamedTuple):
     rows: list[Row]
 
 
-def table(name: str) -> Callable[[TableFunction], TableFunction]:
-    """Serve the rows that a function returns."""
+def table(name: str, *, of_facts: bool = False) -> Callable[[TableFunction], TableFunction]:
+    """Serve the rows that a function returns, which are triples with `of_facts`."""
 
     def register(make_rows: TableFunction) -> TableFunction:
         # FastAPI reads the parameters of the function that is wrapped.
         @wraps(make_rows)
         async def send_csv(*args: Any, **parameters: Any) -> Response:
             made = await make_rows(*args, **parameters)
-            filename = re.sub(r"[^a-zA-Z0-9._-]", "_", f"{made.run}-{name}.csv")
-            headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
             # Spreadsheets recognize UTF-8 by a byte order mark.
-            body = as_csv(made.rows).encode("utf-8-sig")
-            return Response(body, media_type="text/csv; charset=utf-8", headers=headers)
+            return attached(made, "csv", as_csv(made.rows).encode("utf-8-sig"), "text/csv")
 
         @wraps(make_rows)
         async def send_json(*args: Any, **parameters: Any) -> Response:
             made = await make_rows(*args, **parameters)
             return JSONResponse({"run": made.run, "rows": made.rows})
 
+        @wraps(make_rows)
+        async def send_tsv(*args: Any, **parameters: Any) -> Response:
+            made = await make_rows(*args, **parameters)
+            return attached(made, "tsv", as_tsv(made.rows).encode(), "text/tab-separated-values")
+
+        @wraps(make_rows)
+        async def send_ntriples(*args: Any, **parameters: Any) -> Response:
+            made = await make_rows(*args, **parameters)
+            triples = ((row["head"], row["relation"], row["tail"]) for row in made.rows)
+            return attached(made, "nt", as_ntriples(triples).encode(), "application/n-triples")
+
+        def attached(made: Table, suffix: str, body: bytes, media_type: str) -> Response:
+            filename = re.sub(r"[^a-zA-Z0-9._-]", "_", f"{made.run}-{name}.{suffix}")
+            headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
+            return Response(body, media_type=f"{media_type}; charset=utf-8", headers=headers)
+
+        if of_facts:
+            routes.add_api_route(f"/table/{name}.tsv", send_tsv, response_model=None)
+            routes.add_api_route(f"/table/{name}.nt", send_ntriples, response_model=None)
         routes.add_api_route(f"/table/{name}.csv", send_csv, response_model=None)
         routes.add_api_route(f"/table/{name}.json", send_json, response_model=None)
         return make_rows
@@ -58,7 +76,7 @@ def table(name: str) -> Callable[[TableFunction], TableFunction]:
 def as_csv(rows: Iterable[Row]) -> str:
     """Rows as CSV with a header; no cell is a formula."""
     listed = list(rows)
-    columns = list(dict.fromkeys(column for row in listed for column in row))
+    columns = _columns(listed)
     out = io.StringIO()
     writer = csv.writer(out, quoting=csv.QUOTE_ALL)
     writer.writerow(columns)
@@ -67,13 +85,35 @@ def as_csv(rows: Iterable[Row]) -> str:
     return out.getvalue()
 
 
+def as_tsv(rows: Iterable[Row]) -> str:
+    """Rows as TSV with a header, with exact names; one with a tab or a line end is refused."""
+    listed = list(rows)
+    columns = _columns(listed)
+    lines = ["\t".join(columns)]
+    for row in listed:
+        cells = [_text(row.get(column)) for column in columns]
+        for column, cell in zip(columns, cells, strict=True):
+            if set(cell) & set("\t\n\r"):
+                raise NameNotForTsv(cell, kind=column, alternative="CSV")
+        lines.append("\t".join(cells))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _columns(rows: list[Row]) -> list[str]:
+    return list(dict.fromkeys(column for row in rows for column in row))
+
+
 def _cell(value: Any) -> str:
+    # A negative number is no formula.
+    return _text(value) if isinstance(value, int | float) else without_formula(_text(value))
+
+
+def _text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    # A negative number is no formula.
-    return str(value) if isinstance(value, int | float) else without_formula(str(value))
+    return str(value)
 
 
 def flat_bin(bin: Row) -> Row:
@@ -89,6 +129,12 @@ def triple_row(fact: Any) -> Row:
     for part in ("head", "relation", "tail"):
         row |= item_row(getattr(fact, part), part)
     return row
+
+
+def fact_row(fact: Any) -> Row:
+    """A new fact with what the model and train say about it, and the decision on it."""
+    figures = ("probability", "answer_probability", "head_type", "tail_type", "verdict")
+    return triple_row(fact) | {name: getattr(fact, name) for name in figures}
 
 
 def item_row(item: Any, part: str) -> Row:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import numpy as np
@@ -13,9 +13,10 @@ from fastapi.responses import JSONResponse
 from dualkg.data.roles import End
 from dualkg.inference.entity_facts import known_facts, predicted_facts
 from dualkg.logs import describe_time_left
-from dualkg.serve.downloads import Table, item_row, table, triple_row
+from dualkg.serve.downloads import Table, fact_row, item_row, table, triple_row
 from dualkg.serve.errors import UnknownNameError
 from dualkg.serve.limits import MAX_MATCHES, MAX_NAME_LENGTH
+from dualkg.serve.list_filter import Filtered
 from dualkg.serve.queries import EntityName, page_query, query_results
 from dualkg.serve.schemas import (
     Entity,
@@ -46,6 +47,8 @@ MAX_EXPORTED = 1_000_000  # known facts of one entity in a file
 NUM_PREDICTED = 20
 NUM_SIMILAR = 10
 MAP_PREDICTIONS = 200
+POSITIONS_INTERVAL = 0.05  # seconds between two looks for the first positions of a map
+SoFar = Literal["nothing", "positions", "all"]
 MAP_COLOURS = 7  # of the script that draws the map
 # The probability that is coloured fully on the map if no prediction has a higher one.
 MIN_SCALE = 0.002
@@ -168,8 +171,11 @@ async def _decided_facts(context: RequestContext, entity: int) -> dict[str, list
             triples.append(ids)
             verdicts.append(decision.verdict)
     by_verdict: dict[str, list[LabelledFact]] = {"accepted": [], "rejected": []}
-    scored = zip(triples, verdicts, await context.score(triples), strict=True)
-    for ids, verdict, prediction in sorted(scored, key=lambda row: -(row[2].probability or 0.0)):
+    listed = np.array(triples).reshape(-1, 3)
+    remarks = await context.in_thread(lambda: context.run.remarker.of_triples(listed))
+    scored = zip(triples, verdicts, await context.score(triples), remarks, strict=True)
+    ordered = sorted(scored, key=lambda row: -(row[2].probability or 0.0))
+    for ids, verdict, prediction, of_triple in ordered:
         if prediction.split is None:
             fact = LabelledFact.of(
                 graph,
@@ -178,6 +184,7 @@ async def _decided_facts(context: RequestContext, entity: int) -> dict[str, list
                 probability=prediction.probability,
                 answer_probability=prediction.answer_probability,
             )
+            fact.remark(graph, of_triple)
             by_verdict[verdict].append(fact)
     return by_verdict
 
@@ -236,7 +243,7 @@ def _copied(name: str) -> CopiedQuery:
     return CopiedQuery(path, {}, command="serve", options={"get": path}, python=python)
 
 
-@table("known-facts")
+@table("known-facts", of_facts=True)
 async def known_facts_table(context: Context, name: EntityName) -> Table:
     """All known facts of an entity."""
     run = context.run
@@ -246,16 +253,12 @@ async def known_facts_table(context: Context, name: EntityName) -> Table:
     return Table(run.name, [{**triple_row(fact), "split": fact.split} for fact in facts])
 
 
-@table("predicted-facts")
-async def predicted_facts_table(context: Context, name: EntityName) -> Table:
+@table("predicted-facts", of_facts=True)
+async def predicted_facts_table(context: Context, name: EntityName, filter: Filtered) -> Table:
     """The predicted facts of an entity, and those that were decided on."""
     details = await entity(context, name)
-    rows = []
-    for fact in [*details.predicted, *details.accepted, *details.rejected]:
-        row = triple_row(fact) | {"verdict": fact.verdict, "probability": fact.probability}
-        row |= {"answer_probability": fact.answer_probability}
-        rows.append(row | {"head_type": fact.head_type, "tail_type": fact.tail_type})
-    return Table(details.run, rows)
+    facts = [*details.predicted, *details.accepted, *details.rejected]
+    return Table(details.run, [fact_row(fact) for fact in facts if filter.admits(context, fact)])
 
 
 @table("similar-entities")
@@ -359,28 +362,45 @@ async def entity_map(
     wait: Annotated[
         float | None, Query(ge=0, le=60, description="Seconds to wait for a map in the making.")
     ] = None,
+    so_far: Annotated[
+        SoFar, Query(description="Send the map so far, or its positions, with the status 202.")
+    ] = "nothing",
 ) -> Response:
     """The t-SNE position of each entity; until it has been computed, the status is 202.
 
     It is computed once, which may take minutes, and stored. The response 202 has the share that is
-    `done`, and `seconds_left`. What nobody asks for during a minute is not computed to its end.
+    `done`, and `seconds_left`, and `so_far` the positions so far: principal components at first.
+    What nobody asks for during a minute is not computed to its end.
     """
     run = context.run
     limits = context.service.limits
     work = context.service.entity_map(run)
     future = asyncio.wrap_future(work.future)
     longest = limits.map_share * limits.seconds
-    done, _ = await asyncio.wait([future], timeout=longest if wait is None else min(wait, longest))
+    seconds = longest if wait is None else min(wait, longest)
+    if so_far == "all":  # the first picture
+        until = asyncio.get_running_loop().time() + seconds
+        while work.positions is None and asyncio.get_running_loop().time() < until:
+            if (await asyncio.wait([future], timeout=POSITIONS_INTERVAL))[0]:
+                break
+        seconds = 0.0
+    done, _ = await asyncio.wait([future], timeout=seconds)
     if not done:
         left = describe_time_left(work.seconds_left)
         progress = f" {work.done:.0%} is done{f', {left}' if left else ''}." if work.done else ""
         message = f"The map of {len(run.graph.entities):,} entities is being computed.{progress}"
-        content = {
+        content: dict[str, Any] = {
             "run": run.name,
             "message": message,
             "done": round(work.done, 3),
             "seconds_left": work.seconds_left,
         }
+        if so_far != "nothing" and work.positions is not None:
+            x, y = work.positions.round(4).T.tolist()
+            content["so_far"] = {"x": x, "y": y}
+            if so_far == "all":
+                made = await context.in_thread(lambda: _map(run, x, y))
+                content["so_far"] = made.model_dump(mode="json")
         return JSONResponse(content, status_code=202, headers={"Retry-After": "2"})
 
     positions = future.result()

@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from threading import Event
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -17,26 +16,23 @@ from dualkg.inference.completion import Completion
 from dualkg.inference.decisions import Triple
 from dualkg.serve import schemas
 from dualkg.serve.decisions import decisions
-from dualkg.serve.downloads import Table, table, triple_row
-from dualkg.serve.errors import (
-    CompletionRunning,
-    ServerStopping,
-    TimeLimitExceeded,
-    public_message,
-)
+from dualkg.serve.downloads import Table, fact_row, table
+from dualkg.serve.errors import ServerStopping, TimeLimitExceeded, public_message
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_NEW_TRIPLES
+from dualkg.serve.list_filter import Filtered
 from dualkg.serve.schemas import CompletionLine
+from dualkg.serve.searches import SearchProgress
 from dualkg.serve.service import Context, RequestContext, ServedRun
 from dualkg.serve.snippets import CopiedQuery, call_arguments, snippets
 from dualkg.serve.templating import api_router, fill, page, page_router, page_url, relation_text
 
 routes = api_router("completion")
 pages = page_router()
-PROGRESS_INTERVAL = 0.25  # seconds
 # 10,000 lines take a second, in which no other request would be answered. A pause also gives
 # threads their turn.
 LINES_AT_ONCE = 20
 PAUSE = 0.001
+ROUNDED = 200
 SO_FAR = 50  # triples of a list that is shown while the search goes on
 LENGTHS = (50, 100, 500, 2000)  # triples that a page may list
 DEFAULT_LENGTH = 100
@@ -45,10 +41,6 @@ Relations = Annotated[
     list[Name], Query(max_length=100, description="Only these relations; repeatable.")
 ]
 Heads = Annotated[list[Name], Query(max_length=100, description="Only these heads; repeatable.")]
-
-
-class _ReaderGone(Exception):
-    """The reader of the stream has gone."""
 
 
 async def completion_options(
@@ -95,6 +87,7 @@ async def complete_run(context: Context, options: Options) -> StreamingResponse:
     Lines of progress come first.
     """
     decided = context.decided
+    context.service.searches.check(context.run.name, options)
 
     async def marked() -> AsyncGenerator[CompletionLine, None]:
         async with aclosing(completion(context, options)) as lines:
@@ -112,8 +105,6 @@ def _stream(
     dump: Callable[[CompletionLine], str],
 ) -> StreamingResponse:
     """A list as a stream of lines; a late error is its last line."""
-    if context.service.completing.locked():
-        raise CompletionRunning
 
     async def lines() -> AsyncIterator[str]:
         # Lines are sent in groups, since every chunk passes through all layers of the application.
@@ -141,76 +132,43 @@ def _error_line(error: DualkgError) -> CompletionLine:
 async def completion(
     context: RequestContext, options: dict[str, Any], *, so_far: bool = False
 ) -> AsyncGenerator[CompletionLine, None]:
-    """The lines of a completion that runs in a thread.
+    """The lines of a completion, which may be shared with others who ask for the same.
 
     With `so_far` there are lists of the best triples so far, each of which replaces the one before,
-    and the last one does, too. Closing the generator stops the completion at its next block of
-    queries.
+    and the last one does, too. If nobody else follows it, closing the generator stops the search.
     """
     service = context.service
     run = context.run
     loop = asyncio.get_running_loop()
     deadline = loop.time() + service.limits.stream_seconds
-    progress = asyncio.Queue[CompletionLine | Completion | None]()  # None is the end
-    cancelled = Event()
-    last_report = 0.0
     if service.is_stopping:
         raise ServerStopping
-    if not service.completing.acquire(blocking=False):
-        raise CompletionRunning
+    predictor = run.predictor
+    complete = partial(
+        run.complete,
+        predictor.model,
+        run.graph,
+        calibration=predictor.calibration,
+        prior_correction=predictor.prior_correction,
+    )
+    result: Completion | None = None
+    async with aclosing(service.searches.reports(run.name, options, complete)) as reports:
+        while result is None:
+            report = await asyncio.wait_for(anext(reports), deadline - loop.time())
+            if isinstance(report, SearchProgress):
+                yield CompletionLine(kind="progress", **report._asdict())
+            elif isinstance(report, Completion):
+                result = report
+            elif so_far:
+                yield CompletionLine(kind="list", is_final=False)
+                async for line in _triple_lines(context, report.best, limit=SO_FAR):
+                    yield line
 
-    def on_progress(done: int, total: int) -> None:
-        nonlocal last_report
-        if cancelled.is_set():
-            raise _ReaderGone
-        now = time.monotonic()
-        if now >= last_report + PROGRESS_INTERVAL or done == total:
-            last_report = now
-            line = CompletionLine(kind="progress", done=done, total=total)
-            loop.call_soon_threadsafe(progress.put_nowait, line)
-
-    def on_best(best: Completion) -> None:
-        loop.call_soon_threadsafe(progress.put_nowait, best)
-
-    def work() -> Completion | None:
-        try:
-            return run.complete(
-                run.predictor.model,
-                run.graph,
-                calibration=run.predictor.calibration,
-                on_progress=on_progress,
-                **({"on_best": on_best} if so_far else {}),
-                **options,
-            )
-        except _ReaderGone:
-            return None
-        finally:
-            service.completing.release()
-            loop.call_soon_threadsafe(progress.put_nowait, None)
-
-    running = loop.run_in_executor(service.completions, work)
-    try:
-        while True:
-            reported = await asyncio.wait_for(progress.get(), deadline - loop.time())
-            if reported is None:
-                break
-            if isinstance(reported, CompletionLine):
-                yield reported
-                continue
-            yield CompletionLine(kind="list", is_final=False)
-            async for line in _triple_lines(context, reported, limit=SO_FAR):
-                yield line
-    finally:
-        cancelled.set()
-
-    completed = await running
-    if completed is None:
-        return
     if so_far:
         yield CompletionLine(kind="list", is_final=True)
-    async for line in _triple_lines(context, completed):
+    async for line in _triple_lines(context, result):
         yield line
-    yield CompletionLine(kind="end", num_triples=len(completed))
+    yield CompletionLine(kind="end", num_triples=len(result))
 
 
 async def _triple_lines(
@@ -259,6 +217,16 @@ Show = Annotated[
 ]
 
 
+def _searched(context: RequestContext, options: dict[str, Any], show: str) -> dict[str, Any]:
+    """The options of a search that finds enough triples for a list without some of them."""
+    decided = context.decided
+    num_wanted = options["top"] * (2 if decided.symmetric else 1)
+    if show == "open":
+        # Rounded up, so that each decision does not make another search.
+        num_wanted += ROUNDED * -(-2 * len(decided) // ROUNDED)
+    return {**options, "top": num_wanted}
+
+
 async def listed_facts(
     context: RequestContext, options: dict[str, Any], show: str, *, so_far: bool = False
 ) -> AsyncGenerator[CompletionLine, None]:
@@ -274,14 +242,10 @@ async def listed_facts(
 
     decided = context.decided
     top = options["top"]
-    num_wanted = top * (2 if decided.symmetric else 1)
-    if show == "open":
-        num_wanted += 2 * len(decided)
     number = 0
     seen: set[Triple] = set()
-    async with aclosing(
-        completion(context, {**options, "top": num_wanted}, so_far=so_far)
-    ) as lines:
+    searched = _searched(context, options, show)
+    async with aclosing(completion(context, searched, so_far=so_far)) as lines:
         async for line in lines:
             if line.kind == "list":
                 number = 0
@@ -359,26 +323,30 @@ def names_of(line: CompletionLine) -> Triple:
 
 
 @routes.get("/facts.json", include_in_schema=False)
-async def new_facts(context: Context, options: Options, show: Show = "all") -> schemas.NewFacts:
+async def new_facts(
+    context: Context, options: Options, filter: Filtered, show: Show = "all"
+) -> schemas.NewFacts:
     """The page of new facts as JSON: the whole list at once, with the decisions."""
     async with aclosing(listed_facts(context, options, show)) as lines:
         facts = [
-            schemas.NewFact.model_validate(line) async for line in lines if line.kind == "triple"
+            schemas.NewFact.model_validate(line)
+            async for line in lines
+            if line.kind == "triple" and filter.admits(context, line)
         ]
     return schemas.NewFacts(run=context.run.name, facts=facts)
 
 
-@table("new-facts")
-async def facts_table(context: Context, options: Options, show: Show = "all") -> Table:
-    """The list of the page."""
-    listed = await new_facts(context, options, show)
+@table("new-facts", of_facts=True)
+async def facts_table(
+    context: Context, options: Options, filter: Filtered, show: Show = "all"
+) -> Table:
+    """The list of the page; the ranks are those of the whole list."""
     rows = []
-    for rank, fact in enumerate(listed.facts, start=1):
-        row = {"rank": rank, **triple_row(fact), "probability": fact.probability}
-        row |= {"answer_probability": fact.answer_probability}
-        row |= {"head_type": fact.head_type, "tail_type": fact.tail_type}
-        rows.append({**row, "verdict": fact.verdict})
-    return Table(listed.run, rows)
+    async with aclosing(listed_facts(context, options, show)) as lines:
+        async for line in lines:
+            if line.kind == "triple" and filter.admits(context, line):
+                rows.append({"rank": line.rank, **fact_row(line)})
+    return Table(context.run.name, rows)
 
 
 def _copied(relation: str, min_probability: float, top: int, types: bool) -> CopiedQuery:
@@ -459,4 +427,6 @@ async def fact_rows(context: Context, options: Options, show: Show = "all") -> S
             return line.model_dump_json(exclude_none=True)
         return json.dumps({"kind": line.kind, "html": fill(context, "fact_row.html", fact=line)})
 
+    if show in ("all", "open"):
+        context.service.searches.check(context.run.name, _searched(context, options, show))
     return _stream(context, lambda: listed_facts(context, options, show, so_far=True), dump)

@@ -18,6 +18,7 @@ from dualkg.inference.entity_paths import (
 )
 from dualkg.serve.downloads import Table, table, triple_row
 from dualkg.serve.limits import MAX_NAME_LENGTH
+from dualkg.serve.list_filter import Filtered, is_unusual
 from dualkg.serve.queries import EntityName
 from dualkg.serve.replies import error_reply
 from dualkg.serve.schemas import Item, LabelledFact, OfRun, Schema
@@ -186,12 +187,15 @@ def _copied(start: str, end: str) -> CopiedQuery:
 
 
 @table("paths")
-async def paths_table(context: Context, start: Start, end: End) -> Table:
+async def paths_table(context: Context, start: Start, end: End, filter: Filtered) -> Table:
     """The triples of all paths, in their order."""
     found = await paths(context, start, end)
     rows = []
     for kind, of_kind in (("known", found.known), ("predicted", found.predicted)):
         for number, path in enumerate(of_kind, start=1):
+            is_hidden = any(is_unusual(fact) for facts in path.steps for fact in facts)
+            if filter.hide_unusual and is_hidden:
+                continue
             for step, facts in enumerate(path.steps, start=1):
                 for fact in facts:
                     place = {"kind": kind, "path": number, "step": step}

@@ -21,6 +21,7 @@ from dualkg.serve import schemas
 from dualkg.serve.downloads import Table, item_row, table, triple_row
 from dualkg.serve.errors import IncompleteQuery
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_PREDICTIONS
+from dualkg.serve.list_filter import Filtered, is_unusual
 from dualkg.serve.replies import error_reply
 from dualkg.serve.schemas import (
     PARTS,
@@ -434,7 +435,7 @@ def _copied(context: RequestContext, query: PageQuery, parts: schemas.QueryParts
 
 
 @table("answers")
-async def answers_table(context: Context, query: GivenQuery) -> Table:
+async def answers_table(context: Context, query: GivenQuery, filter: Filtered) -> Table:
     """New predictions, then accepted, known and rejected answers."""
     results = await query_results(context, query)
     rows = []
@@ -445,6 +446,8 @@ async def answers_table(context: Context, query: GivenQuery) -> Table:
         ("rejected", results.rejected),
     ):
         for answer in answers:
+            if filter.hide_unusual and is_unusual(answer):
+                continue
             row = item_row(answer, query.find)
             row |= {"status": status, "split": answer.split, "probability": answer.probability}
             row |= {"answer_probability": answer.answer_probability, "score": answer.score}

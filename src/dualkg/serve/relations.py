@@ -52,7 +52,7 @@ async def relation_page(context: Context, name: RelationName) -> Response:
     )
 
 
-@table("relation-facts")
+@table("relation-facts", of_facts=True)
 async def facts_table(context: Context, name: RelationName) -> Table:
     """All known facts of a relation."""
     id = await context.id(name, "relation")

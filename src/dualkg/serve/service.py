@@ -15,7 +15,7 @@ import fastapi
 import numpy as np
 from fastapi import Depends, Request
 
-from dualkg.analysis.projection import Vectors, entity_map
+from dualkg.analysis.projection import Vectors, entity_map, first_positions
 from dualkg.data.entity_types import EntityTypes
 from dualkg.data.errors import NotInVocabulary
 from dualkg.data.graph import SPLITS, Graph
@@ -23,6 +23,7 @@ from dualkg.data.inspection import Inspection
 from dualkg.data.roles import EntityRoles
 from dualkg.errors import DualkgError, RequestError
 from dualkg.inference.completion import Completion, complete
+from dualkg.inference.completion.queries import warm_up_kernels
 from dualkg.inference.decisions import Decided, DecisionStore, Verdict
 from dualkg.inference.entity_paths import Neighbours
 from dualkg.inference.explanation import has_supporting_triples, is_same_graph
@@ -45,7 +46,8 @@ from dualkg.serve.errors import (
 from dualkg.serve.fairness import FairThreads, Shares, client_of
 from dualkg.serve.limits import MAX_NAME_LENGTH, Limits
 from dualkg.serve.metrics import ServerMetrics
-from dualkg.serve.schemas import PARTS, CompletionLine, Item, Part, vocabulary_of
+from dualkg.serve.schemas import PARTS, Item, Part, vocabulary_of
+from dualkg.serve.searches import Searches
 from dualkg.serve.trainings import Trainings
 from dualkg.training.api import choose_device
 from dualkg.training.ensemble import load_run
@@ -72,6 +74,7 @@ class MapWork:
         self.future: Future[Vectors] = Future()
         # A request that is cancelled cannot cancel a future that is running.
         self.future.set_running_or_notify_cancel()
+        self.positions: Vectors | None = None  # so far
         self.done = 0.0
         self.seconds_left: float | None = None
         self.asked_at = time.monotonic()
@@ -80,6 +83,9 @@ class MapWork:
     @property
     def has_failed(self) -> bool:
         return self.future.done() and self.future.exception() is not None
+
+    def report_positions(self, positions: Vectors) -> None:
+        self.positions = positions
 
     def report(self, share: float) -> None:
         """Note that a share of the map is done; nobody computes it to its end for nobody."""
@@ -201,6 +207,8 @@ class ServedRun:
         """Compute everything that is cached, so that the first requests do not wait for it."""
         _ = self.name_search, self.relation_search, self.roles
         self.predictor.warm_up()
+        _ = self.remarker
+        warm_up_kernels()  # else the first search for new facts would wait for numba
         # Looking up an id and a name builds the dictionaries of the vocabularies.
         self.graph.entities.id(0)
         _ = "" in self.graph.entities
@@ -311,13 +319,11 @@ class Service:
         )
         # One completion runs at a time, and always in the same thread: every thread would keep
         # free memory of its own.
-        self.completing = Lock()
         self.completions = ThreadPoolExecutor(1, thread_name_prefix="completions")
+        self.searches = Searches(self.completions)
         self.is_stopping = False
         self._mapping = Lock()  # held while a map is computed
         self._maps: dict[str, MapWork] = {}
-        # The best new facts by run and relation, whose search takes long.
-        self.best_facts: dict[tuple[str, int | None], list[CompletionLine]] = {}
         self._deciding = Lock()  # held while decisions are read or written
         self._decided: dict[str, tuple[Any, Decided | None]] = {}  # by run, with the file's state
         self.large_requests = Shares()
@@ -393,8 +399,12 @@ class Service:
 
     def _compute_map(self, run: ServedRun, work: MapWork) -> None:
         try:
+            if self._mapping.locked():  # the first picture need not wait for another map
+                work.report_positions(first_positions(run.run.model))
             with self._mapping:
-                positions = run.compute_map(run.run, on_progress=work.report)
+                positions = run.compute_map(
+                    run.run, on_progress=work.report, on_positions=work.report_positions
+                )
                 work.future.set_result(positions)
         except Exception as error:
             work.future.set_exception(error)

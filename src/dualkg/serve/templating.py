@@ -136,8 +136,10 @@ def relation_url(context: RequestContext, name: str) -> str:
 FITS: dict[str, str] = {"known": "seen in train", "likely": "likely", "unusual": "unusual"}
 
 
-def facets(context: RequestContext, fact: Any, *, decided_by: str | None = None) -> str:
-    """The values of each facet of a fact, as JSON: a script filters lists by them."""
+def facet_values(
+    context: RequestContext, fact: Any, *, decided_by: str | None = None
+) -> dict[str, list[str]]:
+    """The values of each facet of a fact, by which lists are filtered."""
     values = {"Relation": [relation_text(fact.relation.label)]}
     run = context.run
     if run.types is not None:
@@ -148,7 +150,12 @@ def facets(context: RequestContext, fact: Any, *, decided_by: str | None = None)
         values["Types"] = [text for fit, text in FITS.items() if fit in fits][-1:]
     if decided_by:
         values["Decided by"] = [short(decided_by)]
-    return json.dumps(values, ensure_ascii=False)
+    return values
+
+
+def facets(context: RequestContext, fact: Any, *, decided_by: str | None = None) -> str:
+    """The same as JSON, for a script."""
+    return json.dumps(facet_values(context, fact, decided_by=decided_by), ensure_ascii=False)
 
 
 def fill(context: RequestContext, template: str, **values: Any) -> Markup:

@@ -1,6 +1,7 @@
 """A search that is stopped or killed ends with the list of one that never was."""
 
 import dataclasses
+from math import inf
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from dualkg.inference.completion.checkpoint import OtherSearch, UnusableCheckpoi
 from tests.inference.completion.brute_force import MODELS, random_calibration, random_graph
 from tests.processes import Started
 
-MANY_BLOCKS = CompletionSettings(max_scores=27)
-CHECKPOINT_AFTER_EACH = CompletionSettings(max_scores=27, save_interval=0)
+MANY_BLOCKS = CompletionSettings(max_scores=27, report_interval=inf)
+CHECKPOINT_AFTER_EACH = CompletionSettings(max_scores=27, save_interval=0, report_interval=inf)
 COLUMNS = (
     "heads",
     "relations",

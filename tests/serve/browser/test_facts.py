@@ -1,9 +1,20 @@
 """The page of new facts in a browser."""
 
+import csv
+import io
+import json
+import threading
+from dataclasses import replace
+
 import pytest
 
+from dualkg.inference.completion import complete
+from dualkg.serve.app import application
+from dualkg.serve.service import ServedRuns
 from dualkg.training.run import RunFolder
+from tests.processes import LIMIT
 from tests.serve.browser.conftest import PHONE, overflow
+from tests.serve.conftest import serving
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +128,53 @@ def test_facets_filter_the_list_and_count(opened):
     assert "facet=" not in page.url
 
 
+def shown(page) -> list[tuple[str, ...]]:
+    return [
+        tuple(row)
+        for row in page.eval_on_selector_all(
+            ".fact",
+            """rows => rows.filter((row) => row.checkVisibility()).map(
+              (row) => [row.dataset.head, row.dataset.relation, row.dataset.tail])""",
+        )
+    ]
+
+
+def in_file(page, suffix: str) -> list[tuple[str, ...]]:
+    address = page.get_attribute(f"[data-list] .table-files a[href*='.{suffix}']", "href")
+    text = page.request.get(address).text().removeprefix("\ufeff")
+    if suffix == "json":
+        rows = json.loads(text)["rows"]
+    else:
+        rows = csv.DictReader(io.StringIO(text, newline=""))
+    return [(row["head"], row["relation"], row["tail"]) for row in rows]
+
+
+def test_files_have_the_rows_of_the_page(opened):
+    """With facets, the switch for unusual types, a verdict, and after a reload."""
+    page = listed(opened("/facts?top=200&types=false"))
+    page.locator(".fact[data-relation=likes]").first.get_by_role("button", name="Accept").click()
+    page.wait_for_selector("[data-count=accepted]:has-text('1')")
+    assert in_file(page, "json") == shown(page)
+
+    facet(page, "Relation", "likes").click()
+    likes = shown(page)
+    assert 0 < len(likes) < 200
+    assert in_file(page, "json") == likes
+    facet(page, "Verdict", "undecided").click()
+    assert in_file(page, "json") == shown(page)
+    page.reload()
+    listed(page)
+    assert in_file(page, "json") == shown(page)
+    page.evaluate("localStorage.setItem('hide-unusual', 'yes')")
+    page.reload()
+    listed(page)
+    links = page.locator("[data-list-file]").evaluate_all("all => all.map((link) => link.href)")
+    assert len(links) == 5
+    assert all("hide_unusual=true" in link and "facet=Relation%3Alikes" in link for link in links)
+    as_json = page.get_attribute("footer a[data-list-file]", "href")
+    assert len(page.request.get(as_json).json()["facts"]) == len(shown(page))
+
+
 @pytest.mark.slow
 def test_a_list_waits_for_another_completion(opened):
     page = opened("/docs", allow="status of 503")
@@ -166,3 +224,56 @@ def test_on_a_phone(opened):
     page = listed(opened("/facts?top=500", viewport=PHONE, color_scheme="dark"))
     assert page.locator(".fact").count() == 500
     assert overflow(page) == 0
+
+
+@pytest.fixture
+def slow_searches(browser, served):
+    """A page of a server whose searches report the best so far, and go on when they are told to."""
+    gate = threading.Event()
+
+    def waiting(*args, on_progress, on_best, **options):
+        found = complete(*args, **options)
+        on_progress(1, 4)
+        on_best(found.first(10))
+        while not gate.wait(0.01):
+            on_progress(1, 4)
+        return found
+
+    runs = ServedRuns([replace(served.get("calibrated"), complete=waiting)])
+    with serving(application(runs)) as address:
+        page = browser.new_page(base_url=address)
+        page.set_default_timeout(1000 * LIMIT)
+        yield page, gate
+        gate.set()
+        page.context.close()
+
+
+def test_provisional_rows_are_replaced_by_the_final_list(slow_searches):
+    page, gate = slow_searches
+    page.goto("/facts?top=20&types=false")
+    page.wait_for_selector(".fact >> nth=9")
+    assert page.locator("[data-provisional]").is_visible()
+    assert page.locator("[data-list] .table-files").is_hidden()
+    assert page.locator("[data-progress]").evaluate("bar => bar.value / bar.max") == 0.25
+    gate.set()
+    listed(page)
+    assert page.locator(".fact").count() == 20
+    assert page.locator("[data-provisional]").is_hidden()
+    assert page.locator("[data-list] .table-files").is_visible()
+
+
+def test_stop_keeps_the_rows_and_says_what_they_are(slow_searches):
+    page, _ = slow_searches
+    page.goto("/facts?top=20&types=false")
+    page.wait_for_selector(".fact >> nth=9")
+    page.wait_for_selector("[data-stop]:visible")
+    page.click("[data-stop]")
+    listed(page)
+    assert page.inner_text("[data-status]") == "Stopped after 25 % of the search. Search again"
+    number = page.locator(".fact").count()
+    assert f"{number} provisional rows" in page.inner_text("[data-provisional]")
+    assert page.locator("[data-list] .table-files").is_hidden()
+    # Rows that were kept can be decided on.
+    page.keyboard.press("j")
+    page.keyboard.press("a")
+    page.wait_for_selector("[data-count=accepted]:has-text('1')")

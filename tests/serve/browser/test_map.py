@@ -1,5 +1,6 @@
 """The map in a browser."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -286,3 +287,33 @@ def test_the_map_is_stopped(opened):
     assert float(page.locator("[data-progress]").evaluate("bar => bar.value")) == 0.4
     page.click("[data-stop]")
     page.wait_for_selector("text=Continue")
+
+
+def test_the_map_so_far_is_drawn_until_it_is_computed(browser, served, tmp_path):
+    """It can be moved meanwhile, and keeps the view."""
+    gate = threading.Event()
+    random = np.random.default_rng(0)
+
+    def slow(run, *, on_progress, on_positions):
+        on_progress(0.0)
+        on_positions(random.uniform(-1, 1, (40, 2)))
+        on_progress(0.3)
+        assert gate.wait(LIMIT)
+        return random.uniform(-1, 1, (40, 2))
+
+    runs = ServedRuns([replace(served.get("calibrated"), compute_map=slow)])
+    with serving(application(runs)) as address:
+        page = browser.new_page(base_url=address)
+        page.set_default_timeout(1000 * LIMIT)
+        page.goto("/map")
+        page.wait_for_selector("[data-canvas][data-so-far='40']")
+        assert page.locator("[data-progress]").is_visible()
+        assert page.evaluate(COLOURED_PIXELS) > 40
+        page.click("[data-map-does=in]")
+        page.wait_for_url("**/map#*")
+        view = page.url
+        gate.set()
+        ready(page)
+        assert page.locator("[data-veil]").is_hidden()
+        assert page.url == view
+        page.context.close()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from dualkg.evaluation.ranking import eval_mode, full_precision
 from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.completion.candidates import CandidateFilter, Names
 from dualkg.inference.completion.checkpoint import SearchCheckpoint
+from dualkg.inference.completion.first_look import best_of, first_look, is_worth_it
 from dualkg.inference.completion.plan import plan_search
 from dualkg.inference.completion.result import Completion
 from dualkg.inference.completion.search import CompletionSettings, SearchState, run_search
@@ -29,6 +31,7 @@ def complete(
     *,
     top: int = 10_000,
     calibration: Calibration | None = None,
+    prior_correction: PriorCorrection | None = None,
     relations: Names | None = None,
     heads: Names | None = None,
     min_probability: float = 0.0,
@@ -44,16 +47,17 @@ def complete(
 
     They are ordered by prior-corrected probability, or without a calibration by log-probability;
     both are among all entities, whatever the filters, which are those of `CandidateFilter`.
-    `on_progress` is called with the number of queries that are done, and of all, and `on_best` now
-    and then with the best triples so far. `checkpoint` is a file during the search: after a kill,
-    the same call resumes.
+    `on_progress` is called with the number of queries that are done, and of all (0 of 0 during a
+    first look at a large graph), and what it raises ends the search. `on_best` is called now and
+    then with the best triples so far. `prior_correction` is that of the calibration, if it has been
+    computed before. `checkpoint` is a file during the search: after a kill, the
+    same call resumes.
     """
     model.check_shape(graph.shape)
     _check_request(top, min_probability, calibration, graph=graph)
     settings = settings or DEFAULT_SETTINGS
 
-    prior_correction = None
-    if calibration is not None:
+    if calibration is not None and prior_correction is None:
         prior_correction = PriorCorrection.of(calibration, graph)
     candidates = CandidateFilter(
         graph,
@@ -64,9 +68,6 @@ def complete(
         known=known,
         query_classes=prior_correction.query_classes if prior_correction else None,
     )
-    parts = plan_search(candidates, prior_correction)
-    num_queries = sum(part.num_queries for part in parts)
-
     state = SearchState(top, prior_correction, min_probability)
     saved_search = None
     if checkpoint is not None:
@@ -75,11 +76,29 @@ def complete(
 
     progress = ProgressLog(f"Completing {graph.name}")
     saved_at = time.monotonic()
-    started_at = saved_at
-    best_after = settings.best_after
+    reports = BestReports(graph, on_best, after=settings.best_after)
     with full_precision(), eval_mode(model):
+        look = state
+        if not state.num_done and is_worth_it(candidates, settings.look_scores):
+            start = state
+            for look in first_look(model, candidates, start=start, max_scores=settings.look_scores):
+                if on_progress:
+                    on_progress(0, 0)
+                reports.report(look)
+            state = replace(start, least_sort_key=look.last_sort_key)
+        parts = plan_search(candidates, prior_correction)
+        num_queries = sum(part.num_queries for part in parts)
+
+        reported_at = time.monotonic()
+
+        def on_work() -> None:
+            if on_progress and time.monotonic() >= reported_at + settings.report_interval:
+                on_progress(state.num_done, num_queries)
+
         try:
-            states = run_search(model, candidates, parts, start=state, settings=settings)
+            states = run_search(
+                model, candidates, parts, start=state, settings=settings, on_work=on_work
+            )
             for state in states:
                 if saved_search and time.monotonic() >= saved_at + settings.save_interval:
                     saved_search.save(state)
@@ -87,11 +106,9 @@ def complete(
                 progress.count(state.num_done, num_queries, "queries")
                 if on_progress:
                     on_progress(state.num_done, num_queries)
-                is_done = state.num_done == num_queries
-                seconds = time.monotonic() - started_at
-                if on_best and not is_done and len(state.triples) and seconds >= best_after:
-                    on_best(Completion.of(graph, state))
-                    best_after = 2 * max(seconds, best_after)
+                    reported_at = time.monotonic()
+                if state.num_done < num_queries:
+                    reports.report(state, look)
         except KeyboardInterrupt:
             if saved_search:
                 saved_search.save(state)
@@ -99,6 +116,28 @@ def complete(
     if saved_search:
         saved_search.remove()
     return Completion.of(graph, state)
+
+
+class BestReports:
+    """Reports of the best triples so far: after some seconds, and again after twice the time."""
+
+    def __init__(
+        self, graph: Graph, on_best: Callable[[Completion], None] | None, *, after: float
+    ) -> None:
+        self._graph = graph
+        self._on_best = on_best
+        self._started_at = time.monotonic()
+        self._after = after
+
+    def report(self, state: SearchState, look: SearchState | None = None) -> None:
+        """Report the triples of a state and of a first look, if it is time."""
+        seconds = time.monotonic() - self._started_at
+        if self._on_best is None or seconds < self._after:
+            return
+        best = state if look is None else best_of(look, state)
+        if len(best.triples):
+            self._on_best(Completion.of(self._graph, best))
+            self._after = 2 * max(seconds, self._after)
 
 
 def _check_request(

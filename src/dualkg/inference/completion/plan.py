@@ -87,11 +87,11 @@ def plan_search(
     """
     parts = []
     for relation in candidates.relations.tolist():
-        parts += _parts_of_relation(relation, candidates, prior_correction)
+        parts += parts_of_relation(relation, candidates, prior_correction)
     return sorted(parts, key=lambda part: (-part.prior, part.num_queries, part.relation))
 
 
-def _parts_of_relation(
+def parts_of_relation(
     relation: int, candidates: CandidateFilter, prior_correction: PriorCorrection | None
 ) -> list[SearchPart]:
     calibrated = prior_correction is not None

@@ -1,5 +1,7 @@
 """Scores and log-probabilities of all queries of a relation, in blocks of bounded memory."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,11 @@ def logsumexp(scores: Tensor, *, min_size: int = MIN_SCORES_FOR_NUMBA) -> Tensor
         if cpu.HAS_NUMBA:
             return cpu.logsumexp_rows(scores.contiguous())
     return scores.logsumexp(-1)
+
+
+def warm_up_kernels() -> None:
+    """Load numba, which takes a second."""
+    logsumexp(torch.zeros(1, 1), min_size=1)
 
 
 def _numbers_per_score(model: Model) -> int:
@@ -59,6 +66,7 @@ class RelationQueries:
         symmetric: bool = False,
         cache: Tensor | None = None,
         max_scores: int | None = None,
+        on_block: Callable[[], None] | None = None,
     ) -> None:
         num_entities = model.shape.num_entities
         if cache is None:
@@ -72,6 +80,7 @@ class RelationQueries:
         self.cache = cache.to(model.device)
         self.normalizers, self.max_log_probabilities = self.cache
         self.max_scores = max_scores
+        self._on_block = on_block  # after each block of the cache
         self.block_size = max(1, max_scores // num_entities)  # queries
 
     def scores(self, given: Tensor) -> Tensor:
@@ -96,6 +105,8 @@ class RelationQueries:
         for block in torch.split(missing, self.block_size):
             if len(block):
                 self.scores(block)
+                if self._on_block:
+                    self._on_block()
 
     def scores_of(self, given: Tensor, answers: Tensor) -> Tensor:
         """The scores of some entities as answers, `(batch, num_answers)`."""

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -80,6 +80,15 @@ class Completion:
 
     def __len__(self) -> int:
         return len(self.heads)
+
+    def first(self, number: int) -> Self:
+        """The first triples."""
+        columns: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_column = isinstance(value, np.ndarray)
+            columns[field.name] = value[:number] if is_column else value
+        return type(self)(**columns)
 
     @property
     def triples(self) -> Column:

@@ -5,7 +5,7 @@ relation, tail), neither above 0. So the scores of one query exclude most of its
 query from the other end is scored only for answers that may still be among the best.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Self
@@ -26,6 +26,7 @@ from dualkg.without_torch.query_classes import NUM_CLASSES
 MIN_LOG_PROBABILITY = -1e30  # below that of any triple, and finite
 # Relative; more than rounding can take from a triple that ties with the last one.
 SLACK = 1e-3
+FIRST_BLOCK = 8  # queries
 
 # One new triple. Its sort key is the log odds, or without a calibration the log-probability.
 NEW_TRIPLE = np.dtype(
@@ -45,14 +46,18 @@ NewTriples = npt.NDArray[Any]
 class CompletionSettings:
     """Settings of a search on which its result does not depend.
 
-    `max_scores` is the size of a block of scores, by default what suits the device.
-    `save_interval` are the seconds between two checkpoints, and `best_after` those until the best
-    triples so far are reported, and again after twice the time.
+    `look_scores` are the scores of a first look at a large graph, 0 for none. `max_scores` is the
+    size of a block of scores, by default what suits the device. `save_interval` are the seconds
+    between two checkpoints, `report_interval` those after which progress is reported within
+    a block, too, and `best_after` those until the best triples so far are reported, and again after
+    twice the time.
     """
 
     max_scores: int | None = None
     save_interval: float = 5.0
     best_after: float = 0.5
+    report_interval: float = 0.1
+    look_scores: int = 2**24
 
 
 # -- the best triples so far -------------------------------------------------
@@ -73,8 +78,9 @@ def probabilities_of(triples: NewTriples, correction: PriorCorrection) -> Triple
 class SearchState:
     """The best `top` triples so far, none less probable than `min_probability`.
 
-    A search resumes from its state: `num_done` counts the first queries of all parts, and `cache`
-    is that of the second queries of the current part.
+    `least_sort_key` is known to be reached by `top` triples. A search resumes from its state:
+    `num_done` counts the first queries of all parts, and `cache` is that of the second queries of
+    the current part.
     """
 
     top: int
@@ -82,7 +88,13 @@ class SearchState:
     min_probability: float
     triples: NewTriples = field(default_factory=lambda: np.empty(0, NEW_TRIPLE))
     num_done: int = 0
+    least_sort_key: float = -inf
     cache: Tensor | None = None
+
+    @property
+    def last_sort_key(self) -> float:
+        """That of the last triple, once there are `top`."""
+        return float(self.triples["sort_key"].min()) if len(self.triples) >= self.top else -inf
 
     def required(self, part: SearchPart) -> Tensor:
         """The log-probability that triples need, `(NUM_CLASSES, NUM_CLASSES)`.
@@ -90,9 +102,7 @@ class SearchState:
         It is indexed by the class of the given entity and then by that of the answer, and infinite
         where the part has no candidates.
         """
-        last_sort_key = -inf
-        if len(self.triples) >= self.top:
-            last_sort_key = float(self.triples["sort_key"].min())
+        last_sort_key = max(self.least_sort_key, self.last_sort_key)
 
         # By head, then by tail.
         required = torch.full((NUM_CLASSES, NUM_CLASSES), last_sort_key, dtype=torch.float64)
@@ -241,8 +251,12 @@ def run_search(
     *,
     start: SearchState,
     settings: CompletionSettings,
+    on_work: Callable[[], None] | None = None,
 ) -> Iterator[SearchState]:
-    """The states after each block of queries, from a state on."""
+    """The states after each block of queries, from a state on.
+
+    `on_work` is called within a block too, which may take long; what it raises ends the search.
+    """
     state = start
     end_of_part = 0
     for part in parts:
@@ -261,9 +275,19 @@ def run_search(
             start=state,
             num_done_of_part=num_done_of_part,
             settings=settings,
+            on_work=on_work,
         )
         for state in states:
             yield state
+
+
+def excluded_of_part(candidates: CandidateFilter, part: SearchPart) -> Tensor:
+    """The excluded pairs of a relation, of a given entity and an answer, `(num_pairs, 2)`."""
+    excluded = candidates.excluded_pairs(part.relation)
+    if part.given == TAILS:
+        by_tail = np.argsort(excluded[:, 1], kind="stable")
+        excluded = excluded[by_tail, ::-1].copy()
+    return torch.from_numpy(excluded)
 
 
 def _search_part(
@@ -274,13 +298,10 @@ def _search_part(
     start: SearchState,
     num_done_of_part: int,
     settings: CompletionSettings,
+    on_work: Callable[[], None] | None,
 ) -> Iterator[SearchState]:
     """The states after each block of queries of a part, of which some may be done."""
-    excluded = candidates.excluded_pairs(part.relation)
-    if part.given == TAILS:
-        by_tail = np.argsort(excluded[:, 1], kind="stable")
-        excluded = excluded[by_tail, ::-1].copy()
-    excluded_pairs = torch.from_numpy(excluded).to(model.device)
+    excluded_pairs = excluded_of_part(candidates, part).to(model.device)
 
     entities = part.entities(candidates, start.prior_correction)
     answers = torch.from_numpy(entities.answers).to(model.device)
@@ -300,6 +321,7 @@ def _search_part(
         symmetric=bool(candidates.symmetric[part.relation]),
         cache=start.cache if num_done_of_part else None,
         max_scores=settings.max_scores,
+        on_block=on_work,
     )
 
     state = start
@@ -308,7 +330,10 @@ def _search_part(
         num_done_of_class = min(max(num_done_of_part - num_before, 0), len(given))
         num_before += len(given)
         rest = torch.from_numpy(given[num_done_of_class:]).to(model.device)
-        for block in torch.split(rest, first.block_size) if len(rest) else ():
+        while len(rest):
+            # The first blocks are small: what they find is a bound for all others.
+            size = min(first.block_size, max(FIRST_BLOCK, state.num_done))
+            block, rest = rest[:size], rest[size:]
             required = state.required(part)[given_class].float()
             reachable = (required <= 0).to(block.device)
             promising = answers[reachable[classes[answers]]]

@@ -89,6 +89,18 @@ export function showError(place, error) {
   if (!(error instanceof ServerError)) console.error(error);
 }
 
+// --- Files of a list ------------------------------------------------------------------------------
+
+/** Give the files of the lists of this page some values of a parameter, and no others. */
+export function setFileParameter(name, values) {
+  for (const link of document.querySelectorAll("[data-list-file]")) {
+    const where = new URL(link.href);
+    where.searchParams.delete(name);
+    for (const value of values) where.searchParams.append(name, value);
+    link.setAttribute("href", where.pathname + where.search);
+  }
+}
+
 // --- Completion while typing ---------------------------------------------------------------------
 
 let numLists = 0;

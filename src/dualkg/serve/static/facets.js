@@ -2,7 +2,7 @@
 //
 // A row says what it is in data-facets, as JSON: the values of each facet. The verdict may change.
 
-import { element } from "./common.js";
+import { element, setFileParameter } from "./common.js";
 
 const SHOWN = 8; // values of a facet, until all are asked for
 const VERDICT = "Verdict";
@@ -11,7 +11,7 @@ const wide = matchMedia("(min-width: 62rem)");
 
 class Facets {
   #place;
-  #list;
+  #lists;
   #status;
   #fields = new Map(); // by facet
   #all = new Set(); // facets of which all values are shown
@@ -20,7 +20,7 @@ class Facets {
 
   constructor(place) {
     this.#place = place;
-    this.#list = place.parentElement.querySelector("ol, ul");
+    this.#lists = (place.closest("section") ?? place.parentElement).querySelectorAll("ol, ul");
     this.#status = place.querySelector("[data-facets-status]");
     for (const text of new URLSearchParams(location.search).getAll(PARAMETER)) {
       const [facet] = text.split(":", 1);
@@ -39,9 +39,10 @@ class Facets {
     // Rows arrive, get verdicts, and are hidden by other choices.
     const soon = () => this.#soon();
     const options = { childList: true, subtree: true, attributeFilter: ["data-verdict"] };
-    new MutationObserver(soon).observe(this.#list, options);
+    for (const list of this.#lists) new MutationObserver(soon).observe(list, options);
     const section = place.closest("section");
     if (section) new MutationObserver(soon).observe(section, { attributeFilter: ["class"] });
+    this.#setFiles();
     soon();
   }
 
@@ -59,8 +60,8 @@ class Facets {
 
   /** The rows with the values of their facets; those that another choice hides are left out. */
   #rows() {
-    const rows = [...this.#list.children].filter((row) => row.dataset.facets);
-    const admitted = rows.filter((row) => !row.matches(".hides-unusual [data-unusual]"));
+    const rows = [...this.#lists].flatMap((list) => [...list.children]);
+    const admitted = rows.filter((row) => row.dataset.facets && !row.matches(".hides-unusual [data-unusual]"));
     return admitted.map((row) => {
       const of = JSON.parse(row.dataset.facets);
       return [row, { ...of, [VERDICT]: [row.dataset.verdict || "undecided"] }];
@@ -168,11 +169,19 @@ class Facets {
   #choose() {
     const here = new URL(location.href);
     here.searchParams.delete(PARAMETER);
-    for (const [facet, values] of this.#chosen) {
-      for (const value of values) here.searchParams.append(PARAMETER, `${facet}:${value}`);
-    }
+    for (const text of this.#texts()) here.searchParams.append(PARAMETER, text);
     history.replaceState(history.state, "", here);
+    this.#setFiles();
     this.#update();
+  }
+
+  /** Files have the rows that are listed. */
+  #setFiles() {
+    setFileParameter(PARAMETER, this.#texts());
+  }
+
+  #texts() {
+    return [...this.#chosen].flatMap(([facet, values]) => [...values].map((value) => `${facet}:${value}`));
   }
 }
 

@@ -1,6 +1,6 @@
 // New facts: rows as they are found, decisions by button or key, each stored at once.
 
-import { ServerError, address, parsed, request, showError } from "./common.js";
+import { ServerError, address, element, parsed, request, showError } from "./common.js";
 import { paint, store } from "./decide.js";
 import { openExplanationsInPlace } from "./explanation.js";
 
@@ -8,14 +8,15 @@ const section = document.querySelector("[data-list]");
 const list = section.querySelector("[data-facts]");
 const status = section.querySelector("[data-status]");
 const progress = section.querySelector("[data-progress]");
+const provisional = section.querySelector("[data-provisional]");
 const stop = section.querySelector("[data-stop]");
 const stopping = new AbortController();
 const canDecide = "canDecide" in section.dataset;
 const countPlaces = [...document.querySelectorAll("[data-count]")];
 
 // While another completion is running:
-const PAUSE = 1000; // milliseconds
-const MAX_TRIES = 120;
+const PAUSE = 300; // milliseconds
+const MAX_TRIES = 400;
 const rows = []; // <li> elements
 const done = []; // what can be undone: {row, before}
 let current = -1;
@@ -33,15 +34,16 @@ async function find() {
   progress.removeAttribute("value"); // until the first report, nobody knows how much there is
   progress.hidden = false;
   stop.hidden = false;
-  const started = performance.now();
   try {
     for await (const line of retried(address("/facts/rows", params))) {
       if (line.kind === "error") throw new ServerError(line.error);
       if (line.kind === "progress") {
-        progress.max = line.total;
-        progress.value = line.done;
-        const soFar = rows.length ? " These are the best so far." : "";
-        status.textContent = `Searching for new facts${timeLeft(line, started)} …${soFar}`;
+        reached = line;
+        if (line.done) {
+          progress.max = line.total;
+          progress.value = line.done;
+        }
+        status.textContent = `Searching for new facts${timeLeft(line)} …`;
       } else if (line.kind === "list") begin(line.is_final);
       else if (line.kind === "triple" && isShown) show(line.html);
     }
@@ -50,14 +52,28 @@ async function find() {
   } catch (error) {
     status.textContent = "";
     if (!stopping.signal.aborted) showError(status, error);
-    else if (rows.length) {
-      status.textContent = `Stopped. The best so far: ${summary()}.`;
-      finish();
-    } else status.textContent = "Stopped.";
+    else {
+      const again = element("a", { href: location.href }, "Search again");
+      status.replaceChildren(`Stopped after ${shareOf(reached)} of the search. `, again);
+      if (rows.length) finish();
+    }
+    if (rows.length) provisional.textContent = stoppedNote();
   } finally {
     progress.hidden = true;
     stop.hidden = true;
   }
+}
+
+let reached = null; // the last line of progress
+
+/** "12 %" of the queries are done. */
+function shareOf(line) {
+  const share = line?.total ? (100 * line.done) / line.total : 0;
+  return share < 1 ? "less than 1 %" : `${Math.floor(share)} %`;
+}
+
+function stoppedNote() {
+  return `${rows.length.toLocaleString("en")} provisional rows: the best that were found before the stop, not the best of all.`;
 }
 
 let isShown = true; // whether the rows of the list that is being received are shown
@@ -73,6 +89,7 @@ function begin(isFinal) {
   current = -1;
   list.replaceChildren();
   list.toggleAttribute("data-so-far", !isFinal);
+  provisional.hidden = isFinal;
 }
 
 function finish() {
@@ -81,10 +98,9 @@ function finish() {
   section.dataset.ready = rows.length;
 }
 
-/** ", about 40 s left", once a part of the queries is done. */
-function timeLeft({ done: numDone, total }, started) {
-  const seconds = (((performance.now() - started) / 1000) * (total - numDone)) / numDone;
-  if (!Number.isFinite(seconds) || seconds < 1) return "";
+/** ", about 40 s left", once that can be told. */
+function timeLeft({ seconds_left: seconds }) {
+  if (!seconds || seconds < 1) return "";
   return `, about ${seconds < 100 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`} left`;
 }
 

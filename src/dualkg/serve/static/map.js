@@ -30,6 +30,7 @@ const MAX_LABELS = 80; // names of other points
 const MAX_LABEL_LENGTH = 32;
 const MANY = 4000; // points; more are drawn as pixels
 const REACH = 14; // pixels
+const POINTS_PER_SECOND = 40_000; // of positions so far that are sent
 const WAIT = 1; // seconds in which a map that is being computed is waited for
 const find = (name) => document.querySelector(`[data-${name}]`);
 const canvas = find("canvas");
@@ -464,6 +465,7 @@ function listed(item) {
  * The server stops soon after nobody polls. The result is null once the reader has stopped.
  */
 async function load() {
+  let isKnown = false; // whether the names are here
   const progress = find("progress");
   const stop = find("stop");
   let stopped = false;
@@ -475,16 +477,41 @@ async function load() {
     loading.replaceChildren("The map is not computed any further. ", again);
   });
   while (!stopped) {
-    const map = await requestJson(address("/api/map", { wait: WAIT }));
-    if (map.x) return map;
+    const reply = await requestJson(address("/api/map", { wait: WAIT, so_far: isKnown ? "positions" : "all" }));
+    if (reply.x) return reply;
     if (stopped) break;
-    loading.textContent = map.message;
+    loading.textContent = reply.so_far ? `${reply.message} Its points move until then.` : reply.message;
     stop.hidden = false;
     progress.hidden = false;
-    progress.value = map.done ?? 0;
-    await new Promise((resume) => setTimeout(resume, 1000 * WAIT));
+    progress.value = reply.done ?? 0;
+    if (reply.so_far) {
+      place(reply.so_far);
+      isKnown = true;
+      veil.classList.add("strip");
+      canvas.dataset.soFar = points.length;
+    }
+    const pause = 1000 * Math.max(WAIT, (points?.length ?? 0) / POINTS_PER_SECOND);
+    await new Promise((resume) => setTimeout(resume, pause));
   }
   return null;
+}
+
+/** Draw positions, those so far or the last ones; the view stays as it is once there was a picture. */
+function place(positions) {
+  const isFirst = !points;
+  map = { ...map, ...positions };
+  points = new Points(map.x, map.y);
+  names = map.names;
+  labels = map.labels ?? map.names;
+  const byDegree = Array.from(map.degrees.keys()).sort((a, b) => map.degrees[b] - map.degrees[a]);
+  landmarks = [...new Set([...hubs(map, points), ...byDegree])];
+  if (isFirst) {
+    listenToLasso();
+    find("colouring").addEventListener("change", (event) => colourAll(event.target.value));
+    if (!recallView()) view.fit();
+    if (nameIn(field) && !isComplete()) focusOn(nameIn(field));
+  } else if (groups) colourAll(find("colouring").value);
+  paintSoon();
 }
 
 const field = form.elements.entity;
@@ -539,11 +566,9 @@ async function start() {
     if (groups) colourAll(find("colouring").value);
   });
   try {
-    map = await load();
-    if (!map) return;
-    points = new Points(map.x, map.y);
-    names = map.names;
-    labels = map.labels ?? map.names;
+    const final = await load();
+    if (!final) return;
+    place(final);
     veil.hidden = true;
     canvas.dataset.ready = points.length;
   } catch (error) {
@@ -552,12 +577,6 @@ async function start() {
     showError(loading, error);
     return;
   }
-  const byDegree = Array.from(map.degrees.keys()).sort((a, b) => map.degrees[b] - map.degrees[a]);
-  landmarks = [...new Set([...hubs(map, points), ...byDegree])];
-  listenToLasso();
-  find("colouring").addEventListener("change", (event) => colourAll(event.target.value));
-  if (!recallView()) view.fit();
-  if (nameIn(field) && !isComplete()) focusOn(nameIn(field));
   if (isComplete()) await colourBy(query());
   else message.textContent = "Choose an entity and a relation to colour the map.";
 }

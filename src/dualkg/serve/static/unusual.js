@@ -1,5 +1,7 @@
 // Facts of an unusual type can be hidden; the choice is stored, and holds for all lists.
 
+import { setFileParameter } from "./common.js";
+
 const KEY = "hide-unusual";
 
 for (const place of document.querySelectorAll("[data-unusual-switch]")) {
@@ -12,6 +14,7 @@ for (const place of document.querySelectorAll("[data-unusual-switch]")) {
     place.hidden = number === 0;
     count.textContent = number.toLocaleString("en");
     section.classList.toggle("hides-unusual", box.checked);
+    setFileParameter("hide_unusual", box.checked ? ["true"] : []);
   };
   try {
     box.checked = localStorage.getItem(KEY) !== null;
