@@ -134,7 +134,7 @@ def test_deletion(config, write_recipes):
         "training.batch_size": 64,
     }
     (registry.RECIPE_FOLDERS[0] / "world" / "path-network.toml").write_text(
-        kg.Recipe().with_changes({"model.dim": 4, **network}).as_toml()
+        kg.Recipe().with_changes({"model.dim": 16, **network}).as_toml()
     )
     quick = partial(studies.measure_deletion, counts=(2,), max_triples=5)
     [table] = replace(STUDIES["deletion"], measure=quick).run(config)
