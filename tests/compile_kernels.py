@@ -19,7 +19,9 @@ def main() -> None:
             kg.train(model, graph, loss=loss, epochs=1, device="cpu")
     kg.train(kg.PathNetwork(graph, dim=16, steps=2), graph, epochs=1, device="cpu")
     # Kernels of path networks are compiled for each dim and precision: these are what tests use.
-    record.network_record(next(iter(network_cases().values())), adapter.small_graph(), compiled=True)
+    record.network_record(
+        next(iter(network_cases().values())), adapter.small_graph(), compiled=True
+    )
 
 
 if __name__ == "__main__":
