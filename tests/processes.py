@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 COMMAND = "from dualkg.cli import main; main()"
 LIMIT = 240  # seconds that only a broken program needs, also on a busy machine
 FORKS = multiprocessing.get_context("forkserver")
-# No module of the package, so that a process may make some other module look missing. To see what is
-# imported, a process unloads first.
+# No module of the package, so that a process may make some other module look missing. A process
+# that reports what it imports unloads that first.
 FORKS.set_forkserver_preload(
     [
         "pytest",
