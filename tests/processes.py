@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 COMMAND = "from dualkg.cli import main; main()"
 LIMIT = 240  # seconds that only a broken program needs, also on a busy machine
 FORKS = multiprocessing.get_context("forkserver")
-# No module of the package, so that a process may make some other module look missing and can report
-# what it imports.
+# No module of the package, so that a process may make some other module look missing. A process
+# that reports what it imports unloads that first.
 FORKS.set_forkserver_preload(
     [
         "pytest",
@@ -29,6 +29,11 @@ FORKS.set_forkserver_preload(
         "torch",
         "sqlalchemy.orm",
         "alembic.command",
+        # Most of the time of a process that trains was their import.
+        "numba",
+        "pandas",
+        "torch._dynamo",
+        "torch.distributed.checkpoint",
     ]
 )
 
@@ -108,6 +113,15 @@ def run_python(code: str, *words: object, **choices: Any) -> Finished:
     """Run code to its end in a process of its own."""
     with Started(code, *words, **choices) as process:
         return process.finish()
+
+
+def unload(prefixes: Iterable[str]) -> str:
+    """Code that makes a process import modules again, if anything needs them."""
+    return (
+        "import sys\n"
+        "for name in [*sys.modules]:\n"
+        f"    if name.startswith({tuple(prefixes)!r}): del sys.modules[name]\n"
+    )
 
 
 def free_port() -> int:

@@ -3,6 +3,7 @@
 import shutil
 import sys
 import warnings
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -26,7 +27,8 @@ from dualkg.training.errors import OtherSource
 from dualkg.training.run import RunFolder
 from tests.raising import refused
 
-pytest.importorskip("openTSNE")
+# Importing it takes seconds, which every process that collects tests would spend.
+pytestmark = pytest.mark.skipif(find_spec("openTSNE") is None, reason="needs openTSNE")
 
 
 def clusters(

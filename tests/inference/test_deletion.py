@@ -48,6 +48,6 @@ def test_correct_predictions_are_limited_and_have_the_first_rank(network):
     [triple] = correct_triples(network.model, graph, max_triples=1).tolist()
     ranks = kg.rank(network.model, graph).mean[0]
     assert ranks[(graph.test == np.array(triple)).all(1)].tolist() == [1]
-    untrained = kg.PathNetwork(graph, dim=2, steps=1)
+    untrained = kg.PathNetwork(graph, dim=16, steps=1)
     # One step does not reach the answers, which are then equal to others.
     assert len(correct_triples(untrained, graph, max_triples=5)) == 0

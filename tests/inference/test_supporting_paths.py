@@ -50,7 +50,7 @@ def cities() -> kg.Graph:
 @pytest.fixture(scope="module")
 def network(cities) -> kg.Run:
     """A network of two steps: a longer path leads through another city of the country."""
-    model = kg.PathNetwork(cities, dim=8, steps=2)
+    model = kg.PathNetwork(cities, dim=16, steps=2)
     return kg.train(model, cities, epochs=12, batch_size=8)
 
 
@@ -126,7 +126,7 @@ def gradients_of(model: kg.PathNetwork, steps: list[dict[tuple[int, int, int], f
 def test_a_search_by_hand():
     """0 → 1 → 2, 0 → 2, and 0 → 3, from which nothing leads to 2."""
     graph = graph_of([(0, 0, 1), (1, 0, 2), (0, 1, 2), (0, 0, 3)])
-    model = kg.PathNetwork(graph, dim=2, steps=2)
+    model = kg.PathNetwork(graph, dim=16, steps=2)
     direct = (0, 1, 2)
     gradients = gradients_of(
         model,
@@ -146,7 +146,7 @@ def test_a_search_by_hand():
 
 def test_a_path_visits_no_entity_twice():
     graph = graph_of([(0, 0, 1), (1, 0, 2)], num_relations=1)
-    model = kg.PathNetwork(graph, dim=2, steps=4)
+    model = kg.PathNetwork(graph, dim=16, steps=4)
     all_edges = {(0, 0, 1): 1.0, (1, 1, 0): 1.0, (1, 0, 2): 1.0, (2, 1, 1): 1.0}
     [path] = PathSearch(gradients_of(model, [all_edges] * 4), 0, 2).run()
     assert named(model, path.edges) == [(0, 0, 1), (1, 0, 2)]
@@ -156,7 +156,7 @@ def test_a_path_visits_no_entity_twice():
 
 
 def test_sums_of_a_search_are_those_of_all_paths(small_graph):
-    model = kg.PathNetwork(small_graph, dim=4, steps=3, seed=1)
+    model = kg.PathNetwork(small_graph, dim=16, steps=3, seed=1)
     gradients = edge_gradients((3, 1, 8), model)
     found = PathSearch(gradients, 3, 8).run()
     values = [
@@ -176,7 +176,7 @@ def test_sums_of_a_search_are_those_of_all_paths(small_graph):
 
 def test_no_path_and_no_share():
     graph = graph_of([(0, 0, 1), (2, 0, 3)])
-    _, found = find_paths((0, 0, 3), kg.PathNetwork(graph, dim=4, steps=3))
+    _, found = find_paths((0, 0, 3), kg.PathNetwork(graph, dim=16, steps=3))
     assert found == []
 
 
@@ -230,7 +230,7 @@ def test_inverse_relations_point_to_the_left(network, monkeypatch):
 
 
 def test_without_a_path_there_is_a_sentence(cities):
-    run = kg.train(kg.PathNetwork(cities, dim=2, steps=1), cities, epochs=1)
+    run = kg.train(kg.PathNetwork(cities, dim=16, steps=1), cities, epochs=1)
     explained = run.predictor().explain("city 0", "pays_with", "currency 0")
     assert explained.supporting_paths == ()
     assert explained.sentences()[1:] == ["No path from its head to its tail supports it."]
@@ -290,7 +290,7 @@ def test_networks_that_are_refused(cities, network, tmp_path):
     assert str(caught.value) == message
 
     other = replace(cities, train=cities.train[1:])
-    of_other = kg.train(kg.PathNetwork(other, dim=2, steps=1), other, epochs=1)
+    of_other = kg.train(kg.PathNetwork(other, dim=16, steps=1), other, epochs=1)
     with refused(NetworkOfOtherGraph, graph="cities", network_graph="cities") as caught:
         predictor.explain(*triple, network=of_other)
     assert str(caught.value) == (
@@ -298,7 +298,7 @@ def test_networks_that_are_refused(cities, network, tmp_path):
         "cities."
     )
     renamed = replace(other, name="towns")
-    of_renamed = kg.train(kg.PathNetwork(renamed, dim=2, steps=1), renamed, epochs=1)
+    of_renamed = kg.train(kg.PathNetwork(renamed, dim=16, steps=1), renamed, epochs=1)
     with refused(NetworkOfOtherGraph, graph="cities", network_graph="towns") as caught:
         predictor.explain(*triple, network=of_renamed)
     assert "it was trained on towns, the predictions are of cities" in str(caught.value)

@@ -248,15 +248,18 @@ CASES = [
 ]
 
 
+# Each dim of each precision takes six seconds to compile: other tests have compiled the even ones.
 @pytest.mark.parametrize(
-    ("dtype", "tolerances"),
-    [(torch.float64, (1e-12, 1e-10)), (torch.float32, (1e-5, 2e-2))],
+    ("dtype", "even_dim", "tolerances"),
+    [(torch.float64, 8, (1e-12, 1e-10)), (torch.float32, 16, (1e-5, 2e-2))],
 )
 @pytest.mark.parametrize(
     ("num_entities", "num_triples", "batch", "dim"),
-    [(20, 40, 5, 7), (9, 300, 35, 16), (60, 70, 20, 16)],
+    [(20, 40, 5, 7), (9, 300, 35, None), (60, 70, 20, None)],
 )
-def test_the_numba_form_is_the_reference(num_entities, num_triples, batch, dim, dtype, tolerances):
+def test_the_numba_form_is_the_reference(
+    num_entities, num_triples, batch, dim, even_dim, dtype, tolerances
+):
     pytest.importorskip("numba")
     from dualkg.kernels import cpu_paths
 
@@ -265,7 +268,7 @@ def test_the_numba_form_is_the_reference(num_entities, num_triples, batch, dim, 
         num_entities=num_entities,
         num_triples=num_triples,
         batch=batch,
-        dim=dim,
+        dim=dim or even_dim,
         dtype=dtype,
         device="cpu",
         tolerances=tolerances,
@@ -276,7 +279,7 @@ def test_groups_of_queries_and_threads_do_not_change_the_numba_form():
     pytest.importorskip("numba")
     from dualkg.kernels import cpu_paths
 
-    num_entities, batch, dim = 30, 35, 16
+    num_entities, batch, dim = 30, 35, 8
     edges = random_edges(num_entities, 3, 60, drop=0.1)
     heads = torch.arange(batch) % num_entities
 

@@ -28,7 +28,7 @@ def test_a_score_by_hand():
 @pytest.fixture(params=["ComplEx", "PathNetwork"])
 def model(request, small_graph):
     if request.param == "PathNetwork":
-        return kg.PathNetwork(small_graph, dim=4, steps=2).eval()
+        return kg.PathNetwork(small_graph, dim=16, steps=2).eval()
     return kg.ComplEx(small_graph, dim=4, init_scale=1.0).eval()
 
 

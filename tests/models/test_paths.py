@@ -44,15 +44,15 @@ def test_a_rule_of_two_steps_is_learned():
 
 def test_scores_follow_the_entities_when_they_are_renumbered():
     order = np.random.default_rng(0).permutation(12)
-    model = kg.PathNetwork(chain(), dim=8, steps=3, seed=4)
-    renumbered = kg.PathNetwork(chain(order=order), dim=8, steps=3, seed=4)
+    model = kg.PathNetwork(chain(), dim=16, steps=3, seed=4)
+    renumbered = kg.PathNetwork(chain(order=order), dim=16, steps=3, seed=4)
     scores = model.score_tails(ids(0, 5), ids(1, 2))
     others = renumbered.score_tails(torch.as_tensor(order[[0, 5]]), ids(1, 2))
     torch.testing.assert_close(others[:, order], scores)
 
 
 def test_the_three_ways_of_scoring_agree():
-    model = kg.PathNetwork(chain(), dim=8, steps=3)
+    model = kg.PathNetwork(chain(), dim=16, steps=3)
     heads, relations, tails = ids(0, 3, 7), ids(0, 1, 1), ids(1, 6, 2)
     by_tails = model.score_tails(heads, relations)
     torch.testing.assert_close(model.score(heads, relations, tails), by_tails[[0, 1, 2], tails])
@@ -67,7 +67,7 @@ def test_the_three_ways_of_scoring_agree():
 
 
 def test_entities_that_no_path_reaches_have_one_score():
-    model = kg.PathNetwork(chain(), dim=8, steps=2)
+    model = kg.PathNetwork(chain(), dim=16, steps=2)
     scores = model.score_tails(ids(0), ids(1))[0]
     # Two steps along `next` and `second` reach e4.
     assert len(set(scores[5:].tolist())) == 1
@@ -76,7 +76,7 @@ def test_entities_that_no_path_reaches_have_one_score():
 
 def test_the_triples_of_a_batch_are_removed_and_a_share_of_the_others():
     graph = chain(200)
-    model = kg.PathNetwork(graph, dim=8, edge_dropout=0.25)
+    model = kg.PathNetwork(graph, dim=16, edge_dropout=0.25)
     batch = torch.as_tensor(graph.train[[3, 150]].astype(np.int64))
     # The inverse of a triple is the same triple.
     batch[1] = ids(batch[1, 2], batch[1, 1] + 2, batch[1, 0])
@@ -93,7 +93,7 @@ def test_the_triples_of_a_batch_are_removed_and_a_share_of_the_others():
 
 def test_a_query_with_several_answers_in_a_batch_is_computed_once(monkeypatch):
     graph = parallel(valid=[])
-    model = kg.PathNetwork(graph, dim=8, steps=2, edge_dropout=0.0).double()
+    model = kg.PathNetwork(graph, dim=16, steps=2, edge_dropout=0.0).double()
     model.compiled = False
     batch = torch.tensor([(0, 0, 1), (1, 2, 0), (0, 0, 2), (0, 1, 1), (0, 0, 3)])
     heads, relations, tails = batch.unbind(1)
@@ -119,7 +119,7 @@ def test_a_query_with_several_answers_in_a_batch_is_computed_once(monkeypatch):
 
 def test_without_dropout_only_the_batch_is_removed():
     graph = chain()
-    model = kg.PathNetwork(graph, dim=8, edge_dropout=0.0)
+    model = kg.PathNetwork(graph, dim=16, edge_dropout=0.0)
     triple = torch.as_tensor(graph.train[4].astype(np.int64))
     # One sorts right before the triple, and the other after all.
     unknown = (triple - ids(0, 0, 1), ids(11, 1, 11))
@@ -152,7 +152,7 @@ JOINED_PAIRS = [(1, 0, 0), (0, 2, 2)]
 
 def test_with_pairs_all_edges_between_the_two_entities_are_removed():
     graph = parallel(valid=JOINED_PAIRS)
-    model = kg.PathNetwork(graph, dim=8, edge_dropout=0.0, remove_pairs=True)
+    model = kg.PathNetwork(graph, dim=16, edge_dropout=0.0, remove_pairs=True)
     assert removed(model, (0, 0, 1)) == [0, 1, 2]
     # The inverse of a triple, and a triple in the other direction, have the same two entities.
     assert removed(model, (1, 3, 0)) == [0, 1, 2]
@@ -162,7 +162,7 @@ def test_with_pairs_all_edges_between_the_two_entities_are_removed():
 
 
 def test_without_pairs_only_the_triple_is_removed():
-    model = kg.PathNetwork(parallel(valid=NEW_PAIRS), dim=8, edge_dropout=0.0, remove_pairs=False)
+    model = kg.PathNetwork(parallel(valid=NEW_PAIRS), dim=16, edge_dropout=0.0, remove_pairs=False)
     assert removed(model, (0, 0, 1)) == [0]
     assert removed(model, (1, 3, 0)) == [0]
     assert removed(model, (1, 2, 0)) == [2]
@@ -178,7 +178,7 @@ def test_without_pairs_only_the_triple_is_removed():
     ],
 )
 def test_whether_pairs_are_removed_follows_from_validation(valid, expected):
-    model = kg.PathNetwork(parallel(valid=valid), dim=8, edge_dropout=0.0)
+    model = kg.PathNetwork(parallel(valid=valid), dim=16, edge_dropout=0.0)
     assert removed(model, (0, 0, 1)) == expected
     # The choice belongs to the graph, and another graph may need another one.
     model.read_graph(parallel(valid=NEW_PAIRS))
@@ -191,20 +191,20 @@ def test_fewer_than_a_fifth_of_the_pairs_are_few():
     """Half of the training triples join a pair that another one joins, too."""
     one_in_eleven = JOINED_PAIRS[:1] + 10 * NEW_PAIRS[:1]
     one_in_nine = JOINED_PAIRS[:1] + 8 * NEW_PAIRS[:1]
-    few = kg.PathNetwork(parallel(valid=one_in_eleven), dim=8, edge_dropout=0.0)
+    few = kg.PathNetwork(parallel(valid=one_in_eleven), dim=16, edge_dropout=0.0)
     assert removed(few, (0, 0, 1)) == [0, 1, 2]
-    enough = kg.PathNetwork(parallel(valid=one_in_nine), dim=8, edge_dropout=0.0)
+    enough = kg.PathNetwork(parallel(valid=one_in_nine), dim=16, edge_dropout=0.0)
     assert removed(enough, (0, 0, 1)) == [0]
 
 
 @pytest.mark.parametrize("remove_pairs", [None, True, False])
 def test_the_choice_of_pairs_is_kept_in_a_run(remove_pairs, tmp_path):
     graph = parallel(valid=NEW_PAIRS)
-    model = kg.PathNetwork(graph, dim=4, steps=2, edge_dropout=0.0, remove_pairs=remove_pairs)
+    model = kg.PathNetwork(graph, dim=16, steps=2, edge_dropout=0.0, remove_pairs=remove_pairs)
     options = {"steps": 2, "edge_dropout": 0.0}
     if remove_pairs is not None:
         options["remove_pairs"] = remove_pairs
-    config = {"dim": 4, **options}
+    config = {"dim": 16, **options}
     assert model.config == config
     assert kg.PathNetwork(graph, **config).config == config
 
@@ -218,7 +218,7 @@ def test_the_choice_of_pairs_is_kept_in_a_run(remove_pairs, tmp_path):
 
 def test_what_it_does_not_have():
     graph = chain()
-    model = kg.PathNetwork(graph, dim=8)
+    model = kg.PathNetwork(graph, dim=16)
     with refused(NoEmbeddings, what="PathNetwork"):
         _ = model.embedding
     with refused(NoEmbeddings, what="PathNetwork"):
@@ -261,9 +261,9 @@ def test_the_default_recipe_has_the_values_of_the_model():
 
 def test_a_run_is_saved_and_read_again(tmp_path):
     graph = chain()
-    run = kg.train(kg.PathNetwork(graph, dim=8, steps=2), graph, epochs=1, out=tmp_path / "run")
+    run = kg.train(kg.PathNetwork(graph, dim=16, steps=2), graph, epochs=1, out=tmp_path / "run")
     loaded = kg.load_run(tmp_path / "run")
-    assert loaded.model.config == {"dim": 8, "steps": 2, "edge_dropout": 0.1}
+    assert loaded.model.config == {"dim": 16, "steps": 2, "edge_dropout": 0.1}
     assert loaded.report.mrr == run.report.mrr
     scores = run.model.score_tails(ids(0), ids(1))
     torch.testing.assert_close(loaded.model.score_tails(ids(0), ids(1)), scores)
@@ -273,7 +273,7 @@ def test_a_run_is_saved_and_read_again(tmp_path):
 
 def test_an_ensemble_with_embeddings_has_their_similar_entities():
     graph = chain()
-    network = kg.PathNetwork(graph, dim=8)
+    network = kg.PathNetwork(graph, dim=16)
     embeddings = kg.ComplEx(graph, dim=4)
     both = EnsembleModel([network, embeddings], weights=[1.0, 0.5])
     vectors = embeddings.entity_vectors()
@@ -288,7 +288,7 @@ def test_an_ensemble_with_embeddings_has_their_similar_entities():
 
 def test_commands_for_embeddings_say_that_there_are_none(run_cli, tmp_path):
     graph = chain()
-    kg.train(kg.PathNetwork(graph, dim=4, steps=2), graph, epochs=1, out=tmp_path / "run")
+    kg.train(kg.PathNetwork(graph, dim=16, steps=2), graph, epochs=1, out=tmp_path / "run")
     for command in (
         ("index", tmp_path / "run"),
         ("export", tmp_path / "run", "--out", tmp_path / "exported"),
@@ -305,7 +305,7 @@ def test_commands_for_embeddings_say_that_there_are_none(run_cli, tmp_path):
 def test_a_run_is_compared_combined_calibrated_and_completed(tmp_path):
     graph = chain(30)
     graph = replace(graph, valid=graph.valid[::2], test=graph.test[1::2])
-    run = kg.train(kg.PathNetwork(graph, dim=8, steps=2), graph, epochs=3, out=tmp_path / "paths")
+    run = kg.train(kg.PathNetwork(graph, dim=16, steps=2), graph, epochs=3, out=tmp_path / "paths")
     other = kg.train(kg.ComplEx(graph, dim=8), graph, epochs=3, out=tmp_path / "embeddings")
     assert kg.compare_ranks(run.report.ranks.mean[None], other.report.ranks.mean[None]).num_triples
     ensemble = kg.Ensemble([run, other])

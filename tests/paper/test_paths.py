@@ -66,7 +66,7 @@ def test_both_directions_of_a_network_are_weighted_on_validation():
     graph = kg.Graph(
         graph.name, graph.entities, graph.relations, graph.train, graph.test, graph.test
     )
-    recipe = kg.Recipe().with_changes({"training.batch_size": 32} | PATHS | {"model.dim": 8})
+    recipe = kg.Recipe().with_changes({"training.batch_size": 32} | PATHS | {"model.dim": 16})
     run = kg.train_recipe(recipe, graph=graph, device="cpu")
     result = study_path_duality(run, graph)
     mrrs = dict(result["valid_by_weight"][str(result["normalized"])])
@@ -85,7 +85,7 @@ def test_unseen_entities_are_added_to_both_models(tmp_path):
     )
     base = {"data.graph": "beads", "training.batch_size": 32}
     recipes = {
-        "PathNetwork": kg.Recipe().with_changes(base | PATHS | {"model.dim": 8}),
+        "PathNetwork": kg.Recipe().with_changes(base | PATHS | {"model.dim": 16}),
         "ComplEx-DURA": kg.Recipe().with_changes(base | DURA | {"model.dim": 8}),
     }
     config = Config(seeds=1, device="cpu")

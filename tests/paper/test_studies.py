@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ from paper.registry import Row, published, recipe_path
 from paper.studies import SCORES, STUDIES, scoring_models, time_steps
 from tests.paper.conftest import DURA
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("sklearn")
-pytest.importorskip("openTSNE")
+# Importing them takes seconds, which every process that collects tests would spend.
+NEEDED = ("matplotlib", "sklearn", "openTSNE")
+pytestmark = pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason="needs the extra analysis")
 
 FILES = [".json", ".png", ".svg"]
 
@@ -134,7 +135,7 @@ def test_deletion(config, write_recipes):
         "training.batch_size": 64,
     }
     (registry.RECIPE_FOLDERS[0] / "world" / "path-network.toml").write_text(
-        kg.Recipe().with_changes({"model.dim": 4, **network}).as_toml()
+        kg.Recipe().with_changes({"model.dim": 16, **network}).as_toml()
     )
     quick = partial(studies.measure_deletion, counts=(2,), max_triples=5)
     [table] = replace(STUDIES["deletion"], measure=quick).run(config)

@@ -468,7 +468,7 @@ def test_pages_of_an_ensemble_offer_no_explanation(run_folders):
 
 def test_pages_of_a_path_network_have_no_similar_entities(run_folders):
     graph = kg.load_run(run_folders[1]).graph
-    model = kg.PathNetwork(graph, dim=4, steps=2)
+    model = kg.PathNetwork(graph, dim=16, steps=2)
     run = kg.train(model, graph, epochs=1)
     app = application(ServedRuns([ServedRun.of(run, name="paths")]))
     with serving(app) as address, httpx.Client(base_url=address, timeout=LIMIT) as client:
@@ -483,7 +483,7 @@ def test_pages_of_a_path_network_have_no_similar_entities(run_folders):
 def test_pages_of_a_path_network_explain_by_paths(run_folders):
     embeddings = kg.load_run(run_folders[1])
     graph = embeddings.graph
-    network = kg.train(kg.PathNetwork(graph, dim=4, steps=2), graph, epochs=2, batch_size=64)
+    network = kg.train(kg.PathNetwork(graph, dim=16, steps=2), graph, epochs=2, batch_size=64)
     runs = [ServedRun.of(network, name="network"), ServedRun.of(embeddings, name="embeddings")]
     with (
         serving(application(ServedRuns(runs))) as address,

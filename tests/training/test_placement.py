@@ -152,7 +152,7 @@ def test_bytes_of_copies_by_hand():
 
 def test_a_batch_whose_copies_do_not_fit_is_refused():
     graph = graph_of([(i, 0, i + 1) for i in range(30)])
-    recipe = recipe_of(training__entity_tables="host", model__dim=2**22, loss__num_negatives=10**6)
+    recipe = recipe_of(training__entity_tables="host", model__dim=2**18, loss__num_negatives=10**8)
     with pytest.raises(NotEnoughMemory):
         Trainer.of_recipe(recipe, graph, device=CPU)
 

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 def recipe_of() -> Recipe:
     changes = {
         "model.name": "PathNetwork",
-        "model.dim": 4,
+        "model.dim": 16,
         "model.options.steps": 3,
         "model.options.edge_dropout": 0.3,
         # Adam would amplify the rounding of gradients that are 0, such as that of `score_bias`.

@@ -34,7 +34,9 @@ def browser() -> Iterator[Any]:
     with driver.sync_playwright() as started:
         # Tests open their own server's pages alone, so that a container's root may do without the
         # sandbox.
-        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        # Without a GPU, Chromium would emulate one.
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-software-rasterizer"]
+        browser = started.chromium.launch(executable_path=path, args=arguments)
         yield browser
         browser.close()
 

@@ -25,7 +25,7 @@ PAGES = {
     "/relation/likes": "h1",
     "/search?q=thing": "h1",
     "/explain?head=thing+15&relation=likes&tail=thing+20": "[data-explanation]",
-    "/facts?top=50": "[data-list][data-ready]",
+    "/facts?top=12": "[data-list][data-ready]",
     "/facts/best": "h1",
     "/likely?head=thing+15&relation=likes&tail=thing+20": "h1",
     "/paths": "h1",
