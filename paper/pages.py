@@ -123,7 +123,6 @@ def measured_speeds() -> list[Speed]:
     on_gpu = training[GPU][job]["measured"]
     machine = "2 cores of Intel(R) Xeon(R) Processor @ 2.50GHz"
     on_cpu = training[machine]["FB15k-237 ComplEx dim 100 batch 1000"]["measured"]
-    machine = "2 cores of Intel(R) Xeon(R) Processor"
     ranked = ranking[machine]["FB15k-237 test ComplEx dim 100"]["measured"]
     ranked_by_pykeen = ranked["PyKEEN, batch as it chooses"]
     return [
