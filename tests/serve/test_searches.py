@@ -10,6 +10,7 @@ from fastapi import Request
 
 from dualkg.errors import InvalidValue
 from dualkg.inference.completion import complete
+from dualkg.inference.remarks import Remarker
 from dualkg.serve import facts, searches
 from dualkg.serve.app import application
 from dualkg.serve.service import RequestContext, ServedRuns
@@ -115,3 +116,39 @@ def test_a_search_that_fails_is_no_result(client_of, served):
     for _ in range(2):
         [line] = lines_of(client.get("/api/complete"))
         assert line["kind"] == "error"
+
+
+def test_remarks_are_made_for_the_lines_that_are_sent(served, monkeypatch):
+    """A client who leaves after a line does not take the time of all remarks."""
+    monkeypatch.setattr(facts, "REMARKS_AT_ONCE", 3)
+    service = application(served).state.service
+    run = served.get("calibrated")
+    context = RequestContext(Request({"type": "http"}), service, run)
+    remarks_of = Remarker.of_triples
+    sizes = []
+
+    def counted(remarker, triples):
+        sizes.append(len(triples))
+        return remarks_of(remarker, triples)
+
+    monkeypatch.setattr(Remarker, "of_triples", counted)
+    options = {"top": 8, "types": False}
+
+    async def requests() -> None:
+        lines = [line async for line in facts.completion(context, options)]
+        triples = [line for line in lines if line.kind == "triple"]
+        assert sizes == [3, 3, 2]
+        ids = [(line.head.id, line.relation.id, line.tail.id) for line in triples]
+        for line, remarks in zip(triples, remarks_of(run.remarker, ids), strict=True):
+            remarked = line.model_copy()
+            remarked.remark(run.graph, remarks)
+            assert line == remarked
+
+        sizes.clear()
+        again = facts.completion(context, options)
+        while (await anext(again)).kind != "triple":
+            pass
+        await again.aclose()
+        assert sizes == [3]
+
+    asyncio.run(requests())

@@ -14,6 +14,7 @@ from fastapi.responses import StreamingResponse
 from dualkg.errors import DualkgError
 from dualkg.inference.completion import Completion
 from dualkg.inference.decisions import Triple
+from dualkg.inference.remarks import Remarks
 from dualkg.serve import schemas
 from dualkg.serve.decisions import decisions
 from dualkg.serve.downloads import Table, fact_row, table
@@ -32,6 +33,7 @@ pages = page_router()
 # threads their turn.
 LINES_AT_ONCE = 20
 PAUSE = 0.001
+REMARKS_AT_ONCE = 200  # triples; a client who leaves early takes the time of few
 ROUNDED = 200
 SO_FAR = 50  # triples of a list that is shown while the search goes on
 LENGTHS = (50, 100, 500, 2000)  # triples that a page may list
@@ -177,8 +179,11 @@ async def _triple_lines(
     """The first triples of a completion with their remarks."""
     run = context.run
     triples = completed.triples[:limit]
-    remarks = await context.in_thread(lambda: run.remarker.of_triples(triples))
+    remarks: list[Remarks] = []
     for index in range(len(triples)):
+        if index == len(remarks):
+            block = triples[index : index + REMARKS_AT_ONCE]
+            remarks += await context.in_thread(partial(run.remarker.of_triples, block))
         line = _triple_line(run, completed, index)
         line.remark(run.graph, remarks[index])
         yield line
