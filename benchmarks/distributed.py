@@ -362,7 +362,7 @@ def trainer_of_steps(recipe: Any, graph: Any, group: Any, *, num_shards: int) ->
 
     from dualkg.models.partial import PartialModel
     from dualkg.tables import EntityTables, LocalTables, Shard, ShardedTables
-    from dualkg.training.sharded_checkpoint import FolderStore
+    from dualkg.training.distributed import FolderStore
     from dualkg.training.trainer import Trainer
 
     num_entities = graph.shape.num_entities

@@ -13,11 +13,11 @@ import dualkg as kg
 from dualkg.files import read_json
 from dualkg.tables import Processes
 from dualkg.tables.barrier import OtherProcessFailed
-from dualkg.training import sharded_checkpoint
+from dualkg.tables.checkpoints import CheckpointFolder
+from dualkg.training import distributed
 from dualkg.training.checkpoint import CheckpointSchedule
 from dualkg.training.distributed import build_trainer
 from dualkg.training.recipe import Recipe
-from dualkg.training.sharded_checkpoint import CheckpointFolder
 from dualkg.training.shutdown import shutdown_warning
 from dualkg.training.trainer import Trainer
 from tests.training.test_distributed import CHANGES, in_processes
@@ -69,14 +69,14 @@ def save_while_training(group: Processes, path: Path) -> None:
     trainer.save(path)
     saved = {name: value.clone() for name, value in trainer.weights.state_dict().items()}
     is_allowed = threading.Event()
-    record = sharded_checkpoint.file_record
+    record = distributed.file_record
 
     def slow_record(file: Path) -> Any:
         if not group.first:
             is_allowed.wait()
         return record(file)
 
-    with patch.object(sharded_checkpoint, "file_record", slow_record):
+    with patch.object(distributed, "file_record", slow_record):
         trainer.save(path, wait=False)
         for number, batch in enumerate(batches[:3]):
             trainer.step(batch, 0.1)
@@ -110,7 +110,7 @@ def save_while_training(group: Processes, path: Path) -> None:
 
 def fail_in_one_process(group: Processes, trainer: Trainer, path: Path) -> None:
     """The disk of one process is full: that is its error, and the checkpoint before remains."""
-    record = sharded_checkpoint.file_record
+    record = distributed.file_record
 
     def failing_record(file: Path) -> Any:
         if not group.first:
@@ -118,7 +118,7 @@ def fail_in_one_process(group: Processes, trainer: Trainer, path: Path) -> None:
         return record(file)
 
     with (
-        patch.object(sharded_checkpoint, "file_record", failing_record),
+        patch.object(distributed, "file_record", failing_record),
         pytest.raises(OtherProcessFailed if group.first else OSError),
     ):
         trainer.save(path)

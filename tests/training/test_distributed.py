@@ -36,6 +36,7 @@ from dualkg.models.partial import PartialModel
 from dualkg.regularizers import REGULARIZERS, Regularizer
 from dualkg.tables import EntityTables, LocalTables, Processes, Shard, ShardedTables
 from dualkg.tables.barrier import Barrier
+from dualkg.tables.checkpoints import DAMAGED_SHARD
 from dualkg.tables.files import shard_file
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training import distributed, run
@@ -45,7 +46,6 @@ from dualkg.training.fused import OneVsAllFusedStep
 from dualkg.training.launcher import VARIABLES, num_processes
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
-from dualkg.training.sharded_checkpoint import DAMAGED_SHARD
 from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import Trainer
 from dualkg.training.updates import OnePassAdagrad, optimizer_tensors

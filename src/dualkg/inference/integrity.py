@@ -256,7 +256,7 @@ def _check_recipe(folder: RunFolder) -> None:
 
 def _check_shards(folder: Path) -> None:
     """Read and hash the last checkpoint of several processes."""
-    from dualkg.training.sharded_checkpoint import CheckpointFolder  # It takes long to import.
+    from dualkg.tables.checkpoints import CheckpointFolder  # It takes long to import.
 
     checkpoint = CheckpointFolder(folder, one_process(torch.device("cpu")))
     about = checkpoint.about()

@@ -10,6 +10,7 @@ import numpy as np
 from fastapi import Query, Response
 from fastapi.responses import JSONResponse
 
+from dualkg.analysis.projection import Vectors
 from dualkg.data.roles import End
 from dualkg.inference.entity_facts import known_facts, predicted_facts
 from dualkg.logs import describe_time_left
@@ -395,18 +396,26 @@ async def entity_map(
             "done": round(work.done, 3),
             "seconds_left": work.seconds_left,
         }
-        if so_far != "nothing" and work.positions is not None:
-            x, y = work.positions.round(4).T.tolist()
-            content["so_far"] = {"x": x, "y": y}
-            if so_far == "all":
-                made = await context.in_thread(lambda: _map(run, x, y))
-                content["so_far"] = made.model_dump(mode="json")
-        return JSONResponse(content, status_code=202, headers={"Retry-After": "2"})
+        positions = None if so_far == "nothing" else work.positions
+        # A response of many positions takes long to write.
+        return await context.in_thread(
+            lambda: _unfinished_map(run, content, positions, is_whole=so_far == "all")
+        )
 
-    positions = future.result()
-    x, y = positions.round(5).T.tolist()
+    x, y = future.result().round(5).T.tolist()
     body = await context.in_thread(lambda: _map(run, x, y).model_dump_json())
     return Response(body, media_type="application/json")
+
+
+def _unfinished_map(
+    run: ServedRun, content: dict[str, Any], positions: Vectors | None, *, is_whole: bool
+) -> Response:
+    """The response 202, with the positions so far or with all of the map so far."""
+    if positions is not None:
+        x, y = positions.round(4).T.tolist()
+        so_far = _map(run, x, y).model_dump(mode="json") if is_whole else {"x": x, "y": y}
+        content["so_far"] = so_far
+    return JSONResponse(content, status_code=202, headers={"Retry-After": "2"})
 
 
 def _map(run: ServedRun, x: list[float], y: list[float]) -> EntityMap:

@@ -169,9 +169,10 @@ class Searches:
             return kept
 
     def _joined(self, key: Key, top: int) -> Search | None:
-        if self._current is None:
+        current = self._current  # The thread of the search sets it to None at its end.
+        if current is None:
             return None
-        current_key, search = self._current
+        current_key, search = current
         is_same = current_key == key and search.top >= top
         return search if is_same and not search.is_abandoned.is_set() else None
 

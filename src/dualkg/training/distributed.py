@@ -1,4 +1,4 @@
-"""Training in several processes under `torchrun`: the process group and the run.
+"""Training in several processes under `torchrun`: the process group, its checkpoints and the run.
 
 Every process takes each batch whole, has the rows of its shard of the entity tables, and the same
 relations. Process 0 alone writes the run folder, shows progress and calls callbacks; checkpoints
@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import Thread
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from dualkg.data.graph import Graph
@@ -33,25 +36,49 @@ from dualkg.errors import (
     Unsupported,
     Words,
 )
-from dualkg.files import locked, remove, watched
+from dualkg.files import (
+    check_held,
+    file_record,
+    is_held,
+    locked,
+    read_text,
+    remove,
+    sync,
+    watched,
+)
 from dualkg.models.base import Model
 from dualkg.models.partial import PartialModel
 from dualkg.models.paths import PathNetwork
 from dualkg.tables import Processes, Shard, ShardedTables
 from dualkg.tables.barrier import Barrier, Pace
-from dualkg.tables.files import is_divided, read_own_rows
+from dualkg.tables.checkpoints import CheckpointFolder
+from dualkg.tables.files import (
+    checkpoint_failures,
+    is_divided,
+    load_checkpoint,
+    read_own_rows,
+    shard_file,
+    start_checkpoint,
+)
 from dualkg.tables.heartbeat import Heartbeat
+from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.agreement import check_agreement, check_shared, training_facts
 from dualkg.training.api import choose_device, finish
 from dualkg.training.callbacks import Callback, Callbacks, find_callbacks, saved_trackers
-from dualkg.training.checkpoint import load_tensors, load_weights, save_tensors
+from dualkg.training.checkpoint import (
+    CheckpointStore,
+    Groups,
+    Progress,
+    load_tensors,
+    load_weights,
+    save_tensors,
+)
 from dualkg.training.costs import MAX_MEASURED_BYTES, WorkEstimate, measure_step
 from dualkg.training.errors import InterruptedRunError
 from dualkg.training.launcher import num_processes
 from dualkg.training.memory import available_memory, checkpoint_copies, gib
-from dualkg.training.recipe import Recipe, load_recipe
+from dualkg.training.recipe import Recipe, checksum, load_recipe
 from dualkg.training.run import RunFolder, TrainedRun
-from dualkg.training.sharded_checkpoint import CheckpointFolder, FolderStore, check_folder
 from dualkg.training.step_time import estimate_step, measure_gradients
 from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import OnProgress, Trainer, check_recipe
@@ -61,6 +88,7 @@ OnStart = Callable[[str], None]
 MEETING_TIME = timedelta(minutes=10)  # in which all processes have to start, or a collective to end
 SILENCE = "DUALKG_SILENCE"
 MIN_SILENCE = 5.0  # seconds
+WRITING_TIME = timedelta(hours=1)  # in which the slowest disk has to have a checkpoint
 MAX_REASON = 300  # characters of a reason that a library gives
 ENGINE = "the engine"  # which the kind of a GPU may decide
 LONGEST_MEASURED_STEP = 2.0  # seconds of a step that is not taken only to time it
@@ -204,9 +232,186 @@ def group_lock(group: Processes, path: Path) -> AbstractContextManager[Any]:
     return locked(path) if group.first else watched(path)
 
 
+def check_folder(group: Processes, path: Path, *, is_moved: bool = False) -> None:
+    """Refuse in all processes to write a folder that was moved, if one of them sees it."""
+    if group.any(is_moved or not is_held(path)):
+        check_held(path)
+        raise FolderMoved(path)
+
+
 def group_shard(group: Processes, graph: Graph) -> Shard:
     """The rows of the entity tables that this process has."""
     return Shard(len(graph.entities), group.index, group.count)
+
+
+# -- checkpoints --------------------------------------------------------------
+
+
+def in_thread(function: Callable[[], T]) -> Future[T]:
+    """The future result of a function in a thread for which the end of the process does not wait.
+
+    The threads of a pool are waited for.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="checkpoint", daemon=True).start()
+    return future
+
+
+class _Writing(NamedTuple):
+    """A checkpoint that is being written."""
+
+    checkpoint: CheckpointFolder
+    folder: Path
+    about: dict[str, Any]
+    shard: Future[_Shard]  # of this process
+
+
+class _Shard(NamedTuple):
+    """The file that a process has written, if it had something to write."""
+
+    record: dict[str, Any] | None
+    seconds: float
+
+
+class FolderStore(CheckpointStore):
+    """Checkpoints that all processes write, each its own rows, while training goes on.
+
+    What is written is copied first. The number of processes may change between a checkpoint and
+    the next start: batches, initial weights and negatives do not depend on it.
+    """
+
+    num_copies = 2  # The file is put together in memory, too.
+
+    def __init__(self, group: Processes, shard: Shard, parameters: Sequence[str]) -> None:
+        self.group = group
+        self.shard = shard
+        self.parameters = list(parameters)
+        self._writing: _Writing | None = None
+
+    @cached_property
+    def _writers(self) -> dist.ProcessGroup | None:
+        """The processes, for collectives of threads that write while others train."""
+        if self.group.count == 1:
+            return None
+        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=WRITING_TIME)
+        return group
+
+    def module(self, model: Model) -> nn.Module:
+        return model.named
+
+    def write(self, groups: Groups, path: Path, about: dict[str, Any]) -> None:
+        started = time.monotonic()
+        tensors: dict[str, Tensor] = {}
+        for group, members in groups.items():
+            for name, value in members.items():
+                tensors[f"{group}/{name}"] = value.detach().to("cpu", copy=True)
+        divided = [key for key, value in tensors.items() if self._is_divided(key, value.shape)]
+        check_folder(self.group, path)
+        checkpoint = CheckpointFolder(path, self.group)
+        folder = checkpoint.next_folder()
+        written = start_checkpoint(
+            tensors, folder, self.shard, divided=divided, group=self._writers
+        )
+        own = shard_file(folder, self.group.index)
+
+        def finish_file() -> _Shard:
+            self._wait(written, own)
+            record = None
+            if own.exists():
+                sync(own)
+                record = file_record(own)
+            return _Shard(record, time.monotonic() - started)
+
+        self._writing = _Writing(checkpoint, folder, about, in_thread(finish_file))
+
+    def _wait(self, written: Future[Any], file: Path) -> None:
+        """Wait for a thread that writes a file.
+
+        The error of another process is that process's to report.
+        """
+        try:
+            written.result()
+        except BaseException as error:
+            failures = checkpoint_failures(error)
+            if failures is None:
+                raise
+            failure = failures.get(self.group.index)
+            if isinstance(failure, OSError) and failure.filename is None:
+                failure.filename = str(file)
+            if failure is not None:
+                raise failure from None
+
+    @property
+    def is_writing(self) -> bool:
+        return self._writing is not None
+
+    @property
+    def is_written(self) -> bool:
+        return self._writing is None or self._writing.shard.done()
+
+    def finish(self) -> float:
+        if self._writing is None:
+            return 0.0
+        checkpoint, folder, about, future = self._writing
+        self._writing = None
+
+        def finished_shard() -> _Shard | None:
+            """None if the folder was moved, which all processes have to know."""
+            try:
+                return future.result()
+            except (OSError, FolderMoved):
+                if is_held(checkpoint.path):
+                    raise
+                return None
+
+        shard = self.group.together(finished_shard)
+        check_folder(self.group, checkpoint.path, is_moved=shard is None)
+        assert shard is not None
+        records = checkpoint.gather_records(folder, shard.record)
+        self.group.on_first(partial(checkpoint.point_to, folder, about, records))
+        return shard.seconds
+
+    def read(self, path: Path) -> tuple[Groups, dict[str, Any]]:
+        checkpoint = CheckpointFolder(path, self.group)
+        about = checkpoint.about()
+        if about["when"] == "start":
+            return {}, about
+        checkpoint.check(about)
+        folder = path / str(about["folder"])
+        groups: Groups = {}
+        tensors = load_checkpoint(folder, self.shard, is_divided=self._is_divided)
+        for key, value in tensors.items():
+            group, _, name = key.partition("/")
+            groups.setdefault(group, {})[name] = value
+        return groups, about
+
+    def _is_divided(self, key: str, shape: Sequence[int]) -> bool:
+        """Whether a tensor of a checkpoint has a row for every entity."""
+        group, _, name = key.partition("/")
+        if group == "optimizer":
+            # The state of an optimizer is named by the number of its parameter.
+            name = self.parameters[int(name.partition(".")[0])]
+        return name in TABLE_NAMES and len(shape) > 0
+
+
+def start_checkpoints(folder: RunFolder, group: Processes) -> None:
+    """Before the first step there is nothing but the recipe."""
+    about = {
+        "optimizer": None,
+        "progress": asdict(Progress()),
+        "recipe": checksum(read_text(folder.recipe)),
+    }
+    CheckpointFolder(folder.checkpoint_folder, group).start(about)
+
+
+# -- runs ---------------------------------------------------------------------
 
 
 def build_trainer(
@@ -348,7 +553,7 @@ def train_in_processes(
             with folder.create(
                 recipe, graph, group.device, engine=engine, overwrite=overwrite
             ) as fresh:
-                CheckpointFolder(fresh.checkpoint_folder, group).start()
+                start_checkpoints(fresh, group)
 
         group.on_first(create)
         return _finish(trainer, folder, on_start)
@@ -470,7 +675,7 @@ def _check_resumable(folder: RunFolder, group: Processes) -> None:
         raise CannotResumeInProcesses(folder.path, "is finished")
     if folder.checkpoint.exists() and load_tensors(folder.checkpoint)[1].get("when") == "start":
         # The run was only prepared, by one process.
-        CheckpointFolder(folder.checkpoint_folder, group).start()
+        start_checkpoints(folder, group)
         remove(folder.checkpoint)
     if not folder.checkpoint_folder.exists():
         reason = "was started in one process"

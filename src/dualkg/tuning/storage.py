@@ -129,7 +129,7 @@ def _open_sqlite(url: str, database: str | None) -> StudyStorage:
         _create_sqlite(path)
         # A URL with settings of its own is opened by SQLAlchemy.
         if url == sqlite_url(path):
-            options = {"creator": partial(_connect, path), "poolclass": sqlalchemy.NullPool}
+            options["creator"] = partial(_connect, path)
     return StudyStorage(RDBStorage(url, options), lock_path=path)
 
 

@@ -50,8 +50,7 @@ def complete(
     `on_progress` is called with the number of queries that are done, and of all (0 of 0 during a
     first look at a large graph), and what it raises ends the search. `on_best` is called now and
     then with the best triples so far. `prior_correction` is that of the calibration, if it has been
-    computed before. `checkpoint` is a file during the search: after a kill, the
-    same call resumes.
+    computed before. `checkpoint` is a file during the search: after a kill, the same call resumes.
     """
     model.check_shape(graph.shape)
     _check_request(top, min_probability, calibration, graph=graph)
