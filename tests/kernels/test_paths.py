@@ -188,7 +188,8 @@ def score_by_query(form, queries, factors, mixings, of_scores, *, heads, edges):
 def compare(form, *, num_entities, num_triples, batch, dim, dtype, device, tolerances):
     """Compare the scores and the gradients of three steps with the plain form in float64.
 
-    In low precision a maximum or a zero may be another one, so that norms are compared.
+    In low precision a maximum or a zero may be another one, so that norms are compared, and errors
+    may be twice those of the plain form in this precision, and `tolerances` besides.
     """
     num_steps = 3
     edges = random_edges(num_entities, 3, num_triples, drop=0.1, device=device)
@@ -226,8 +227,11 @@ def compare(form, *, num_entities, num_triples, batch, dim, dtype, device, toler
         assert torch.equal(one, getattr(other, "mask", other))
     of_scores, of_gradients = tolerances
     assert _distance(expected, found) < of_scores
-    for gradient, other in zip(gradients, other_gradients, strict=True):
-        assert _distance(gradient, other) < of_gradients
+    rounded = gradients
+    if dtype == torch.bfloat16:
+        _, _, rounded = run(paths, dtype, dtype)
+    for gradient, other, plain in zip(gradients, other_gradients, rounded, strict=True):
+        assert _distance(gradient, other) < of_gradients + 2 * _distance(gradient, plain)
 
 
 def _distance(expected, found):
@@ -236,7 +240,7 @@ def _distance(expected, found):
 
 # In float32 the products of large dims take minutes to compile.
 FLOAT32 = (torch.float32, (1e-5, 2e-2))
-BFLOAT16 = (torch.bfloat16, (2e-2, 0.35))
+BFLOAT16 = (torch.bfloat16, (2e-2, 5e-2))
 CASES = [
     (20, 40, 5, 16, *FLOAT32),
     (20, 300, 35, 16, *FLOAT32),
@@ -244,7 +248,7 @@ CASES = [
     (20, 300, 35, 16, *BFLOAT16),
     (300, 3000, 32, 32, *BFLOAT16),
     # With 400 edges at an entity, rounded messages often have another maximum.
-    (10, 2000, 3, 64, torch.bfloat16, (2e-2, 0.5)),
+    (10, 2000, 3, 64, *BFLOAT16),
 ]
 
 

@@ -135,13 +135,13 @@ def test_the_engine_says_where_tables_are():
 
 
 def test_bytes_of_copies_by_hand():
-    """20 heads, 20 tails and 10 negatives; 10 batches with room for a quarter more."""
+    """20 heads, 20 tails and 10 negatives; 10 batches."""
     recipe = recipe_of(training__entity_tables="host")
     model = recipe.model.build(SHAPE, seed=0, tables=HostTables(1000))
-    copies = 10 * 1.25 * 50 * (6 + 6) * 4 + 8 * 1000
+    copies = 10 * 50 * (6 + 6) * 4 + 8 * 1000
     assert bytes_of_copies(recipe, model, 20) == copies
     by_row = recipe.with_changes({"optimizer.sums": "rows"})
-    assert bytes_of_copies(by_row, model, 20) == 10 * 1.25 * 50 * (6 + 1) * 4 + 8 * 1000
+    assert bytes_of_copies(by_row, model, 20) == 10 * 50 * (6 + 1) * 4 + 8 * 1000
     # Beside them, Adagrad's sums of single elements or of rows.
     assert bytes_on_host(recipe, model) == 2 * copies + 4 * 6 * 1000
     averaged = recipe.with_changes({"optimizer.average_from": 0.5})

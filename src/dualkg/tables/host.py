@@ -1,10 +1,13 @@
 """Tables in the memory of the host, which may be larger than that of the GPU that computes.
 
 A batch reads few rows. Those are copied to the device, where the step of a model with these rows
-alone is taken, and back. `AHEAD` batches are prepared while a step is taken: their rows are read
-from the tables by threads, and copied on a stream of their own. So are the rows of the last steps
-on their way back. Rows that a batch shares with steps whose rows may not be back yet are replaced
-by those on the device, so that every step sees the updates of all before it.
+alone is taken, and back. `AHEAD` batches are prepared while a step is taken: their rows are copied
+on a stream of their own. So are the rows of the last steps on their way back. Rows that a batch
+shares with steps whose rows may not be back yet are replaced by those on the device, so that every
+step sees the updates of all before it.
+
+A GPU reads and writes the rows of pinned tables itself. Where the tables cannot be pinned, threads
+copy the rows between the tables and pinned buffers.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from dualkg.tables.base import (
 )
 from dualkg.tables.local import LocalScores, LocalTables
 from dualkg.tables.lookup import Side
+from dualkg.tables.pinned import pin
 
 if TYPE_CHECKING:
     from dualkg.tables.bf16 import Bf16Tables, LocalSampledTables
@@ -42,7 +46,6 @@ if TYPE_CHECKING:
 
 AHEAD = 3  # batches that are prepared before their step
 IN_FLIGHT = 6  # steps whose rows may not be back in the tables when a batch is prepared
-ROOM = 1.25  # of the buffers, relative to the rows of the first batch
 RANKED_ROWS = 2**14  # rows that are copied and scored at a time in a ranking
 PARALLEL_BYTES = 2**20  # from which on copies are divided over threads
 PLACE = "entity tables in host memory"
@@ -50,6 +53,15 @@ PLACE = "entity tables in host memory"
 
 def one_thread() -> Executor:
     return ThreadPoolExecutor(1, "rows of tables in host memory")
+
+
+class CallingThread(Executor):
+    """Calls functions at once, in the thread that submits them."""
+
+    def submit(self, function: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(function(*arguments, **options))
+        return future
 
 
 class HostTables(EntityTables):
@@ -128,7 +140,7 @@ class HostTables(EntityTables):
     def bytes_of_copies(self, num_rows: int, row_bytes: float) -> float:
         """The rows of all batches under way, and the last batch of each entity."""
         num_batches = self.num_ahead + self.num_in_flight + 1  # one that is computed with
-        return num_batches * ROOM * num_rows * row_bytes + 8 * self.num_entities
+        return num_batches * num_rows * row_bytes + 8 * self.num_entities
 
     def released(self, model: nn.Module) -> None:
         self.complete_updates()
@@ -264,7 +276,7 @@ class Streams:
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
         if self.on_gpu:
-            # Planning is short, and the host waits for it.
+            # Planning is short, and copies wait for it.
             self.planning = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             self.inward = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self.outward = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -291,23 +303,26 @@ class Streams:
         if self.on_gpu:
             self.planning.wait_stream(torch.cuda.current_stream())
 
-    def keep_for_compute(self, tensor: Tensor) -> None:
-        """Let the memory of a tensor be used again only when the current stream has read it."""
+    def keep(self, *tensors: Tensor) -> None:
+        """Let the memory of tensors be used again only when the current stream has read it."""
         if self.on_gpu:
-            tensor.record_stream(torch.cuda.current_stream())
+            for tensor in tensors:
+                tensor.record_stream(torch.cuda.current_stream())
 
 
 class TableCopies:
     """One table, or Adagrad's sums of one: on the host, and the rows of batches on the device.
 
-    Each batch has a slot of the buffers `inward` and `outward` on the host, and of `rows` on the
-    device. A step is always taken on `current`, so that it can be a CUDA graph.
+    Each batch has a slot of `rows` on the device. If the table is not `pinned`, it has one of the
+    buffers `inward` and `outward` on the host, too. A step is always taken on `current`, so that it
+    can be a CUDA graph.
     """
 
-    def __init__(self, table: Tensor, use: Callable[[Tensor], None]) -> None:
+    def __init__(self, table: Tensor, use: Callable[[Tensor], None], device: torch.device) -> None:
         """`use` makes an array on the device that of the step."""
-        self.table = table
+        self.table = table.detach()
         self.use = use
+        self.pinned = pin(table, device)
         self.numbers: npt.NDArray[Any] = table.detach().numpy()
         self.inward = torch.empty(0)
         self.outward = torch.empty(0)
@@ -318,26 +333,44 @@ class TableCopies:
         """Make buffers for the rows of some batches."""
         shape = (num_batches, num_rows, self.table.shape[1])
         dtype = self.table.dtype
-        on_gpu = device.type == "cuda"
-        self.inward = torch.zeros(shape, dtype=dtype, pin_memory=on_gpu)
-        self.outward = torch.zeros(shape, dtype=dtype, pin_memory=on_gpu)
+        if self.pinned is None:
+            on_gpu = device.type == "cuda"
+            self.inward = torch.zeros(shape, dtype=dtype, pin_memory=on_gpu)
+            self.outward = torch.zeros(shape, dtype=dtype, pin_memory=on_gpu)
         self.rows = torch.zeros(shape, dtype=dtype, device=device)
         self.current = torch.zeros(shape[1:], dtype=dtype, device=device)
         self.use(self.current)
 
     def read(self, ids: npt.NDArray[np.int64], slot: int) -> None:
-        """Read rows of the table into a buffer."""
+        """Read rows of the table into a buffer of the host."""
         _in_threads(_read_rows, ids, self.numbers, self.inward[slot].numpy())
 
     def write(self, ids: npt.NDArray[np.int64], slot: int) -> None:
-        """Write rows of a buffer into the table."""
+        """Write rows of a buffer of the host into the table."""
         _in_threads(_write_rows, ids, self.numbers, self.outward[slot].numpy())
 
-    def enter(self, slot: int, size: int, to: Tensor, source: Tensor) -> None:
-        """Make the rows of a batch current, some of them replaced by rows of batches before."""
-        self.current[:size].copy_(self.rows[slot, :size])
-        newer = self.rows.flatten(0, 1).index_select(0, source)
-        self.current.index_copy_(0, to, newer)
+    def to_device(self, slot: int, ids: Tensor, count: Tensor) -> None:
+        """Copy the rows of a batch, of which there are `count`, to the device."""
+        from dualkg.kernels.gpu.rows import read_rows  # It imports Triton.
+
+        read_rows(self.table, ids, count, self.rows[slot])
+
+    def to_host(self, slot: int, ids: Tensor, count: Tensor) -> None:
+        """Copy the rows of a batch from the device into the table."""
+        from dualkg.kernels.gpu.rows import write_rows  # It imports Triton.
+
+        write_rows(self.table, ids, count, self.rows[slot])
+
+    def buffer_to_device(self, slot: int, size: int) -> None:
+        self.rows[slot, :size].copy_(self.inward[slot, :size], non_blocking=True)
+
+    def buffer_to_host(self, slot: int, size: int) -> None:
+        self.outward[slot, :size].copy_(self.rows[slot, :size], non_blocking=True)
+
+    def enter(self, source: Tensor) -> None:
+        """Make rows of the slots current: those of a batch, or newer ones of batches before."""
+        current = self.current[: len(source)]
+        torch.index_select(self.rows.flatten(0, 1), 0, source, out=current)
 
     def leave(self, slot: int, size: int) -> None:
         """Make the current rows those of a batch."""
@@ -367,16 +400,18 @@ def _write_rows(start: int, stop: int, ids: Any, table: Any, rows: Any) -> None:
 class Window:
     """The rows of a batch on the device.
 
-    `ids` are its entities, ascending. The rows `to` are replaced by the rows `source` of all
-    buffers. `loaded` ends with an event after which the rows are on the device.
+    `ids` are its entities, ascending: so many as `count` says, followed by numbers that are larger
+    than any. Threads that copy rows have the entities alone as `host_ids`. `source` are the newest
+    rows of these entities in all slots, flat. `loaded` ends with an event after which the rows are
+    on the device.
     """
 
     batch: Tensor
     number: int
     slot: int
     ids: Tensor
-    host_ids: npt.NDArray[np.int64]
-    to: Tensor
+    count: Tensor
+    host_ids: npt.NDArray[np.int64] | None
     source: Tensor
     loaded: Future[Any]
 
@@ -394,23 +429,32 @@ class HostStep:
         self.num_in_flight = tables.num_in_flight
         self.num_slots = self.num_ahead + self.num_in_flight
         self.num_entities = tables.num_entities
-        self.bytes_copied = 0  # in each direction
+        self._num_rows_copied = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.streams = Streams(self.device)
-        self._into = tables.make_executor()
-        self._back = tables.make_executor()
         self._replace_tables(optimizer)
+        self.is_pinned = all(copies.pinned is not None for copies in self.copies)
+        if not self.is_pinned:
+            for copies in self.copies:
+                copies.pinned = None
+        make_executor = CallingThread if self.is_pinned else tables.make_executor
+        self._into = make_executor()
+        self._back = make_executor()
         self._build = build
         self.step: Step | None = None  # on buffers of a size that the first batch decides
 
         self._capacity = 0
         self._num_planned = 0
         self._planned: deque[Window] = deque()
-        self._returned: dict[int, Future[None]] = {}
+        # For each batch what ends with an event after which its rows are in the tables.
+        self._returned: dict[int, Future[Any]] = {}
         self._entered: Any = None  # an event after the last replacement of rows
-        # For each entity the last batch that read it, and its row in the buffers.
-        self._last_batch = torch.full((self.num_entities,), -(2**30), dtype=torch.int32)
+        # For each entity the last batch that read it, and its row in all slots; and one more, for
+        # what follows the entities of a batch.
+        long_ago = -(2**30)
+        self._last_batch = torch.full((self.num_entities + 1,), long_ago, dtype=torch.int32)
         self._last_batch = self._last_batch.to(self.device)
         self._last_row = torch.zeros_like(self._last_batch)
+        self._no_id = torch.full((1,), -1, dtype=torch.int64, device=self.device)
 
     def _replace_tables(self, optimizer: Any) -> None:
         """Make a model and an optimizer whose entity tables are the rows of a batch."""
@@ -432,13 +476,19 @@ class HostStep:
             def use_sums(values: Tensor, rows: nn.Parameter = rows) -> None:
                 step_optimizer.state[rows]["sum"] = values
 
-            self.copies.append(TableCopies(table, use_rows))
-            self.copies.append(TableCopies(optimizer.state[table]["sum"], use_sums))
+            sums = optimizer.state[table]["sum"]
+            self.copies.append(TableCopies(table, use_rows, self.device))
+            self.copies.append(TableCopies(sums, use_sums, self.device))
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row with its state."""
         return sum(copies.table.shape[1] * copies.table.element_size() for copies in self.copies)
+
+    @property
+    def bytes_copied(self) -> int:
+        """Bytes of all rows of all batches so far, in each direction."""
+        return int(self._num_rows_copied) * self.row_bytes
 
     # -- steps ----------------------------------------------------------------
 
@@ -472,7 +522,7 @@ class HostStep:
                     if batch is None:
                         is_over = True
                         break
-                    self.streams.keep_for_compute(batch)
+                    self.streams.keep(batch)
                     upcoming.append(batch)
                 self._plan_some(upcoming)
                 if not upcoming:
@@ -485,8 +535,10 @@ class HostStep:
 
     def complete(self) -> None:
         """Wait until the tables have the rows of all steps that were taken."""
-        for future in self._returned.values():
-            future.result()
+        for returned in self._returned.values():
+            written = returned.result()
+            if written is not None:
+                written.synchronize()
         self._returned.clear()
 
     def forget(self) -> None:
@@ -521,27 +573,44 @@ class HostStep:
         """
         with self.streams.on("planning"):
             factors = self.model.factors(*batch.unbind(-1))
-            ids = torch.unique(self.loss.entities_read(self.model, factors))
-            if len(ids) > self._capacity:
+            read = self.loss.entities_read(self.model, factors)
+            size = min(len(read), self.num_entities)
+            if size > self._capacity:
                 if not reserve:
                     return None
-                self._reserve(min(int(ROOM * len(ids)), self.num_entities))
+                self._reserve(size)
             number = self._num_planned
             slot = number % self.num_slots
-            last = self._last_batch[ids]
-            to = (last > number - self.num_in_flight).nonzero().squeeze(1)
-            source = self._last_row[ids[to]].long()
-            first = slot * self._capacity
-            rows = torch.arange(first, first + len(ids), dtype=torch.int32, device=self.device)
-            self._last_batch[ids] = number
-            self._last_row[ids] = rows
-            host_ids = ids.cpu().numpy()
+            ids, count = self._distinct(read, size)
+            own = slot * self._capacity
+            rows = torch.arange(own, own + size, dtype=torch.int32, device=self.device)
+            is_recent = self._last_batch[ids] > number - self.num_in_flight
+            source = torch.where(is_recent, self._last_row[ids], rows)
+            self._last_batch.index_fill_(0, ids, number)
+            self._last_row.index_copy_(0, ids, rows)
+            self._num_rows_copied += count
+            # The host waits here, unless the device reads the tables itself.
+            host_ids = None if self.is_pinned else ids[: int(count)].cpu().numpy()
+            planned = self.streams.event()
         self._num_planned += 1
-        self.bytes_copied += len(ids) * self.row_bytes
         before = self._returned.get(number - self.num_in_flight)
         self._returned.pop(number - self.num_in_flight - 1, None)
-        loaded = self._into.submit(self._load, host_ids, slot, before, self._entered)
-        return Window(batch, number, slot, ids, host_ids, to, source, loaded)
+        after = [planned, self._entered]
+        loaded = self._into.submit(self._load, slot, ids, count, host_ids, before, after)
+        return Window(batch, number, slot, ids, count, host_ids, source, loaded)
+
+    def _distinct(self, read: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """The distinct entities of a batch, ascending, and how many they are, both on the device.
+
+        The size of the first is known to the host, which does not wait: what is left of it holds a
+        number that is larger than any id.
+        """
+        ordered = read.sort().values
+        is_new = ordered.diff(prepend=self._no_id) != 0
+        position = is_new.cumsum(0) - 1
+        ids = ordered.new_full((size,), self.num_entities)
+        ids.scatter_(0, position, ordered)
+        return ids, position[-1:] + 1
 
     def _reserve(self, num_rows: int) -> None:
         self._capacity = num_rows
@@ -552,54 +621,70 @@ class HostStep:
         self.step = self._build(self.step_model, self.step_optimizer)
 
     def _load(
-        self, ids: npt.NDArray[np.int64], slot: int, before: Future[None] | None, entered: Any
+        self,
+        slot: int,
+        ids: Tensor,
+        count: Tensor,
+        host_ids: npt.NDArray[np.int64] | None,
+        before: Future[Any] | None,
+        after: Sequence[Any],
     ) -> Any:
         """Copy rows to the device.
 
-        The rows of a batch `before` this one are in the tables first. Its buffer is no more needed
-        `entered`: batches that replace rows by its rows have done so.
+        The rows of a batch `before` this one are in the tables first. The copies wait for the
+        events `after`: the ids are known, and batches that replace rows by rows of the same slot
+        have done so.
         """
-        if before is not None:
-            before.result()
-        for copies in self.copies:
-            copies.read(ids, slot)
-        with self.streams.on("inward"):
-            self.streams.wait(entered)
+        written = None if before is None else before.result()
+        if host_ids is not None:
             for copies in self.copies:
-                rows = copies.inward[slot, : len(ids)]
-                copies.rows[slot, : len(ids)].copy_(rows, non_blocking=True)
+                copies.read(host_ids, slot)
+        with self.streams.on("inward"):
+            for event in (written, *after):
+                self.streams.wait(event)
+            for copies in self.copies:
+                if host_ids is None:
+                    copies.to_device(slot, ids, count)
+                else:
+                    copies.buffer_to_device(slot, len(host_ids))
+            self.streams.keep(ids, count)
             return self.streams.event()
 
     def _enter(self, window: Window) -> None:
         """Make the rows of a batch those of the step."""
         self.streams.wait(window.loaded.result())
-        size = len(window.ids)
         assert self.present.present is not None
         # What follows the ids is larger than any, so that they stay ascending.
-        self.present.present.fill_(self.num_entities)[:size] = window.ids
+        self.present.present.fill_(self.num_entities)[: len(window.ids)] = window.ids
         for copies in self.copies:
-            copies.enter(window.slot, size, window.to, window.source)
+            copies.enter(window.source)
+        self.streams.keep(window.ids, window.source)
         self._entered = self.streams.event()
 
     # -- after a step ---------------------------------------------------------
 
     def _return(self, window: Window) -> None:
         """Start to copy the rows of a batch back to the tables."""
-        size = len(window.ids)
         for copies in self.copies:
-            copies.leave(window.slot, size)
+            copies.leave(window.slot, len(window.ids))
         stepped = self.streams.event()
         with self.streams.on("outward"):
             self.streams.wait(stepped)
             for copies in self.copies:
-                rows = copies.rows[window.slot, :size]
-                copies.outward[window.slot, :size].copy_(rows, non_blocking=True)
+                if window.host_ids is None:
+                    copies.to_host(window.slot, window.ids, window.count)
+                else:
+                    copies.buffer_to_host(window.slot, len(window.host_ids))
+            self.streams.keep(window.ids, window.count)
             copied = self.streams.event()
         self._returned[window.number] = self._back.submit(self._store, window, copied)
 
-    def _store(self, window: Window, copied: Any) -> None:
-        """Write the rows of a batch into the tables."""
+    def _store(self, window: Window, copied: Any) -> Any:
+        """Write the rows of a batch into the tables, where the device has not done so itself."""
+        if window.host_ids is None:
+            return copied
         if copied is not None:
             copied.synchronize()
         for copies in self.copies:
             copies.write(window.host_ids, window.slot)
+        return None
