@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 # Enough reads under way to fill the link, and few enough to leave room for a step that runs beside.
-NUM_PROGRAMS = 128
+NUM_PROGRAMS = 32
 BLOCK = 1024
 
 
