@@ -144,7 +144,9 @@ class HostTables(EntityTables):
 
     def released(self, model: nn.Module) -> None:
         self.complete_updates()
-        self.pipeline = None
+        if self.pipeline is not None:
+            self.pipeline.unpin()
+            self.pipeline = None
         model.to("cpu")
         for module in model.modules():
             if getattr(module, "_tables", None) is self:
@@ -540,6 +542,12 @@ class HostStep:
             if written is not None:
                 written.synchronize()
         self._returned.clear()
+
+    def unpin(self) -> None:
+        """End the step: the memory of the tables is as it was before."""
+        self.forget()
+        for copies in self.copies:
+            copies.pinned = None
 
     def forget(self) -> None:
         """Complete all updates, and drop the batches that were prepared."""
