@@ -42,15 +42,16 @@ def test_an_answer_on_the_map_is_rejected(opened):
 
 
 @pytest.mark.parametrize(
-    ("where", "text"),
+    ("where", "text", "loaded"),
     [
-        ("/facts?top=50", "Skip to the list"),
-        ("/?find=tail&head=thing+15&relation=likes", "Skip to the predictions"),
-        ("/entity/Twenty", "Skip to the predicted facts"),
+        ("/facts?top=50", "Skip to the list", "[data-list][data-ready]"),
+        ("/?find=tail&head=thing+15&relation=likes", "Skip to the predictions", "main"),
+        ("/entity/Twenty", "Skip to the predicted facts", "main"),
     ],
 )
-def test_a_few_keys_lead_to_the_facts(opened, where, text):
+def test_a_few_keys_lead_to_the_facts(opened, where, text, loaded):
     page = opened(where)
+    page.wait_for_selector(loaded)
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
