@@ -390,8 +390,15 @@ class PathNetwork(Model):
         return self._scores_of_distinct(f.tails, inverses, edges)
 
     def triple_scores(self, f: Factors) -> Tensor:
-        scores = self._answer(f.heads, f.relations)
-        return scores.gather(1, f.tails[:, None]).squeeze(1)
+        """Scores of triples; a prediction computes a query that several of them have once."""
+        if torch.is_grad_enabled():
+            # A step that is captured as a CUDA graph has the same number of queries every time.
+            scores = self._answer(f.heads, f.relations)
+            return scores.gather(1, f.tails[:, None]).squeeze(1)
+        keys = f.heads * self.num_relation_ids + f.relations
+        distinct, rows = torch.unique(keys, return_inverse=True)
+        scores = self._answer(distinct // self.num_relation_ids, distinct % self.num_relation_ids)
+        return scores[rows, f.tails]
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         relations = f.relations if side == "tail" else self._inverse(f.relations)

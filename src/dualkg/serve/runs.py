@@ -31,7 +31,6 @@ from dualkg.training.run import Run, RunFolder, TrainedRun
 
 routes = api_router("runs")
 pages = page_router()
-BOOTSTRAP_SAMPLES = 2000  # enough for a page, and fast
 PAGE_QUERIES = 20  # differing queries on the page of two runs
 RUN_CLASSES = ("a", "b")  # in CSS
 CurrentService = Annotated[Service, Depends(service_of)]
@@ -214,7 +213,7 @@ def _comparison(a: ServedRun, b: ServedRun, *, most: int) -> ComparisonResponse:
 
     ranks_a = stack_mean_ranks([report_a])
     ranks_b = stack_mean_ranks([report_b])
-    comparison = compare_ranks(ranks_a, ranks_b, samples=BOOTSTRAP_SAMPLES)
+    comparison = compare_ranks(ranks_a, ranks_b)
     differing = largest_differences(ranks_a, ranks_b, report_a.triples, most=most)
     return ComparisonResponse(
         a=a.name,

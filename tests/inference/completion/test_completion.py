@@ -12,7 +12,7 @@ from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import SPLITS
 from dualkg.errors import InvalidValue, Unsupported
 from dualkg.inference.calibration import Calibration, PriorCorrection
-from dualkg.inference.completion import CompletionSettings, complete
+from dualkg.inference.completion import CompletionSettings, complete, queries
 from dualkg.inference.remarks import Remarker
 from dualkg.inference.scoring import ProbabilitiesNotFinite
 from dualkg.models.base import WrongShape
@@ -365,3 +365,37 @@ def test_the_best_so_far_are_reported():
     assert all(len(completion) <= 5 for completion in reported)
     patient = CompletionSettings(max_scores=1, best_after=1e9)
     complete(model, graph, top=5, on_best=pytest.fail, settings=patient)
+
+
+def path_model(kind, graph):
+    torch.manual_seed(3)
+    network = kg.PathNetwork(graph, dim=8, steps=2)
+    if kind == "ensemble":
+        embeddings = MODELS["ComplEx"](graph.shape)
+        return kg.EnsembleModel([network, embeddings], weights=[1.0, 0.5]).eval()
+    return network.eval()
+
+
+@pytest.mark.parametrize("kind", ["network", "ensemble"])
+def test_a_path_network_answers_each_query_of_a_relation_once_for_each_end(kind, monkeypatch):
+    """Messages reach all entities, whatever the answers that are asked for."""
+    graph = random_graph(1, num_triples=60)
+    model = path_model(kind, graph)
+    num_queries = 0
+    answer = kg.PathNetwork._answer
+
+    def count(self, given, relations):
+        nonlocal num_queries
+        num_queries += len(given)
+        return answer(self, given, relations)
+
+    monkeypatch.setattr(kg.PathNetwork, "_answer", count)
+    kept = complete(model, graph, top=50)
+    num_in_all = 2 * graph.shape.num_entities * graph.shape.num_relations
+    assert 0 < num_queries <= num_in_all
+
+    num_queries = 0
+    monkeypatch.setattr(queries, "MAX_KEPT_SCORES", 0)
+    every_time = complete(model, graph, top=50)
+    assert num_queries > num_in_all
+    assert_same(kept, (every_time.triples, every_time.log_probability, every_time.probability))

@@ -9,12 +9,15 @@ from dualkg.inference.scoring import check_finite
 from dualkg.models.base import Model
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.ensemble import EnsembleModel
+from dualkg.models.inverse import InverseModel
 from dualkg.models.paths import PathNetwork
 from dualkg.tables.lookup import Side
 
 # Scores of a block: few enough for a CPU's cache, enough to keep a GPU busy.
 MAX_SCORES = {"cpu": 2**22, "cuda": 2**26}
 MIN_SCORES_FOR_NUMBA = 2**20  # for fewer scores it is not worth loading
+# All scores of a relation of this many are kept, 256 MiB, if some of a query cost as much as all.
+MAX_KEPT_SCORES = 2**26
 
 
 def logsumexp(scores: Tensor, *, min_size: int = MIN_SCORES_FOR_NUMBA) -> Tensor:
@@ -48,13 +51,21 @@ def _numbers_per_score(model: Model) -> int:
     return model.embedding.entities.shape[1]
 
 
+def _scores_all_at_once(model: Model) -> bool:
+    """Whether the scores of a few answers cost as much as those of all, as in a path network."""
+    if isinstance(model, EnsembleModel):
+        return any(_scores_all_at_once(member) for member in model.members)
+    return isinstance(model, (InverseModel, PathNetwork))
+
+
 class RelationQueries:
     """All queries of a relation for one side.
 
     log p(answer | query) is a score minus the log-normalizer of the query. `cache`
     `(2, num_entities)` holds the log-normalizer of each query, and the largest log-probability of
     its answers; NaN and 0 before the query is scored. If the relation is `symmetric`, the scores
-    are the mean of those of both sides, as in `scoring`.
+    are the mean of those of both sides, as in `scoring`. The scores of queries that were asked for
+    some answers are kept where another answer would cost as much as all of them.
     """
 
     def __init__(
@@ -82,6 +93,9 @@ class RelationQueries:
         self.max_scores = max_scores
         self._on_block = on_block  # after each block of the cache
         self.block_size = max(1, max_scores // num_entities)  # queries
+        self._keeps = _scores_all_at_once(model) and num_entities**2 <= MAX_KEPT_SCORES
+        self._kept: Tensor | None = None
+        self._is_kept = torch.zeros(num_entities, dtype=torch.bool, device=model.device)
 
     def scores(self, given: Tensor) -> Tensor:
         """The scores of all entities as answers, `(batch, num_entities)`; fills the cache."""
@@ -110,6 +124,8 @@ class RelationQueries:
 
     def scores_of(self, given: Tensor, answers: Tensor) -> Tensor:
         """The scores of some entities as answers, `(batch, num_answers)`."""
+        if self._keeps:
+            return self._kept_scores(given)[:, answers]
         numbers_per_query = max(1, len(answers) * _numbers_per_score(self.model))
         block_size = max(1, self.max_scores // numbers_per_query)
 
@@ -122,3 +138,19 @@ class RelationQueries:
             ]
             blocks.append(of_sides[0] if len(of_sides) == 1 else (of_sides[0] + of_sides[1]) / 2)
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+    def _kept_scores(self, given: Tensor) -> Tensor:
+        """The scores of all entities as answers, of which none is computed twice."""
+        for block in torch.split(given[~self._is_kept[given]], self.block_size):
+            if not len(block):
+                continue
+            scores = self.scores(block)
+            if self._kept is None:
+                self._kept = scores.new_empty(scores.shape[1], scores.shape[1])
+            self._kept[block] = scores
+            self._is_kept[block] = True
+            if self._on_block:
+                self._on_block()
+        if self._kept is None:  # no query is given
+            return self.cache.new_empty(0, self.cache.shape[1])
+        return self._kept[given]
