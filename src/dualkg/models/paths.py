@@ -333,11 +333,14 @@ class PathNetwork(Model):
         if self.device.type != "cpu":
             # A step that is captured as a CUDA graph has the same number of queries every time.
             return self._shared_scores(heads, relations, edges)
+        heads, relations, rows = self._distinct(heads, relations)
+        return self._shared_scores(heads, relations, edges)[rows]
+
+    def _distinct(self, heads: Tensor, relations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Heads and relations of the distinct queries, and the number of each query among them."""
         keys = heads * self.num_relation_ids + relations
         distinct, rows = torch.unique(keys, return_inverse=True)
-        heads = distinct // self.num_relation_ids
-        relations = distinct % self.num_relation_ids
-        return self._shared_scores(heads, relations, edges)[rows]
+        return distinct // self.num_relation_ids, distinct % self.num_relation_ids, rows
 
     def sum_gradients(self) -> None:
         if self.group is not None:
@@ -395,10 +398,8 @@ class PathNetwork(Model):
             # A step that is captured as a CUDA graph has the same number of queries every time.
             scores = self._answer(f.heads, f.relations)
             return scores.gather(1, f.tails[:, None]).squeeze(1)
-        keys = f.heads * self.num_relation_ids + f.relations
-        distinct, rows = torch.unique(keys, return_inverse=True)
-        scores = self._answer(distinct // self.num_relation_ids, distinct % self.num_relation_ids)
-        return scores[rows, f.tails]
+        heads, relations, rows = self._distinct(f.heads, f.relations)
+        return self._answer(heads, relations)[rows, f.tails]
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         relations = f.relations if side == "tail" else self._inverse(f.relations)

@@ -325,7 +325,7 @@ class TableCopies:
         self.table = table.detach()
         self.use = use
         self.pinned = pin(table, device)
-        self.numbers: npt.NDArray[Any] = table.detach().numpy()
+        self.numbers: npt.NDArray[Any] = self.table.numpy()
         self.inward = torch.empty(0)
         self.outward = torch.empty(0)
         self.rows = torch.empty(0)

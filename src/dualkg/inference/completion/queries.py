@@ -125,7 +125,7 @@ class RelationQueries:
     def scores_of(self, given: Tensor, answers: Tensor) -> Tensor:
         """The scores of some entities as answers, `(batch, num_answers)`."""
         if self._keeps:
-            return self._kept_scores(given)[:, answers]
+            return self._kept_scores(given, answers)
         numbers_per_query = max(1, len(answers) * _numbers_per_score(self.model))
         block_size = max(1, self.max_scores // numbers_per_query)
 
@@ -139,8 +139,8 @@ class RelationQueries:
             blocks.append(of_sides[0] if len(of_sides) == 1 else (of_sides[0] + of_sides[1]) / 2)
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
-    def _kept_scores(self, given: Tensor) -> Tensor:
-        """The scores of all entities as answers, of which none is computed twice."""
+    def _kept_scores(self, given: Tensor, answers: Tensor) -> Tensor:
+        """`scores_of`, for which no query is scored twice."""
         for block in torch.split(given[~self._is_kept[given]], self.block_size):
             if not len(block):
                 continue
@@ -151,6 +151,5 @@ class RelationQueries:
             self._is_kept[block] = True
             if self._on_block:
                 self._on_block()
-        if self._kept is None:  # no query is given
-            return self.cache.new_empty(0, self.cache.shape[1])
-        return self._kept[given]
+        assert self._kept is not None, "some query is given"
+        return self._kept[given[:, None], answers]
