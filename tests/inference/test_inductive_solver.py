@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.inference import inductive
+from dualkg.inference import inductive, lbfgs
 from dualkg.inference.inductive import EmbeddingProblem, FrozenContext, embed_entities
 from dualkg.inference.lbfgs import minimize
 from dualkg.training.recipe import RegularizerConfig
@@ -151,6 +151,7 @@ class Quadratics:
 
     curvatures: torch.Tensor
     evaluated: list[int]
+    capturable = False
 
     def value_and_gradient(self, points):
         self.evaluated.append(len(points))
@@ -182,6 +183,8 @@ def test_minimize_finds_a_minimum_between_flat_sides():
     class Bend:
         """log(1 + exp(−9 x)) + x / 10."""
 
+        capturable = False
+
         def value_and_gradient(self, points):
             calls.append(points)
             values = torch.nn.functional.softplus(-9 * points) + points / 10
@@ -193,6 +196,40 @@ def test_minimize_finds_a_minimum_between_flat_sides():
     minimum = minimize(Bend(), torch.zeros(1, 1, dtype=torch.float64), tolerance=1e-9)
     assert float(minimum) == pytest.approx(np.log(89) / 9)
     assert len(calls) < 30
+
+
+def direction_by_two_loops(steps, changes, gradient):
+    """The recursion as it is usually written, of one objective."""
+    factors = []
+    for step, change in zip(reversed(steps), reversed(changes), strict=True):
+        factor = step.dot(gradient) / step.dot(change)
+        factors.append(factor)
+        gradient = gradient - factor * change
+    if steps:
+        gradient = gradient * steps[-1].dot(changes[-1]) / changes[-1].dot(changes[-1])
+    for step, change, factor in zip(steps, changes, reversed(factors), strict=True):
+        gradient = gradient + (factor - change.dot(gradient) / step.dot(change)) * step
+    return -gradient
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 5, 20, 23])
+def test_the_direction_is_that_of_two_loops_over_the_last_steps(num_steps):
+    generator = torch.Generator().manual_seed(num_steps)
+    roots = torch.randn(2, 30, 30, generator=generator, dtype=torch.float64)
+    hessians = roots @ roots.mT + torch.eye(30, dtype=torch.float64)
+    history = lbfgs._History.of(torch.zeros(2, 3, 10, dtype=torch.float64))
+    steps = torch.randn(num_steps, 2, 30, generator=generator, dtype=torch.float64)
+    changes = (hessians @ steps[..., None])[..., 0]
+    for step, change in zip(steps, changes, strict=True):
+        history = history.append(step.view(2, 3, 10), change.view(2, 3, 10))
+    gradients = torch.randn(2, 3, 10, generator=generator, dtype=torch.float64)
+    directions = history.direction(gradients)
+    for one in range(2):
+        last = slice(max(0, num_steps - 20), None)
+        expected = direction_by_two_loops(
+            list(steps[last, one]), list(changes[last, one]), gradients[one].flatten()
+        )
+        torch.testing.assert_close(directions[one].flatten(), expected)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=25))

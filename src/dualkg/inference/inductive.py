@@ -498,6 +498,13 @@ class EmbeddingProblem:
             objectives = objectives + self.negative_weights * queries.losses(rows)
         return objectives
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can evaluate them; models of others may wait for the GPU."""
+        model = self.context.model
+        is_ours = type(model).__module__.startswith("dualkg.models.")
+        return is_ours and model.device.type == "cuda"
+
     def value_and_gradient(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The objectives per triple, and the gradient of each in its own rows."""
         with torch.enable_grad():

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Enough reads under way to fill the link, and few enough to leave room for a step that runs beside.
-NUM_PROGRAMS = 32
+# Enough programs to fill the link, and few enough to leave room for a step that runs beside. Writes
+# to the host make other kernels wait for them, so fewer programs write than read.
+READ_PROGRAMS = 32
+WRITE_PROGRAMS = 12
 BLOCK = 1024
 
 
@@ -53,6 +55,7 @@ def write_rows(table: Tensor, ids: Tensor, count: Tensor, rows: Tensor) -> None:
 
 
 def _launch(table: Tensor, ids: Tensor, count: Tensor, rows: Tensor, *, to_table: bool) -> None:
-    _copy_rows[(NUM_PROGRAMS,)](
-        table, ids, count, rows, table.shape[1], to_table, NUM_PROGRAMS, BLOCK, num_warps=4
+    num_programs = WRITE_PROGRAMS if to_table else READ_PROGRAMS
+    _copy_rows[(num_programs,)](
+        table, ids, count, rows, table.shape[1], to_table, num_programs, BLOCK, num_warps=4
     )
