@@ -14,7 +14,7 @@ from torch import Tensor
 # Enough programs to fill the link, and few enough to leave room for a step that runs beside. Writes
 # to the host make other kernels wait for them, so fewer programs write than read.
 READ_PROGRAMS = 32
-WRITE_PROGRAMS = 12
+WRITE_PROGRAMS = 8
 BLOCK = 1024
 
 
