@@ -464,7 +464,8 @@ def gpu_trainer(
 def test_kernels_on_a_gpu_give_the_weights_of_tables_there(model, sums, batch_size):
     """Eager steps first, then one CUDA graph; the last batch of an epoch is shorter.
 
-    Gradients are summed in any order on a GPU, so that two equal trainings differ by rounding.
+    Gradients are summed in any order on a GPU, so that two equal trainings differ by rounding,
+    which the first steps of Adagrad enlarge where a gradient is close to 0.
     """
     changes = {"model__name": model, "optimizer__sums": sums, "training__batch_size": batch_size}
     states = []
@@ -474,7 +475,7 @@ def test_kernels_on_a_gpu_give_the_weights_of_tables_there(model, sums, batch_si
         trainer.run()
         state = state_of(trainer)
         states.append({name: value.cpu() for name, value in state.items()})
-    torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*states, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("sums", ["elements", "rows"])

@@ -23,6 +23,7 @@ from dualkg.losses.softmax import frequency_weights
 from dualkg.models import MODELS
 from dualkg.models.base import Factors, Model
 from dualkg.models.bilinear import BilinearModel
+from dualkg.models.diagonal import CP, ComplEx, DistMult, QuatE, SimplE
 from dualkg.regularizers import DURA, PowerSum, Regularizer, is_power_sum
 from dualkg.tables.lookup import Side, lookup
 from dualkg.training.recipe import Recipe
@@ -39,6 +40,9 @@ SIDES: tuple[Side, Side] = ("head", "tail")
 MAX_BATCH = 1024  # entities
 MAX_ROUNDS = 5  # over entities that have triples with each other
 ROUND_TOLERANCE = 1e-3  # change of the rows in a round, relative to their norm
+# Models whose relations map entities without waiting for a GPU. Matrices are multiplied in groups
+# by relation, whose sizes the host reads, and models of others may do anything.
+CAPTURABLE = (CP, DistMult, ComplEx, QuatE, SimplE)
 
 
 class NoAdjoint(RequestError):
@@ -500,10 +504,9 @@ class EmbeddingProblem:
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph can evaluate them; models of others may wait for the GPU."""
+        """Whether a CUDA graph can evaluate them."""
         model = self.context.model
-        is_ours = type(model).__module__.startswith("dualkg.models.")
-        return is_ours and model.device.type == "cuda"
+        return type(model) in CAPTURABLE and model.device.type == "cuda"
 
     def value_and_gradient(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The objectives per triple, and the gradient of each in its own rows."""
