@@ -168,14 +168,14 @@ def best_recipe(graph: str, dim: int) -> kg.Recipe | None:
 
 
 def measure_defaults(config: Config, graph: kg.Graph, *, plan: SearchPlan | None = None) -> Results:
-    """Test MRR of `dualkg train GRAPH`, of `--no-tune`, and of the best recipe of that model."""
+    """Test MRR of `dualkg train GRAPH`, of `--no-tune`, and of the best recipe of embeddings."""
     if not len(graph.test):
         raise Unsupported(graph.name, "has no test triples")
     device = choose_device(config.device)
     work = WorkEstimate.of(graph, device)
     results: list[dict[str, Any]] = []
     for seed in range(config.seeds):
-        changes = {"model.name": "ComplEx", "training.seed": seed}
+        changes = {"training.seed": seed}
         start = starting_recipe(data_of(graph), graph, device, changes)
         began = time.perf_counter()
         tuner = AutomaticTuner(start, graph, device=device, fixed=tuple(changes), plan=plan)

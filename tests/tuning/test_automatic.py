@@ -10,10 +10,12 @@ import torch
 import dualkg as kg
 from dualkg.errors import DamagedFile, InvalidValue
 from dualkg.models import MODELS
+from dualkg.training import costs
 from dualkg.training.api import default_recipe
 from dualkg.training.costs import WorkEstimate
 from dualkg.training.errors import InterruptedRunError
 from dualkg.training.recipe import Data
+from dualkg.tuning import starts
 from dualkg.tuning.automatic import (
     AutomaticTuner,
     NothingTrains,
@@ -192,7 +194,9 @@ def test_grouping_by_query_saves_work_of_a_path_network_on_a_cpu(graph):
     work = WorkEstimate.of(graph, CPU)
     single = start.with_changes({"training.order": "triples"})
     share = work.num_queries / (2 * len(graph.train))
-    assert work.epoch(start) == pytest.approx(share * work.epoch(single))
+    of_steps = costs.PATH_STEP_SECONDS["cpu"] * start.training.num_steps(2 * len(graph.train))
+    of_messages = work.epoch(single) - of_steps
+    assert work.epoch(start) == pytest.approx(share * of_messages + of_steps)
 
 
 def test_a_path_network_that_fails_is_not_chosen(graph):
@@ -209,13 +213,24 @@ def test_a_path_network_that_fails_is_not_chosen(graph):
         ("cuda", ("model.name",), False),
         ("cuda", ("loss.name",), False),
         ("cuda", ("model.dim",), False),
-        ("cpu", (), False),
+        ("cpu", (), True),
+        ("cpu", ("model.dim",), False),
     ],
 )
-def test_a_path_network_is_tried_on_a_gpu_if_the_model_is_free(graph, device, fixed, is_tried):
+def test_a_path_network_is_tried_if_the_model_is_free(graph, device, fixed, is_tried):
     device = torch.device(device)
     start = starting_recipe(Data(graph="families"), graph, device, {})
     assert (network_start(start, graph, device, fixed) is not None) == is_tried
+
+
+def test_on_a_cpu_a_path_network_is_small_and_tried_for_small_graphs(graph, monkeypatch):
+    start = starting_recipe(Data(graph="families"), graph, CPU, {})
+    network = network_start(start, graph, CPU, ())
+    assert (network.model.dim, network.model.options["steps"]) == (16, 3)
+    assert network.training.epochs == 8
+    monkeypatch.setattr(starts, "SMALL_GRAPH", len(graph.train))
+    start = starting_recipe(Data(graph="families"), graph, CPU, {})
+    assert network_start(start, graph, CPU, ()) is None
 
 
 def test_a_path_network_is_not_tried_beside_a_recipe_of_the_user(graph):

@@ -32,6 +32,7 @@ VECTOR_PASSES = 20  # passes over the vectors of a batch: maps, penalties and th
 # Passes over the messages of a path network: forward and backward, and without a gradient.
 PATH_PASSES = {"cpu": 1.5, "cuda": 4.0}
 PATH_RANKING_PASSES = {"cpu": 0.5, "cuda": 1.5}
+PATH_STEP_SECONDS = {"cpu": 0.015, "cuda": 0.0}  # of a step, whatever the size of the graph
 # What the dense layers of an entity take on a CPU, in messages for each of its numbers.
 DENSE_MESSAGES = 1.25
 RANKING_PASSES = 3  # passes over the scores of a query that is ranked
@@ -67,11 +68,13 @@ class WorkEstimate:
         if recipe.loss.examples == "queries":
             num_examples = self.num_queries
         num_batches = -(-num_examples // recipe.training.batch_size)
-        share = recipe.training.num_steps(num_examples) / max(1, num_batches)
+        num_steps = recipe.training.num_steps(num_examples)
+        share = num_steps / max(1, num_batches)
         if isinstance(whole, PathNetwork):
             if recipe.training.order == "queries" and self.device == "cpu":
                 num_examples = self.num_queries
-            return share * self._of_paths(whole, num_examples, PATH_PASSES[self.device])
+            of_messages = share * self._of_paths(whole, num_examples, PATH_PASSES[self.device])
+            return of_messages + num_steps * PATH_STEP_SECONDS[self.device]
         return share * self._of_embeddings(recipe, whole.embedding, num_examples)
 
     def _of_embeddings(self, recipe: Recipe, model: EmbeddingModel, num_examples: int) -> float:

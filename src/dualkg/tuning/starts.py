@@ -45,7 +45,7 @@ MAX_DIM_OF_STARTS = 500  # of the models in `STARTS`
 MAX_NEGATIVES = 1024
 # A path network is trained for this number of steps, but for no fewer and no more epochs than
 # these: more epochs would overfit a small graph.
-NETWORK_STEPS = 24_000
+NETWORK_STEPS = {"cpu": 1_000, "cuda": 24_000}
 MIN_NETWORK_EPOCHS = 3
 MAX_NETWORK_EPOCHS = 8
 
@@ -201,22 +201,29 @@ def network_start(
 ) -> Recipe | None:
     """The recipe of a path network that embeddings are compared with, or None.
 
-    It is tried on a GPU, where the user chose nothing of the model and its training.
+    It is tried on a GPU, and for small graphs on a CPU, where the user chose nothing of the model
+    and its training.
     """
     is_chosen = any(key.startswith(CHOICES_OF_MODEL) for key in fixed)
-    if device.type != "cuda" or is_chosen or graph.is_mapped:
+    on_gpu = device.type == "cuda"
+    if is_chosen or graph.is_mapped or not (on_gpu or is_small(graph)):
         return None
     given = {key: start.value_of(key) for key in fixed}
     if start != starting_recipe(start.data, graph, device, given):
         return None  # the search begins at a recipe of the user's
-    network = api.default_recipe(start.data, graph, {**given, "model.name": "PathNetwork"})
+    given["model.name"] = "PathNetwork"
+    if on_gpu:
+        network = api.default_recipe(start.data, graph, given)
+    else:
+        network = starting_recipe(start.data, graph, device, given)
     if EPOCHS in fixed:
         return network
     steps_of_epoch = -(-2 * len(graph.train) // network.training.batch_size)
-    epochs = round(NETWORK_STEPS / max(1, steps_of_epoch))
+    num_steps = NETWORK_STEPS["cuda" if on_gpu else "cpu"]
+    epochs = round(num_steps / max(1, steps_of_epoch))
     changes: Params = {EPOCHS: min(max(epochs, MIN_NETWORK_EPOCHS), MAX_NETWORK_EPOCHS)}
     if epochs < MIN_NETWORK_EPOCHS:
-        changes["training.batches_per_epoch"] = NETWORK_STEPS // MIN_NETWORK_EPOCHS
+        changes["training.batches_per_epoch"] = num_steps // MIN_NETWORK_EPOCHS
     return network.with_changes(changes)
 
 
