@@ -429,7 +429,8 @@ class PathNetwork(Model):
 
     @property
     def embedding(self) -> EmbeddingModel:
-        raise NoEmbeddings(type(self).__name__, advice="It reads paths in the graph instead.")
+        advice = "It reads paths in the graph instead. Train a model such as ComplEx for embeddings."
+        raise NoEmbeddings(type(self).__name__, advice=advice)
 
     @property
     def entity_tables(self) -> list[nn.Parameter]:
