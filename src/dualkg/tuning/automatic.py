@@ -289,7 +289,7 @@ class AutomaticTuner:
     def _search(self) -> None:
         self._search_embeddings()
         # It is compared with embeddings that were trained as long.
-        if self._ranked(rung=LONG) and self._affords_network():
+        if self._ranked(rung=LONG) and self.affords_network():
             self._try(NETWORK, rung=LONG)
 
     def _search_embeddings(self) -> None:
@@ -298,8 +298,8 @@ class AutomaticTuner:
         for params in self._promoted():
             if self._has_budget([*promoted, params], rung=LONG):
                 promoted.append(params)
-        # A single long trial would be compared with nothing.
-        if len(promoted) < 2:
+        # A single long trial would be compared with nothing, unless a path network is tried.
+        if len(promoted) < 2 and not self.affords_network():
             return
         for params in promoted:
             self._try(params, rung=LONG)
@@ -495,7 +495,7 @@ class AutomaticTuner:
         needed = sum(self._work_of(params, rung) for params in trials)
         return spent + needed <= share * budget
 
-    def _affords_network(self) -> bool:
+    def affords_network(self) -> bool:
         """Whether a path network is tried.
 
         If the user gave no time, its trial may take as much work as the search of embeddings.
@@ -512,7 +512,7 @@ class AutomaticTuner:
         """The most work of the whole search."""
         assert self.plan is not None
         has_own_work = self.seconds is None and self.plan.max_trials is None
-        if has_own_work and self._affords_network():
+        if has_own_work and self.affords_network():
             return self.plan.budget + self._work_of(NETWORK, LONG)
         return self.plan.budget
 

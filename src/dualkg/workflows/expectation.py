@@ -14,6 +14,7 @@ from dualkg.training.memory import gib
 from dualkg.training.recipe import Recipe
 from dualkg.training.trainer import Trainer
 from dualkg.tuning.automatic import AutomaticTuner
+from dualkg.tuning.plan import LONG
 
 # The part of its budget that a search usually spends.
 SPENT_SHARE = 0.9
@@ -28,7 +29,10 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Expectation:
-    """Seconds of tuning, training and ranking, and bytes of memory, on this machine."""
+    """Seconds of tuning, training and ranking, and bytes of memory, on this machine.
+
+    `network` are the seconds of the last training if it is that of a path network.
+    """
 
     tuning: float
     training: float
@@ -36,6 +40,7 @@ class Expectation:
     memory: float | None
     tuned: Sequence[str] = ()
     num_trials: int = 0
+    network: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -50,10 +55,10 @@ class Expectation:
                 f"Tuning of {names} in up to {self.num_trials} trials takes about "
                 f"{describe_seconds(self.tuning)}, "
             )
-        parts.append(
-            f"training about {describe_seconds(self.training)}, ranking about "
-            f"{describe_seconds(self.ranking)}"
-        )
+        parts.append(f"training about {describe_seconds(self.training)}, ")
+        if self.network is not None:
+            parts.append(f"or {describe_seconds(self.network)} of a path network, ")
+        parts.append(f"ranking about {describe_seconds(self.ranking)}")
         if self.memory is None:
             parts.append(" on a machine with two CPU cores or one H200; this one was not measured.")
         else:
@@ -89,6 +94,7 @@ def expect_training(
 def expect_tuning(tuner: AutomaticTuner) -> Expectation:
     """What a search and the training after it will take, by some steps of the first trial."""
     assert tuner.work is not None
+    assert tuner.plan is not None
     final = expect_training(tuner.start, tuner.graph, tuner.device, work=tuner.work)
     trial_recipe = tuner.trial_recipe({})
     of_trials = final
@@ -97,6 +103,14 @@ def expect_tuning(tuner: AutomaticTuner) -> Expectation:
     seconds = max(of_trials.training + of_trials.ranking, 1e-9)
     speed = tuner.work.training(trial_recipe) / seconds
     tuning = SPENT_SHARE * tuner.budget / speed
+    network = None
+    if tuner.affords_network() and tuner.network is not None and tuner.device.type == "cpu":
+        # Its speed is another one. On a GPU, it would first be compiled.
+        of_network = expect_training(tuner.network, tuner.graph, tuner.device, work=tuner.work)
+        network = of_network.training
+        if tuner.seconds is None:
+            num_trained = tuner.plan.rungs[LONG]
+            tuning = SPENT_SHARE * tuner.plan.budget / speed + num_trained * network
     if tuner.seconds is not None:
         tuning = min(tuning, tuner.seconds)
     return Expectation(
@@ -106,6 +120,7 @@ def expect_tuning(tuner: AutomaticTuner) -> Expectation:
         memory=final.memory,
         tuned=list(tuner.dimensions),
         num_trials=tuner.most_trials(),
+        network=network,
     )
 
 
