@@ -429,9 +429,7 @@ class PathNetwork(Model):
 
     @property
     def embedding(self) -> EmbeddingModel:
-        advice = (
-            "It reads paths in the graph. Train a model such as ComplEx for embeddings."
-        )
+        advice = "It reads paths in the graph. Train a model such as ComplEx for embeddings."
         raise NoEmbeddings(type(self).__name__, advice=advice)
 
     @property
