@@ -61,7 +61,7 @@ def test_ctrl_c_at_the_question_is_an_interruption(at_terminal, monkeypatch):
         ask_to_start()
 
 
-@pytest.mark.parametrize("tuning", [("--no-tune",), ()])
+@pytest.mark.parametrize("tuning", [pytest.param(("--no-tune",), marks=pytest.mark.slow), ()])
 def test_no_at_a_terminal_starts_nothing(tmp_path, tuning):
     """A pseudo-terminal, and the command as a person types it."""
     (tmp_path / "mine.tsv").write_text("\n".join(f"{i % 20}\t{i % 3}\t{i % 7}" for i in range(200)))

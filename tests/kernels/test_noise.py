@@ -65,6 +65,7 @@ def test_every_product_of_a_step_is_exact():
         assert torch.equal((steps * odd).double(), steps.double() * odd)
 
 
+@pytest.mark.slow
 def test_the_distribution_is_that_of_normal_numbers():
     """By all numbers that can be drawn: their moments, and the distribution function."""
     starts, steps = (table.double()[:, None] for table in normal_segments())

@@ -242,6 +242,7 @@ def test_the_message_names_the_hosts_that_do_not_see_the_folder() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_command_refuses_a_folder_of_each_node(tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:

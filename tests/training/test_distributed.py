@@ -912,6 +912,7 @@ def compare_all_and_train(group: Processes, path: Path, expected: float) -> None
     train_a_run(group, path)
 
 
+@pytest.mark.slow
 def test_two_processes_and_gather_that_is_killed_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
