@@ -89,6 +89,10 @@ class Words(ABC):
     and ask an error for its message in them, so that no sentence is ever rewritten.
     """
 
+    def marked(self, text: str) -> str:
+        """A sentence whose options are marked as in Python, `overwrite=True`, for this reader."""
+        return text
+
     @abstractmethod
     def option(self, name: str, value: object = None) -> str:
         """A keyword argument or option, such as `overwrite=True` or `--overwrite`."""
@@ -180,7 +184,7 @@ class DualkgError(Exception):
 
     def in_words(self, words: Words = PYTHON) -> str:
         """The message, with what is too long for a reader cut."""
-        return shortened(self.message(words))
+        return words.marked(shortened(self.message(words)))
 
     def __str__(self) -> str:
         return self.in_words()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from typing import Any
 
@@ -35,10 +36,14 @@ DATA_SETTINGS = {
 # Options whose names are not those of the keyword arguments in Python.
 OPTIONS = {"k": "--top", "callbacks": "--track"}
 COMMANDS = {"fit": "train"}  # whose names are not those of the functions
+MARKED = re.compile(r"`([a-z_]+(?:\.[a-z_]+)*)(?:=([^`]*))?`")  # as sentences mark options
 
 
 class CommandWords(Words):
     """Options are `--columns 1,2,3`, keys `--epochs 5` or `--set a.b=c`, and calls commands."""
+
+    def marked(self, text: str) -> str:
+        return MARKED.sub(lambda mark: as_option(mark[1], mark[2]), text)
 
     def option(self, name: str, value: object = None) -> str:
         option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
@@ -63,6 +68,26 @@ class CommandWords(Words):
         return " ".join(words)
 
 
+def as_option(name: str, value: str | None = None) -> str:
+    """An argument or recipe key of Python, with its value, as an option of a command.
+
+    Examples:
+        >>> as_option("overwrite", "True")
+        '--overwrite'
+        >>> as_option("training.epochs", "5")
+        '--epochs 5'
+    """
+    known = SETTINGS.get(name) or DATA_SETTINGS.get(name) or OPTIONS.get(name)
+    if "." in name and known is None:
+        return name if value is None else f"--set {name}={value}"
+    option = known or f"--{name.replace('_', '-')}"
+    if value in (None, "True"):
+        return option
+    if value == "False":
+        return f"--no-{option.removeprefix('--')}"
+    return f"{option} {value}"
+
+
 def _text(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(str(part) for part in value)
@@ -79,4 +104,4 @@ COMMAND = CommandWords()
 
 def in_words(text: str | Sentence) -> str:
     """A note of the library for a reader of the command line."""
-    return text.in_words(COMMAND) if isinstance(text, Sentence) else text
+    return text.in_words(COMMAND) if isinstance(text, Sentence) else COMMAND.marked(text)
