@@ -9,7 +9,7 @@ import torch
 
 import dualkg as kg
 from dualkg.errors import DamagedFile, InvalidValue
-from dualkg.models import MODELS
+from dualkg.models import MODELS, paths
 from dualkg.training import costs
 from dualkg.training.api import default_recipe
 from dualkg.training.costs import WorkEstimate
@@ -194,7 +194,11 @@ def test_grouping_by_query_saves_work_of_a_path_network_on_a_cpu(graph):
     work = WorkEstimate.of(graph, CPU)
     single = start.with_changes({"training.order": "triples"})
     share = work.num_queries / (2 * len(graph.train))
-    of_steps = costs.PATH_STEP_SECONDS["cpu"] * start.training.num_steps(2 * len(graph.train))
+    of_steps = (
+        paths.STEP_CALLS["cpu"]
+        / costs.NOMINAL["cpu"].calls
+        * start.training.num_steps(2 * len(graph.train))
+    )
     of_messages = work.epoch(single) - of_steps
     assert work.epoch(start) == pytest.approx(share * of_messages + of_steps)
 

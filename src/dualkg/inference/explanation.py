@@ -306,11 +306,12 @@ class NetworkOfOtherGraph(RequestError):
 
 def check_network(model: Model, network_graph: Graph, *, graph: Graph) -> PathNetwork:
     """A model that explains predictions for a graph by paths; refuse any other."""
-    if not isinstance(model, PathNetwork):
+    network = model.path_network
+    if network is None:
         raise NotPathNetwork(type(model).__name__)
     if not is_same_graph(graph, network_graph):
         raise NetworkOfOtherGraph(graph.name, network_graph.name)
-    return model
+    return network
 
 
 def is_same_graph(a: Graph, b: Graph) -> bool:

@@ -92,15 +92,16 @@ Context = FrozenContext | PathContext
 
 def extension_context(model: Model, graph: Graph, *, recipe: Recipe | None = None) -> Context:
     """What the new entities of a model are added to."""
-    if isinstance(model, PathNetwork):
-        model.check_shape(graph.shape)
-        return PathContext(model, graph)
+    network = model.path_network
+    if network is not None:
+        network.check_shape(graph.shape)
+        return PathContext(network, graph)
     return FrozenContext.of(model, graph, recipe=recipe)
 
 
 def check_extensible(model: Model) -> None:
     """Refuse a model that new entities cannot be added to."""
-    if not isinstance(model, PathNetwork):
+    if model.path_network is None:
         with_adjoint(model)
 
 
@@ -202,23 +203,11 @@ def extend_by_ids(
     counts = degrees[context.num_known :].tolist()
     larger: Model
     if isinstance(context, PathContext):
-        larger = with_graph(context.model, larger_graph)
+        larger = context.model.with_graph(larger_graph)
     else:
         rows = embed_entities(triples, context.with_new_entities(len(names), train))
         larger = with_rows(context.model, rows)
     return Extension(larger, larger_graph, dict(zip(names, counts, strict=True)))
-
-
-def with_graph(model: PathNetwork, graph: Graph) -> PathNetwork:
-    """A path network with the same parameters, whose messages pass over another graph.
-
-    The graph has the same relations.
-    """
-    other = PathNetwork(graph, **model.config, seed=model.seed)  # type: ignore[arg-type]
-    other.compiled = model.compiled
-    other.bf16 = model.bf16
-    other.load_state_dict(model.state_dict(), assign=True)  # without another copy
-    return other.eval()
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from dualkg.data.filters import with_reciprocals
 from dualkg.data.graph import Graph, Triples
 from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.inference.lbfgs import minimize
-from dualkg.losses.softmax import frequency_weights
+from dualkg.losses import Loss, OneVsAll
 from dualkg.models import MODELS
 from dualkg.models.base import Factors, Model
 from dualkg.models.bilinear import BilinearModel
@@ -273,7 +273,7 @@ class FrozenContext:
     graph: Graph
     penalty: Penalty
     queries: tuple[NegativeQueries, ...]
-    frequency_weight: float
+    loss: Loss
     answer_weights: Tensor
     new_rows: Tensor
 
@@ -287,10 +287,10 @@ class FrozenContext:
         bilinear = with_adjoint(model)
         bilinear.check_shape(graph.shape)
         regularizer: Regularizer = DURA(0.05, plain=0.5, mapped=1.5)
-        frequency_weight = 0.0
+        loss: Loss = OneVsAll()
         if recipe is not None:
             regularizer = recipe.regularizer.build()
-            frequency_weight = getattr(recipe.loss, "frequency_weight", 0.0)
+            loss = recipe.loss
 
         table = bilinear.head_table
         num_rows = 2 if bilinear.two_entity_tables else 1
@@ -299,7 +299,7 @@ class FrozenContext:
             graph=graph,
             penalty=Penalty.of(regularizer),
             queries=tuple(training_queries(bilinear, graph.train)),
-            frequency_weight=frequency_weight,
+            loss=loss,
             answer_weights=table.new_empty(0),
             new_rows=table.new_empty(0, num_rows, table.shape[1]),
         )
@@ -309,8 +309,9 @@ class FrozenContext:
         """The context with zero rows for new entities; `train` includes their triples."""
         new_rows = self.new_rows.new_zeros(num_new, *self.new_rows.shape[1:])
         weights = new_rows.new_ones(self.num_known + num_new)
-        if self.frequency_weight:
-            weights = frequency_weights(train, len(weights), self.frequency_weight).to(new_rows)
+        entity_weights = self.loss.entity_weights(train, len(weights))
+        if entity_weights is not None:
+            weights = entity_weights.to(new_rows)
             entities = torch.from_numpy(train[:, [0, 2]].reshape(-1)).long().to(weights.device)
             # Training divides by the sum of the weights of a batch.
             weights = weights / weights[entities].mean()

@@ -38,7 +38,6 @@ from dualkg.inference.scoring import (
     triple_log_probabilities,
 )
 from dualkg.models.base import Model
-from dualkg.models.paths import PathNetwork
 from dualkg.tables.lookup import Side
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import Run, RunFolder
@@ -303,11 +302,8 @@ class Predictor:
         It is embedded; a path network reads the triples as edges instead. The new predictor has no
         index. It has the calibration of this one, which was fitted without the entity.
         """
-        context: Context
-        if isinstance(self.model, PathNetwork):
-            context = PathContext(self.model, self.graph)
-        else:
-            context = self._context  # which explanations share
+        network = self.model.path_network
+        context: Context = PathContext(network, self.graph) if network else self._context
         extension = add_entity(context, name, triples)
         return replace(self, model=extension.model, graph=extension.graph, index=None)
 
@@ -321,11 +317,9 @@ class Predictor:
         finds the triple. The prediction of a PathNetwork is explained by its own paths.
         """
         triple = (head, relation, tail)
-        path_model = None
+        path_model = self.model.path_network
         if network is not None:
             path_model = check_network(network.model, network.graph, graph=self.graph)
-        elif isinstance(self.model, PathNetwork):
-            path_model = self.model
         if path_model is None or has_supporting_triples(self.model):
             explanation = explain(self._context, triple, k=k, network=path_model)
         else:

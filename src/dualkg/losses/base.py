@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from dualkg.data.graph import Graph
+from dualkg.data.graph import Graph, Triples
+from dualkg.errors import Unsupported
 from dualkg.models.base import Factors, Model
 from dualkg.registry import Registry
 from dualkg.settings import Settings
@@ -57,6 +58,34 @@ class Loss(Settings, ABC):
 
     def check_training(self, *, reciprocal: bool, batch_size: int) -> None:
         """Raise ValueError for a training that this loss cannot be used in."""
+
+    def check_model(self, model: Model) -> None:
+        """Refuse a model that this loss cannot train.
+
+        Only the triples of a batch are removed from the graph that a path network reads. Other
+        answers of a query would be read from there. A loss of your own says this itself.
+        """
+        if model.reads_graph and type(self).__module__.startswith("dualkg."):
+            name = type(model).__name__
+            raise Unsupported(
+                type(self).__name__,
+                f"would show {name} answers in the graph, of which only the triples of a batch "
+                "are removed",
+                advice="Train it with OneVsAll.",
+            )
+
+    @property
+    def predicts_relations(self) -> bool:
+        """Whether each triple is also scored with every relation."""
+        return False
+
+    def entity_weights(self, train: Triples, num_entities: int) -> Tensor | None:
+        """The weight of each entity as an answer, `(num_entities,)`; None if all are equal."""
+        return None
+
+    def num_candidates(self, batch_size: int) -> int | None:
+        """How many entities each triple is scored against, or None: all of them."""
+        return None
 
     @property
     def fast_step_obstacle(self) -> str | None:

@@ -85,6 +85,9 @@ class SampledLoss(Loss):
     def has_fixed_shapes(self, *, reciprocal: bool) -> bool:
         return reciprocal or self.corruption == "both"
 
+    def num_candidates(self, batch_size: int) -> int:
+        return batch_size if self.sampler == "in-batch" else self.num_negatives
+
     def numbers_per_example(self, model: Model, batch_size: int) -> int:
         num = batch_size if self.sampler == "in-batch" else self.num_negatives
         num *= 2 if self.corruption == "both" else 1

@@ -94,7 +94,7 @@ class OneVsAll(Loss):
         return BoundOneVsAll(
             known=known,
             max_known=max_known,
-            entity_weights=entity_weights(self.frequency_weight, model, graph),
+            entity_weights=_entity_weights(self, model, graph),
             relation_weight=self.relation_weight,
             dropouts=Dropouts.of(model, self, seed=seed),
             label_smoothing=self.label_smoothing,
@@ -112,6 +112,27 @@ class OneVsAll(Loss):
 
     def has_fixed_shapes(self, *, reciprocal: bool) -> bool:
         return reciprocal and not self.relation_weight
+
+    @property
+    def predicts_relations(self) -> bool:
+        return self.relation_weight > 0
+
+    def entity_weights(self, train: Triples, num_entities: int) -> Tensor | None:
+        if not self.frequency_weight:
+            return None
+        return frequency_weights(train, num_entities, self.frequency_weight)
+
+    def check_model(self, model: Model) -> None:
+        """Refuse settings of embeddings for a model that reads the graph.
+
+        Triples whose relation is predicted would be read from there.
+        """
+        if not model.reads_graph:
+            return
+        for key in ("relation_weight", "dropout", "head_dropout"):
+            if getattr(self, key):
+                reason = f"applies to embeddings, and {type(model).__name__} has none"
+                raise Unsupported(f"loss.{key}", reason, advice="Set it to 0.")
 
 
 @LOSSES.register
@@ -210,7 +231,7 @@ class SampledSoftmax(Loss):
             self,
             num_entities,
             by_frequency,
-            entity_weights(self.frequency_weight, model, graph),
+            _entity_weights(self, model, graph),
             seed,
             grouped_by_query=grouped_by_query and model.device.type == "cpu",
         )
@@ -229,6 +250,18 @@ class SampledSoftmax(Loss):
 
     def has_fixed_shapes(self, *, reciprocal: bool) -> bool:
         return reciprocal and not self.relation_weight
+
+    @property
+    def predicts_relations(self) -> bool:
+        return self.relation_weight > 0
+
+    def entity_weights(self, train: Triples, num_entities: int) -> Tensor | None:
+        if not self.frequency_weight:
+            return None
+        return frequency_weights(train, num_entities, self.frequency_weight)
+
+    def num_candidates(self, batch_size: int) -> int:
+        return self.num_negatives
 
     def numbers_per_example(self, model: Model, batch_size: int) -> int:
         sides = 1 if model.reciprocal else 2
@@ -486,11 +519,11 @@ def frequency_weights(train: Triples, num_entities: int, share: float) -> Tensor
     return share * relative + (1 - share)
 
 
-def entity_weights(share: float, model: Model, graph: Graph) -> Tensor | None:
-    """`frequency_weights` as numbers of a model."""
-    if not share:
+def _entity_weights(loss: Loss, model: Model, graph: Graph) -> Tensor | None:
+    """The weights of a loss as numbers of a model."""
+    weights = loss.entity_weights(graph.train, graph.shape.num_entities)
+    if weights is None:
         return None
-    weights = frequency_weights(graph.train, graph.shape.num_entities, share)
     return weights.to(model.device, next(model.parameters()).dtype)
 
 

@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -26,13 +26,51 @@ from dualkg.tables.base import EntityScores, EntityTables
 from dualkg.tables.local import LocalTables
 from dualkg.tables.lookup import TABLE_NAMES, Side, lookup
 
+if TYPE_CHECKING:
+    from dualkg.models.paths import PathNetwork
+    from dualkg.tables.processes import Processes
+
 __all__ = ["EmbeddingModel", "Model"]
 
 InitScale = float | Literal["xavier"]
 SIDES: tuple[Side, ...] = ("tail", "head")
 ScoreForm = Literal["products", "squared distances"]
+SCORE_PASSES = 4  # passes over the scores of a batch
+UPDATE_PASSES = 6  # passes over tables, their gradients and Adagrad's sums
+VECTOR_PASSES = 20  # passes over the vectors of a batch: maps, penalties and their gradients
+RANKING_PASSES = 3  # passes over the scores of a query that is ranked
+SMALL_OPERATIONS = 200  # operations of a step besides these, such as fetching rows
 MODELS: Registry[type[Model]] = Registry("model", group="dualkg.models")
 """Models by name, as recipes write them: `MODELS["ComplEx"]` is `kg.ComplEx`."""
+
+
+class Work(NamedTuple):
+    """What a computation costs on any machine: arithmetic, bytes that pass, and small operations.
+
+    Budgets that choose something are counted in work, so that a busy machine chooses what a quiet
+    one does.
+    """
+
+    operations: float = 0.0
+    bytes: float = 0.0
+    calls: float = 0.0
+
+
+class Epoch(NamedTuple):
+    """The sizes of an epoch, from which a model computes its work.
+
+    `num_queries` are the queries that are scored, which may have several examples, each against
+    `num_candidates` entities. A step updates `num_rows` rows of the entity tables. With
+    `num_relations`, each example is also scored with that many relations.
+    """
+
+    graph: Graph
+    num_examples: int
+    num_queries: int
+    num_candidates: int
+    num_steps: int
+    num_rows: int
+    num_relations: int = 0
 
 
 class NotAGraph(RequestError):
@@ -138,6 +176,12 @@ class Model(nn.Module, ABC):
 
     # Arrays of batch × entities that autograd keeps of all scores and their softmax.
     score_arrays = 3
+    # Whether scores are computed from the training triples of a graph, and not from embeddings.
+    reads_graph = False
+    # Whether the score of one answer to a query costs as much as the scores of all.
+    scores_all_at_once = False
+    # Whether no operation waits for a size that the GPU computed, as a CUDA graph needs.
+    capturable = False
     # Keyword arguments of a subclass, which are attributes too.
     options: ClassVar[tuple[str, ...]] = ()
     # Recipe keys that have other defaults for this model.
@@ -155,6 +199,11 @@ class Model(nn.Module, ABC):
 
     def read_graph(self, graph: Graph) -> None:
         """Take what the model reads of a graph besides its shape: nothing in most models."""
+
+    @property
+    def path_network(self) -> PathNetwork | None:
+        """The model itself if its scores are explained by paths in the graph, or else None."""
+        return None
 
     def check_shape(self, shape: GraphShape) -> None:
         """Refuse a graph with another number of entities or relations than the model has."""
@@ -245,7 +294,39 @@ class Model(nn.Module, ABC):
         """The scores of all entities on one side of a batch, `(batch, num_entities)`."""
         return self.tail_scores(f) if side == "tail" else self.head_scores(f)
 
+    # -- cost -------------------------------------------------------------------
+
+    def work(self, epoch: Epoch, *, device: str) -> Work:
+        """The work of an epoch on "cpu" or "cuda", with the passes of the gradients."""
+        return self.embedding.work(epoch, device=device)
+
+    def ranking_work(self, num_queries: int, graph: Graph, *, device: str) -> Work:
+        """The work of scoring all entities of a graph for some queries."""
+        return self.embedding.ranking_work(num_queries, graph, device=device)
+
+    @property
+    def numbers_per_score(self) -> int:
+        """Numbers in memory for each score of candidates: a vector, unless a product has none."""
+        return self.embedding.entities.shape[1]
+
+    @property
+    def kernel_obstacle(self) -> str | None:
+        """What prevents the model's own compiled kernels here, as the end of a sentence."""
+        return None
+
+    def use_kernels(self, *, compiled: bool, bf16: bool) -> None:
+        """Compute with the model's own compiled kernels, and in bfloat16, or without."""
+
     # -- several processes ----------------------------------------------------
+
+    def share_with(self, group: Processes | None) -> Model:
+        """This model as one of several processes trains it; None are no others.
+
+        By default, each process has some rows of the entity tables.
+        """
+        from dualkg.models.partial import PartialModel  # which is itself a `Model`
+
+        return self if group is None else PartialModel(self)
 
     @property
     def is_first(self) -> bool:
@@ -430,8 +511,6 @@ class EmbeddingModel(Model):
     num_biases = 0
     # Whether an entity has one vector as head and another as tail.
     two_entity_tables = False
-    # Whether no operation waits for a size that the GPU computed, as a CUDA graph needs.
-    capturable = False
     default_init_scale: InitScale = 1e-3
     # The score for readers of exported embeddings. A subclass that scores otherwise has its own.
     score_text: ClassVar[ScoreText | None] = None
@@ -568,6 +647,33 @@ class EmbeddingModel(Model):
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
         """New relations, drawn as entities are unless a model overrides it."""
         return self.table(rows, width)
+
+    # -- cost -------------------------------------------------------------------
+
+    def work(self, epoch: Epoch, *, device: str) -> Work:
+        """Scores of all queries, maps and penalties of all examples, updates of all steps.
+
+        A product takes two operations a number, and its gradients take two more products.
+        """
+        width = self.entity_width(self.dim)
+        num_scores = epoch.num_queries * epoch.num_candidates
+        operations = 6.0 * num_scores * width
+        if epoch.num_relations:
+            operations += 6.0 * epoch.num_examples * epoch.num_relations * width
+        relation_width = self.relation_width(self.dim)
+        if relation_width > width:
+            operations += 6.0 * epoch.num_examples * relation_width
+        num_bytes = 4.0 * (
+            SCORE_PASSES * num_scores
+            + VECTOR_PASSES * epoch.num_examples * width
+            + UPDATE_PASSES * epoch.num_steps * epoch.num_rows * width
+        )
+        return Work(operations, num_bytes, epoch.num_steps * SMALL_OPERATIONS)
+
+    def ranking_work(self, num_queries: int, graph: Graph, *, device: str) -> Work:
+        num_scores = float(num_queries) * graph.shape.num_entities
+        operations = 2 * num_scores * self.entity_width(self.dim)
+        return Work(operations, RANKING_PASSES * 4 * num_scores)
 
     # -- tables ---------------------------------------------------------------
 

@@ -35,6 +35,11 @@ class BilinearModel(EmbeddingModel):
     relation_kernel: Literal["rows", "matrices", "mixtures"] | None = None
 
     @property
+    def numbers_per_score(self) -> int:
+        """One: candidates are scored by matrix products."""
+        return 1
+
+    @property
     def score_form(self) -> ScoreForm | None:
         return "products" if self.scores_as(BilinearModel) else None
 

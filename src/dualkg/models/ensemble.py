@@ -90,6 +90,16 @@ class EnsembleModel(Model):
             member.read_graph(graph)
 
     @property
+    def numbers_per_score(self) -> int:
+        """Those of the member that needs most."""
+        return max(member.numbers_per_score for member in self.members)
+
+    @property
+    def scores_all_at_once(self) -> bool:  # type: ignore[override]
+        """Whether one of the members does."""
+        return any(member.scores_all_at_once for member in self.members)
+
+    @property
     def config(self) -> dict[str, object]:
         return {"weights": list(self.weights)}
 

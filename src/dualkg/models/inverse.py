@@ -56,6 +56,8 @@ class InverseModel(Model):
         True
     """
 
+    scores_all_at_once = True
+
     def __init__(self, model: Model, *, normalized: bool = False) -> None:
         if not model.reciprocal:
             raise Unsupported(
@@ -78,6 +80,10 @@ class InverseModel(Model):
     @property
     def tables(self) -> EntityTables:
         return LocalTables(self.shape.num_entities)
+
+    @property
+    def numbers_per_score(self) -> int:
+        return self.model.numbers_per_score
 
     @property
     def config(self) -> dict[str, object]:

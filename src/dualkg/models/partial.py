@@ -101,6 +101,10 @@ class PartialModel(Model):
         return self.model.score_form
 
     @property
+    def numbers_per_score(self) -> int:
+        return self.model.numbers_per_score
+
+    @property
     def shares_candidates(self) -> bool:
         return self.model.shares_candidates
 

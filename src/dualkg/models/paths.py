@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -18,7 +19,15 @@ from dualkg.errors import InvalidValue, RequestError, Unsupported
 from dualkg.kernels import paths
 from dualkg.kernels.hardware import gpu_kernels_unavailable
 from dualkg.kernels.hashing import STEP, hash_columns, reaches_share, splitmix64
-from dualkg.models.base import MODELS, EmbeddingModel, Factors, Model, NoEmbeddings
+from dualkg.models.base import (
+    MODELS,
+    EmbeddingModel,
+    Epoch,
+    Factors,
+    Model,
+    NoEmbeddings,
+    Work,
+)
 from dualkg.tables.base import EntityTables
 from dualkg.tables.local import LocalTables
 from dualkg.tables.lookup import Side
@@ -29,6 +38,12 @@ __all__ = ["PathNetwork"]
 MAX_QUERIES = 64  # that are answered at a time
 KERNEL_DIMS = (16, 32, 64, 128)
 FEW_PAIRS = 0.2  # of the share in train
+# Passes over messages: forward and backward, and without a gradient.
+TRAINING_PASSES = {"cpu": 1.5, "cuda": 4.0}
+RANKING_PASSES = {"cpu": 0.5, "cuda": 1.5}
+STEP_CALLS = {"cpu": 750, "cuda": 0}  # small operations of a step, whatever the size of the graph
+# What the dense layers of an entity take on a CPU, in messages for each of its numbers.
+DENSE_MESSAGES = 1.25
 
 
 class NoGraph(RequestError):
@@ -76,6 +91,8 @@ class PathNetwork(Model):
         True
     """
 
+    reads_graph = True
+    scores_all_at_once = True
     options: ClassVar[tuple[str, ...]] = ("steps", "edge_dropout", "remove_pairs")
     recipe_defaults: ClassVar[Mapping[str, Any]] = {
         "model.dim": 32,
@@ -213,6 +230,70 @@ class PathNetwork(Model):
         places = torch.searchsorted(of_batch, self._keys).clamp_(max=len(of_batch) - 1)
         kept = kept & (of_batch[places] != self._keys)
         return edges.keep(torch.cat([kept, kept]))
+
+    def with_graph(self, graph: Graph) -> PathNetwork:
+        """A network with these parameters, whose messages pass over another graph.
+
+        The graph has the same relations.
+        """
+        other = PathNetwork(graph, **self.config, seed=self.seed)  # type: ignore[arg-type]
+        other.use_kernels(compiled=self.compiled, bf16=self.bf16)
+        other.load_state_dict(self.state_dict(), assign=True)  # without another copy
+        return other.eval()
+
+    # -- cost -------------------------------------------------------------------
+
+    def work(self, epoch: Epoch, *, device: str) -> Work:
+        """Every query passes messages along all edges; a CPU computes equal queries once."""
+        num_queries = epoch.num_queries if device == "cpu" else epoch.num_examples
+        of_messages = self._message_work(
+            num_queries, epoch.graph, TRAINING_PASSES[device], device=device
+        )
+        return of_messages._replace(calls=epoch.num_steps * STEP_CALLS[device])
+
+    def ranking_work(self, num_queries: int, graph: Graph, *, device: str) -> Work:
+        return self._message_work(num_queries, graph, RANKING_PASSES[device], device=device)
+
+    def _message_work(
+        self, num_queries: int, graph: Graph, num_passes: float, *, device: str
+    ) -> Work:
+        num_edges = 2 * len(graph.train)
+        per_entity = DENSE_MESSAGES * self.dim if device == "cpu" else 1
+        num_messages = num_edges + per_entity * graph.shape.num_entities
+        bytes_per_number = 2.0 if device == "cuda" else 4.0
+        numbers = num_queries * num_messages * self.dim
+        return Work(bytes=self.steps * num_passes * bytes_per_number * numbers)
+
+    @property
+    def numbers_per_score(self) -> int:
+        """One: the network itself limits the queries that it answers at a time."""
+        return 1
+
+    @property
+    def kernel_obstacle(self) -> str | None:
+        if self.device.type == "cpu":
+            if find_spec("numba") is None:
+                return "needs numba on a CPU, which is not installed"
+            return None
+        if self.dim not in KERNEL_DIMS:
+            dims = ", ".join(str(dim) for dim in KERNEL_DIMS)
+            return f"needs a dim of {dims} for a path network; it is {self.dim}"
+        unavailable = gpu_kernels_unavailable()
+        return str(unavailable) if unavailable else None
+
+    @property
+    def capturable(self) -> bool:  # type: ignore[override]
+        """Whether one process trains the network: collectives are not captured."""
+        return self.group is None
+
+    def use_kernels(self, *, compiled: bool, bf16: bool) -> None:
+        self.compiled = compiled
+        self.bf16 = bf16
+
+    def share_with(self, group: Processes | None) -> Model:
+        """Each process has all parameters, and takes a part of the queries of a batch."""
+        self.group = group if group is not None and group.count > 1 else None
+        return self
 
     # -- scores -----------------------------------------------------------------
 
@@ -416,6 +497,10 @@ class PathNetwork(Model):
         return scores.gather(1, tails[:, None]).view(len(f.heads), num_relations)
 
     # -- what embeddings have -----------------------------------------------------
+
+    @property
+    def path_network(self) -> PathNetwork:
+        return self
 
     def factors(
         self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None

@@ -31,7 +31,6 @@ from dualkg.inference.name_search import NameSearch
 from dualkg.inference.predictor import Known, Prediction, Predictor, Query, QueryType
 from dualkg.inference.remarks import Remarker
 from dualkg.logs import TimeLeft
-from dualkg.models.paths import PathNetwork
 from dualkg.serve.batching import MAX_BATCH_PREDICTIONS, MicroBatcher
 from dualkg.serve.errors import (
     BusyError,
@@ -197,7 +196,7 @@ class ServedRun:
 
     @property
     def is_path_network(self) -> bool:
-        return isinstance(self.run.model, PathNetwork)
+        return self.run.model.path_network is not None
 
     @cached_property
     def relations(self) -> list[Item]:

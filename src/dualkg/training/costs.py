@@ -16,26 +16,17 @@ import numpy as np
 import torch
 
 from dualkg.data.graph import Graph, GraphShape
-from dualkg.models.base import EmbeddingModel
-from dualkg.models.paths import PathNetwork
+from dualkg.models.base import Epoch, Work
 from dualkg.training.batches import MAX_GROUP
 from dualkg.training.recipe import Recipe
-from dualkg.training.step_time import SCORE_PASSES, SMALL_OPERATIONS, UPDATE_PASSES, Rates
 from dualkg.training.trainer import Trainer
 
-# Two CPU cores with AVX-512, and one H200: what training reaches there, not what a product does.
+# What training does in a second on two CPU cores with AVX-512, and on one H200.
 NOMINAL = {
-    "cpu": Rates(operations=1.0e11, bytes=8e9, calls=5e4),
-    "cuda": Rates(operations=4.0e14, bytes=3e12, calls=1e6),
+    "cpu": Work(operations=1.0e11, bytes=8e9, calls=5e4),
+    "cuda": Work(operations=4.0e14, bytes=3e12, calls=1e6),
 }
-VECTOR_PASSES = 20  # passes over the vectors of a batch: maps, penalties and their gradients
-# Passes over the messages of a path network: forward and backward, and without a gradient.
-PATH_PASSES = {"cpu": 1.5, "cuda": 4.0}
-PATH_RANKING_PASSES = {"cpu": 0.5, "cuda": 1.5}
-PATH_STEP_SECONDS = {"cpu": 0.015, "cuda": 0.0}  # of a step, whatever the size of the graph
-# What the dense layers of an entity take on a CPU, in messages for each of its numbers.
-DENSE_MESSAGES = 1.25
-RANKING_PASSES = 3  # passes over the scores of a query that is ranked
+SMALL = GraphShape(2, 1)  # of a model that is made to compute its work
 MAX_MEASURED_BYTES = 2**31  # of tables that are made or copied only to time some steps
 SECONDS_TO_MEASURE = 1.0
 MAX_MEASURED_STEPS = 20
@@ -62,75 +53,41 @@ class WorkEstimate:
 
     def epoch(self, recipe: Recipe) -> float:
         """The work of one epoch."""
-        whole = recipe.model.build(GraphShape(2, 1), seed=0)
-        sides = 1 if whole.reciprocal else 2
-        num_examples = len(self.graph.train) * (3 - sides)
-        if recipe.loss.examples == "queries":
-            num_examples = self.num_queries
-        num_batches = -(-num_examples // recipe.training.batch_size)
-        num_steps = recipe.training.num_steps(num_examples)
-        share = num_steps / max(1, num_batches)
-        if isinstance(whole, PathNetwork):
-            if recipe.training.order == "queries" and self.device == "cpu":
-                num_examples = self.num_queries
-            of_messages = share * self._of_paths(whole, num_examples, PATH_PASSES[self.device])
-            return of_messages + num_steps * PATH_STEP_SECONDS[self.device]
-        return share * self._of_embeddings(recipe, whole.embedding, num_examples)
-
-    def _of_embeddings(self, recipe: Recipe, model: EmbeddingModel, num_examples: int) -> float:
-        """The work of all examples."""
+        model = recipe.model.build(SMALL, seed=0)
         loss = recipe.loss
         shape = self.graph.shape
-        rates = NOMINAL[self.device]
-        width = model.entities.shape[1]
         sides = 1 if model.reciprocal else 2
-        batch_size = min(recipe.training.batch_size, max(num_examples, 1))
-        num_steps = -(-num_examples // batch_size)
-
-        rows = shape.num_entities
-        candidates = shape.num_entities
-        rows_of_batch = loss.rows_per_batch(model, batch_size)
-        if rows_of_batch is not None:
-            rows = min(rows_of_batch, shape.num_entities)
-            candidates = int(getattr(loss, "num_negatives", batch_size))
+        num_examples = len(self.graph.train) * (3 - sides)
+        if loss.examples == "queries":
+            num_examples = self.num_queries
         num_scored = sides * num_examples
         if recipe.training.order == "queries":
             num_scored = min(num_scored, self.num_queries)
-
-        operations = 6.0 * num_scored * candidates * width
-        num_relation_ids = shape.num_relations * (3 - sides)
-        if getattr(loss, "relation_weight", 0):
-            operations += 6.0 * num_examples * num_relation_ids * width
-        relation_width = model.relations.shape[1]
-        if relation_width > width:
-            operations += 6.0 * num_examples * relation_width
-        num_bytes = 4.0 * (
-            SCORE_PASSES * num_scored * candidates
-            + VECTOR_PASSES * num_examples * width
-            + UPDATE_PASSES * num_steps * rows * width
+        batch_size = min(recipe.training.batch_size, max(num_examples, 1))
+        num_batches = -(-num_examples // batch_size)
+        num_candidates = loss.num_candidates(batch_size)
+        num_rows = None if num_candidates is None else loss.rows_per_batch(model, batch_size)
+        epoch = Epoch(
+            self.graph,
+            num_examples=num_examples,
+            num_queries=num_scored,
+            num_candidates=shape.num_entities if num_candidates is None else num_candidates,
+            num_steps=num_batches,
+            num_rows=shape.num_entities if num_rows is None else min(num_rows, shape.num_entities),
+            num_relations=shape.num_relations * (3 - sides) if loss.predicts_relations else 0,
         )
-        seconds = operations / rates.operations + num_bytes / rates.bytes
-        return seconds + num_steps * SMALL_OPERATIONS / rates.calls
+        share = recipe.training.num_steps(num_examples) / max(1, num_batches)
+        return share * self._seconds(model.work(epoch, device=self.device))
 
     def ranking(self, recipe: Recipe, num_triples: int) -> float:
         """The work of ranking triples in both directions."""
-        rates = NOMINAL[self.device]
-        whole = recipe.model.build(GraphShape(2, 1), seed=0)
-        if isinstance(whole, PathNetwork):
-            return self._of_paths(whole, 2 * num_triples, PATH_RANKING_PASSES[self.device])
-        model = whole.embedding
-        num_scores = 2.0 * num_triples * self.graph.shape.num_entities
-        operations = 2 * num_scores * model.entities.shape[1]
-        return operations / rates.operations + RANKING_PASSES * 4 * num_scores / rates.bytes
+        model = recipe.model.build(SMALL, seed=0)
+        return self._seconds(model.ranking_work(2 * num_triples, self.graph, device=self.device))
 
-    def _of_paths(self, model: PathNetwork, num_queries: int, num_passes: float) -> float:
-        """The work of a path network: every query passes messages along all edges."""
-        num_edges = 2 * len(self.graph.train)
-        per_entity = DENSE_MESSAGES * model.dim if self.device == "cpu" else 1
-        num_messages = num_edges + per_entity * self.graph.shape.num_entities
-        numbers = num_queries * num_messages * model.dim
-        num_bytes = 2.0 if self.device == "cuda" else 4.0
-        return model.steps * num_passes * num_bytes * numbers / NOMINAL[self.device].bytes
+    def _seconds(self, work: Work) -> float:
+        """Seconds of some work on the nominal machine."""
+        operations, num_bytes, calls = NOMINAL[self.device]
+        return work.operations / operations + work.bytes / num_bytes + work.calls / calls
 
     def training(self, recipe: Recipe) -> float:
         """The work of a training, with its validations and the ranking of held-out triples."""

@@ -47,8 +47,6 @@ from dualkg.files import (
     watched,
 )
 from dualkg.models.base import Model
-from dualkg.models.partial import PartialModel
-from dualkg.models.paths import PathNetwork
 from dualkg.tables import Processes, Shard, ShardedTables
 from dualkg.tables.barrier import Barrier, Pace
 from dualkg.tables.checkpoints import CheckpointFolder
@@ -426,12 +424,7 @@ def build_trainer(
         shard, device=group.device, initialize=initialize, capturable=group.capturable
     )
     built = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
-    model: Model
-    if isinstance(built, PathNetwork):
-        model = built.to(group.device)
-        built.group = group if group.count > 1 else None
-    else:
-        model = PartialModel(built).to(group.device)
+    model = built.share_with(group).to(group.device)
     names = [name for name, _ in model.named.named_parameters()]
     store = FolderStore(group, shard, names)
     shown = options if group.first else {}
@@ -461,7 +454,7 @@ def time_of_step(trainer: Trainer, *, max_bytes: float = MAX_MEASURED_BYTES) -> 
 
 def _estimated_seconds(trainer: Trainer) -> float:
     """Seconds of a step by a formula, with measured rates of the device where there are any."""
-    if isinstance(trainer.model, PathNetwork):
+    if trainer.model.reads_graph:
         work = WorkEstimate.of(trainer.graph, trainer.model.device).epoch(trainer.recipe)
         return work / trainer.num_steps / trainer.group.count
     return estimate_step(trainer.recipe, trainer.model, trainer.engine)
@@ -493,7 +486,7 @@ def expectation(trainer: Trainer) -> str:
     total = timedelta(seconds=math.ceil(epochs_left * trainer.num_steps * seconds))
     num_rows = -(-tables.num_entities // tables.num_holders)
     part = f"has {num_rows:,} of {tables.num_entities:,} entities"
-    if isinstance(trainer.model, PathNetwork):
+    if trainer.model.reads_graph:
         part = f"takes {batch_size:,} queries of a batch"
     on_host = ""
     if trainer.model.device.type != "cpu":
@@ -639,16 +632,13 @@ def load_in_processes(
     )
     built = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
     built.read_graph(graph)
-    model: Model = built
-    if isinstance(built, PathNetwork):
+    if built.reads_graph:
         folder.load_weights(built, graph)
-        built.group = group
     else:
         files = folder.weight_files() if not folder.weights.exists() else [folder.weights]
         weights = group.together(partial(read_own_rows, files, shard))
         load_weights(built, weights, source=folder.path)
-        model = PartialModel(built)
-    model = model.to(group.device).eval()
+    model = built.share_with(group).to(group.device).eval()
     return TrainedRun(model, graph, recipe, folder=folder.path, identity=identity)
 
 
@@ -690,8 +680,8 @@ def _finish(trainer: Trainer, folder: RunFolder, on_start: OnStart | None) -> Tr
     run = finish(
         trainer, folder, folder.checkpoint_folder, save=partial(_save_results, trainer, folder)
     )
-    if isinstance(run.model, PathNetwork):
-        run.model.group = None  # what is predicted from now on is not shared
+    if run.model.reads_graph:
+        run.model.share_with(None)  # what is predicted from now on is not shared
     return run
 
 

@@ -8,7 +8,6 @@ with bfloat16 products on a GPU entirely in kernels.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
 import torch
@@ -20,7 +19,6 @@ from dualkg.losses.softmax import SampledSoftmax
 from dualkg.models.base import Model, overridden
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
-from dualkg.models.paths import KERNEL_DIMS, PathNetwork
 from dualkg.regularizers import Regularizer, is_power_sum
 from dualkg.training.fused import has_builtin_maps
 from dualkg.training.recipe import Recipe
@@ -157,7 +155,7 @@ def kernels_know_relations(job: Job) -> bool:
         return False
     if model.relation_kernel == "mixtures" and model.num_relation_ids * model.dim**2 > MAX_FORMED:
         return False
-    predicts_relations = bool(getattr(job.loss, "relation_weight", 0))
+    predicts_relations = job.loss.predicts_relations
     has_known_penalty = regularizer.power == 2 or "relation" not in regularizer.term_weights
     is_small = model.num_relation_ids <= MAX_MATRICES
     return is_small and has_known_penalty and not predicts_relations
@@ -271,9 +269,8 @@ def can_capture(job: Job) -> bool:
         return False
     if job.has_rejected:
         return False
-    is_capturable = getattr(job.model, "capturable", False)
     has_own_methods = not overridden(job.model) <= {"config", "entity_vectors"}
-    if not is_capturable or has_own_methods or not is_power_sum(job.regularizer):
+    if not job.model.capturable or has_own_methods or not is_power_sum(job.regularizer):
         return False
     return job.loss.has_fixed_shapes(reciprocal=job.model.reciprocal)
 
@@ -308,8 +305,8 @@ def choose_engine(
         sums,
         has_rejected,
     )
-    if isinstance(model, PathNetwork):
-        return _path_engine(job, model, requested, precision)
+    if model.reads_graph:
+        return _path_engine(job, requested, precision)
     not_fast = obstacle(FAST, job)
     in_kernels = job.on_gpu and shares_negatives(job) and not has_rejected
     has_fast_step = not not_fast or in_kernels
@@ -323,26 +320,18 @@ def choose_engine(
     return Engine(_exact_step(job, recipe, not_fast), exact, model.device, model.tables.place)
 
 
-def _path_engine(job: Job, model: PathNetwork, requested: str, precision: str) -> Engine:
+def _path_engine(job: Job, requested: str, precision: str) -> Engine:
     """The engine of a path network: compiled where that is possible."""
-    on_gpu = model.device.type == "cuda"
-    obstacle_of_paths = None
-    if not on_gpu:
-        if find_spec("numba") is None:
-            obstacle_of_paths = "needs numba on a CPU, which is not installed"
-    elif model.dim not in KERNEL_DIMS:
-        dims = ", ".join(str(dim) for dim in KERNEL_DIMS)
-        obstacle_of_paths = f"needs a dim of {dims} for a path network; it is {model.dim}"
-    elif gpu_kernels_unavailable():
-        obstacle_of_paths = str(gpu_kernels_unavailable())
+    model = job.model
+    on_gpu = job.on_gpu
+    obstacle_of_paths = model.kernel_obstacle
     not_bf16 = None if on_gpu else "of a path network is for a GPU"
     _check_available(requested, precision, obstacle_of_paths, not_bf16)
     if obstacle_of_paths or requested == "reference":
         return Engine("autograd", "float32", model.device)
     is_exact = precision in ("float32", "tf32") or not on_gpu
     has_fixed_shapes = job.loss.has_fixed_shapes(reciprocal=True)
-    is_alone = model.group is None
-    is_captured = on_gpu and is_alone and has_fixed_shapes and job.optimizer == "Adam"
+    is_captured = on_gpu and model.capturable and has_fixed_shapes and job.optimizer == "Adam"
     step: StepName = "captured-paths" if is_captured else "paths"
     return Engine(step, "float32" if is_exact else "bf16", model.device)
 

@@ -6,14 +6,14 @@ import resource
 import sys
 from bisect import bisect_right
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS
 from dualkg.models.base import Model
-from dualkg.models.paths import MAX_QUERIES, PathNetwork
+from dualkg.models.paths import MAX_QUERIES
 from dualkg.regularizers import Regularizer
 from dualkg.tables.gradients import rows_at_once
 from dualkg.tables.lookup import TABLE_NAMES
@@ -212,12 +212,12 @@ def predict(
 
     The examples may be `on_disk`, as those of a graph larger than memory are.
     """
-    if isinstance(model, PathNetwork):
+    if model.reads_graph:
         return _predict_paths(recipe, model, engine, num_examples)
     return _Prediction(recipe, model, regularizer, engine, num_examples, on_disk).need()
 
 
-def _predict_paths(recipe: Recipe, model: PathNetwork, engine: Engine, num_examples: int) -> Need:
+def _predict_paths(recipe: Recipe, model: Any, engine: Engine, num_examples: int) -> Need:
     """The memory of a path network: vectors and statistics of every step, entity and query."""
     keeps_two = recipe.validation.keep == "best" or recipe.optimizer.average_from < 1
     copies = 2 + recipe.optimizer.state_tables + keeps_two
@@ -336,8 +336,8 @@ class _Prediction:
         if not self.on_gpu:
             return 0
         loss = self.recipe.loss
-        reads_answers = loss.examples == "queries" or getattr(loss, "filtered", False)
-        return self.num_examples * (ON_DISK_BYTES + (ANSWER_BYTES if reads_answers else 0))
+        of_answers = 0 if loss.num_candidates(1) is None else ANSWER_BYTES
+        return self.num_examples * (ON_DISK_BYTES + of_answers)
 
     def matrices(self, core: int) -> float:
         """The relation matrices of a batch, where relations are larger than vectors."""
@@ -361,7 +361,7 @@ class _Prediction:
             arrays = 2 if self.on_gpu else 1
         num_candidates = self.model.tables.num_rows
         if self.rows is not None:
-            num_candidates = loss.num_negatives  # type: ignore[attr-defined]
+            num_candidates = loss.num_candidates(self.batch_size) or num_candidates
         at_once = rows_at_once(self.model.tables.num_rows, bytes_of_score, self.model.device)
         return arrays * num_candidates * bytes_of_score, at_once
 

@@ -9,14 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dualkg.models.base import Model
+from dualkg.models.base import SCORE_PASSES, SMALL_OPERATIONS, UPDATE_PASSES, Model
 from dualkg.training.engines import Engine
 from dualkg.training.recipe import Recipe
 from dualkg.training.steps import ReferenceStep
 
-SCORE_PASSES = 4  # passes over the scores of a batch
-UPDATE_PASSES = 6  # passes over tables, their gradients and Adagrad's sums
-SMALL_OPERATIONS = 200  # operations of a step besides these, such as fetching rows
 CAPTURED_CALLS = 5  # operations that a CUDA graph starts in the time of one
 ALIGNED = 128  # products of other sizes may be slower, and tables are padded
 
@@ -97,7 +94,7 @@ def estimate_step(
     sampled_rows = recipe.loss.rows_per_batch(model, batch_size)
     if sampled_rows is not None:
         rows = math.ceil(sampled_rows / tables.num_holders)
-        candidates = math.ceil(getattr(recipe.loss, "num_negatives", 0) / tables.num_holders)
+        candidates = math.ceil((recipe.loss.num_candidates(batch_size) or 0) / tables.num_holders)
     if rates is None:
         rates = measure_rates(model.device, score_type, batch_size=batch_size, width=width)
     if engine.step in ("captured", "kernels"):

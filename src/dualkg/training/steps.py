@@ -11,7 +11,6 @@ from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.losses.base import BoundLoss
 from dualkg.losses.softmax import BoundSampledSoftmax
 from dualkg.models.base import Factors, Model
-from dualkg.models.paths import PathNetwork
 from dualkg.regularizers import Regularizer
 from dualkg.training.engines import Engine
 from dualkg.training.fused import OneVsAllFusedStep, SampledFusedStep, stream
@@ -209,9 +208,7 @@ def build_step(
 
     The fast ones take a bound `OneVsAll`, and kernels also a bound `SampledSoftmax`.
     """
-    if isinstance(model, PathNetwork):
-        model.compiled = engine.passes_messages
-        model.bf16 = engine.precision == "bf16"
+    model.use_kernels(compiled=engine.passes_messages, bf16=engine.precision == "bf16")
 
     def build(model: Model, optimizer: AnyOptimizer) -> Step:
         return _build_step(engine, model, loss, regularizer, optimizer)

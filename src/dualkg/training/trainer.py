@@ -33,11 +33,8 @@ from dualkg.evaluation.report import Report, evaluate
 from dualkg.files import check_type, read_text
 from dualkg.kernels.hardware import matmul_precision
 from dualkg.logs import describe_time_left, logger
-from dualkg.losses import OneVsAll
-from dualkg.losses.base import Loss
 from dualkg.losses.rejected import WithRejected, scores_of_rejected
 from dualkg.models.base import EmbeddingModel, Model
-from dualkg.models.paths import PathNetwork
 from dualkg.regularizers import Regularizer
 from dualkg.tables import Processes
 from dualkg.tables.processes import one_process
@@ -146,7 +143,7 @@ class Trainer:
         model.check_shape(graph.shape)
         model.read_graph(graph)
         check_regularizer(model, regularizer)
-        check_path_loss(model, recipe.loss)
+        recipe.loss.check_model(model.named)
         _check_tables(model, regularizer)
         self.group = group or one_process(model.device)
         self.store = store or FileStore()
@@ -160,7 +157,7 @@ class Trainer:
         self.on_progress = on_progress or (lambda event: None)
         self.callbacks = list(callbacks)
         # Path networks learn from accepted triples alone.
-        self.rejected = NO_TRIPLES if isinstance(model, PathNetwork) else graph.rejected
+        self.rejected = NO_TRIPLES if model.reads_graph else graph.rejected
         has_rejected = bool(len(self.rejected))
         check_placement(recipe, model, regularizer, has_rejected=has_rejected)
         self.engine = choose_engine(recipe, model, regularizer, has_rejected=has_rejected)
@@ -645,28 +642,6 @@ def check_regularizer(model: Model, regularizer: Regularizer) -> None:
             type(regularizer).__name__,
             f"regularizes embeddings, and {type(model.named).__name__} has none",
             advice="Train it without a regularizer.",
-        )
-
-
-def check_path_loss(model: Model, loss: Loss) -> None:
-    """Refuse a loss of dualkg that a path network cannot be trained with.
-
-    Only the triples of a batch are removed from its graph. Other answers of a query, and triples
-    whose relation is predicted, would be read from there.
-    """
-    if not isinstance(model.named, PathNetwork):
-        return
-    if isinstance(loss, OneVsAll):
-        for key in ("relation_weight", "dropout", "head_dropout"):
-            if getattr(loss, key):
-                reason = "applies to embeddings, and PathNetwork has none"
-                raise Unsupported(f"loss.{key}", reason, advice="Set it to 0.")
-    elif type(loss).__module__.startswith("dualkg."):
-        raise Unsupported(
-            type(loss).__name__,
-            "would show PathNetwork answers in the graph, of which only the triples of a batch "
-            "are removed",
-            advice="Train it with OneVsAll.",
         )
 
 

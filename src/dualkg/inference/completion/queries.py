@@ -7,10 +7,6 @@ from torch import Tensor
 
 from dualkg.inference.scoring import check_finite
 from dualkg.models.base import Model
-from dualkg.models.bilinear import BilinearModel
-from dualkg.models.ensemble import EnsembleModel
-from dualkg.models.inverse import InverseModel
-from dualkg.models.paths import PathNetwork
 from dualkg.tables.lookup import Side
 
 # Scores of a block: few enough for a CPU's cache, enough to keep a GPU busy.
@@ -37,25 +33,6 @@ def logsumexp(scores: Tensor, *, min_size: int = MIN_SCORES_FOR_NUMBA) -> Tensor
 def warm_up_kernels() -> None:
     """Load numba, which takes a second."""
     logsumexp(torch.zeros(1, 1), min_size=1)
-
-
-def _numbers_per_score(model: Model) -> int:
-    """Numbers held for each score of candidates: models that are not bilinear hold a vector.
-
-    A path network limits the queries that it answers at a time by itself.
-    """
-    if isinstance(model, EnsembleModel):
-        return max(_numbers_per_score(member) for member in model.members)
-    if isinstance(model, (BilinearModel, PathNetwork)):
-        return 1
-    return model.embedding.entities.shape[1]
-
-
-def _scores_all_at_once(model: Model) -> bool:
-    """Whether the scores of a few answers cost as much as those of all, as in a path network."""
-    if isinstance(model, EnsembleModel):
-        return any(_scores_all_at_once(member) for member in model.members)
-    return isinstance(model, (InverseModel, PathNetwork))
 
 
 class RelationQueries:
@@ -93,7 +70,7 @@ class RelationQueries:
         self.max_scores = max_scores
         self._on_block = on_block  # after each block of the cache
         self.block_size = max(1, max_scores // num_entities)  # queries
-        self._keeps = _scores_all_at_once(model) and num_entities**2 <= MAX_KEPT_SCORES
+        self._keeps = model.scores_all_at_once and num_entities**2 <= MAX_KEPT_SCORES
         self._kept: Tensor | None = None
         self._is_kept = torch.zeros(num_entities, dtype=torch.bool, device=model.device)
 
@@ -126,7 +103,7 @@ class RelationQueries:
         """The scores of some entities as answers, `(batch, num_answers)`."""
         if self._keeps:
             return self._kept_scores(given, answers)
-        numbers_per_query = max(1, len(answers) * _numbers_per_score(self.model))
+        numbers_per_query = max(1, len(answers) * self.model.numbers_per_score)
         block_size = max(1, self.max_scores // numbers_per_query)
 
         blocks = []
