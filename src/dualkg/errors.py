@@ -5,7 +5,6 @@ messages: similar ones, and characters that would change what is displayed.
 from __future__ import annotations
 
 import difflib
-import errno
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -292,29 +291,6 @@ class DamagedFile(RequestError):
         return f"{self.path} is damaged: {self.reason}. {advice}".rstrip()
 
 
-class NotRegularFile(OSError):
-    """A file to read is a pipe, a device or a socket, which may wait for ever or have no end."""
-
-    def __init__(self, path: object, kind: str) -> None:
-        super().__init__(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
-        self.path = path
-        self.kind = kind
-
-
-class FileTooLarge(OSError):
-    """A file to read is larger than it may be; `stored` are its bytes on the disk, if few."""
-
-    def __init__(self, path: object, size: int, *, limit: int, stored: int | None = None) -> None:
-        reason = f"it has {size:,} bytes, and at most {limit:,} are read"
-        if stored is not None:
-            reason = f"{reason}: it is sparse, and {stored:,} bytes are stored"
-        super().__init__(errno.EFBIG, reason, str(path))
-        self.path = path
-        self.size = size
-        self.limit = limit
-        self.stored = stored
-
-
 class Unsupported(RequestError):
     """Something that exists cannot be combined with something else.
 
@@ -358,36 +334,6 @@ class LockedError(RequestError):
     def message(self, words: Words = PYTHON) -> str:
         holder = self.holder or "another process"
         return f"{self.path} is being written by {holder}. Try again when that has ended."
-
-
-class FolderMoved(DualkgError):
-    """A folder that was being written was moved, removed or replaced.
-
-    `now` is where it is now, if that is known.
-    """
-
-    def __init__(self, path: object, *, now: object = None) -> None:
-        super().__init__()
-        self.path = path
-        self.now = now
-
-    def message(self, words: Words = PYTHON) -> str:
-        if self.now is None:
-            place = "It was removed, or where it is now is not known."
-        else:
-            place = f"It is {self.now} now; what was saved until then is there."
-        return (
-            f"{self.path} was moved, removed or replaced while it was being written, so nothing "
-            f"more was saved. {place}"
-        )
-
-
-class NameNotText(RequestError):
-    """A file or folder to write has a name that is no UTF-8, which JSON and libraries need."""
-
-    def __init__(self, path: object) -> None:
-        super().__init__(f"{path}: its name, or that of its folder, is not UTF-8.")
-        self.path = path
 
 
 class OutOfMemory(DualkgError):

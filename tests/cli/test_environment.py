@@ -14,8 +14,7 @@ import typer
 import dualkg as kg
 from dualkg.cli.main import REPORT_SECONDS, main
 from dualkg.data.errors import UnusableData
-from dualkg.errors import DualkgError, NameNotText, OutOfMemory, out_of_memory
-from dualkg.files import atomic_folder, atomic_write, locked
+from dualkg.errors import DualkgError, OutOfMemory, out_of_memory
 from dualkg.tables.barrier import OtherProcessFailed
 from dualkg.training import memory
 from dualkg.training.errors import InterruptedRunError
@@ -131,16 +130,6 @@ def test_a_process_under_torchrun_lets_another_report_the_error(
         main(failing(error))
     assert end.value.code == error.exit_code
     assert waited == ([REPORT_SECONDS] if waits else [])
-
-
-def test_a_name_that_is_no_text_is_not_written(tmp_path: Path) -> None:
-    path = tmp_path / NOT_TEXT
-    for write in (atomic_write, atomic_folder, locked):
-        with pytest.raises(NameNotText, match="is not UTF-8"), write(path):
-            pass
-        with pytest.raises(NameNotText), write(path / "run"):
-            pass
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -175,27 +175,6 @@ def test_a_decision_made_while_a_run_is_replaced_is_kept(folder, small_graph, mo
     assert list(DecisionStore(folder.decisions).load().values()) == [decision]
 
 
-# -- what a kill leaves ------------------------------------------------------
-
-
-def test_what_a_killed_process_left_is_removed_and_the_run_overwritten(folder, small_graph):
-    beside = folder.path.with_name(".run.abcd1234.tmp")
-    (beside / "graph").mkdir(parents=True)
-    left = folder.path / ".weights.safetensors.00_11_22.tmp"
-    left.write_bytes(b"half")
-    snapshot = folder.path.with_name(".run.snapshot")
-    snapshot.mkdir()
-    of_other_run = folder.path.with_name(".running.abcd1234.tmp")
-    of_other_run.mkdir()
-    assert check_run(folder.path)[0].temporary == [str(beside), str(left)]
-    kg.load_run(folder.path)
-    kg.train_recipe(RECIPE, graph=small_graph, out=folder.path, overwrite=True)
-    assert not beside.exists()
-    assert not left.exists()
-    assert snapshot.exists()
-    assert of_other_run.exists()
-
-
 # -- damage ------------------------------------------------------------------
 
 

@@ -218,13 +218,6 @@ def test_an_interrupted_update_leaves_the_record_unchanged(runs, tmp_path, monke
     assert (after.recipe, after.runs) == (before.recipe, before.runs)
 
 
-def test_what_a_killed_update_left_of_the_page_is_removed(runs, tmp_path):
-    record_runs([runs], tmp_path / "records" / "x")
-    (tmp_path / "records" / ".RESULTS.md.a_1b2c3d.tmp").write_text("half")
-    write_pages(tmp_path / "records", STUDIES.values())
-    assert sorted(path.name for path in (tmp_path / "records").iterdir()) == ["RESULTS.md", "x"]
-
-
 def test_the_table_of_the_readme_is_made_while_it_is_locked(runs, tmp_path):
     """Of two updates at once, the second reads the records of the first."""
     readme = tmp_path / "README.md"

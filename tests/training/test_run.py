@@ -358,26 +358,6 @@ def test_finished_seeds_are_not_repeated(tmp_path):
     assert not first.checkpoint.exists()
 
 
-def test_what_safetensors_leaves_when_it_is_killed_is_removed(tmp_path, monkeypatch):
-    """It writes a temporary file beside the one it is asked for."""
-    seen = []
-
-    def killed(tensors, path, metadata):
-        seen.append(Path(path).parent)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("dualkg.training.checkpoint.save_file", killed)
-    with pytest.raises(KeyboardInterrupt):
-        save_tensors({}, RunFolder(tmp_path / "run").checkpoint, about={})
-    assert seen[0].parent == tmp_path / "run"  # a folder of its own there
-    assert not seen[0].exists()
-    left = tmp_path / "run" / ".checkpoint.safetensors.a_1b2c3d.tmp"
-    left.mkdir()
-    (left / ".tmpqNJhc4").touch()
-    with locked(tmp_path / "run"):
-        assert not left.exists()
-
-
 @pytest.mark.parametrize(("argument", "value"), [("epochs", 0), ("batch_size", 0), ("seed", -1)])
 def test_invalid_arguments_of_train_are_refused(small_graph, argument, value):
     with pytest.raises(InvalidRecipe) as refused:

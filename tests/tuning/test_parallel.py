@@ -5,7 +5,6 @@ import os
 import shlex
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -17,8 +16,7 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from dualkg.errors import DamagedFile, FolderMoved, InvalidValue
-from dualkg.files import check_held, watched
+from dualkg.errors import DamagedFile, InvalidValue
 from dualkg.tuning import storage
 from dualkg.tuning.search import search
 from dualkg.tuning.space import space_from
@@ -26,7 +24,6 @@ from dualkg.tuning.storage import StorageNotOpened, open_storage, sqlite_url
 from dualkg.tuning.study import HEARTBEAT, Heartbeats, SearchStudy
 from dualkg.tuning.worker import Worker
 from tests.processes import COMMAND, FORKS, Started, until
-from tests.raising import refused
 
 SPACE = """
 [data]
@@ -457,19 +454,3 @@ def test_processes_share_a_study_in_postgresql(folder: Path, postgresql: str):
     assert states.count(("COMPLETE",)) == 6
     recipes = [(folder / out / "best.toml").read_text() for out in ("first", "second")]
     assert recipes[0] == recipes[1]
-
-
-def test_a_study_in_a_folder_that_took_the_name_is_not_opened(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    with refused(FolderMoved, path=out), watched(out):
-        check_held(out)
-        open_storage(sqlite_url(out / "study.db"))
-        out.rename(tmp_path / "moved")
-        shutil.copytree(tmp_path / "moved", out)
-        with refused(FolderMoved):
-            storage._connect(out / "study.db")
-        (out / "study.db").unlink()
-        with pytest.raises(sqlite3.OperationalError):
-            storage._connect(out / "study.db")
-    assert not list(out.iterdir())

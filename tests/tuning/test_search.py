@@ -16,7 +16,6 @@ import dualkg as kg
 from dualkg.cli.main import main
 from dualkg.errors import (
     DamagedFile,
-    FolderMoved,
     InvalidValue,
     MissingExtra,
     PathExists,
@@ -27,7 +26,6 @@ from dualkg.tuning.search import SearchInterrupted, search
 from dualkg.tuning.space import space_from
 from dualkg.tuning.storage import StorageNotOpened, open_storage, sqlite_url
 from dualkg.tuning.study import DifferentSearch, trials_by_slot
-from tests.raising import refused
 
 BASE = {"model": {"name": "CP", "dim": 4}, "training": {"epochs": 2, "batch_size": 100}}
 
@@ -116,21 +114,6 @@ def test_unpromising_trials_are_pruned(small_graph, tmp_path):
     assert {row.state for row in whole.trials} == {"finished"}
     assert set(whole.importance) == set(choices)
     assert sum(whole.importance.values()) == pytest.approx(1, abs=1e-3)
-
-
-def test_a_folder_that_takes_the_name_of_a_search_is_left_as_it_is(small_graph, tmp_path):
-    out = tmp_path / "search"
-
-    def swap(event):
-        if not (tmp_path / "moved").exists():
-            out.rename(tmp_path / "moved")
-            out.mkdir()
-            (out / "mine").touch()
-
-    with refused(FolderMoved, path=out):
-        search(FOUR, out=out, graph=small_graph, on_progress=swap)
-    assert [file.name for file in out.iterdir()] == ["mine"]
-    assert (tmp_path / "moved" / "study.db").exists()
 
 
 def test_error_of_a_failed_trial_is_saved_and_the_search_continues(small_graph, tmp_path):

@@ -253,11 +253,6 @@ def check(run: cli.RunPath) -> cli.Output:
             cli.stdout.print(f"\n{sentence.in_words(COMMAND)}", soft_wrap=True, markup=False)
         if of_run.written_by:
             cli.note(f"{of_run.run} is being written by {of_run.written_by}.")
-        if of_run.temporary:
-            cli.note(
-                "Temporary files of killed processes, removed by the next training or calibration "
-                f"here: {', '.join(of_run.temporary)}."
-            )
         if not of_run.finished:
             cli.note(f"The run {of_run.run} is not finished.")
     cli.note("All files are good." if ok else "Files are damaged.", style=None)

@@ -25,10 +25,13 @@ import pyarrow as pa
 
 from dualkg.data.errors import DamagedData, ExpandsTooMuch, FileMissing, UnusableData
 from dualkg.errors import DataError, InvalidValue, close_matches
-from dualkg.files import expansion_limit, open_regular, regular_file
+from dualkg.files import open_regular, regular_file
 
 BUFFER_SIZE = 1 << 20
 MAX_SIZE = 16 << 30  # bytes that a file may expand to
+# The bytes that a file may expand to, in all and for each byte that is stored.
+FREE_SIZE = 16 << 20
+MAX_RATIO = 100
 IN_MEMORY = 256 << 20  # bytes of an archive; larger ones are decompressed into a temporary file
 
 COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
@@ -182,6 +185,11 @@ def parse_size(size: int | str) -> int:
 
     power = " kmgt".index(match[2] or " ")
     return int(float(match[1]) * 1024**power)
+
+
+def expansion_limit(stored: int) -> int:
+    """The bytes that a file may expand to, by those that are stored."""
+    return max(FREE_SIZE, MAX_RATIO * stored)
 
 
 def _size_limit(path: Path, max_size: int | str | None) -> int:

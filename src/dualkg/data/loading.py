@@ -41,7 +41,7 @@ from dualkg.data.inspection import many_relations
 from dualkg.data.readers import find_reader, holds_triples, one_source, only_triples
 from dualkg.data.splits import Splitting, graph_fields, parse_split
 from dualkg.data.text import read_labels
-from dualkg.errors import FolderMoved, Sentence, Unsupported, close_matches
+from dualkg.errors import Sentence, Unsupported, close_matches
 
 BUNDLED = "world"
 READING = 4  # increased when the same bytes are read in another way
@@ -170,7 +170,7 @@ def _read_or_load(request: _Request, cached: Path) -> Graph:
     # A graph that is damaged, or of an older version, is written again.
     shutil.rmtree(cached, ignore_errors=True)
     graph = _read(request)
-    with suppress(OSError, FolderMoved):  # loading works without a writable cache
+    with suppress(OSError):  # loading works without a writable cache
         save_graph(graph, cached)
     if graph.is_mapped and cached.exists():
         # Its temporary files take as much disk as the cache, and memory while they are read.

@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dualkg.data.archives import expansion_limit
 from dualkg.data.errors import UnusableData
-from dualkg.files import expansion_limit, open_regular
+from dualkg.files import open_regular
 
 MAX_HEADER = 1 << 20  # bytes
 MAX_FOOTER = 1 << 24

@@ -18,11 +18,12 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from dualkg.data.archives import expansion_limit
 from dualkg.data.graph import Graph, Split
 from dualkg.data.parquet_files import read_parquet
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, InvalidValue, RequestError
-from dualkg.files import expansion_limit, read_bytes, regular_file
+from dualkg.files import read_bytes, regular_file
 
 Ids = npt.NDArray[np.int64]
 PARTS = ("head", "relation", "tail")

@@ -14,7 +14,7 @@ from dualkg.data.graph import SPLITS
 from dualkg.errors import PYTHON, DamagedFile, DualkgError, RequestError, Words
 from dualkg.evaluation.report import load_ranks
 from dualkg.extras import UntrustedCode
-from dualkg.files import exists, lock_holder, read_json, strays
+from dualkg.files import exists, lock_holder, read_json
 from dualkg.inference.calibration import NOT_BOUND, load_calibration, priors_damage
 from dualkg.inference.decisions import DecisionStore
 from dualkg.tables.processes import one_process
@@ -85,15 +85,13 @@ class Advice:
 class RunCheck:
     """The files of a run, and what to do about those that are damaged.
 
-    `written_by` is the process that holds the lock. `temporary` are files that killed processes
-    left, which the next command that writes the run removes.
+    `written_by` is the process that holds the lock.
     """
 
     run: str
     finished: bool
     written_by: str | None
     files: list[FileCheck]
-    temporary: list[str]
     advice: list[Advice]
 
     @property
@@ -136,7 +134,6 @@ def _check(folder: RunFolder, words: Words) -> RunCheck:
         finished=folder.finished,
         written_by=lock_holder(folder.path),
         files=checks,
-        temporary=[str(stray) for stray in strays(folder.path)],
         advice=_advice(folder, checks),
     )
 

@@ -8,7 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from dualkg.errors import DualkgError, FolderMoved, RequestError, out_of_memory
+from dualkg.errors import DualkgError, RequestError, out_of_memory
 from dualkg.serve.errors import (
     BusyError,
     DecisionsRefused,
@@ -125,7 +125,7 @@ def _reply_to_own(error: DualkgError) -> ErrorReply:
             return ErrorReply(400, message)
         case BusyError():
             return ErrorReply(503, message, headers=RETRY)
-        case ServedFolderGone() | FolderMoved():
+        case ServedFolderGone():
             return ErrorReply(503, message)
     return ErrorReply(500, message)
 

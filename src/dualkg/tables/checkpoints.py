@@ -9,7 +9,6 @@ from dualkg.errors import DamagedFile
 from dualkg.files import (
     check_type,
     file_damage,
-    make_folder,
     read_json,
     remove,
     sync,
@@ -38,11 +37,11 @@ class CheckpointFolder:
 
     def start(self, about: dict[str, Any]) -> None:
         """Before the first step there are no tensors."""
-        make_folder(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.pointer, {"when": "start", **about})
 
     def _folders(self) -> list[Path]:
-        make_folder(self.path)
+        self.path.mkdir(parents=True, exist_ok=True)
         return [folder for folder in self.path.iterdir() if folder.name.isdigit()]
 
     def next_folder(self) -> Path:

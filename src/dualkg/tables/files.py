@@ -47,13 +47,10 @@ def start_checkpoint(
     from torch.distributed.checkpoint import hf_storage, state_dict_saver  # It takes a second.
     from torch.distributed.checkpoint.api import CheckpointException
 
-    from dualkg.tables.held_storage import HeldFiles
-
     as_part = _parts_of_tables(shard)
     names = set(divided)
     state = {name: as_part(tensor) if name in names else tensor for name, tensor in tensors.items()}
     writer = hf_storage.HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
-    writer.fs = HeldFiles()
     if group is None:
         written: Future[Any] = Future()
         # It warns that there is no process group, which cannot be ignored in one thread alone.

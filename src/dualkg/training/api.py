@@ -18,7 +18,7 @@ from dualkg.data.graph import Graph, GraphShape, Split
 from dualkg.data.loading import load_graph
 from dualkg.errors import InvalidValue, RequestError, Sentence, Unsupported
 from dualkg.evaluation.report import Report, evaluate
-from dualkg.files import locks
+from dualkg.files import folder_check, locks
 from dualkg.logs import ProgressLog
 from dualkg.losses import LOSSES, Loss
 from dualkg.models import MODELS
@@ -506,12 +506,15 @@ def finish(
         path,
         epoch=trainer.progress.epoch,
     )
+    check_folder = folder_check(path) if path and trainer.group.first else lambda: None
     started: list[Callback] = []
     try:
         for callback in trainer.callbacks:
             callback.on_start(info)
             started.append(callback)
         run = _train_and_evaluate(trainer, path)
+        if path:
+            trainer.group.on_first(check_folder)
         if save is not None:
             save(run)
         elif folder:

@@ -30,21 +30,17 @@ from dualkg.errors import (
     PYTHON,
     DivergedError,
     DualkgError,
-    FolderMoved,
     InvalidValue,
     RequestError,
     Unsupported,
     Words,
 )
 from dualkg.files import (
-    check_held,
     file_record,
-    is_held,
     locked,
     read_text,
     remove,
     sync,
-    watched,
 )
 from dualkg.models.base import Model
 from dualkg.tables import Processes, Shard, ShardedTables
@@ -151,7 +147,7 @@ def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
     try:
         yield replace(group, barrier=Barrier(store, group.index, group.count))
         has_failed = False
-    except (InterruptedRunError, DivergedError, FolderMoved) as error:
+    except (InterruptedRunError, DivergedError) as error:
         # All processes raise it at once, and the first reports it.
         has_failed = False
         error.silent = not group.first
@@ -227,14 +223,7 @@ def _reason(error: Exception) -> str:
 
 def group_lock(group: Processes, path: Path) -> AbstractContextManager[Any]:
     """The lock of a run folder, which process 0 holds for all."""
-    return locked(path) if group.first else watched(path)
-
-
-def check_folder(group: Processes, path: Path, *, is_moved: bool = False) -> None:
-    """Refuse in all processes to write a folder that was moved, if one of them sees it."""
-    if group.any(is_moved or not is_held(path)):
-        check_held(path)
-        raise FolderMoved(path)
+    return locked(path if group.first else None)
 
 
 def group_shard(group: Processes, graph: Graph) -> Shard:
@@ -311,7 +300,6 @@ class FolderStore(CheckpointStore):
             for name, value in members.items():
                 tensors[f"{group}/{name}"] = value.detach().to("cpu", copy=True)
         divided = [key for key, value in tensors.items() if self._is_divided(key, value.shape)]
-        check_folder(self.group, path)
         checkpoint = CheckpointFolder(path, self.group)
         folder = checkpoint.next_folder()
         written = start_checkpoint(
@@ -359,19 +347,7 @@ class FolderStore(CheckpointStore):
             return 0.0
         checkpoint, folder, about, future = self._writing
         self._writing = None
-
-        def finished_shard() -> _Shard | None:
-            """None if the folder was moved, which all processes have to know."""
-            try:
-                return future.result()
-            except (OSError, FolderMoved):
-                if is_held(checkpoint.path):
-                    raise
-                return None
-
-        shard = self.group.together(finished_shard)
-        check_folder(self.group, checkpoint.path, is_moved=shard is None)
-        assert shard is not None
+        shard = self.group.together(future.result)
         records = checkpoint.gather_records(folder, shard.record)
         self.group.on_first(partial(checkpoint.point_to, folder, about, records))
         return shard.seconds
@@ -688,7 +664,6 @@ def _finish(trainer: Trainer, folder: RunFolder, on_start: OnStart | None) -> Tr
 def _save_results(trainer: Trainer, folder: RunFolder, run: TrainedRun) -> None:
     """All processes write their rows, and the first also all that is not divided."""
     group = trainer.group
-    check_folder(group, folder.path)
     if trainer.model.tables.has_all_entities:
         group.on_first(partial(folder.finish, run))
         return

@@ -629,7 +629,6 @@ def gather(path: str | Path, *, trust_code: bool = False) -> TrainedRun:
     return run
 
 
-@files.rereads("path")
 def load_single_run(path: str | Path, *, trust_code: bool = False) -> TrainedRun:
     """Load a finished run that is no ensemble; `load_run` loads both.
 

@@ -17,7 +17,7 @@ import torch
 
 from dualkg.data.graph import Graph
 from dualkg.errors import PYTHON, DualkgError, Words
-from dualkg.files import create_file, read_text, remove
+from dualkg.files import read_text, remove
 from dualkg.training.checkpoint import Progress, save_tensors
 from dualkg.training.errors import InterruptedRunError
 from dualkg.training.recipe import Recipe
@@ -123,7 +123,7 @@ def _run(command: Sequence[str], *, log: Path, on_wait: Callable[[], None]) -> i
     remove(log)
     with (
         shutdown.listening(),
-        create_file(log) as file,
+        log.open("wb") as file,
         subprocess.Popen(
             wrapped, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file
         ) as process,

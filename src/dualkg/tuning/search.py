@@ -30,7 +30,7 @@ from dualkg.errors import (
     Words,
 )
 from dualkg.extras import optional_import
-from dualkg.files import check_held, locked, watched
+from dualkg.files import locked
 from dualkg.logs import ProgressLog, TimeLeft
 from dualkg.training.api import choose_device, load_recipe_graph
 from dualkg.training.errors import InterruptedRunError
@@ -156,18 +156,15 @@ def search(
         "folder": out.resolve(),
         "heartbeats": heartbeats,
     }
-    with watched(out):
-        check_held(out)  # from now on
-        try:
-            worker = Worker(graph, **options, where=where, on_progress=report)
-            result, interrupted = _finish(worker, jobs, options)
-        except (StorageInternalError, json.JSONDecodeError) as error:
-            check_held(out)
-            raise _storage_error(where, error) from None
+    try:
+        worker = Worker(graph, **options, where=where, on_progress=report)
+        result, interrupted = _finish(worker, jobs, options)
+    except (StorageInternalError, json.JSONDecodeError) as error:
+        raise _storage_error(where, error) from None
 
-        # Processes that share the study end at the same time, and may share the folder too.
-        with locked(out, wait=True):
-            result.write(out)
+    # Processes that share the study end at the same time, and may share the folder too.
+    with locked(out, wait=True):
+        result.write(out)
     if interrupted:
         raise SearchInterrupted(result.num_done, space.num_trials)
     return result
@@ -282,9 +279,7 @@ def _run_worker(path: Path, num_threads: int, options: dict[str, Any]) -> None:
 
     torch.set_num_threads(num_threads)
     try:
-        with watched(options["folder"]):
-            check_held(options["folder"])  # from now on
-            Worker(load_saved_graph(path), **options).run()
+        Worker(load_saved_graph(path), **options).run()
     except (InterruptedRunError, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
     except DualkgError as error:

@@ -24,7 +24,7 @@ from optuna.storages.journal import (
 )
 
 from dualkg.errors import PYTHON, DamagedFile, InvalidValue, MissingExtra, RequestError, Words
-from dualkg.files import atomic_write, check_held, locked, regular_file
+from dualkg.files import atomic_write, locked, regular_file
 
 SQLITE_TIMEOUT_SECONDS = 60  # how long a process waits for another one that writes
 OPENING_ATTEMPTS = 5
@@ -134,22 +134,13 @@ def _open_sqlite(url: str, database: str | None) -> StudyStorage:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Open an SQLite file that exists, and not one in a folder that took the name of that held.
-
-    Once it is open, SQLite refuses to write a file that was moved.
-    """
-    connection = sqlite3.connect(
+    """Open an SQLite file that exists. Once it is open, SQLite refuses to write a moved file."""
+    return sqlite3.connect(
         f"file:{quote(os.fsencode(path))}?mode=rw",
         uri=True,
         timeout=SQLITE_TIMEOUT_SECONDS,
         check_same_thread=False,
     )
-    try:
-        check_held(path)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def _create_sqlite(path: Path) -> None:

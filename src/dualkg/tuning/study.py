@@ -14,7 +14,7 @@ import optuna
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from dualkg.errors import PYTHON, FolderMoved, RequestError, Words
+from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.tuning.results import DONE, TrialResult, TuningProgress, TuningResult
 from dualkg.tuning.space import SearchSpace
 from dualkg.tuning.storage import StudyStorage
@@ -199,8 +199,8 @@ class SearchStudy:
                     trial.set_user_attr(HEARTBEAT, time.time())
                 except UpdateFinishedTrialError:
                     return  # another process took the trial for lost
-                except (StorageInternalError, FolderMoved):
-                    pass  # the connection may be back; that the folder is gone, the search sees
+                except StorageInternalError:
+                    pass  # the connection may be back
                 if ended.wait(self.heartbeats.interval):
                     return
 

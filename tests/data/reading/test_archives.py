@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import dualkg as kg
-from dualkg import files
 from dualkg.data import archives
 from dualkg.data.archives import find_sources
 from dualkg.data.encoding import read_triples
@@ -88,7 +87,7 @@ def test_a_file_without_read_permission_is_an_error(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(files.reads.os, "open", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(DataError) as caught:
         one_source(path)
     assert (
@@ -202,7 +201,7 @@ LINES = b"a\tr\tb\n" * 200_000  # 1.2 MB, which compress to a few kB
 
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files.reads, "FREE_SIZE", 1 << 20)
+    monkeypatch.setattr(archives, "FREE_SIZE", 1 << 20)
 
 
 @pytest.mark.parametrize("name", [f"mine.tsv{kind}" for kind in archives.COMPRESSIONS])

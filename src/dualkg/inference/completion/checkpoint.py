@@ -13,7 +13,6 @@ from torch import Tensor
 
 from dualkg.data.graph import SPLITS
 from dualkg.errors import PYTHON, DualkgError, RequestError, Words
-from dualkg.files import remove_strays
 from dualkg.inference.completion.candidates import CandidateFilter
 from dualkg.inference.completion.search import NEW_TRIPLE, SearchState
 from dualkg.models.base import Model
@@ -104,7 +103,6 @@ class SearchCheckpoint:
         return replace(state, triples=triples, num_done=num_done, cache=cache)
 
     def _read(self) -> SearchState:
-        remove_strays(self.path, inside=False)
         if not self.path.exists():
             return self._start
         try:
