@@ -12,7 +12,7 @@ EXTRAS = {
     "optuna": "search",
     "faiss": "index",
     **dict.fromkeys(("matplotlib", "scikit-learn", "scipy", "openTSNE"), "analysis"),
-    **dict.fromkeys(("fastapi", "uvicorn", "jinja2", "prometheus-client", "rapidfuzz"), "serve"),
+    **dict.fromkeys(("fastapi", "uvicorn", "jinja2", "prometheus-client"), "serve"),
     **dict.fromkeys(("tensorboard", "mlflow", "wandb"), "tracking"),
 }
 _trusted: ContextVar[bool] = ContextVar("trusted", default=False)

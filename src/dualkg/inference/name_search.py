@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.extras import optional_import
 
 MatchType = Literal["exact", "prefix", "word", "substring", "fuzzy"]
 ORDER: dict[MatchType, int] = {"exact": 0, "prefix": 1, "word": 2, "substring": 3, "fuzzy": 4}
@@ -120,9 +119,8 @@ class NameSearch:
         """
         if len(text) > MAX_FUZZY_LENGTH:
             return []
-        with optional_import("rapidfuzz", purpose="Searching for names"):
-            from rapidfuzz.distance import Levenshtein
-            from rapidfuzz.process import cdist
+        from rapidfuzz.distance import Levenshtein
+        from rapidfuzz.process import cdist
 
         def edits(names: list[str], length: int, cutoff: int) -> Any:
             prefixes = [name[:length] for name in names]
