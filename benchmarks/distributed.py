@@ -304,8 +304,7 @@ def take_steps(choices: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     from dualkg.errors import RequestError
-    from dualkg.training.distributed import processes, time_of_step
-    from dualkg.training.step_time import estimate_step
+    from dualkg.training.distributed import processes
 
     recipe = recipe_of_steps(choices)
     figures: dict[str, Any] = {}
@@ -322,8 +321,6 @@ def take_steps(choices: argparse.Namespace) -> None:
         except RequestError as error:
             figures["refused"] = str(error)
         else:
-            figures["estimated_seconds"] = estimate_step(recipe, trainer.model, trainer.engine)
-            figures["told_seconds"] = group.largest(time_of_step(trainer))[0]
             figures |= _timed(trainer, choices.steps)
             if choices.checkpoint:
                 figures["checkpoint"] = _checkpoint(trainer, Path(folder) / "checkpoint")
@@ -588,10 +585,27 @@ def all_reduced_bytes(batch_size: int, width: int) -> int:
     return 4 * (3 * batch_size * width + 2 * batch_size)
 
 
+class Rates(NamedTuple):
+    """What a device does in a second: operations of products, and bytes read or written."""
+
+    operations: float
+    bytes: float
+
+
+def step_seconds(
+    rates: Rates, *, batch_size: int, candidates: int, rows: int, width: int, score_bytes: int
+) -> float:
+    """Seconds of three products, and of passes over scores, tables and their gradients."""
+    from dualkg.models.base import SCORE_PASSES, UPDATE_PASSES
+
+    operations = 6 * batch_size * candidates * width
+    of_scores = SCORE_PASSES * batch_size * candidates * score_bytes
+    of_tables = UPDATE_PASSES * 4 * rows * width
+    return operations / rates.operations + (of_scores + of_tables) / rates.bytes
+
+
 def divided_seconds(rates: Any, job: dict[str, Any], *, num_processes: int) -> float:
     """Seconds of what is divided over processes, by the formula."""
-    from dualkg.training.step_time import step_seconds
-
     batch_size = job["batch"]
     candidates = rows = job["entities"]
     if job["negatives"]:
@@ -663,8 +677,6 @@ def compare_costs(choices: argparse.Namespace) -> dict[str, Any]:
     The rates are those of `measurement.py`, the trainings those of `training.py`, and the steps
     those of `steps`.
     """
-    from dualkg.training.step_time import Rates, step_seconds
-
     ceilings = json.loads((RESULTS / "ceilings.json").read_text())
     trainings = json.loads((RESULTS / "training.json").read_text())
     results = json.loads((RESULTS / "distributed.json").read_text())

@@ -16,9 +16,8 @@ from dualkg.cli.main import REPORT_SECONDS, main
 from dualkg.data.errors import UnusableData
 from dualkg.errors import DualkgError, OutOfMemory, out_of_memory
 from dualkg.tables.barrier import OtherProcessFailed
-from dualkg.training import memory
 from dualkg.training.errors import InterruptedRunError
-from tests.conftest import CommandResult, graph_of
+from tests.conftest import CommandResult
 from tests.raising import check_error, refused
 
 NOT_TEXT = "o\udcffx"  # the byte 0xff, as Python reads it from a command line
@@ -75,19 +74,6 @@ def test_a_command_that_is_refused_memory_says_so(
     )
     with pytest.raises(RuntimeError, match="a mistake"):
         main(failing(RuntimeError("a mistake")))
-
-
-def test_the_limit_of_a_process_is_part_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `ulimit -v` sets it, so that a training that does not fit is refused before it starts."""
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**40, 2**40))
-    free = memory._free_in_process()
-    assert 0 < free < 2**40
-    assert memory._free_in_process(Path("/nowhere")) == float("inf")
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1, 1))
-    assert memory._free_in_process() == 0
-    graph = graph_of([(0, 0, 1), (1, 0, 2)])
-    with pytest.raises(memory.NotEnoughMemory):
-        kg.train(kg.ComplEx(graph.shape, dim=4), graph, epochs=1)
 
 
 def test_a_limit_below_what_libraries_reserve_is_refused(

@@ -1,7 +1,6 @@
 """Training with decisions: accepted facts are training triples, rejected ones hard negatives."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from dualkg.errors import InvalidValue
 from dualkg.evaluation import evaluate
 from dualkg.losses.rejected import WithRejected, unlikelihood
 from dualkg.tables.local import LocalScores
-from dualkg.training.trainer import Trainer
 from tests.conftest import graph_of
 from tests.raising import refused
 
@@ -178,16 +176,3 @@ def test_steps_take_turns_on_many_rejected_triples(small_graph):
     assert len(drawn) == 128
     assert torch.equal(drawn, again)
     assert not torch.equal(drawn, other)
-
-
-def test_the_memory_that_is_told_has_the_scores_of_rejected_triples(small_graph):
-    recipe = kg.Recipe().with_changes({"model.dim": 4, "training.engine": "reference"})
-    needs = []
-    for num_rejected in (0, 5, 300):
-        triples = np.zeros((num_rejected, 3), np.int32)
-        graph = replace(small_graph, rejected=triples)
-        trainer = Trainer.of_recipe(recipe, graph, device=torch.device("cpu"))
-        needs.append(trainer.need.fixed)
-    scores = 4 * trainer.model.score_arrays * len(small_graph.entities)
-    assert needs[1] - needs[0] == 2 * 5 * scores
-    assert needs[2] - needs[0] == 2 * 128 * scores

@@ -222,18 +222,6 @@ def test_an_optimizer_of_your_own_trains_from_python_and_is_saved(small_graph, t
     assert loaded.recipe.optimizer == optimizer
 
 
-def test_the_memory_of_an_optimizer_of_your_own_is_predicted(small_graph):
-    from dualkg.training.trainer import Trainer
-
-    def fixed(optimizer):
-        model = kg.ComplEx(small_graph.shape, dim=4)
-        recipe = Recipe(optimizer=optimizer)
-        return Trainer(model, small_graph, recipe, kg.NoRegularizer()).need.fixed
-
-    assert fixed(RMSprop()) == fixed(Adagrad())
-    assert fixed(SGD()) < fixed(Adagrad()) < fixed(Adam())
-
-
 def test_a_registered_optimizer_is_a_short_name(small_graph, monkeypatch):
     monkeypatch.setitem(OPTIMIZERS._registered, "RMSprop", RMSprop)
     recipe = Recipe().with_changes({"optimizer.name": "rmsprop"})

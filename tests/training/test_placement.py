@@ -9,10 +9,6 @@ from dualkg.tables import HostTables, LocalTables
 from dualkg.training.engines import EngineUnavailable
 from dualkg.training.memory import (
     RANKING_BYTES,
-    NotEnoughHostMemory,
-    NotEnoughMemory,
-    bytes_of_copies,
-    bytes_on_host,
 )
 from dualkg.training.placement import bytes_of_weights, choose_tables
 from dualkg.training.trainer import Trainer
@@ -132,35 +128,3 @@ def test_the_engine_says_where_tables_are():
     assert trainer.describe_engine().endswith(", entity tables in host memory")
     ordinary = Trainer.of_recipe(recipe_of(), graph, device=CPU)
     assert "host memory" not in ordinary.describe_engine()
-
-
-def test_bytes_of_copies_by_hand():
-    """20 heads, 20 tails and 10 negatives; 10 batches."""
-    recipe = recipe_of(training__entity_tables="host")
-    model = recipe.model.build(SHAPE, seed=0, tables=HostTables(1000))
-    copies = 10 * 50 * (6 + 6) * 4 + 8 * 1000
-    assert bytes_of_copies(recipe, model, 20) == copies
-    by_row = recipe.with_changes({"optimizer.sums": "rows"})
-    assert bytes_of_copies(by_row, model, 20) == 10 * 50 * (6 + 1) * 4 + 8 * 1000
-    # Beside them, Adagrad's sums of single elements or of rows.
-    assert bytes_on_host(recipe, model) == 2 * copies + 4 * 6 * 1000
-    averaged = recipe.with_changes({"optimizer.average_from": 0.5})
-    assert bytes_on_host(averaged, model) == 2 * copies + 2 * 4 * 6 * 1000
-    ordinary = recipe.model.build(SHAPE, seed=0)
-    assert bytes_of_copies(recipe, ordinary, 20) == 0
-
-
-def test_a_batch_whose_copies_do_not_fit_is_refused():
-    graph = graph_of([(i, 0, i + 1) for i in range(30)])
-    recipe = recipe_of(training__entity_tables="host", model__dim=2**18, loss__num_negatives=10**8)
-    with pytest.raises(NotEnoughMemory):
-        Trainer.of_recipe(recipe, graph, device=CPU)
-
-
-def test_the_sentence_of_too_little_host_memory():
-    error = NotEnoughHostMemory(needed=3 * 2**30, available=2**30)
-    assert str(error) == (
-        "Adagrad's sums and copies of rows would need 3.00 GiB of the memory of this machine in "
-        "addition to the entity tables, and 1.00 GiB are free. Choose a smaller dim, or "
-        "optimizer.sums = rows, which needs less."
-    )

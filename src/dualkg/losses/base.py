@@ -100,12 +100,6 @@ class Loss(Settings, ABC):
         """
         return False
 
-    def numbers_per_example(self, model: Model, batch_size: int) -> int:
-        """An upper bound of the numbers that autograd stores for an example, to predict memory: all
-        scores.
-        """
-        return (1 if model.reciprocal else 2) * model.score_arrays * model.tables.num_rows
-
     def rows_per_batch(self, model: Model, batch_size: int) -> int | None:
         """The most rows of an entity table that a batch reads, or None: all of them."""
         return None

@@ -88,11 +88,6 @@ class SampledLoss(Loss):
     def num_candidates(self, batch_size: int) -> int:
         return batch_size if self.sampler == "in-batch" else self.num_negatives
 
-    def numbers_per_example(self, model: Model, batch_size: int) -> int:
-        num = batch_size if self.sampler == "in-batch" else self.num_negatives
-        num *= 2 if self.corruption == "both" else 1
-        return num * numbers_per_negative(model, shared=self.sampler != "uniform", integers=10)
-
     def rows_per_batch(self, model: Model, batch_size: int) -> int:
         """Heads and tails, which a corrupted part reads again, and negatives."""
         num = batch_size if self.sampler == "in-batch" else self.num_negatives
@@ -106,14 +101,6 @@ def check_batch_size(batch_size: int) -> None:
             "negatives are drawn by what a batch holds, and a triple alone would draw the same "
             "in every epoch, so training.batch_size should be at least 2; it is 1"
         )
-
-
-def numbers_per_negative(model: Model, *, shared: bool, integers: int) -> int:
-    """Its score, integers to draw it by, and copies of its vector unless a batch shares it."""
-    if shared and model.shares_candidates:
-        return integers + 2 * model.score_arrays
-    copies = 3 if model.score_form == "products" else 8
-    return 14 + copies * model.embedding.entities.shape[1]
 
 
 def rows_of_negatives(model: Model, batch_size: int, num: int, *, shared: bool) -> int:

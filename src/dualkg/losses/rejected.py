@@ -38,12 +38,6 @@ class WithRejected:
         return self.rejected[places % number]
 
 
-def scores_of_rejected(model: Model, num_rejected: int) -> int:
-    """An upper bound of the numbers that autograd stores for rejected triples: all scores."""
-    num_queries = 2 * min(num_rejected, MAX_DRAWN)
-    return num_queries * model.score_arrays * model.tables.num_rows
-
-
 def unlikelihood(model: Model, triples: Tensor) -> Tensor:
     """The mean of −log (1 − p) over triples `(n, 3)` and both of their queries."""
     heads, relations, tails = triples.unbind(1)

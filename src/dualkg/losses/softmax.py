@@ -20,7 +20,6 @@ from dualkg.losses.base import LOSSES, Loss
 from dualkg.losses.negative_sampling import (
     Draws,
     check_batch_size,
-    numbers_per_negative,
     rows_of_negatives,
 )
 from dualkg.losses.queries import QueryGroups, TrainingAnswers
@@ -181,10 +180,6 @@ class KvsAll(Loss):
     def has_fixed_shapes(self, *, reciprocal: bool) -> bool:
         return reciprocal
 
-    def numbers_per_example(self, model: Model, batch_size: int) -> int:
-        at_answers = 2 * model.tables.num_rows
-        return super().numbers_per_example(model, batch_size) + at_answers
-
 
 @LOSSES.register
 class SampledSoftmax(Loss):
@@ -262,11 +257,6 @@ class SampledSoftmax(Loss):
 
     def num_candidates(self, batch_size: int) -> int:
         return self.num_negatives
-
-    def numbers_per_example(self, model: Model, batch_size: int) -> int:
-        sides = 1 if model.reciprocal else 2
-        per_negative = numbers_per_negative(model, shared=self.shared, integers=4)
-        return sides * self.num_negatives * per_negative
 
     def rows_per_batch(self, model: Model, batch_size: int) -> int:
         """Heads, tails and negatives."""

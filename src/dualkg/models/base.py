@@ -174,8 +174,6 @@ class Model(nn.Module, ABC):
         torch.Size([1])
     """
 
-    # Arrays of batch × entities that autograd keeps of all scores and their softmax.
-    score_arrays = 3
     # Whether scores are computed from the training triples of a graph, and not from embeddings.
     reads_graph = False
     # Whether the score of one answer to a query costs as much as the scores of all.

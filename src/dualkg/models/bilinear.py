@@ -105,8 +105,6 @@ class Dual(Model):
         True
     """
 
-    score_arrays = 5
-
     def __init__(self, primal: BilinearModel, side: Side = "tail") -> None:
         if side not in ("tail", "head"):
             raise InvalidValue("side", expected="'tail' or 'head'", found=side)

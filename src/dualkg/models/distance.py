@@ -497,7 +497,6 @@ class HAKE(AngleModel):
     maps_both_sides = True
     euclidean = False
     capturable = True
-    score_arrays = 8
     numbers_per_coordinate = 2
     score_text = WholeText(
         "−a ‖h′ ∘ (m + b) − t′ ∘ (1 − b)‖₂ − c Σ |sin((h″ + r″ − t″) / 2)|, with m = |r′|, b "
@@ -642,7 +641,6 @@ class MuRP(DistanceModel):
     euclidean = False
     num_biases = 2
     capturable = True
-    score_arrays = 20
     score_text = WholeText(
         "−d(R h, t ⊕ r)² + b_h + b_t in the Poincaré ball; a stored vector v is the point "
         "tanh(‖v‖) v / ‖v‖, ⊕ is Möbius addition, and R is diagonal",

@@ -77,7 +77,6 @@ class PartialModel(Model):
     def __init__(self, model: Model) -> None:
         super().__init__(model.shape, reciprocal=model.reciprocal)
         self.model = model
-        self.score_arrays = model.score_arrays
 
     @property
     def whole(self) -> Model:

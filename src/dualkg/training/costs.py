@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,12 +26,10 @@ NOMINAL = {
     "cuda": Work(operations=4.0e14, bytes=3e12, calls=1e6),
 }
 SMALL = GraphShape(2, 1)  # of a model that is made to compute its work
-MAX_MEASURED_BYTES = 2**31  # of tables that are made or copied only to time some steps
-SECONDS_TO_MEASURE = 1.0
-MAX_MEASURED_STEPS = 20
+MAX_MEASURED_BYTES = 2**31  # of tables that are made only to time some steps
+NUM_STEPS = 3  # that are timed
 # Steps in which kernels are compiled, and on a GPU a CUDA graph is captured.
 WARM_UP_STEPS = {"cpu": 2, "cuda": 5}
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -125,30 +122,24 @@ def count_query_groups(graph: Graph) -> int:
 
 
 def measure_speed(trainer: Trainer, work: WorkEstimate) -> float:
-    """Work a second that this machine does now, by some steps of a trainer, which is used up."""
+    """Work a second that this machine does now, by three steps of a trainer, which is used up."""
     return work.epoch(trainer.recipe) / trainer.num_steps / measure_step(trainer)
 
 
-def measure_step(trainer: Trainer, *, clock: Clock = time.perf_counter) -> float:
-    """Seconds of a step, by some steps of a trainer, which is used up.
-
-    Several processes call it together, and take the same number of steps.
-    """
+def measure_step(trainer: Trainer) -> float:
+    """Seconds of a step: the mean of three after the warm-up of a trainer, which is used up."""
     device = trainer.model.device
     learning_rate = trainer.recipe.optimizer.learning_rate
     batches = itertools.chain.from_iterable(map(trainer.batches, itertools.count()))
 
     def seconds_of(num_steps: int) -> float:
-        started = clock()
+        started = time.perf_counter()
         for batch in itertools.islice(batches, num_steps):
             trainer.step(batch, learning_rate)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return max(clock() - started, 1e-9)
+        return max(time.perf_counter() - started, 1e-9)
 
     with trainer.computing():
         seconds_of(WARM_UP_STEPS[device.type])
-        (longest,) = trainer.group.largest(seconds_of(1))
-        num_steps = int(SECONDS_TO_MEASURE / longest)
-        num_steps = max(1, min(num_steps, MAX_MEASURED_STEPS))
-        return seconds_of(num_steps) / num_steps
+        return seconds_of(NUM_STEPS) / NUM_STEPS

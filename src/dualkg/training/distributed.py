@@ -67,14 +67,10 @@ from dualkg.training.checkpoint import (
     load_weights,
     save_tensors,
 )
-from dualkg.training.costs import MAX_MEASURED_BYTES, WorkEstimate, measure_step
 from dualkg.training.errors import InterruptedRunError
 from dualkg.training.launcher import num_processes
-from dualkg.training.memory import available_memory, checkpoint_copies, gib
 from dualkg.training.recipe import Recipe, checksum, load_recipe
 from dualkg.training.run import RunFolder, TrainedRun
-from dualkg.training.step_time import estimate_step, measure_gradients
-from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import OnProgress, Trainer, check_recipe
 
 T = TypeVar("T")
@@ -85,7 +81,6 @@ MIN_SILENCE = 5.0  # seconds
 WRITING_TIME = timedelta(hours=1)  # in which the slowest disk has to have a checkpoint
 MAX_REASON = 300  # characters of a reason that a library gives
 ENGINE = "the engine"  # which the kind of a GPU may decide
-LONGEST_MEASURED_STEP = 2.0  # seconds of a step that is not taken only to time it
 
 
 class ProcessesDidNotMeet(DualkgError):
@@ -408,72 +403,15 @@ def build_trainer(
     return Trainer(model, graph, recipe, regularizer, group=group, store=store, **shown)
 
 
-def time_of_step(trainer: Trainer, *, max_bytes: float = MAX_MEASURED_BYTES) -> float:
-    """Seconds of a step: of some that are taken and undone, or estimated where that costs much.
-
-    All processes decide the same. Copies of weights and optimizer, of `max_bytes` at most, have to
-    fit; and the classes of a user may have a state that is not undone.
-    """
-    recipe = trainer.recipe
-    model = trainer.model
-    estimated = _estimated_seconds(trainer)
-    copied = checkpoint_copies(recipe, model, 1)
-    needed = trainer.need.of(recipe.training.batch_size) + copied
-    available = available_memory(model.device, num_sharing=trainer.group.num_sharing)
-    is_cheap = copied <= max_bytes and needed <= available
-    is_cheap = is_cheap and estimated <= LONGEST_MEASURED_STEP
-    if trainer.group.any(not is_cheap or bool(recipe.own_classes)):
-        return max(estimated, _gradient_seconds(trainer))
-    with trainer.undoing():
-        return measure_step(trainer)
-
-
-def _estimated_seconds(trainer: Trainer) -> float:
-    """Seconds of a step by a formula, with measured rates of the device where there are any."""
-    if trainer.model.reads_graph:
-        work = WorkEstimate.of(trainer.graph, trainer.model.device).epoch(trainer.recipe)
-        return work / trainer.num_steps / trainer.group.count
-    return estimate_step(trainer.recipe, trainer.model, trainer.engine)
-
-
-def _gradient_seconds(trainer: Trainer) -> float:
-    """The measured time of the gradients of a batch; 0 if computing them may change a training.
-
-    Buffers, as those of batch normalization, and the classes of a user may count batches.
-    """
-    has_state = any(True for _ in trainer.model.buffers()) or bool(trainer.recipe.own_classes)
-    step: object = trainer.step
-    examples = trainer.examples
-    if has_state or not isinstance(step, ReferenceStep) or not isinstance(examples, Tensor):
-        return 0.0
-    return measure_gradients(step, examples[: trainer.recipe.training.batch_size])
-
-
 def expectation(trainer: Trainer) -> str:
-    """What a process will need, as a sentence: the most of all processes.
-
-    Time is measured or estimated, and memory bounded.
-    """
-    recipe = trainer.recipe
+    """What each process does of a training, as a sentence."""
     tables = trainer.model.tables
-    batch_size = trainer.num_own_examples(len(trainer.examples))
-    seconds, memory = trainer.group.largest(time_of_step(trainer), trainer.need.of(batch_size))
-    epochs_left = recipe.training.epochs - trainer.progress.epoch
-    total = timedelta(seconds=math.ceil(epochs_left * trainer.num_steps * seconds))
     num_rows = -(-tables.num_entities // tables.num_holders)
     part = f"has {num_rows:,} of {tables.num_entities:,} entities"
     if trainer.model.reads_graph:
+        batch_size = trainer.num_own_examples(len(trainer.examples))
         part = f"takes {batch_size:,} queries of a batch"
-    on_host = ""
-    if trainer.model.device.type != "cpu":
-        # Tensors are copied to the host, and there into a file.
-        num_bytes = checkpoint_copies(recipe, trainer.model, trainer.store.num_copies)
-        on_host = f", and {gib(num_bytes)} on the host to save"
-    return (
-        f"Each process {part}, and needs at most "
-        f"{gib(memory)} for training in addition to the model{on_host}. A step takes about "
-        f"{seconds:.2g} s, all epochs about {total}."
-    )
+    return f"Each process {part}."
 
 
 def train_in_processes(
@@ -491,8 +429,8 @@ def train_in_processes(
     """Train a recipe in the processes of a group, each of which calls this.
 
     After a restart of any of them by a launcher, or with `resume_unfinished`, a run that was
-    interrupted is resumed. `on_start` gets a sentence in process 0
-    before the first step: the memory and the time that each process needs.
+    interrupted is resumed. `on_start` gets a sentence in process 0 before the first step: the part
+    of the training that each process has.
     """
     check_agreement(group, training_facts(recipe, graph, group.device))
     folder = RunFolder(out)

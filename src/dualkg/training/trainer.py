@@ -33,7 +33,7 @@ from dualkg.evaluation.report import Report, evaluate
 from dualkg.files import check_type, read_text
 from dualkg.kernels.hardware import matmul_precision
 from dualkg.logs import describe_time_left, logger
-from dualkg.losses.rejected import WithRejected, scores_of_rejected
+from dualkg.losses.rejected import WithRejected
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.regularizers import Regularizer
 from dualkg.tables import Processes
@@ -62,7 +62,7 @@ from dualkg.training.errors import (
     TrainingDiverged,
     TrainingInterrupted,
 )
-from dualkg.training.memory import check_host_memory, check_memory, checkpoint_copies, predict
+from dualkg.training.memory import check_memory
 from dualkg.training.optimizers import build_optimizer, learning_rate
 from dualkg.training.placement import check_placement, choose_tables
 from dualkg.training.recipe import Recipe
@@ -166,25 +166,8 @@ class Trainer:
             gc.collect()
             torch.cuda.reset_peak_memory_stats(model.device)
         self.warm_up = WarmUp(model.device)
+        check_memory(recipe, model, num_sharing=self.group.num_sharing)
         examples = self._examples()
-        self.need = predict(
-            recipe,
-            model,
-            regularizer,
-            self.engine,
-            num_examples=len(examples),
-            on_disk=isinstance(examples, MappedExamples),
-        )
-        if has_rejected:
-            of_rejected = scores_of_rejected(model, len(self.rejected))
-            num_bytes = of_rejected * model.embedding.entities.element_size()
-            self.need = self.need._replace(fixed=self.need.fixed + num_bytes)
-        if model.device.type == "cpu":
-            copies = checkpoint_copies(recipe, model, self.store.num_copies)
-            self.need = self.need._replace(fixed=self.need.fixed + copies)
-        batch_size = self.num_own_examples(len(examples))
-        check_memory(self.need, model, batch_size, num_sharing=self.group.num_sharing)
-        check_host_memory(recipe, model)
         self.examples = examples.to(model.device) if isinstance(examples, Tensor) else examples
         self.grouped_by_query: GroupedByQuery | None = None
         if recipe.training.order == "queries" and isinstance(self.examples, Tensor):
@@ -309,25 +292,6 @@ class Trainer:
         on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with flush_denormals(), on_device, matmul_precision(self.recipe.training.precision):
             yield
-
-    @contextmanager
-    def undoing(self) -> Iterator[None]:
-        """Undo the steps that are taken in the block: weights and optimizer are copied before.
-
-        The classes of a user may have more state than these.
-        """
-        weights = self._copy_of_weights()
-        state = {
-            name: value.detach().clone()
-            for name, value in optimizer_tensors(self.optimizer).items()
-        }
-        try:
-            yield
-        finally:
-            self.model.tables.complete_updates()
-            self.weights.load_state_dict(weights)
-            restore_optimizer(self.optimizer, state)
-            self._renew_step()
 
     def _renew_step(self) -> None:
         """A step for weights that were loaded. Two steps might not fit in memory."""

@@ -12,7 +12,7 @@ from dualkg.logs import describe_seconds
 from dualkg.training.costs import MAX_MEASURED_BYTES, WorkEstimate, measure_speed
 from dualkg.training.memory import gib
 from dualkg.training.recipe import Recipe
-from dualkg.training.trainer import Trainer
+from dualkg.training.trainer import Trainer, peak_mib
 from dualkg.tuning.automatic import AutomaticTuner
 from dualkg.tuning.plan import LONG
 
@@ -31,7 +31,8 @@ NAMES = {
 class Expectation:
     """Seconds of tuning, training and ranking, and bytes of memory, on this machine.
 
-    `network` are the seconds of the last training if it is that of a path network.
+    Memory is the peak of the first steps. `network` are the seconds of the last training if it is
+    the training of a path network.
     """
 
     tuning: float
@@ -78,9 +79,8 @@ def expect_training(
     memory = None
     speed = 1.0
     if 4 * graph.shape.num_entities * recipe.model.dim <= MAX_MEASURED_BYTES:
-        trainer = Trainer.of_recipe(recipe, graph, device=device)
-        memory = memory_of(trainer)
-        speed = measure_speed(trainer, work)
+        speed = measure_speed(Trainer.of_recipe(recipe, graph, device=device), work)
+        memory = 2**20 * peak_mib(device)
     num_held_out = len(graph.valid) + len(graph.test)
     ranking = work.ranking(recipe, num_held_out)
     return Expectation(
@@ -122,9 +122,3 @@ def expect_tuning(tuner: AutomaticTuner) -> Expectation:
         num_trials=tuner.most_trials(),
         network=network,
     )
-
-
-def memory_of(trainer: Trainer) -> float:
-    """Bytes that a training needs."""
-    tables = sum(table.nbytes for table in trainer.model.parameters())
-    return tables + trainer.need.of(trainer.recipe.training.batch_size)
