@@ -116,7 +116,7 @@ def read_graph(path: str) -> dict[str, Any]:
     graph = load_graph(path)
     return {
         "counts": graph.counts,
-        "mapped": graph.is_mapped,
+        "large": graph.is_large,
         "fingerprint": graph.fingerprint[:16],
     }
 
@@ -124,10 +124,10 @@ def read_graph(path: str) -> dict[str, Any]:
 def open_for_training(path: str) -> dict[str, Any]:
     """Open the graph from the cache, and take batches of an epoch with reciprocals."""
     from dualkg.data.loading import load_graph
-    from dualkg.training.batches import MappedExamples
+    from dualkg.training.batches import ComputedExamples
 
     graph = load_graph(path)
-    examples = MappedExamples(graph.train, graph.shape.num_relations, reciprocal=True)
+    examples = ComputedExamples(graph.train, graph.shape.num_relations, reciprocal=True)
     batches = islice(examples.batches(BATCH_SIZE, seed=0, epoch=0), NUM_BATCHES)
     total = sum(int(batch.sum()) for batch in batches)
     return {

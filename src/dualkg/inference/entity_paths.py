@@ -65,7 +65,7 @@ class Neighbours:
 
     @classmethod
     def of(cls, graph: Graph) -> Self:
-        if graph.is_mapped:
+        if graph.is_large:
             raise GraphNotInMemory(graph.name)
         splits = [graph.split(split) for split in SPLITS]
         triples = np.concatenate(splits).astype(np.int64)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dualkg.data.spill import Column
 from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm, score_rows
 from dualkg.models.bilinear import BilinearModel
 from dualkg.tables.base import EntityScores
@@ -120,15 +119,21 @@ class PartialModel(Model):
         Its entity tables are in memory-mapped temporary files: never more than a block of them has
         to be in memory. The other parameters are those of this model.
         """
+        from dualkg.data.archives import temporary_file
+
         replaced = {}
         for table in self.entity_tables:
-            column = Column(np.float32)
-            for block in self.tables.rows_of_all(table):
-                if self.is_first:
-                    column.append(block.flatten().numpy())
-            if self.is_first:
-                rows = torch.from_numpy(column.map()).view(-1, table.shape[1])
-                replaced[table] = nn.Parameter(rows, requires_grad=False)
+            if not self.is_first:
+                for _ in self.tables.rows_of_all(table):  # in which every process takes part
+                    pass
+                continue
+            with temporary_file() as file:
+                for block in self.tables.rows_of_all(table):
+                    file.write(block.float().numpy().tobytes())
+                file.flush()
+                rows = np.memmap(file, np.float32, "c")
+            tensor = torch.from_numpy(rows).view(-1, table.shape[1])
+            replaced[table] = nn.Parameter(tensor, requires_grad=False)
         if not self.is_first:
             return None
         return self.model.with_rows(LocalTables(self.tables.num_entities), replaced)

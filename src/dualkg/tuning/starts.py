@@ -206,7 +206,7 @@ def network_start(
     """
     is_chosen = any(key.startswith(CHOICES_OF_MODEL) for key in fixed)
     on_gpu = device.type == "cuda"
-    if is_chosen or graph.is_mapped or not (on_gpu or is_small(graph)):
+    if is_chosen or graph.is_large or not (on_gpu or is_small(graph)):
         return None
     given = {key: start.value_of(key) for key in fixed}
     if start != starting_recipe(start.data, graph, device, given):
