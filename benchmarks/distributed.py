@@ -358,7 +358,8 @@ def trainer_of_steps(recipe: Any, graph: Any, group: Any, *, num_shards: int) ->
     import torch
 
     from dualkg.models.partial import PartialModel
-    from dualkg.tables import EntityTables, LocalTables, Shard, ShardedTables
+    from dualkg.tables.base import DeviceTables, EntityTables, local_tables
+    from dualkg.tables.shard import Shard
     from dualkg.training.distributed import FolderStore
     from dualkg.training.trainer import Trainer
 
@@ -369,11 +370,11 @@ def trainer_of_steps(recipe: Any, graph: Any, group: Any, *, num_shards: int) ->
         if group.count == 1:
             # Rows cannot be sent to processes that are not there.
             shard = Shard(num_entities, group.index, count, least_bytes=sys.maxsize)
-        tables: EntityTables = ShardedTables(
+        tables: EntityTables = DeviceTables(
             shard, device=group.device, initialize=False, capturable=group.capturable
         )
     else:
-        tables = LocalTables(num_entities, device=group.device, initialize=False)
+        tables = local_tables(num_entities, device=group.device, initialize=False)
     whole = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
     model = PartialModel(whole) if count else whole
     model = model.to(group.device)
@@ -485,7 +486,7 @@ def measure_weights(choices: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from dualkg.kernels.noise import fill_normal_
-    from dualkg.tables import LocalTables
+    from dualkg.tables.base import local_tables
 
     device = torch.device(choices.device)
     num_threads = torch.get_num_threads()
@@ -503,10 +504,10 @@ def measure_weights(choices: argparse.Namespace) -> dict[str, Any]:
             torch.cuda.synchronize()
         return time.perf_counter() - started
 
-    few = LocalTables(2**16, device=device)
+    few = local_tables(2**16, device=device)
     fill = partial(fill_normal_, key=1)
     few.draw_rows(choices.width, fill)  # kernels are compiled
-    many = LocalTables(choices.rows, device=device)
+    many = local_tables(choices.rows, device=device)
     of_many = seconds_of(lambda: many.draw_rows(choices.width, fill))
     of_few = seconds_of(lambda: few.draw(choices.width, draw_in_order))
     figures["rows a second"] = choices.rows / of_many

@@ -70,13 +70,14 @@ def dualkg_step(job: Job, index: int, *, fused: bool, dtype: torch.dtype) -> Cal
     import dualkg as kg
     from dualkg.losses.softmax import BoundOneVsAll
     from dualkg.models.partial import PartialModel
-    from dualkg.tables import Shard, ShardedTables
+    from dualkg.tables.base import DeviceTables
+    from dualkg.tables.shard import Shard
     from dualkg.training.fused import FusedStep
     from dualkg.training.steps import ReferenceStep
     from dualkg.training.updates import OnePassAdagrad
 
     shard = Shard(job.num_entities, index, NUM_PROCESSES)
-    model = PartialModel(model_of(job, ShardedTables(shard)).to(dtype))
+    model = PartialModel(model_of(job, DeviceTables(shard)).to(dtype))
     batch = batch_of(job)
     if fused:
         optimizer = OnePassAdagrad(model.parameters(), 0.0)
@@ -101,11 +102,11 @@ def dtensor_step(job: Job, index: int, *, dtype: torch.dtype) -> Callable[[], An
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.parallel import loss_parallel
 
-    from dualkg.tables import LocalTables
+    from dualkg.tables.base import local_tables
     from dualkg.tables.shard import Shard as Rows
 
     mesh = init_device_mesh("cpu", (NUM_PROCESSES,))
-    whole = model_of(job, LocalTables(job.num_entities)).to(dtype)
+    whole = model_of(job, local_tables(job.num_entities)).to(dtype)
     rows = Rows(job.num_entities, index, NUM_PROCESSES)
     order = rows.order.entities(torch.arange(job.num_entities))
     entities = distribute_tensor(whole.entities.detach()[order], mesh, [Shard(0)])
@@ -140,10 +141,10 @@ def largest_error(kind: str, index: int) -> float:
     """The largest difference of a gradient from that of one process, in float64."""
     import dualkg as kg
     from dualkg.losses.softmax import BoundOneVsAll
-    from dualkg.tables import LocalTables
+    from dualkg.tables.base import local_tables
     from dualkg.training.steps import ReferenceStep
 
-    whole = model_of(EXACT, LocalTables(EXACT.num_entities)).double()
+    whole = model_of(EXACT, local_tables(EXACT.num_entities)).double()
     # Gradients alone need no optimizer.
     no_optimizer: Any = None
     reference = ReferenceStep(whole, BoundOneVsAll(), kg.NoRegularizer(), no_optimizer)

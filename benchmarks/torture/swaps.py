@@ -219,7 +219,7 @@ def train_shards(source: Path, out: Path) -> None:
     import torch
 
     import dualkg as kg
-    from dualkg.tables import Processes
+    from dualkg.tables.processes import Processes
     from dualkg.training.distributed import train_in_processes
 
     def stop(event: Any) -> None:

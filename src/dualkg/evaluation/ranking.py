@@ -25,7 +25,7 @@ from dualkg.kernels.hardware import gpu_kernels_unavailable
 from dualkg.kernels.hashing import hash_columns
 from dualkg.kernels.scores import RankTargets, count_with_torch
 from dualkg.models.base import SIDES, Model
-from dualkg.tables import EntityTables
+from dualkg.tables.base import EntityTables
 from dualkg.tables.lookup import TABLE_NAMES, Side
 
 Counts = npt.NDArray[np.int64]

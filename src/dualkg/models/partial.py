@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm, score_rows
 from dualkg.models.bilinear import BilinearModel
-from dualkg.tables.base import EntityScores
-from dualkg.tables.local import LocalTables
+from dualkg.tables.base import local_tables
 from dualkg.tables.lookup import TABLE_NAMES, Side, lookup
+from dualkg.tables.scores import EntityScores
 
 __all__ = ["PartialModel"]
 
@@ -111,7 +111,7 @@ class PartialModel(Model):
         return self.tables.is_first
 
     def share(self, values: Tensor) -> Tensor:
-        return self.tables.share(values)
+        return self.tables.shard.share(values)
 
     def mapped(self) -> Model | None:
         """In the first process, the model of all rows; None in the others, which send theirs.
@@ -136,7 +136,7 @@ class PartialModel(Model):
             replaced[table] = nn.Parameter(tensor, requires_grad=False)
         if not self.is_first:
             return None
-        return self.model.with_rows(LocalTables(self.tables.num_entities), replaced)
+        return self.model.with_rows(local_tables(self.tables.num_entities), replaced)
 
     def entity_vectors(self) -> Tensor:
         return self.model.entity_vectors()

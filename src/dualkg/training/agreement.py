@@ -15,7 +15,7 @@ import torch
 from dualkg.data.graph import Graph
 from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.files import Token, written_token
-from dualkg.tables import Processes
+from dualkg.tables.processes import Processes
 from dualkg.training.environment import installed_version
 from dualkg.training.recipe import Recipe
 

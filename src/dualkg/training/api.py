@@ -574,7 +574,7 @@ def _train_and_evaluate(trainer: Trainer, folder: Path | None) -> TrainedRun:
         "ranking_seconds": round(ranking_seconds, 3),
         "peak_mib": round(peak, 3),
     }
-    model.tables.released(model)
+    model.tables.release(model)
     return TrainedRun(model, graph, trainer.recipe, history, reports, folder, costs=costs)
 
 

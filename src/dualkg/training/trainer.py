@@ -36,8 +36,7 @@ from dualkg.logs import describe_time_left, logger
 from dualkg.losses.rejected import WithRejected
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.regularizers import Regularizer
-from dualkg.tables import Processes
-from dualkg.tables.processes import one_process
+from dualkg.tables.processes import Processes, one_process
 from dualkg.training import batches, checkpoint
 from dualkg.training.batches import (
     ComputedExamples,
