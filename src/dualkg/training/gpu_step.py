@@ -20,7 +20,7 @@ from dualkg.models.base import Factors
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum
-from dualkg.tables.bf16 import (
+from dualkg.tables.gpu import (
     BatchRows,
     Bf16Table,
     Bf16Tables,

@@ -1,4 +1,4 @@
-"""Tables of the bfloat16 step on a GPU: copies for products, sparse and dense gradients."""
+"""Tables of the step on a GPU: bfloat16 copies for products, sparse and dense gradients."""
 
 from __future__ import annotations
 
