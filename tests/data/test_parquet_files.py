@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from benchmarks.torture.mutations import expanding_parquet, with_smaller_sums
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from benchmarks.torture.mutations import expanding_parquet, with_smaller_sums
 from dualkg.data.errors import ExpandsTooMuch, UnusableData
 from dualkg.data.formats import parquet
 from dualkg.data.graph import load_saved_graph, save_graph

@@ -97,37 +97,3 @@ def test_make_bench_measures_serving_where_it_can(tmp_path, installed):
 def executable(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
     path.chmod(0o755)
-
-
-def test_what_the_campaign_of_the_server_finds():
-    from benchmarks.torture.server import judge
-
-    def phase(milliseconds: float, **more: object) -> dict[str, object]:
-        shares = {"loop_runs": 0.2, "loop_waits": 0.1}
-        seconds = {"seconds": [milliseconds / 1000] * 5, "health_seconds": [0.001]}
-        return {
-            "statuses": {"200": 5},
-            "failures": [],
-            "sent_again": 1,
-            **shares,
-            **seconds,
-            **more,
-        }
-
-    quiet = [phase(10), phase(20), phase(10)]
-    abusers = {"429": 3, "503 without Retry-After": 1}
-    abuse = [
-        phase(15, kind="idle", abusers=abusers, memory_mib=100.0),
-        phase(60, kind="slow", abusers=abusers, memory_mib=103.0),
-    ]
-    figures = judge(quiet, abuse, "")
-    assert (figures["num_requests"], figures["num_abusive_connections"]) == (25, 8)
-    assert figures["latencies"]["slow"]["quiet"]["num_latencies"] == 10  # before and after
-    assert figures["p99_ratios"] == {"idle": 0.75, "slow": 3.0}
-    assert (figures["p99_worst_ratio"], figures["memory_growth"]) == (3.0, 0.03)
-    assert figures["held"] == {"p99 within 2x": False, "memory within 2 %": False}
-    assert [one["what"] for one in figures["failures"]] == [
-        "1 abusers got 503 without Retry-After"
-    ] * 2
-    assert len(judge(quiet, abuse, '{"failed": "/", "trace": "…"}')["failures"]) == 3
-    assert "seconds" not in figures["phases"][0]
