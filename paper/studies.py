@@ -26,7 +26,6 @@ from dualkg.data.graph import SPLITS, Triples
 from dualkg.errors import InvalidValue, Unsupported
 from dualkg.extras import optional_import
 from dualkg.inference import calibration, completion, extension, index, inductive, reliability
-from dualkg.inference.deletion import correct_triples, delete_paths
 from dualkg.inference.explanation import Influence, influence
 from dualkg.training.api import HELD_OUT, choose_device, data_of, default_recipe, spread
 from dualkg.training.costs import WorkEstimate
@@ -38,6 +37,7 @@ from dualkg.tuning.automatic import AutomaticTuner, starting_recipe
 from dualkg.tuning.plan import SearchPlan
 from dualkg.tuning.starts import fast_softmax
 from paper import figures, registry
+from paper.deletion import correct_triples, delete_paths
 from paper.figures import (
     Projection,
     compute_plane,

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dualkg.data.archives import expansion_limit
 from dualkg.data.graph import Graph, Split
 from dualkg.data.parquet_files import read_parquet
 from dualkg.data.vocabulary import Vocabulary
