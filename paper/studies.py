@@ -35,7 +35,7 @@ from dualkg.training.recipe import RegularizerConfig
 from dualkg.training.trainer import Trainer
 from dualkg.tuning.automatic import AutomaticTuner, starting_recipe
 from dualkg.tuning.plan import SearchPlan
-from dualkg.tuning.starts import fast_softmax
+from dualkg.tuning.starting_recipe import fast_softmax
 from paper import figures, registry
 from paper.deletion import correct_triples, delete_paths
 from paper.figures import (
