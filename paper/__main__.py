@@ -18,7 +18,7 @@ from dualkg.analysis import sparsity
 from dualkg.cli import common as cli
 from dualkg.cli import main
 from dualkg.cli.training_display import TrainingDisplay
-from dualkg.errors import InvalidValue, Sentence, Unsupported
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.files import write_text
 from dualkg.inference.api import open_run
 from dualkg.training.api import choose_device
@@ -109,7 +109,7 @@ def study_command(study: Study) -> Callable[..., None]:
                 "seeds",
                 expected=f"1, because the study {study.name} uses one seed",
                 found=seeds,
-                advice=Sentence("Leave out {seeds}.", {"seeds": None}),
+                advice="Leave out `seeds`.",
             )
         check_committed()
         with TrainingDisplay(study.name) as on_progress:
@@ -376,7 +376,7 @@ def read_trials(file: Path, *, only: str) -> list[dict[str, Any]]:
         trials = json.loads(file.read_text(encoding="utf-8"))
         return [trial for trial in trials if only in trial["name"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise Unsupported(str(file), f"is not a JSON list of names and recipes: {error}") from None
+        raise RequestError(f"{file} is not a JSON list of names and recipes: {error}.") from None
 
 
 def train_trial(settings: dict[str, Any], graph: kg.Graph, *, device: str | None) -> dict[str, Any]:
