@@ -96,9 +96,9 @@ def serve(run: str, *, mode: str, probabilities: bool) -> None:
     import threading
 
     from dualkg.serve.app import application
-    from dualkg.serve.limits import Limits
-    from dualkg.serve.server import accepting_sockets, address_of, bind, freeze_memory, server_for
-    from dualkg.serve.service import ServedRuns
+    from dualkg.serve.served import ServedRuns
+    from dualkg.serve.server import address_of, bind, freeze_memory, server_for
+    from dualkg.serve.service import Limits
 
     served = ServedRuns.load([Path(run)], device="cpu")
     if not probabilities:
@@ -107,8 +107,7 @@ def serve(run: str, *, mode: str, probabilities: bool) -> None:
     listening = bind("127.0.0.1", 0)
     server = server_for(app, limits=Limits())
     freeze_memory()
-    sockets = accepting_sockets(listening)
-    threading.Thread(target=server.run, kwargs={"sockets": sockets}, daemon=True).start()
+    threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
     print(address_of(listening), flush=True)
     sys.stdin.read()
     print(json.dumps({"peak_mib": measurement.peak_mib()}), flush=True)

@@ -21,12 +21,13 @@ from dualkg.analysis.sparsity import (
     sparsity_curve,
     storage_of,
 )
-from dualkg.errors import InvalidValue, PathExists, RequestError
+from dualkg.errors import InvalidValue, PathExists, Unsupported
 from dualkg.inference.export import export
-from dualkg.training.checkpoint import compress, expand, read_weights
+from dualkg.training.checkpoint import UnreadableWeights, compress, expand, read_weights
 from dualkg.training.errors import DamagedRun, NotARun, RunNotFinished
 from dualkg.training.run import RunFolder
 from tests.models import odd_models as odd
+from tests.raising import refused
 
 KINDS = (kg.CP, kg.DistMult, kg.ComplEx, kg.RESCAL)
 PERCENTS = st.integers(0, 99).map(lambda percent: percent / 100)
@@ -104,7 +105,12 @@ def test_cp_has_two_entity_tables_and_a_dual_those_of_its_primal():
 
 
 def test_a_model_without_entity_tables_is_refused():
-    with pytest.raises(RequestError, match="Sparsity is defined for entity tables, and Normalised"):
+    with refused(
+        Unsupported,
+        what="Sparsity",
+        reason="is defined for entity tables, and Normalised computes its entity vectors from "
+        "other parameters",
+    ):
         entity_tables(odd.Normalised(kg.GraphShape(4, 2), dim=2))
 
 
@@ -187,17 +193,18 @@ def test_a_dual_can_be_made_sparse(small_graph, tmp_path):
 
 @pytest.mark.parametrize("share", [-0.1, 1, 70, float("nan")])
 def test_an_invalid_share_is_refused(run, share):
-    with pytest.raises(InvalidValue, match=r"70 % is written 0.7."):
+    with refused(InvalidValue, setting="share", advice="70 % is written 0.7.") as error:
         sparsify(run.folder, share=share)
+    assert error.value.found is share
 
 
 def test_unusable_folders_are_refused(run, tmp_path):
-    with pytest.raises(PathExists):
+    with refused(PathExists, path=run.folder, overwritable=False):
         sparsify(run.folder, share=0.5, out=run.folder)
-    with pytest.raises(NotARun, match="does not exist"):
+    with refused(NotARun, path=tmp_path / "nowhere", reason="does not exist"):
         sparsify(tmp_path / "nowhere", share=0.5)
     RunFolder(run.folder).report.unlink()
-    with pytest.raises(RunNotFinished):
+    with refused(RunNotFinished, path=run.folder, wanted="use"):
         sparsify(run.folder, share=0.5)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -219,9 +226,10 @@ def test_damaged_files_are_reported(run, damage):
         weights,
         metadata={"about": json.dumps({"shapes": {"entities": [30, 5], "tails": [30, 5]}})},
     )
-    with pytest.raises(DamagedRun, match=f"it has {weights.stat().st_size:,} bytes in place of "):
+    with refused(DamagedRun, run=weights.parent, file="weights.safetensors") as caught:
         kg.load_run(weights.parent)
-    with pytest.raises(RequestError, match="its CSR of tails is damaged"):
+    assert caught.value.reason.startswith(f"it has {weights.stat().st_size:,} bytes in place of ")
+    with refused(UnreadableWeights, path=weights, reason="its CSR of tails is damaged"):
         read_weights(weights)
 
 
@@ -298,5 +306,5 @@ def test_a_curve_needs_shares_and_triples(run):
     graph = kg.Graph(
         "bare", run.graph.entities, run.graph.relations, run.graph.train, *[run.graph.test[:0]] * 2
     )
-    with pytest.raises(RequestError, match="bare has no test triples to evaluate on"):
+    with refused(Unsupported, what="bare", reason="has no test triples to evaluate on"):
         sparsity_curve(run.model, graph)

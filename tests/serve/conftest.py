@@ -16,9 +16,9 @@ import dualkg as kg
 from dualkg.inference.api import calibrate
 from dualkg.inference.predictor import Predictor, Query, QueryType
 from dualkg.serve.app import application
-from dualkg.serve.limits import Limits
+from dualkg.serve.served import ServedRuns
 from dualkg.serve.server import address_of, bind, server_for
-from dualkg.serve.service import ServedRuns
+from dualkg.serve.service import Limits
 from tests.processes import LIMIT, until
 
 HOSTILE = [

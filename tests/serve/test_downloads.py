@@ -12,9 +12,9 @@ import pytest
 
 from dualkg.inference.decisions import as_ntriples
 from dualkg.inference.errors import NameNotForTsv
-from dualkg.inference.remarks import Remarks
 from dualkg.serve.downloads import as_csv, as_tsv
-from dualkg.serve.service import ServedRuns
+from dualkg.serve.entity_facts import Remarks
+from dualkg.serve.served import ServedRuns
 from tests.serve.conftest import HOSTILE
 
 QUERY = "find=tail&head=thing+15&relation=likes"

@@ -11,8 +11,8 @@ import pytest
 
 from dualkg.inference.scoring import triple_log_probabilities
 from dualkg.serve.app import application
-from dualkg.serve.limits import Limits
-from dualkg.serve.service import ServedRuns
+from dualkg.serve.served import ServedRuns
+from dualkg.serve.service import Limits
 from tests.processes import LIMIT, until
 from tests.serve.conftest import HOSTILE, serving
 

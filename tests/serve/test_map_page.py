@@ -15,9 +15,9 @@ import dualkg as kg
 from dualkg.analysis import projection
 from dualkg.analysis.projection import save_map
 from dualkg.serve.app import application
-from dualkg.serve.limits import Limits
+from dualkg.serve.served import ServedRuns
 from dualkg.serve.server import request_once
-from dualkg.serve.service import ServedRuns
+from dualkg.serve.service import Limits
 from tests.processes import LIMIT
 from tests.serve.conftest import HOSTILE
 

@@ -8,7 +8,7 @@ import pytest
 
 import dualkg as kg
 from dualkg.inference.predictor import Predictor
-from dualkg.serve import best_facts
+from dualkg.serve.facts import NUM_BEST
 from dualkg.serve.templating import percent
 from tests.serve.conftest import HOSTILE
 
@@ -128,8 +128,8 @@ def test_the_first_page_and_the_pages_of_relations_show_it(client, found, relati
     """Their lists of best facts, which a script fetches, and the list of new facts."""
     params = {"relation": relation} if relation else {}
     html = client.get("/facts/best", params=params).text
-    assert len(shown_in(html)) == best_facts.NUM_BEST
-    assert_shown(html, found, at_least=best_facts.NUM_BEST)
+    assert len(shown_in(html)) == NUM_BEST
+    assert_shown(html, found, at_least=NUM_BEST)
     lines = client.get("/facts/rows", params=params | {"top": 50, "types": False}).text.splitlines()
     rows = [json.loads(line).get("html", "") for line in lines]
     assert_shown("".join(rows), found, at_least=50)

@@ -14,9 +14,9 @@ import dualkg as kg
 from dualkg import serve
 from dualkg.inference.explanation import share_text
 from dualkg.serve.app import application
-from dualkg.serve.limits import Limits
-from dualkg.serve.replies import ErrorReply
-from dualkg.serve.service import RequestContext, ServedRun, ServedRuns, Service
+from dualkg.serve.errors import ErrorReply
+from dualkg.serve.served import ServedRun, ServedRuns
+from dualkg.serve.service import Limits, RequestContext, Service
 from dualkg.serve.templating import entity_url, fill, frequency, percent, short, visible
 from tests.processes import LIMIT
 from tests.serve.conftest import HOSTILE, serving
@@ -418,7 +418,7 @@ def test_contrast_in_both_themes(theme):
 
 
 def test_templates_escape_names_and_spell_out_carriage_returns(served):
-    reply = ErrorReply(404, "'", ["<b>", '"&', "a\r\nb"])
+    reply = ErrorReply(404, "'", suggestions=["<b>", '"&', "a\r\nb"])
     context = context_of(served, b"key=a%0Db&run=calibrated")
     page = fill(context, "error.html", json=None, title="<i>", reply=reply)
     assert "<h1>&lt;i&gt;</h1>" in page

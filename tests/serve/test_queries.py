@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from dualkg.serve.queries import ROWS_AT_ONCE, json_in_parts
 from dualkg.serve.schemas import Predictions, ScoredItem
 from tests.serve.conftest import HOSTILE
 
@@ -49,16 +48,6 @@ def test_a_large_reply_has_the_fields_of_its_schema(client):
     assert [list(answer) for answer in answers[:3]] == [list(ScoredItem.model_fields)] * 3
     of_small = [answer["id"] for answer in small.json()["predictions"]]
     assert [answer["id"] for answer in answers][: len(of_small)] == of_small
-
-
-def test_json_is_encoded_in_parts():
-    for number in (0, 1, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 1):
-        rows = [
-            {"name": f'"é{row}', "score": float("inf"), "known": False} for row in range(number)
-        ]
-        body = json_in_parts({"run": "a", "query": None}, rows=iter(rows))
-        wanted = [row | {"score": None} for row in rows]
-        assert json.loads(body) == {"run": "a", "query": None, "rows": wanted}
 
 
 def test_heads_without_known_answers(client, predictor):

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from dualkg.data.graph import SPLITS
-from dualkg.inference.relation_profile import hardest_queries
-from dualkg.serve import best_facts, service
+from dualkg.serve import facts
+from dualkg.serve import served as served_runs
 from dualkg.serve.app import application
-from dualkg.serve.service import ServedRuns
+from dualkg.serve.relations import hardest_queries
+from dualkg.serve.served import ServedRuns
 from dualkg.serve.templating import percent, short
 from tests.processes import LIMIT
 from tests.serve.conftest import serving
@@ -57,7 +58,7 @@ def test_the_page_of_a_relation_has_the_content_of_its_json(client, served, name
     counts = {split: int((run.graph.split(split)[:, 1] == id).sum()) for split in SPLITS}
     assert found["counts"] == counts
     assert f"{sum(counts.values())} known facts" in page.text
-    hardest = hardest_queries(run.run.report_on("test").ranks, id)
+    hardest = hardest_queries(run.graph, run.run.report_on("test").ranks, id)
     assert [query["rank"] for query in found["hardest"]] == [query.rank for query in hardest]
     for fact in found["examples"]:
         assert fact["relation"]["name"] == name
@@ -80,7 +81,7 @@ def test_an_unknown_relation(client):
 def test_the_best_new_facts_are_those_of_the_list(client, params):
     page = audited(client.get("/facts/best", params=params))
     first = client.get("/facts.json", params=params | {"types": False}).json()["facts"][
-        : best_facts.NUM_BEST
+        : facts.NUM_BEST
     ]
     assert page.values("li", "class").count("best-fact") == len(first)
     for fact in first:
@@ -107,7 +108,7 @@ def test_what_was_decided_on_is_no_longer_among_the_best(untouched_folders, tmp_
 
 def test_a_long_search_waits_until_somebody_asks(client, monkeypatch):
     assert "data-at-once" in client.get("/").text
-    monkeypatch.setattr(service, "MAX_SCORES", 100)
+    monkeypatch.setattr(served_runs, "MAX_SCORES", 100)
     for address in ("/", "/relation/likes"):
         page = client.get(address).text
         assert "data-at-once" not in page

@@ -10,8 +10,8 @@ import pytest
 import dualkg as kg
 from dualkg.serve.app import application
 from dualkg.serve.runs import Axis, line_chart, metric_text, reliability_diagram, ticks
+from dualkg.serve.served import ServedRun, ServedRuns
 from dualkg.serve.server import request_once
-from dualkg.serve.service import ServedRun, ServedRuns
 from dualkg.serve.templating import TEMPLATES
 from dualkg.training.run import RunFolder
 from tests.serve.conftest import hostile_graph

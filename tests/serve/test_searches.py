@@ -10,10 +10,11 @@ from fastapi import Request
 
 from dualkg.errors import InvalidValue
 from dualkg.inference.completion import complete
-from dualkg.inference.remarks import Remarker
-from dualkg.serve import facts, searches
+from dualkg.serve import background, facts
 from dualkg.serve.app import application
-from dualkg.serve.service import RequestContext, ServedRuns
+from dualkg.serve.entity_facts import Remarker
+from dualkg.serve.served import ServedRuns
+from dualkg.serve.service import RequestContext
 from tests.processes import until
 
 
@@ -92,7 +93,7 @@ def test_a_search_ends_when_the_last_follower_has_left(served):
 
 
 def test_results_that_are_kept_are_bounded(served, monkeypatch):
-    monkeypatch.setattr(searches, "MAX_KEPT_TRIPLES", 20)
+    monkeypatch.setattr(background, "MAX_KEPT_TRIPLES", 20)
     service = application(served).state.service
 
     async def run() -> list[int]:

@@ -10,8 +10,8 @@ import pytest
 import dualkg as kg
 from dualkg.inference.calibration import calibration_for
 from dualkg.serve.app import application
+from dualkg.serve.served import ServedRuns
 from dualkg.serve.server import request_once
-from dualkg.serve.service import ServedRuns
 
 NUM_PLACES = 24
 QUERIES = {"borders": "head=place+3&relation=borders", "near": "head=place+3&relation=near"}

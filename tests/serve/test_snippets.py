@@ -9,7 +9,7 @@ import pytest
 
 from dualkg.serve.app import application
 from dualkg.serve.server import request_once
-from dualkg.serve.snippets import command, shell_word
+from dualkg.serve.templating import command, shell_word
 from tests.serve.conftest import HOSTILE
 
 

@@ -11,18 +11,12 @@ import httpx
 import pytest
 
 import dualkg as kg
+from dualkg.errors import RequestError
 from dualkg.serve.app import application
-from dualkg.serve.errors import (
-    InvalidRunName,
-    TrainingRefused,
-    TrainingRunning,
-    UnknownTraining,
-    UnknownUpload,
-    UnreadableUpload,
-)
-from dualkg.serve.limits import Limits
-from dualkg.serve.live import LiveServer
-from dualkg.serve.service import ServedRuns
+from dualkg.serve.errors import BusyError, NotFound
+from dualkg.serve.served import ServedRuns
+from dualkg.serve.server import LiveServer
+from dualkg.serve.service import Limits
 from dualkg.serve.training_process import Reporter
 from dualkg.serve.trainings import MAX_REPORT, Trainings, TrainingState, WatchedTraining
 from dualkg.training.callbacks import Callback
@@ -101,7 +95,7 @@ def test_one_training_at_a_time_which_can_be_stopped(tmp_path):
 
     async def run():
         training = await start(trainings)
-        with pytest.raises(TrainingRunning):
+        with pytest.raises(BusyError, match="Another training"):
             await start(trainings, name="other")
         assert (await trainings.stop("mine")).stage == "stopped"
         again = await start(trainings, name="other")
@@ -116,7 +110,7 @@ def test_one_training_at_a_time_which_can_be_stopped(tmp_path):
 @pytest.mark.parametrize("name", ["", "..", "a/b", "../a", ".hidden", "x" * 65, "taken", "there"])
 def test_a_run_gets_a_new_folder_of_its_own(tmp_path, name):
     (tmp_path / "there").mkdir()
-    with pytest.raises(InvalidRunName):
+    with pytest.raises(RequestError, match="cannot be the name of the run"):
         asyncio.run(start(trainings_of(tmp_path), name=name, taken=["taken"]))
 
 
@@ -126,7 +120,7 @@ def test_a_run_gets_a_new_folder_of_its_own(tmp_path, name):
 )
 def test_a_file_that_has_no_triples_is_refused_and_removed(tmp_path, name, text):
     trainings = trainings_of(tmp_path)
-    with pytest.raises((UnreadableUpload, kg.errors.DualkgError)):
+    with pytest.raises(kg.errors.DualkgError):
         trainings.save_file(name, text)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
@@ -183,7 +177,7 @@ def test_names_of_files_lead_nowhere_else(tmp_path):
     assert upload.file.endswith("/b.tsv")
     assert upload.graph.name == "b"
     for file in ("../a.tsv", "/etc/passwd", upload.file.replace("/", "//"), "0" * 12 + "/a.tsv"):
-        with pytest.raises(UnknownUpload):
+        with pytest.raises(RequestError, match="was sent"):
             asyncio.run(trainings.start(file, name="a", changes={}, tune=False, taken=[]))
 
 
@@ -217,7 +211,6 @@ def test_a_server_that_does_not_train_refuses_files(client):
         assert reply.status_code == 403
         assert "--allow-training" in reply.json()["error"]
     assert client.get("/training?name=nobody").status_code == 404
-    assert isinstance(TrainingRefused(), kg.errors.RequestError)
 
 
 def test_files_are_accepted_from_pages_of_the_server_alone(client_of, tmp_path):
@@ -264,7 +257,7 @@ def test_a_folder_that_was_interrupted_has_curves(tmp_path):
     assert trainings.get("watched").stage == "finished"
     assert trainings.get("watched").stage == "finished"
     assert served == [folder]
-    with pytest.raises(UnknownTraining):
+    with pytest.raises(NotFound):
         trainings.get("other")
 
 

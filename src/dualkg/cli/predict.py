@@ -263,10 +263,10 @@ def serve(
 ) -> None:
     """Serve runs over HTTP: pages for a browser and a JSON API. The first run is the default."""
     from dualkg.serve.app import application
-    from dualkg.serve.limits import Limits
+    from dualkg.serve.served import ServedRuns
     from dualkg.serve.server import bind, check_access, request_once
     from dualkg.serve.server import serve as start
-    from dualkg.serve.service import ServedRuns
+    from dualkg.serve.service import Limits
 
     check_access(host, token)
     limits = Limits(seconds=timeout)

@@ -19,7 +19,8 @@ SOURCE = (
     "Recipe file (.toml), file or folder of triples, name of a recipe (see dualkg recipes) or of "
     "a graph (see dualkg datasets). A file or folder takes precedence over a name."
 )
-STORAGE = "URL of a database that several machines share (default: the file OUT/study.db)."
+STORAGE = "URL of a shared database, or journal:FILE in a shared folder (default: OUT/study.db)."
+LAUNCHER = "Start each trial by a command: 'torchrun --standalone --nproc-per-node 2 -m dualkg'."
 TUNE = (
     "Time after which tuning ends, such as 90s, 10m or 1.5h (default: the work of the final "
     "training, three times that on a GPU)."
@@ -148,7 +149,7 @@ def train(
 
 def _train_and_serve(display: TrainingDisplay, *, port: int, **arguments: Any) -> cli.Output:
     """Train while a server shows the curves; it serves the run until Ctrl-C."""
-    from dualkg.serve.live import LiveServer
+    from dualkg.serve.server import LiveServer
 
     with LiveServer(arguments["out"], port=port, device=arguments["device"]) as server:
         report = server.reporter()
@@ -267,12 +268,11 @@ def tune(
         Path | None, Option(help="Folder of the search (default: runs/tune-NAME).")
     ] = None,
     storage: Annotated[str | None, Option(help=STORAGE)] = None,
+    jobs: Annotated[int, Option(min=1, help="Number of trials to run in parallel.")] = 1,
+    launcher: Annotated[str | None, Option(metavar="COMMAND", help=LAUNCHER)] = None,
     device: cli.Device = None,
 ) -> cli.Output:
-    """Search for the recipe with the best validation MRR; run again, it resumes.
-
-    Several processes that run the same command share the trials.
-    """
+    """Search for the recipe with the best validation MRR; run again, it resumes."""
     search = kg.tuning.load_space(space)
     folder = out or search.folder
     cli.note(
@@ -288,8 +288,10 @@ def tune(
             result = kg.search(
                 search,
                 out=folder,
+                launcher=shlex.split(launcher or ""),
                 device=device,
                 storage=storage,
+                jobs=jobs,
                 on_progress=on_progress,
             )
         except kg.training.InterruptedRunError as error:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from dualkg.data.graph import Graph
 from dualkg.errors import InvalidValue
 from dualkg.models.base import EmbeddingModel, Factors, Model, NoEmbeddings
-from dualkg.tables.base import EntityTables, local_tables
+from dualkg.tables.base import EntityTables
+from dualkg.tables.local import LocalTables
 from dualkg.tables.lookup import Side
 
 __all__ = ["EnsembleModel"]
@@ -82,7 +83,7 @@ class EnsembleModel(Model):
 
     @property
     def tables(self) -> EntityTables:
-        return local_tables(self.shape.num_entities)
+        return LocalTables(self.shape.num_entities)
 
     def read_graph(self, graph: Graph) -> None:
         for member in self.members:

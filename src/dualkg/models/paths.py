@@ -28,7 +28,8 @@ from dualkg.models.base import (
     NoEmbeddings,
     Work,
 )
-from dualkg.tables.base import EntityTables, local_tables
+from dualkg.tables.base import EntityTables
+from dualkg.tables.local import LocalTables
 from dualkg.tables.lookup import Side
 from dualkg.tables.processes import Processes
 
@@ -529,7 +530,7 @@ class PathNetwork(Model):
 
     @property
     def tables(self) -> EntityTables:
-        return local_tables(self.shape.num_entities)
+        return LocalTables(self.shape.num_entities)
 
     @property
     def config(self) -> dict[str, object]:

@@ -1,7 +1,7 @@
-"""Micro-batching: pending queries are answered together, by one call of the model, in turns."""
+"""Micro-batching: pending queries are answered together by one call of the model."""
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,8 +10,7 @@ from itertools import islice
 import torch
 
 from dualkg.inference.predictor import Prediction, Predictor, Query, QueryType
-from dualkg.serve.errors import QueueFull
-from dualkg.serve.fairness import FairQueue
+from dualkg.serve.errors import BusyError
 
 MAX_BATCH_PREDICTIONS = 400  # a batch with more would make all other requests wait for it
 MAX_GROUP = 25  # queries of one request that are one item of the queue
@@ -19,7 +18,6 @@ MIN_COST = {"triple": 2}  # predictions that the scores of a query take the time
 USUAL_MIN_COST = 10
 MAX_RECENT = 5000  # queries whose predictions are kept, about 4 KB each
 MAX_RECENT_K = 20  # predictions that a query whose predictions are kept may ask for
-FULL_QUEUES = 8  # clients that may have as many pending queries as one may
 
 RecentQuery = tuple[Predictor, QueryType, Query]
 
@@ -43,9 +41,8 @@ class PendingQueries:
 class MicroBatcher:
     """Answers pending queries of one run and kind by one call in a thread.
 
-    Clients take turns, by the cost of their queries, so that no client waits for all queries of
-    another. Predictions of recent small queries are kept, since a served model does not change.
-    With `max_predictions=1`, every query is answered alone, and again when it is repeated.
+    Predictions of recent small queries are kept, since a served model does not change. With
+    `max_predictions=1`, every query is answered alone, and again when it is repeated.
     """
 
     def __init__(
@@ -58,8 +55,8 @@ class MicroBatcher:
         self._max_pending = max_pending
         self._on_batch = on_batch
         self._max_predictions = max_predictions
-        self._pending: FairQueue[PendingQueries] = FairQueue()
-        self._num_pending: Counter[str] = Counter()  # queries by client
+        self._pending: deque[PendingQueries] = deque()
+        self._num_pending = 0  # queries, also those that are being answered
         self._arrived = asyncio.Event()
         self._recent: OrderedDict[RecentQuery, list[Prediction]] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="predictions")
@@ -81,7 +78,7 @@ class MicroBatcher:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def predict(
-        self, predictor: Predictor, kind: QueryType, query: Query, *, client: str = ""
+        self, predictor: Predictor, kind: QueryType, query: Query
     ) -> list[Prediction]:
         """The predictions for one query; a wrong query raises a DualkgError."""
         key = (predictor, kind, query)
@@ -89,7 +86,7 @@ class MicroBatcher:
         if kept is not None:
             self._recent.move_to_end(key)
             return kept.copy()
-        [predictions] = await self.predict_all(predictor, kind, [query], client=client)
+        [predictions] = await self.predict_all(predictor, kind, [query])
         if query.k <= MAX_RECENT_K and self._max_predictions > 1:
             self._recent[key] = predictions.copy()
             if len(self._recent) > MAX_RECENT:
@@ -97,35 +94,25 @@ class MicroBatcher:
         return predictions
 
     async def predict_all(
-        self, predictor: Predictor, kind: QueryType, queries: Sequence[Query], *, client: str = ""
+        self, predictor: Predictor, kind: QueryType, queries: Sequence[Query]
     ) -> list[list[Prediction]]:
         """The predictions for several queries of a request, which are some items of the queue."""
-        self._check_room(client)
+        if self._num_pending >= self._max_pending:
+            raise BusyError(
+                f"{self._num_pending:,} queries are waiting already. Try again in a moment."
+            )
         size = MAX_GROUP if self._max_predictions > 1 else 1
         groups = [queries[start : start + size] for start in range(0, len(queries), size)]
         loop = asyncio.get_running_loop()
-        futures = []
-        self._num_pending[client] += len(queries)
+        pending = [PendingQueries(predictor, kind, group, loop.create_future()) for group in groups]
+        self._num_pending += len(queries)
         try:
-            for group in groups:
-                pending = PendingQueries(predictor, kind, group, loop.create_future())
-                self._pending.put(client, pending, cost=pending.cost)
-                futures.append(pending.future)
+            self._pending.extend(pending)
             self._arrived.set()
-            answers = await asyncio.gather(*futures)
+            answers = await asyncio.gather(*(item.future for item in pending))
         finally:
-            self._num_pending[client] -= len(queries)
-            if not self._num_pending[client]:
-                del self._num_pending[client]
+            self._num_pending -= len(queries)
         return [predictions for group in answers for predictions in group]
-
-    def _check_room(self, client: str) -> None:
-        """Refuse a query if its client has enough, or all have and it has more than others."""
-        num_own = self._num_pending[client]
-        num_all = self._num_pending.total()
-        is_full = num_all >= FULL_QUEUES * self._max_pending
-        if num_own >= self._max_pending or (is_full and num_own * len(self._num_pending) > num_all):
-            raise QueueFull(num_own)
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
@@ -138,13 +125,11 @@ class MicroBatcher:
                     _deliver(pending, result)
 
     def _next_batches(self) -> list[list[PendingQueries]]:
-        """The pending queries by run and kind, in turns of their clients.
-
-        The excess stays for the next round.
-        """
+        """The pending queries by run and kind; the excess stays for the next round."""
         batches: dict[tuple[Predictor, QueryType, bool], list[PendingQueries]] = {}
         cost = 0
-        while cost < self._max_predictions and (pending := self._pending.take()):
+        while cost < self._max_predictions and self._pending:
+            pending = self._pending.popleft()
             if pending.future.done():  # its request was cancelled
                 continue
             # Small queries are not answered together with a large one, and before it.
@@ -158,10 +143,10 @@ class MicroBatcher:
 
 
 def _limit_threads(number: int) -> None:
-    """Let the products of this thread alone use so many threads.
+    """Limit the threads of the products that this thread computes.
 
-    A thread takes its number over from the last call when it is first asked for, here at once: else
-    it would be that of the next call in another thread.
+    PyTorch fixes the limit of a thread when it is first read, so it is read here: otherwise the
+    next call of `set_num_threads` in another thread would change it.
     """
     torch.set_num_threads(number)
     torch.get_num_threads()

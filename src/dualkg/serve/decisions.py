@@ -21,21 +21,14 @@ from dualkg.inference.decisions import (
     parse_decisions,
 )
 from dualkg.serve import schemas
-from dualkg.serve.errors import DecisionsRefused
-from dualkg.serve.limits import MAX_NAME_LENGTH
-from dualkg.serve.list_filter import NO_FILTER, Filtered, ListFilter
+from dualkg.serve.downloads import NO_FILTER, Filtered, ListFilter
+from dualkg.serve.errors import Forbidden, responses
+from dualkg.serve.schemas import MAX_NAME_LENGTH
 from dualkg.serve.service import Context, RequestContext
 from dualkg.serve.templating import api_router, page, page_router, page_url
 
 routes = api_router("decisions")
 pages = page_router()
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    403: {
-        "model": schemas.Error,
-        "description": "Decisions are not accepted, or not from a page of another host.",
-    },
-    415: {"model": schemas.Error, "description": "The content type is not JSON."},
-}
 MAX_LISTED = 500  # decisions on a page
 ByTriple = Mapping[Triple, Decision]
 Text = Annotated[str, Query(max_length=MAX_NAME_LENGTH)]
@@ -53,16 +46,14 @@ async def decisions(context: Context) -> schemas.DecisionList:
     )
 
 
-@routes.post("/api/decisions", responses=REFUSALS)
+@routes.post("/api/decisions", responses=responses(403, 415))
 async def decide(context: Context, new: schemas.NewDecisions) -> schemas.DecisionCounts:
     """Accept or reject new facts, or take decisions back.
 
     Either all are stored or none; a later one counts. The body must be declared as JSON; a browser
     must send it from a page of this server.
     """
-    if context.service.read_only:
-        raise DecisionsRefused
-
+    _check_accepted(context)
     names = [(decision.head, decision.relation, decision.tail) for decision in new.decisions]
     is_made = [decision.verdict != "undecided" for decision in new.decisions]
     ids = await context.ids_of(names)
@@ -83,6 +74,11 @@ async def decide(context: Context, new: schemas.NewDecisions) -> schemas.Decisio
                 note=_one_line(decision.note),
             )
     return await _store(context, by_triple)
+
+
+def _check_accepted(context: RequestContext) -> None:
+    if context.service.read_only:
+        raise Forbidden("This server was started with --read-only and accepts no decisions.")
 
 
 def _one_line(text: str | None) -> str | None:
@@ -135,8 +131,7 @@ async def import_decisions(context: Context, file: schemas.DecisionFile) -> sche
     Either all are stored or none, and a later one counts. Names that the graph does not have are
     refused.
     """
-    if context.service.read_only:
-        raise DecisionsRefused
+    _check_accepted(context)
     decisions = parse_decisions(file.text, file.name, verdict=file.verdict)
     await context.ids_of([decision.triple for decision in decisions])
     return await _store(context, {decision.triple: decision for decision in decisions})

@@ -1,5 +1,8 @@
 """Tables of pages as CSV for spreadsheets and as JSON for programs; those of facts in more formats.
 
+A file of a list has the rows that its page shows: scripts filter the rows of a page by facets, and
+the files are filtered here.
+
 A table is a function that returns rows, with the parameters of its page. `@table("answers")` serves
 it as `/table/answers.csv` and `/table/answers.json`. Rows that are triples are also served as TSV,
 with exact names, and as N-Triples: `@table("new-facts", of_facts=True)`.
@@ -8,18 +11,25 @@ with exact names, and as N-Triples: `@table("new-facts", of_facts=True)`.
 import csv
 import io
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from fastapi import Response
+from fastapi import Depends, Query, Response
 from fastapi.responses import JSONResponse
+from pydantic import Field
 
 from dualkg.inference.decisions import as_ntriples, without_formula
 from dualkg.inference.errors import NameNotForTsv
-from dualkg.serve.templating import page_router
+from dualkg.serve.service import RequestContext
+from dualkg.serve.templating import facet_values, page_router
 
 routes = page_router()
+MAX_CHOSEN = 100  # values of all facets
+MAX_VALUE_LENGTH = 300  # characters, of a facet and its value
+UNDECIDED = "undecided"
+Value = Annotated[str, Field(max_length=MAX_VALUE_LENGTH)]
 Row = dict[str, Any]
 TableFunction = Callable[..., Awaitable["Table"]]
 
@@ -143,3 +153,47 @@ def item_row(item: Any, part: str) -> Row:
     if item.label != item.name:
         row[f"{part}_label"] = item.label
     return row
+
+
+@dataclass(frozen=True)
+class ListFilter:
+    """The chosen values of each facet, and whether facts of an unusual type are left out."""
+
+    chosen: Mapping[str, set[str]]
+    hide_unusual: bool = False
+
+    def admits(self, context: RequestContext, fact: Any, *, decided_by: str | None = None) -> bool:
+        """Whether a fact has one of the chosen values of each facet."""
+        if self.hide_unusual and is_unusual(fact):
+            return False
+        if not self.chosen:
+            return True
+        values = facet_values(context, fact, decided_by=decided_by)
+        values["Verdict"] = [fact.verdict or UNDECIDED]
+        return all(chosen & set(values.get(facet, ())) for facet, chosen in self.chosen.items())
+
+
+NO_FILTER = ListFilter({})
+
+
+def is_unusual(fact: Any) -> bool:
+    """Whether the head or the tail of a new fact is of an unusual type."""
+    return "unusual" in (getattr(fact, "head_type", None), getattr(fact, "tail_type", None))
+
+
+async def list_filter(
+    facet: Annotated[
+        list[Value], Query(max_length=MAX_CHOSEN, description="FACET:VALUE; repeatable.")
+    ] = [],  # noqa: B006
+    hide_unusual: Annotated[
+        bool, Query(description="Leave out facts of an unusual type from the list.")
+    ] = False,
+) -> ListFilter:
+    chosen: dict[str, set[str]] = {}
+    for text in facet:
+        name, _, value = text.partition(":")
+        chosen.setdefault(name, set()).add(value)
+    return ListFilter(chosen, hide_unusual)
+
+
+Filtered = Annotated[ListFilter, Depends(list_filter)]

@@ -11,21 +11,29 @@ import numpy as np
 from fastapi import Depends, Query, Response
 from fastapi.responses import StreamingResponse
 
-from dualkg.errors import DualkgError
+from dualkg.errors import DualkgError, RequestError
 from dualkg.inference.completion import Completion
 from dualkg.inference.decisions import Triple
-from dualkg.inference.remarks import Remarks
 from dualkg.serve import schemas
+from dualkg.serve.background import SearchProgress
 from dualkg.serve.decisions import decisions
-from dualkg.serve.downloads import Table, fact_row, table
-from dualkg.serve.errors import ServerStopping, TimeLimitExceeded, public_message
-from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_NEW_TRIPLES
-from dualkg.serve.list_filter import Filtered
-from dualkg.serve.schemas import CompletionLine
-from dualkg.serve.searches import SearchProgress
-from dualkg.serve.service import Context, RequestContext, ServedRun
-from dualkg.serve.snippets import CopiedQuery, call_arguments, snippets
-from dualkg.serve.templating import api_router, fill, page, page_router, page_url, relation_text
+from dualkg.serve.downloads import Filtered, Table, fact_row, table
+from dualkg.serve.entity_facts import Remarks
+from dualkg.serve.errors import BusyError
+from dualkg.serve.schemas import MAX_NAME_LENGTH, MAX_NEW_TRIPLES, CompletionLine, Item
+from dualkg.serve.served import ServedRun
+from dualkg.serve.service import Context, RequestContext
+from dualkg.serve.templating import (
+    CopiedQuery,
+    api_router,
+    call_arguments,
+    fill,
+    page,
+    page_router,
+    page_url,
+    relation_text,
+    snippets,
+)
 
 routes = api_router("completion")
 pages = page_router()
@@ -38,6 +46,9 @@ ROUNDED = 200
 SO_FAR = 50  # triples of a list that is shown while the search goes on
 LENGTHS = (50, 100, 500, 2000)  # triples that a page may list
 DEFAULT_LENGTH = 100
+NUM_BEST = 6
+# More are found than are listed, since those that were decided on are left out.
+NUM_FOUND = 100
 Name = Annotated[str, Query(max_length=MAX_NAME_LENGTH)]
 Relations = Annotated[
     list[Name], Query(max_length=100, description="Only these relations; repeatable.")
@@ -120,15 +131,12 @@ def _stream(
                         group.clear()
         except TimeoutError:
             seconds = context.service.limits.stream_seconds
-            yield f"{dump(_error_line(TimeLimitExceeded('The completion', seconds=seconds)))}\n"
+            message = f"The completion took longer than its limit of {seconds:g} seconds."
+            yield f"{dump(CompletionLine(kind='error', error=message))}\n"
         except DualkgError as error:
-            yield f"{dump(_error_line(error))}\n"
+            yield f"{dump(CompletionLine(kind='error', error=str(error)))}\n"
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
-
-
-def _error_line(error: DualkgError) -> CompletionLine:
-    return CompletionLine(kind="error", error=public_message(error))
 
 
 async def completion(
@@ -144,7 +152,7 @@ async def completion(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + service.limits.stream_seconds
     if service.is_stopping:
-        raise ServerStopping
+        raise BusyError("The server is stopping.")
     predictor = run.predictor
     complete = partial(
         run.complete,
@@ -435,3 +443,51 @@ async def fact_rows(context: Context, options: Options, show: Show = "all") -> S
     if show in ("all", "open"):
         context.service.searches.check(context.run.name, _searched(context, options, show))
     return _stream(context, lambda: listed_facts(context, options, show, so_far=True), dump)
+
+
+async def best_facts(context: RequestContext, relation: Item | None) -> list[CompletionLine]:
+    """The best new facts that nobody has decided on."""
+    options = {
+        "top": NUM_FOUND,
+        "types": context.run.search_takes_long(relation),
+        "relations": [relation.id] if relation else None,
+    }
+    async with aclosing(completion(context, options)) as lines:
+        found = [line async for line in lines if line.kind == "triple"]
+
+    decided = context.decided
+    undecided = []
+    seen: set[Triple] = set()
+    for line in found:
+        triple = names_of(line)
+        is_reverse = triple[1] in decided.symmetric and triple[::-1] in seen
+        if not is_reverse and not decided.on(*triple):
+            seen.add(triple)
+            undecided.append(line)
+    return undecided[:NUM_BEST]
+
+
+@table("best-facts", of_facts=True)
+async def best_facts_table(context: Context, relation: Name = "") -> Table:
+    facts = await best_facts(context, await context.relation(relation))
+    return Table(context.run.name, [fact_row(fact) for fact in facts])
+
+
+@pages.get("/facts/best")
+async def best_facts_page(context: Context, relation: Name = "") -> Response:
+    """The list as a page of its own, from which scripts take the list."""
+    chosen = await context.relation(relation)
+    error = None
+    facts: list[CompletionLine] = []
+    try:
+        facts = await best_facts(context, chosen)
+    except RequestError as problem:  # such as a model without probabilities
+        error = problem
+    json = page_url(
+        context,
+        "/facts.json",
+        relation=relation or None,
+        top=NUM_FOUND,
+        types=str(context.run.search_takes_long(chosen)).lower(),
+    )
+    return page(context, "best_facts.html", json=json, facts=facts, relation=chosen, error=error)

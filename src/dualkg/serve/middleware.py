@@ -16,20 +16,14 @@ import re
 import sys
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dualkg.errors import DualkgError
-from dualkg.serve.direct import QUERIES, direct_response
-from dualkg.serve.errors import HTTP, TimeLimitExceeded
-from dualkg.serve.fairness import client_of
-from dualkg.serve.replies import RETRY, ErrorReply, environment_reply, error_reply
+from dualkg.serve.errors import RETRY, ErrorReply, environment_reply
 from dualkg.serve.service import Service
 from dualkg.serve.templating import error_response
 
@@ -49,7 +43,6 @@ PROTECTED = {"/api/decisions": "Decisions", "/api/training": "Trainings"}
 FILES = "/api/training/files"  # accepts files
 MAX_LOGGED_PATH = 500  # characters
 MAX_LOGGED_ERROR = 2000
-LARGE_BODY = 4096  # bytes
 GRACE = 5.0  # seconds in which a stream may end itself with a message
 CLOSE = {"Connection": "close"}
 # Two servers may disagree where such a request ends (RFC 9112, 6.3), so the connection is closed.
@@ -109,8 +102,8 @@ def loopback_host(scope: Scope, headers: Headers) -> ErrorReply | None:
     host = HOST.fullmatch(headers.get("host", ""))
     if host and is_loopback(host["v6"] or host["name"]):
         return None
-    start = f"Start it with {HTTP.option('token')} for other names."
-    return ErrorReply(400, f"This server answers requests to localhost only. {start}")
+    message = "This server answers requests to localhost only. Start it with --token for others."
+    return ErrorReply(400, message)
 
 
 def is_loopback(host: str) -> bool:
@@ -170,7 +163,6 @@ class Exchange:
         self.scope = scope
         self.receive = receive
         self.headers = Headers(scope=scope)
-        self.client = client_of(scope.get("client"))
         self.status = 0  # of the response, once it has begun
         self.route = "other"  # as in the OpenAPI description, for addresses that have one
         self._send = send
@@ -214,7 +206,7 @@ class RequestMiddleware:
         self._app = app
         self._service = service
         self._checks = checks
-        self._answering: Counter[str] = Counter()  # complete requests by client
+        self._num_answering = 0  # complete requests
         self._body_bytes = 0  # of the requests that are being received
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -239,7 +231,8 @@ class RequestMiddleware:
         except HeadSent:
             return
         except TimeoutError:
-            await _fail(exchange, error_reply(TimeLimitExceeded("The request", seconds=limit)))
+            message = f"The request took longer than its limit of {limit:g} seconds."
+            await _fail(exchange, ErrorReply(503, message, headers=RETRY))
         except (asyncio.CancelledError, KeyboardInterrupt):
             # The server gives up what it is answering when it stops. uvicorn would reply that it
             # failed.
@@ -268,34 +261,13 @@ class RequestMiddleware:
         if isinstance(body, ErrorReply):
             await body.as_json()(exchange.scope, exchange.receive, exchange.send)
             return
-        self._service.large_requests.see(exchange.client)
-        self._service.work.see(exchange.client)
-        # What a large body asks for, and reading it, takes long.
-        is_large = len(body) > LARGE_BODY
-        turn = self._service.large_requests.turn(exchange.client) if is_large else nullcontext()
-        with self._counted(exchange.client):
-            answer = await self._direct_answer(exchange)
-            if answer is not None:
-                await answer(exchange.scope, exchange.receive, exchange.send)
-                return
-            receive = _with_body(body, exchange.receive)
-            async with turn:
-                scope = exchange.request
-                try:
-                    await self._app(scope, receive, exchange.send)
-                finally:
-                    exchange.route = str(getattr(scope.get("route"), "path_format", "other"))
-
-    async def _direct_answer(self, exchange: Exchange) -> Response | None:
-        """The response to a plain query, or to its error; None for every other request."""
-        if exchange.path not in QUERIES:
-            return None
-        exchange.route = exchange.path
+        scope = exchange.request
+        self._num_answering += 1
         try:
-            body = await direct_response(exchange.request, self._service)
-        except DualkgError as error:
-            return error_reply(error).as_json()
-        return None if body is None else Response(body, media_type="application/json")
+            await self._app(scope, _with_body(body, exchange.receive), exchange.send)
+        finally:
+            self._num_answering -= 1
+            exchange.route = str(getattr(scope.get("route"), "path_format", "other"))
 
     async def _accept(self, exchange: Exchange) -> bytes | ErrorReply | None:
         """The body of a request, or its refusal, or None if the client has gone."""
@@ -350,31 +322,12 @@ class RequestMiddleware:
         return bytes(body)
 
     def _overload(self, exchange: Exchange) -> ErrorReply | None:
-        """The refusal of a request if its client or the server has too many in progress.
-
-        Monitoring is answered regardless.
-        """
-        limits = self._service.limits
-        if exchange.path == "/health":
+        """The refusal of a request if too many are in progress; monitoring is always answered."""
+        most = self._service.limits.requests
+        if exchange.path == "/health" or self._num_answering < most:
             return None
-        if self._answering[exchange.client] >= limits.client_connections:
-            in_progress = f"{limits.client_connections:,} requests of this client are in progress."
-            return ErrorReply(429, f"{in_progress} Try again in a moment.", headers=RETRY | CLOSE)
-        if self._answering.total() >= limits.connections:
-            in_progress = f"{limits.connections:,} requests are in progress."
-            return ErrorReply(503, f"{in_progress} Try again in a moment.", headers=RETRY | CLOSE)
-        return None
-
-    @contextmanager
-    def _counted(self, client: str) -> Iterator[None]:
-        """Count a request as one that is being answered."""
-        self._answering[client] += 1
-        try:
-            yield
-        finally:
-            self._answering[client] -= 1
-            if not self._answering[client]:
-                del self._answering[client]
+        message = f"{most:,} requests are in progress. Try again in a moment."
+        return ErrorReply(503, message, headers=RETRY | CLOSE)
 
     def _record(self, exchange: Exchange) -> None:
         """Add a request to the metrics and to the access log."""

@@ -8,23 +8,23 @@ import numpy as np
 from fastapi import Query, Response
 from pydantic import Field
 
-from dualkg.errors import DualkgError
-from dualkg.inference.entity_facts import Fact
-from dualkg.inference.entity_paths import (
-    EntityPath,
-    SameEntity,
-    known_paths,
-    predicted_paths,
-)
-from dualkg.serve.downloads import Table, table, triple_row
-from dualkg.serve.limits import MAX_NAME_LENGTH
-from dualkg.serve.list_filter import Filtered, is_unusual
+from dualkg.errors import DualkgError, RequestError
+from dualkg.serve.downloads import Filtered, Table, is_unusual, table, triple_row
+from dualkg.serve.entity_facts import Fact
+from dualkg.serve.entity_paths import EntityPath, known_paths, predicted_paths
+from dualkg.serve.errors import error_reply
 from dualkg.serve.queries import EntityName
-from dualkg.serve.replies import error_reply
-from dualkg.serve.schemas import Item, LabelledFact, OfRun, Schema
-from dualkg.serve.service import Context, RequestContext, ServedRun
-from dualkg.serve.snippets import CopiedQuery, snippets
-from dualkg.serve.templating import api_router, page, page_router, page_url
+from dualkg.serve.schemas import MAX_NAME_LENGTH, Item, LabelledFact, OfRun, Schema
+from dualkg.serve.served import ServedRun
+from dualkg.serve.service import Context, RequestContext
+from dualkg.serve.templating import (
+    CopiedQuery,
+    api_router,
+    page,
+    page_router,
+    page_url,
+    snippets,
+)
 
 routes = api_router("entities")
 pages = page_router()
@@ -68,7 +68,8 @@ async def paths(context: Context, start: Start, end: End, k: Number = NUM_PATHS)
     graph = run.graph
     first, last = await context.id(start), await context.id(end)
     if first == last:
-        raise SameEntity(graph.entities.text(first))
+        name = graph.entities.text(first)
+        raise RequestError(f"A path is between two entities; both are {name!r}.")
     decided = context.decided
 
     def is_rejected(fact: Fact) -> bool:
@@ -174,7 +175,7 @@ def _examples(run: ServedRun) -> list[tuple[Item, Item]]:
 def _copied(start: str, end: str) -> CopiedQuery:
     python = (
         "import dualkg as kg\n"
-        "from dualkg.inference.entity_paths import Neighbours, known_paths, predicted_paths\n\n"
+        "from dualkg.serve.entity_paths import Neighbours, known_paths, predicted_paths\n\n"
         "predictor = kg.load_run(RUN).predictor()\n"
         "neighbours = Neighbours.of(predictor.graph)\n"
         f"start, end = map(predictor.graph.entities.id, ({start!r}, {end!r}))\n"

@@ -1,42 +1,53 @@
-"""Queries: predictions, scores, prediction sets, similar entities, explanations; the query page."""
+"""Queries: predictions, prediction sets and similar entities; the query page and the first page."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
 import numpy as np
 from fastapi import Depends, Query, Response
-from pydantic import Field, TypeAdapter
+from fastapi.responses import RedirectResponse
+from pydantic import Field
 from starlette.convertors import PathConvertor, register_url_convertor
 
-from dualkg.errors import DualkgError
+from dualkg.errors import DualkgError, RequestError
+from dualkg.evaluation.metrics import Metrics
 from dualkg.inference.decisions import Verdict
-from dualkg.inference.entity_facts import known_facts
-from dualkg.inference.explanation import NamedTriple
 from dualkg.inference.prediction_sets import PredictionSet
 from dualkg.inference.predictor import Prediction, QueryType
 from dualkg.serve import schemas
-from dualkg.serve.downloads import Table, item_row, table, triple_row
-from dualkg.serve.errors import IncompleteQuery
-from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_PREDICTIONS
-from dualkg.serve.list_filter import Filtered, is_unusual
-from dualkg.serve.replies import error_reply
+from dualkg.serve.downloads import Filtered, Table, is_unusual, item_row, table
+from dualkg.serve.errors import error_reply
+from dualkg.serve.runs import calibration_checks
 from dualkg.serve.schemas import (
+    MAX_NAME_LENGTH,
+    MAX_PREDICTIONS,
     PARTS,
     Answer,
+    ExampleQuery,
     Item,
     Part,
     Predictions,
     QueryPage,
-    Scores,
+    ScoredItem,
     SetSize,
-    Triples,
+    StartPage,
+    Triple,
+    as_json,
 )
-from dualkg.serve.service import LARGE_REQUEST, Context, RequestContext
-from dualkg.serve.snippets import CopiedQuery, predictor_call, snippets
-from dualkg.serve.templating import api_router, links, page, page_router, page_url
+from dualkg.serve.served import ServedRun
+from dualkg.serve.service import Context, RequestContext
+from dualkg.serve.templating import (
+    CopiedQuery,
+    api_router,
+    page,
+    page_router,
+    page_url,
+    predictor_call,
+    snippets,
+)
 
 
 class NameConvertor(PathConvertor):
@@ -61,34 +72,19 @@ K = Annotated[int, Query(ge=1, le=MAX_PREDICTIONS, description="Number of predic
 Known = Annotated[
     Literal["mark", "omit"], Query(description="Whether known answers are marked or left out.")
 ]
-# JSON pointers to the names of the first triple of `Scores`.
-HEAD = "/scores/0/head/name"
-RELATION = "/scores/0/relation/name"
-TAIL = "/scores/0/tail/name"
-SCORE_LINKS = links(
-    tails={"head": HEAD, "relation": RELATION},
-    heads={"relation": RELATION, "tail": TAIL},
-    relations={"head": HEAD, "tail": TAIL},
-    prediction_set={"entity": HEAD, "relation": RELATION},
-    explain={"head": HEAD, "relation": RELATION, "tail": TAIL},
-)
 QUERY_TYPES: dict[Part, QueryType] = {"head": "heads", "relation": "relations", "tail": "tails"}
 OTHER_END: dict[Part, Part] = {"head": "tail", "tail": "head"}
 # Of the page.
 DEFAULTS = {"k": 20, "coverage": 0.9}
-NUM_OTHERS = 8  # known answers beside an explanation
-NUM_FACTS_OF_END = 6
 MAX_KNOWN = 500  # known answers
 NUM_EXAMPLES = 9
 MAX_OFFERED = 40  # relations to choose from
-ROWS_AT_ONCE = 100  # of a long list, encoded without a break
-ANY = TypeAdapter[Any](Any)
 
 
 @routes.get("/api/tails", response_model=Predictions)
 async def tails(
     context: Context, head: Head, relation: Relation, k: K = 10, known: Known = "mark"
-) -> Predictions | Response:
+) -> Response:
     """Answer (head, relation, ?)."""
     ids = await context.ids(head=head, relation=relation)
     return await _predictions(context, "tails", ids, k=k, known=known)
@@ -97,7 +93,7 @@ async def tails(
 @routes.get("/api/heads", response_model=Predictions)
 async def heads(
     context: Context, relation: Relation, tail: Tail, k: K = 10, known: Known = "mark"
-) -> Predictions | Response:
+) -> Response:
     """Answer (?, relation, tail)."""
     ids = await context.ids(relation=relation, tail=tail)
     return await _predictions(context, "heads", ids, k=k, known=known)
@@ -106,7 +102,7 @@ async def heads(
 @routes.get("/api/relations", response_model=Predictions)
 async def relations(
     context: Context, head: Head, tail: Tail, k: K = 10, known: Known = "mark"
-) -> Predictions | Response:
+) -> Response:
     """Answer (head, ?, tail)."""
     ids = await context.ids(head=head, tail=tail)
     return await _predictions(context, "relations", ids, k=k, known=known)
@@ -114,40 +110,17 @@ async def relations(
 
 async def _predictions(
     context: RequestContext, kind: QueryType, ids: dict[Part, int], *, k: int, known: Known
-) -> Predictions | Response:
-    async with context.large_request(k):
-        predictions = await context.predict(kind, *ids.values(), k=k, known=known)
-        parts = schemas.QueryParts.of(context.run.graph, ids)
-        verdicts = context.service.verdicts(context.run, ids, predictions)
-        if k <= LARGE_REQUEST:
-            items = [schemas.ScoredItem.model_validate(prediction) for prediction in predictions]
-            for item, verdict in zip(items, verdicts, strict=True):
-                item.verdict = verdict
-            return Predictions(run=context.run.name, query=parts, predictions=items)
-
-        fields = {"run": context.run.name, "query": parts.model_dump()}
-        names = [name for name in schemas.ScoredItem.model_fields if name != "verdict"]
-        rows = (
-            {**{name: getattr(answer, name) for name in names}, "verdict": verdict}
-            for answer, verdict in zip(predictions, verdicts, strict=True)
-        )
-        body = await context.in_thread(lambda: json_in_parts(fields, predictions=rows))
-        return Response(body, media_type="application/json")
-
-
-def json_in_parts(fields: dict[str, Any], **rows: Iterable[dict[str, Any]]) -> bytes:
-    """JSON of some fields and of one long list.
-
-    It is encoded in parts, since no other request goes on while a part is encoded. Pydantic encodes
-    plain dictionaries several times as fast as `json` does.
-    """
-    [(name, objects)] = rows.items()
-    remaining = iter(objects)
-    parts = []
-    while part := list(islice(remaining, ROWS_AT_ONCE)):
-        parts.append(ANY.dump_json(part)[1:-1])
-    begin = ANY.dump_json(fields)[:-1]
-    return b"".join([begin, b',"', name.encode(), b'":[', b",".join(parts), b"]}"])
+) -> Response:
+    predictions = await context.predict(kind, *ids.values(), k=k, known=known)
+    verdicts = context.service.verdicts(context.run, ids, predictions)
+    items = [
+        ScoredItem.of_prediction(prediction, verdict=verdict)
+        for prediction, verdict in zip(predictions, verdicts, strict=True)
+    ]
+    parts = schemas.QueryParts.of(context.run.graph, ids)
+    return as_json(
+        Predictions.model_construct(run=context.run.name, query=parts, predictions=items)
+    )
 
 
 @routes.get("/api/similar")
@@ -194,165 +167,6 @@ async def prediction_set(
     )
 
 
-@routes.get("/api/score", response_model=Scores, responses=SCORE_LINKS)
-async def score(context: Context, head: Head, relation: Relation, tail: Tail) -> Response:
-    """The score and the probability of one triple."""
-    return await scores(context, Triples(triples=[(head, relation, tail)]))
-
-
-@routes.post("/api/score", response_model=Scores, responses=SCORE_LINKS)
-async def scores(context: Context, triples: Triples) -> Response:
-    """The scores of several triples, in the order of the request."""
-    ids = await context.ids_of(triples.triples)
-    predictions = await context.score(ids)
-    body = await context.in_thread(lambda: _scores(context, ids, predictions))
-    return Response(body, media_type="application/json")
-
-
-def _scores(
-    context: RequestContext, ids: list[tuple[int, ...]], predictions: list[Prediction]
-) -> bytes:
-    """`Scores` as JSON, by hand: models of a thousand triples take 30 ms, which others wait for."""
-    graph = context.run.graph
-    names = [name for name in schemas.Scored.model_fields if name != "verdict"]
-    decided = context.decided
-    items = []
-    for part, ids_of_part in zip(schemas.PARTS, zip(*ids, strict=True), strict=True):
-        named = schemas.vocabulary_of(graph, part).with_labels(ids_of_part)
-        items.append(
-            [
-                {"id": id, "name": name, "label": label}
-                for id, (name, label) in zip(ids_of_part, named, strict=True)
-            ]
-        )
-    rows = (
-        dict(zip(schemas.PARTS, triple, strict=True))
-        | {name: getattr(prediction, name) for name in names}
-        | {"verdict": decided.verdict(*(item["name"] for item in triple)) if decided else None}
-        for *triple, prediction in zip(*items, predictions, strict=True)
-    )
-    return json_in_parts({"run": context.run.name}, scores=rows)
-
-
-@routes.get("/api/explain")
-@routes.get("/explain.json", include_in_schema=False)
-async def explain(
-    context: Context,
-    head: Head,
-    relation: Relation,
-    tail: Tail,
-    k: Annotated[
-        int, Query(ge=1, le=50, description="Number of supporting triples, and of paths.")
-    ] = 5,
-) -> schemas.ExplanationResponse:
-    """The training triples that support a triple's score, similar entities, and paths.
-
-    Similar entities are those that have the same triple. Paths are those of a path network: the run
-    itself, or another run of the same graph that is served.
-    """
-    ids = await context.ids(head=head, relation=relation, tail=tail)
-    predictor = context.run.predictor
-    network = context.network
-    explanation = await context.in_thread(
-        lambda: predictor.explain(**ids, k=k, network=network.run if network else None)
-    )
-    named = explanation.triple
-    return schemas.ExplanationResponse(
-        run=context.run.name,
-        verdict=context.decided.verdict(named.head, named.relation, named.tail),
-        network=network.name if network else None,
-        sentences=explanation.sentences(),
-        **await context.in_thread(lambda: _surroundings(context, **ids)),
-        **vars(explanation),
-    )
-
-
-def _surroundings(context: RequestContext, head: int, relation: int, tail: int) -> dict[str, Any]:
-    """Other known answers to the queries of a triple, and known facts of both ends."""
-    graph = context.run.graph
-    predictor = context.run.predictor
-    inverse = relation + graph.shape.num_relations
-    tails = [id for id in predictor.known_answers(head, relation) if id != tail]
-    heads = [id for id in predictor.known_answers(tail, inverse) if id != head]
-
-    def facts_of(entity: int) -> list[schemas.LabelledFact]:
-        facts, _ = known_facts(predictor, entity, limit=NUM_FACTS_OF_END + 1)
-        others = [fact for fact in facts if (fact.head, fact.relation, fact.tail) != triple]
-        return [schemas.LabelledFact.of(graph, **vars(fact)) for fact in others[:NUM_FACTS_OF_END]]
-
-    triple = (head, relation, tail)
-    return {
-        "other_tails": [Item.of(graph.entities, id) for id in tails[:NUM_OTHERS]],
-        "num_other_tails": len(tails),
-        "other_heads": [Item.of(graph.entities, id) for id in heads[:NUM_OTHERS]],
-        "num_other_heads": len(heads),
-        "facts_of_head": facts_of(head),
-        "facts_of_tail": [] if tail == head else facts_of(tail),
-    }
-
-
-@pages.get("/explain")
-async def explanation_page(
-    context: Context, head: Head, relation: Relation, tail: Tail
-) -> Response:
-    """Supporting triples and paths as a page; scripts open its section below a prediction."""
-    explanation = await explain(context, head, relation, tail)
-    graph = context.run.graph
-
-    def with_labels(triple: NamedTriple) -> schemas.Triple:
-        return schemas.Triple.of(
-            graph,
-            graph.entities.id(triple.head),
-            graph.relations.id(triple.relation),
-            graph.entities.id(triple.tail),
-        )
-
-    json = page_url(context, "/explain.json", head=head, relation=relation, tail=tail)
-    named = explanation.triple
-    given = {"head": named.head, "relation": named.relation, "tail": named.tail}
-    copied = CopiedQuery(
-        path="/api/explain",
-        parameters=given,
-        command="explain",
-        options=given,
-        python=predictor_call("explain", *given.values()),
-    )
-    return page(
-        context,
-        "explanation.html",
-        json=json,
-        explanation=explanation,
-        triple=with_labels,
-        copies=snippets(context, copied),
-        params=given,
-    )
-
-
-@table("explanation")
-async def explanation_table(context: Context, head: Head, relation: Relation, tail: Tail) -> Table:
-    """Supporting triples and those of similar entities, and the edges of paths."""
-    explanation = await explain(context, head, relation, tail)
-    rows = []
-    for support in explanation.supporting_triples or []:
-        row = _named_row("supporting triple", support.triple)
-        rows.append({**row, "score_drop": support.score_drop})
-    for similar in explanation.similar_entities or []:
-        row = _named_row("similar entity", similar.triple)
-        rows.append({**row, "cosine": similar.cosine})
-    for number, path in enumerate(explanation.supporting_paths or [], start=1):
-        for edge in path.edges:
-            row = _named_row("path", edge.triple)
-            rows.append({**row, "path": number, "share_of_score": path.share})
-    for end, facts in (("head", explanation.facts_of_head), ("tail", explanation.facts_of_tail)):
-        rows += [{"kind": f"fact of the {end}", **triple_row(fact)} for fact in facts]
-    return Table(context.run.name, rows)
-
-
-def _named_row(kind: str, triple: NamedTriple) -> dict[str, Any]:
-    names = {"head": triple.head, "relation": triple.relation, "tail": triple.tail}
-    return {"kind": kind, **names}
-
-
 @dataclass(frozen=True)
 class PageQuery:
     """The query of a page as it was given: two of the three names, and the part to find."""
@@ -372,7 +186,7 @@ class PageQuery:
 
     @property
     def instruction(self) -> str:
-        return str(IncompleteQuery(find=self.find, missing=self.missing))
+        return f"Name the {' and the '.join(self.missing)} to find the {self.find}."
 
     def params(self, **changes: Any) -> dict[str, Any]:
         """Parameters of the page's address, without those that have their default."""
@@ -462,7 +276,7 @@ async def answers_table(context: Context, query: GivenQuery, filter: Filtered) -
 async def query_results(context: Context, query: GivenQuery) -> QueryPage:
     """New predictions, known answers, and how many of the former the prediction set has."""
     if query.missing:
-        raise IncompleteQuery(find=query.find, missing=query.missing)
+        raise RequestError(query.instruction)
     ids = await context.ids(**{part: query.names[part] or "" for part in query.given})
     kind = QUERY_TYPES[query.find]
     decided = _decided_answers(context, query, ids)
@@ -473,11 +287,10 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
         _score_answers(context, query, ids, list(decided)),
         _set_members(context, query, ids),
     )
-    by_verdict: dict[str, list[schemas.ScoredItem]] = {"accepted": [], "rejected": []}
+    by_verdict: dict[str, list[ScoredItem]] = {"accepted": [], "rejected": []}
     for prediction in of_decided:
-        item = schemas.ScoredItem.model_validate(prediction)
-        item.verdict = decided[item.id]
-        by_verdict[decided[item.id]].append(item)
+        verdict = decided[prediction.id]
+        by_verdict[verdict].append(ScoredItem.of_prediction(prediction, verdict=verdict))
     inside = set() if members is None else set(members.entities.tolist())
     open_predictions = [prediction for prediction in found if prediction.id not in decided]
     # Those with the highest scores, as without decisions, most probable first.
@@ -646,3 +459,90 @@ def examples_of(context: RequestContext) -> list[tuple[Item, Item]]:
         used.add(head)
         examples.append((Item.of(graph.entities, head), context.run.relations[relation]))
     return examples
+
+
+@pages.get("/")
+async def first_page(context: Context, query: GivenQuery) -> Response:
+    """The query page; without a query, where to begin."""
+    if not context.has_run:
+        return RedirectResponse(_training_address(context), status_code=303)
+    if len(query.missing) == 2:
+        return await _start_page(context, query)
+    return await query_page(context, query)
+
+
+def _training_address(context: RequestContext) -> str:
+    """The page of the only training, or that of all."""
+    names = list(context.service.trainings.by_name)
+    return f"/training?{urlencode({'name': names[0]})}" if len(names) == 1 else "/train"
+
+
+@pages.get("/start.json")
+async def start(context: Context) -> StartPage:
+    """The graph, the model and example queries."""
+    run = context.run
+    graph = run.graph
+    metrics = await context.in_thread(lambda: test_metrics(run))
+    return StartPage(
+        run=run.name,
+        graph=graph.name,
+        model=run.run.model_name,
+        num_entities=len(graph.entities),
+        num_relations=len(graph.relations),
+        num_facts=sum(run.num_triples),
+        example=_best_known_triple(run),
+        num_test=len(graph.test),
+        right_first=metrics.hits_at_1 if metrics else None,
+        right_among_ten=metrics.hits_at_10 if metrics else None,
+        mrr=metrics.mrr if metrics else None,
+        calibration_error=await context.in_thread(lambda: calibration_error(run)),
+        examples=[
+            ExampleQuery(head=head, relation=relation) for head, relation in examples_of(context)
+        ],
+    )
+
+
+def _best_known_triple(run: ServedRun) -> Triple | None:
+    """The training triple between the entities with most facts, which readers may know."""
+    triples = run.graph.train
+    if not len(triples):
+        return None
+    degrees = run.roles.degrees[triples[:, [0, 2]]].min(axis=1)
+    return Triple.of(run.graph, *triples[degrees.argmax()].tolist())
+
+
+def test_metrics(run: ServedRun) -> Metrics | None:
+    """The metrics on test; None without test triples."""
+    return run.run.report_on("test").metrics if len(run.graph.test) else None
+
+
+def calibration_error(run: ServedRun) -> float | None:
+    """The mean difference of probability and observed frequency on test, if it was measured."""
+    checks = calibration_checks(run.run)
+    error: float | None = checks.get("calibration", {}).get("likely", {}).get("ece")
+    return error
+
+
+@table("relations")
+async def relations_table(context: Context) -> Table:
+    """All relations with the numbers of their known triples, the commonest first."""
+    run = context.run
+    ordered = sorted(run.relations, key=lambda item: -run.num_triples[item.id])
+    rows = [
+        {**item_row(item, "relation"), "num_triples": run.num_triples[item.id]} for item in ordered
+    ]
+    return Table(run.name, rows)
+
+
+async def _start_page(context: RequestContext, query: PageQuery) -> Response:
+    content = await start(context)
+    relations = sorted(context.run.relations, key=lambda item: -context.run.num_triples[item.id])
+    return page(
+        context,
+        "start.html",
+        json=page_url(context, "/start.json"),
+        query=query,
+        start=content,
+        relations=relations,
+        search_at_once=not context.run.search_takes_long(),
+    )

@@ -22,10 +22,15 @@ from dualkg.evaluation.metrics import METRICS
 from dualkg.inference.calibration import load_calibration
 from dualkg.serve import schemas
 from dualkg.serve.downloads import Table, flat_bin, table, triple_row
-from dualkg.serve.errors import NothingToCompareWith, public_message
-from dualkg.serve.limits import MAX_NAME_LENGTH
-from dualkg.serve.schemas import ComparisonResponse, DifferingQuery, RunDetails, RunPage
-from dualkg.serve.service import Context, ServedRun, Service, service_of
+from dualkg.serve.schemas import (
+    MAX_NAME_LENGTH,
+    ComparisonResponse,
+    DifferingQuery,
+    RunDetails,
+    RunPage,
+)
+from dualkg.serve.served import ServedRun
+from dualkg.serve.service import Context, Service, service_of
 from dualkg.serve.templating import TEMPLATES, api_router, minus, page, page_router, page_url
 from dualkg.training.run import Run, RunFolder, TrainedRun
 
@@ -125,7 +130,9 @@ async def compare(
     """
     names = service.runs.names
     if len(names) < 2 and (a is None or b is None):
-        raise NothingToCompareWith
+        raise RequestError(
+            "A comparison needs two runs, and one is served. Serve both: dualkg serve RUN RUN"
+        )
     run_a = service.runs.get(names[0] if a is None else a)
     run_b = service.runs.get(names[1] if b is None else b)
     return await service.in_thread(lambda: _comparison(run_a, run_b, most=most))
@@ -150,7 +157,7 @@ async def run_page(context: Context, other: OtherRun = None) -> RunPage:
     try:
         comparison = await compare(context.service, context.run.name, other, PAGE_QUERIES)
     except RequestError as error:  # such as two graphs
-        return RunPage(runs=runs, problem=public_message(error))
+        return RunPage(runs=runs, problem=str(error))
     return RunPage(runs=runs, comparison=comparison)
 
 

@@ -1,47 +1,35 @@
-"""Running an application: on a port by uvicorn, or for one request in this process."""
+"""Running an application: on a port by uvicorn, for one request, or beside a training."""
 
 import asyncio
 import gc
 import os
 import signal
 import socket
-import sys
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from fastapi import FastAPI
 from starlette.types import Message, Scope
 
+from dualkg.errors import RequestError
 from dualkg.extras import optional_import
-from dualkg.serve.app import description
-from dualkg.serve.errors import (
-    InvalidAddress,
-    InvalidToken,
-    UnprotectedHost,
-    UnusableHost,
-    UnusablePort,
-)
-from dualkg.serve.limits import Limits
+from dualkg.serve.app import application, description
 from dualkg.serve.middleware import is_loopback
+from dualkg.serve.served import ServedRuns
+from dualkg.serve.service import Limits
 
 if TYPE_CHECKING:
     import uvicorn
 
-# Seconds after which Python switches threads. The thread that predicts releases the interpreter
-# with every operation of PyTorch, some thirty a batch, and then waits to get it back: by default
-# 5 ms each time, while requests are being read. `benchmarks/serving.py` measures it.
-SWITCH_INTERVAL = 0.00005
 # Commands collect no garbage; a server must, or its memory grows by 5 KB a request.
 GC_THRESHOLDS = (5000, 10, 10)
 BACKLOG = 2048  # connections that wait to be accepted
-# uvloop accepts one connection of a socket in each round of the loop. A round of a busy server
-# answers all that have sent a request, so that the last of 64 new ones would wait a second.
-ACCEPTED_AT_ONCE = 16
 
 
 @dataclass
@@ -59,7 +47,9 @@ def request_once(app: FastAPI, address: str, *, token: str | None = None) -> Rep
     The address is such as `/entity/France.json`.
     """
     if not address.startswith("/"):
-        raise InvalidAddress(address)
+        raise RequestError(
+            f"An address must begin with a slash, such as /entity/France.json; got '{address}'."
+        )
 
     reply = Reply()
 
@@ -108,12 +98,18 @@ def check_access(host: str, token: str | None) -> None:
     """Refuse a host that other machines reach without a token, and an invalid token."""
     if token is None:
         if not is_loopback(host):
-            raise UnprotectedHost(host)
+            raise RequestError(
+                f"On {host} other machines could reach the server. Protect it with `token`, or "
+                "leave out `host`."
+            )
         return
 
     fits_into_header = token.isascii() and token.isprintable()
     if not token.strip() or not fits_into_header:
-        raise InvalidToken
+        # The token is a secret, so the message does not quote it.
+        raise RequestError(
+            "A token must consist of ASCII letters, digits and punctuation, and must not be empty."
+        )
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -126,15 +122,12 @@ def bind(host: str, port: int) -> socket.socket:
         )
     except (socket.gaierror, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UnusableHost(host, reason=reason) from None
+        raise RequestError(f"The host {host} cannot be used: {reason}.") from None
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise UnusablePort(port, host=host, reason=reason) from None
-
-
-def accepting_sockets(listening: socket.socket) -> list[socket.socket]:
-    """A listening socket several times: the loop accepts one connection of each in a round."""
-    return [listening, *(listening.dup() for _ in range(ACCEPTED_AT_ONCE - 1))]
+        raise RequestError(
+            f"Port {port} of {host} cannot be used: {reason}. Choose another with `port`."
+        ) from None
 
 
 def freeze_memory() -> None:
@@ -150,19 +143,19 @@ def address_of(listening: socket.socket) -> str:
 
 
 def server_for(app: FastAPI, *, limits: Limits) -> "uvicorn.Server":
-    """uvicorn with limits on connections and on incomplete requests, in number, size and time."""
+    """uvicorn with limits on connections, on the size of headers and on idle time.
+
+    It has no limit on the time of a header or on the connections of one client: on an open network
+    a proxy stands before it.
+    """
     with optional_import("uvicorn", purpose="Serving a run"):
         import uvicorn
 
-        from dualkg.serve.connections import Connection, LimitedServer, within_file_limit
-
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    limits = within_file_limit(limits)
     config = uvicorn.Config(
         app,
-        # Connections are read by h11: httptools is faster, but reads headers without limit.
-        http=partial(Connection, limits=limits),  # type: ignore[arg-type]
+        http="h11",  # httptools is faster, but reads headers without limit
         ws="none",
+        limit_concurrency=limits.connections,
         h11_max_incomplete_event_size=limits.header_bytes,
         timeout_keep_alive=limits.idle_seconds,
         log_level="error",  # a warning for each malformed request would fill the log
@@ -170,7 +163,19 @@ def server_for(app: FastAPI, *, limits: Limits) -> "uvicorn.Server":
         server_header=False,
         timeout_graceful_shutdown=round(limits.shutdown_seconds),
     )
-    return LimitedServer(config, limits=limits)
+    return uvicorn.Server(config)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """A context that SIGTERM ends as Ctrl-C does, without an error."""
+    previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:  # raised again by uvicorn after its graceful shutdown
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
 def serve(
@@ -190,14 +195,63 @@ def serve(
     description(app)  # made now, so that no request waits for it
 
     freeze_memory()
-    previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    on_start(address)
-    if open_browser:
-        # In a thread, since a browser in a terminal runs until it is closed.
-        threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
-    try:
-        server.run(sockets=accepting_sockets(listening))
-    except KeyboardInterrupt:  # raised again by uvicorn after its graceful shutdown
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, previous_handler)
+    with ended_by_signals():
+        on_start(address)
+        if open_browser:
+            # In a thread, since a browser in a terminal runs until it is closed.
+            threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
+        server.run(sockets=[listening])
+
+
+class LiveServer:
+    """Shows a training of this process, `dualkg train --serve`, and then serves the run.
+
+    The server runs in a thread. As a context, it ends with the block.
+    """
+
+    def __init__(self, folder: Path, *, port: int, device: str | None = None) -> None:
+        self._socket = bind("127.0.0.1", port)
+        limits = Limits()
+        app = application(ServedRuns([], in_training=[folder]), limits=limits, device=device)
+        self._trainings = app.state.service.trainings
+        self.training = self._trainings.show(folder)
+        self._server = server_for(app, limits=limits)
+        # uvicorn leaves signals to the main thread, which trains.
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True
+        )
+
+    @property
+    def address(self) -> str:
+        return address_of(self._socket)
+
+    @property
+    def is_started(self) -> bool:
+        return self._server.started
+
+    def __enter__(self) -> "LiveServer":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def reporter(self) -> Callable[[Any], None]:
+        """A subscriber of the events of the training."""
+        from dualkg.serve.training_process import Reporter
+
+        return Reporter(lambda **line: self.training.receive(line))
+
+    def serve_result(self) -> None:
+        """Calibrate and serve the run of the training, which has ended."""
+        from dualkg.serve.training_process import calibrate_result
+
+        calibrate_result(self.training.folder, lambda **line: self.training.receive(line))
+        self._trainings.load(self.training)
+
+    def wait(self) -> None:
+        """Serve until Ctrl-C or SIGTERM."""
+        with ended_by_signals():
+            self._thread.join()

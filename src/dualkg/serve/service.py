@@ -1,289 +1,126 @@
-"""The served runs and what requests share: the micro-batcher, metrics, threads and decisions."""
+"""What requests share: limits, metrics, the batcher, threads and decisions; and their context."""
 
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, nullcontext
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from threading import Lock, Thread
-from typing import Annotated, Any, Self, TypeVar
+from threading import Lock
+from typing import Annotated, Any, TypeVar
 
 import fastapi
-import numpy as np
 from fastapi import Depends, Request
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from dualkg.analysis.projection import Vectors, entity_map, first_positions
-from dualkg.data.entity_types import EntityTypes
-from dualkg.data.errors import NotInVocabulary
-from dualkg.data.graph import SPLITS, Graph
-from dualkg.data.inspection import Inspection
-from dualkg.data.roles import EntityRoles
-from dualkg.errors import DualkgError, RequestError
-from dualkg.inference.completion import Completion, complete
-from dualkg.inference.completion.queries import warm_up_kernels
+from dualkg.errors import DualkgError, RequestError, UnknownName
 from dualkg.inference.decisions import Decided, DecisionStore, Verdict
-from dualkg.inference.entity_paths import Neighbours
-from dualkg.inference.explanation import has_supporting_triples, is_same_graph
-from dualkg.inference.name_search import NameSearch
-from dualkg.inference.predictor import Known, Prediction, Predictor, Query, QueryType
-from dualkg.inference.remarks import Remarker
-from dualkg.logs import TimeLeft
+from dualkg.inference.predictor import Known, Prediction, Query, QueryType
+from dualkg.serve.background import Maps, Searches
 from dualkg.serve.batching import MAX_BATCH_PREDICTIONS, MicroBatcher
-from dualkg.serve.errors import (
-    BusyError,
-    DuplicateRunName,
-    NoRunsToServe,
-    ServedFolderGone,
-    StillInTraining,
-    UnknownNameError,
-    UnknownRunError,
-    UnsavedRun,
-)
-from dualkg.serve.fairness import FairThreads, Shares, client_of
-from dualkg.serve.limits import MAX_NAME_LENGTH, Limits
-from dualkg.serve.metrics import ServerMetrics
-from dualkg.serve.schemas import PARTS, Item, Part, vocabulary_of
-from dualkg.serve.searches import Searches
+from dualkg.serve.errors import BusyError, FolderGone, NotFound
+from dualkg.serve.schemas import MAX_FILE, MAX_NAME_LENGTH, PARTS, Item, Part, vocabulary_of
+from dualkg.serve.served import ServedRun, ServedRuns
 from dualkg.serve.trainings import Trainings
-from dualkg.training.api import choose_device
 from dualkg.training.ensemble import load_run
-from dualkg.training.errors import RunInTraining
-from dualkg.training.run import Run, RunFolder
+from dualkg.training.run import RunFolder
 
 Result = TypeVar("Result")
 NUM_SUGGESTIONS = 5  # similar names
-LARGE_REQUEST = 100  # predictions
-MAP_PATIENCE = 60.0  # seconds after which a map that nobody asks for is no longer computed
+NUM_THREADS = 3  # for work that takes longer than a lookup
+# Upper bounds of the latencies that are counted together, in seconds.
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-class MapAbandoned(BusyError):
-    """A map was not computed to its end, since nobody has asked for it any more."""
+@dataclass(frozen=True)
+class Limits:
+    """Limits that a server is started with."""
 
-    def __init__(self) -> None:
-        super().__init__("The map is no longer computed, since nobody has asked for it.")
+    # Seconds for a request, and for one that streams its response.
+    seconds: float = 30.0
+    stream_seconds: float = 600.0
+    # Address and headers of a request; four names of any characters take 96,000 bytes.
+    header_bytes: int = 2**17
+    # The body of a request, and the bodies of all requests that are being received.
+    body_bytes: int = 2**20
+    all_body_bytes: int = 2**26
+    # The body of a request with a file to train on.
+    file_bytes: int = MAX_FILE
+    # Seconds between two requests of a connection.
+    idle_seconds: int = 5
+    # Connections: most systems allow a process 1,024 open files.
+    connections: int = 800
+    # Requests that are being answered.
+    requests: int = 500
+    # Queries that wait for the model.
+    queued_queries: int = 1000
+    # The part of `seconds` that a request waits for a map of all entities.
+    map_share: float = 0.8
+    # Seconds for requests in progress when the server stops.
+    shutdown_seconds: float = 30.0
 
-
-class MapWork:
-    """A map that is read or computed, and how much of it is done."""
-
-    def __init__(self) -> None:
-        self.future: Future[Vectors] = Future()
-        # A request that is cancelled cannot cancel a future that is running.
-        self.future.set_running_or_notify_cancel()
-        self.positions: Vectors | None = None  # so far
-        self.done = 0.0
-        self.seconds_left: float | None = None
-        self.asked_at = time.monotonic()
-        self._time_left = TimeLeft()
-
-    @property
-    def has_failed(self) -> bool:
-        return self.future.done() and self.future.exception() is not None
-
-    def report_positions(self, positions: Vectors) -> None:
-        self.positions = positions
-
-    def report(self, share: float) -> None:
-        """Note that a share of the map is done; nobody computes it to its end for nobody."""
-        if time.monotonic() > self.asked_at + MAP_PATIENCE:
-            raise MapAbandoned
-        self.seconds_left = self._time_left(share, 1.0)
-        self.done = share
+    def __post_init__(self) -> None:
+        for seconds in (self.seconds, self.stream_seconds):
+            if not seconds > 0:
+                raise RequestError(f"A time limit must be above 0 seconds; got {seconds:g}.")
 
 
-MAX_SCORES = 10**9  # of a search that begins when a page is open
+class ServerMetrics:
+    """Requests, their latency, and micro-batches, in Prometheus' text format.
 
+    Requests are counted by route, never by address, so that the number of labels is bounded.
+    """
 
-@dataclass(frozen=True, eq=False)
-class ServedRun:
-    """A run with its predictor and name index, and with the functions that take long."""
+    def __init__(self, num_entities: Mapping[str, int]) -> None:
+        registry = CollectorRegistry()
+        self._registry = registry
+        self.in_progress = Gauge(
+            "dualkg_requests_in_progress", "Requests not yet answered.", registry=registry
+        )
+        self._requests = Counter(
+            "dualkg_requests",
+            "Requests by route and status.",
+            ["route", "status"],
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "dualkg_request_seconds",
+            "Latency by route.",
+            ["route"],
+            registry=registry,
+            buckets=BUCKETS,
+        )
+        self._batches = Counter("dualkg_batches", "Micro-batches of queries.", registry=registry)
+        self._queries = Counter(
+            "dualkg_queries", "Queries answered in micro-batches.", registry=registry
+        )
+        self._largest_batch = Gauge(
+            "dualkg_largest_batch", "Queries of the largest micro-batch.", registry=registry
+        )
+        self._largest_so_far = 0
 
-    name: str
-    run: Run
-    predictor: Predictor
-    complete: Callable[..., Completion] = complete
-    compute_map: Callable[..., Vectors] = entity_map
+        start_time = Gauge("dualkg_start_time_seconds", "Start of the server.", registry=registry)
+        start_time.set_to_current_time()
+        self._entities = Gauge(
+            "dualkg_entities", "Entities of each run.", ["run"], registry=registry
+        )
+        for run, number in num_entities.items():
+            self.add_run(run, number)
 
-    @classmethod
-    def of(cls, run: Run, *, name: str, device: str | None = None) -> Self:
-        """A run with its probabilities and prediction sets, if it has been calibrated."""
-        run.model = run.model.to(choose_device(device))
-        return cls(name, run, Predictor.of(run, cache=True))
+    def add_run(self, run: str, num_entities: int) -> None:
+        self._entities.labels(run).set(num_entities)
 
-    @property
-    def graph(self) -> Graph:
-        return self.run.graph
+    def request(self, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(route, status).inc()
+        self._seconds.labels(route).observe(seconds)
 
-    @cached_property
-    def decisions_file(self) -> Path | None:
-        """The file of the decisions on the run, if it has a folder."""
-        folder = self.run.folder
-        return None if folder is None else RunFolder(folder).decisions
+    def batch(self, size: int) -> None:
+        self._batches.inc()
+        self._queries.inc(size)
+        self._largest_so_far = max(self._largest_so_far, size)
+        self._largest_batch.set(self._largest_so_far)
 
-    @cached_property
-    def name_search(self) -> NameSearch:
-        return NameSearch(self.graph.entities)
-
-    @cached_property
-    def relation_search(self) -> NameSearch:
-        return NameSearch(self.graph.relations)
-
-    @cached_property
-    def roles(self) -> EntityRoles:
-        return EntityRoles.of(self.graph)
-
-    @cached_property
-    def neighbours(self) -> Neighbours:
-        return Neighbours.of(self.graph)
-
-    @cached_property
-    def num_triples(self) -> list[int]:
-        """The number of known triples of each relation."""
-        relations = np.concatenate([self.graph.split(split)[:, 1] for split in SPLITS])
-        counts: list[int] = np.bincount(relations, minlength=len(self.graph.relations)).tolist()
-        return counts
-
-    def search_takes_long(self, relation: Item | None = None) -> bool:
-        """Whether a search for new facts among all entities takes more than some seconds."""
-        shape = self.graph.shape
-        num_relations = 1 if relation else shape.num_relations
-        return num_relations * shape.num_entities**2 > MAX_SCORES
-
-    @cached_property
-    def remarker(self) -> Remarker:
-        correction = self.predictor.prior_correction
-        classes = correction.query_classes if correction else None
-        return Remarker.of(self.graph, self.predictor.all_known, classes)
-
-    @property
-    def types(self) -> EntityTypes | None:
-        """The types of entities that the calibration has."""
-        calibration = self.predictor.calibration
-        return calibration.types if calibration else None
-
-    @cached_property
-    def type_labels(self) -> list[str]:
-        """The names of the types; those that are entities have the labels of these."""
-        if self.types is None:
-            return []
-        entities = self.graph.entities
-        return [
-            entities.label(entities.id(name)) if name in entities else name
-            for name in self.types.names
-        ]
-
-    def types_of(self, entity: int) -> list[str]:
-        """The types of an entity, without those that the graph does not have."""
-        if self.types is None:
-            return []
-        first, last = np.searchsorted(self.types.entities, [entity, entity + 1])
-        return [self.type_labels[number] for number in self.types.types[first:last].tolist()]
-
-    @cached_property
-    def inspection(self) -> Inspection:
-        return self.graph.inspect()
-
-    @cached_property
-    def has_explanations(self) -> bool:
-        """Whether predictions can be explained by the run alone.
-
-        Those of an ensemble, and of a model without an adjoint, cannot.
-        """
-        return self.is_path_network or has_supporting_triples(self.run.model)
-
-    @property
-    def is_path_network(self) -> bool:
-        return self.run.model.path_network is not None
-
-    @cached_property
-    def relations(self) -> list[Item]:
-        return [Item.of(self.graph.relations, id) for id in range(len(self.graph.relations))]
-
-    def warm_up(self) -> None:
-        """Compute everything that is cached, so that the first requests do not wait for it."""
-        _ = self.name_search, self.relation_search, self.roles
-        self.predictor.warm_up()
-        _ = self.remarker
-        warm_up_kernels()  # else the first search for new facts would wait for numba
-        # Looking up an id and a name builds the dictionaries of the vocabularies.
-        self.graph.entities.id(0)
-        _ = "" in self.graph.entities
-        _ = "" in self.graph.relations
-
-
-class ServedRuns:
-    """Runs by name; the first is the default. `in_training` are folders of others."""
-
-    def __init__(self, runs: Sequence[ServedRun], *, in_training: Sequence[Path] = ()) -> None:
-        if not runs and not in_training:
-            raise NoRunsToServe
-        self.in_training = list(in_training)
-        self.names = [run.name for run in runs]
-        for name, number in Counter(self.names).items():
-            if number > 1:
-                raise DuplicateRunName(name)
-        self._runs = {run.name: run for run in runs}
-        self._networks: dict[str, ServedRun | None] = {}
-
-    @classmethod
-    def load(cls, paths: Sequence[Path], *, device: str | None = None) -> Self:
-        """Runs from their folders, each named as its folder.
-
-        A run that another process trains is shown as such until it is finished.
-        """
-        runs = []
-        in_training: list[Path] = []
-        for path in paths:
-            name = path.resolve().name
-            try:
-                runs.append(ServedRun.of(load_run(path), name=name, device=device))
-            except RunInTraining:
-                in_training.append(path)
-        return cls(runs, in_training=in_training)
-
-    def add(self, run: ServedRun) -> None:
-        """Serve another run."""
-        if run.name in self._runs:
-            raise DuplicateRunName(run.name)
-        self._runs = {**self._runs, run.name: run}
-        self.names = [*self.names, run.name]
-        self._networks = {}
-
-    def __iter__(self) -> Iterator[ServedRun]:
-        return iter(self._runs.values())
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    @property
-    def default(self) -> ServedRun:
-        if not self.names:
-            raise StillInTraining([folder.resolve().name for folder in self.in_training])
-        return self._runs[self.names[0]]
-
-    def get(self, name: str | None) -> ServedRun:
-        """The run of a name, or the default."""
-        if name is None:
-            return self.default
-        if name not in self._runs:
-            raise UnknownRunError(name, served=self.names)
-        return self._runs[name]
-
-    def network_for(self, run: ServedRun) -> ServedRun | None:
-        """The path network whose paths explain predictions of a run, if there is one.
-
-        It is the run itself, or the first path network of the same graph.
-        """
-        if run.is_path_network:
-            return run
-        if run.name not in self._networks:
-            networks = [other for other in self if other.is_path_network]
-            same = (other for other in networks if is_same_graph(other.graph, run.graph))
-            self._networks[run.name] = next(same, None)
-        return self._networks[run.name]
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
 
 
 class Service:
@@ -320,14 +157,11 @@ class Service:
         # free memory of its own.
         self.completions = ThreadPoolExecutor(1, thread_name_prefix="completions")
         self.searches = Searches(self.completions)
+        self.maps = Maps()
         self.is_stopping = False
-        self._mapping = Lock()  # held while a map is computed
-        self._maps: dict[str, MapWork] = {}
         self._deciding = Lock()  # held while decisions are read or written
         self._decided: dict[str, tuple[Any, Decided | None]] = {}  # by run, with the file's state
-        self.large_requests = Shares()
-        self.work = Shares()  # of requests in threads
-        self._threads = FairThreads(3, most_of_one=2, name="slow")
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="slow")
 
     def add(self, folder: Path) -> None:
         """Serve the run of a training that has ended."""
@@ -340,11 +174,17 @@ class Service:
         """The result of reading or changing the decisions on a run, whose folder must be there."""
         folder = run.run.folder
         if folder is None:
-            raise UnsavedRun(run.name)
+            raise RequestError(
+                f"The run {run.name} has no folder to store decisions in. Save it first."
+            )
 
         def check() -> None:
             if not run.run.is_current:
-                raise ServedFolderGone(run.name, folder)
+                raise FolderGone(
+                    f"The folder of the run {run.name} was moved, removed or replaced after the "
+                    "server had loaded it, so decisions are neither read nor saved. Put it back, "
+                    "or restart the server."
+                )
 
         with self._deciding:
             return work(DecisionStore(RunFolder(folder).decisions, check=check))
@@ -352,7 +192,7 @@ class Service:
     def decided(self, run: ServedRun) -> Decided:
         """The decisions on a run for lookups, read again when their file has changed.
 
-        A file that cannot be read has none here: who asks for the decisions is told why.
+        A file that cannot be read has none here: a request for the decisions is told why.
         """
         path = run.decisions_file
         try:
@@ -383,37 +223,14 @@ class Service:
             decided.verdict(**{**names, missing: prediction.name}) for prediction in predictions
         ]
 
-    def entity_map(self, run: ServedRun) -> MapWork:
-        """The map of a run: read, or computed by a daemon thread, which takes minutes.
-
-        After a failure, the next request computes it again.
-        """
-        work = self._maps.get(run.name)
-        if work is None or work.has_failed:
-            work = MapWork()
-            self._maps[run.name] = work
-            Thread(target=self._compute_map, args=(run, work), daemon=True).start()
-        work.asked_at = time.monotonic()
-        return work
-
-    def _compute_map(self, run: ServedRun, work: MapWork) -> None:
-        try:
-            if self._mapping.locked():  # the first picture need not wait for another map
-                work.report_positions(first_positions(run.run.model))
-            with self._mapping:
-                positions = run.compute_map(
-                    run.run, on_progress=work.report, on_positions=work.report_positions
-                )
-                work.future.set_result(positions)
-        except Exception as error:
-            work.future.set_exception(error)
-
-    async def in_thread(self, work: Callable[[], Result], *, client: str = "") -> Result:
-        """Do some work of a client in a thread.
+    async def in_thread(self, work: Callable[[], Result]) -> Result:
+        """Do some work in a thread.
 
         Work that has begun runs to its end even if its request is cancelled.
         """
-        return await self._threads.run(work, client=client)
+        if self.is_stopping:
+            raise BusyError("The server is stopping.")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def start(self) -> None:
         await self.batcher.start()
@@ -421,11 +238,11 @@ class Service:
             await self.in_thread(run.warm_up)
 
     async def stop(self) -> None:
-        """End all work; a request that is still in progress gets `ServerStopping`."""
+        """End all work; what still waits for a thread is cancelled."""
         self.is_stopping = True
         await self.trainings.close()
         await self.batcher.stop()
-        self._threads.stop()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self.completions.shutdown(wait=False, cancel_futures=True)
 
 
@@ -488,15 +305,16 @@ class RequestContext:
         try:
             return vocabulary.id(name)
         except RequestError as error:
-            similar = self._similar(name, part) if isinstance(name, str) else []
-            if isinstance(error, NotInVocabulary):
-                # One search finds the names of the message, of the suggestions and while typing.
-                error.suggestions = [vocabulary.text(id) for id in similar]
+            similar = self._similar(name, part, error) if isinstance(name, str) else []
             suggestions = [vocabulary[id] for id in similar]
-            raise UnknownNameError(error, part=part, suggestions=suggestions) from None
+            raise NotFound(str(error), suggestions=suggestions, part=part) from None
 
-    def _similar(self, name: str, part: Part) -> list[int]:
+    def _similar(self, name: str, part: Part, error: RequestError) -> list[int]:
+        """The ids of the names that an error suggests, or of those that a search finds."""
         run = self.run
+        vocabulary = vocabulary_of(run.graph, part)
+        if isinstance(error, UnknownName):
+            return [id for text in error.suggestions for id in vocabulary.ids_ignoring_case(text)]
         search = run.relation_search if part == "relation" else run.name_search
         return [match.id for match in search.search(name, limit=NUM_SUGGESTIONS)]
 
@@ -510,22 +328,18 @@ class RequestContext:
         self, kind: QueryType, *ids: int, k: int, known: Known = "mark"
     ) -> list[Prediction]:
         query = Query(ids, k, known)
-        return await self.service.batcher.predict(
-            self.run.predictor, kind, query, client=self.client
-        )
+        return await self.service.batcher.predict(self.run.predictor, kind, query)
 
     async def score(self, triples: Sequence[tuple[int, ...]]) -> list[Prediction]:
         """What the model says about triples by id, in their order."""
         queries = [Query(ids, 1) for ids in triples]
-        answers = await self.service.batcher.predict_all(
-            self.run.predictor, "triple", queries, client=self.client
-        )
+        answers = await self.service.batcher.predict_all(self.run.predictor, "triple", queries)
         return [prediction for [prediction] in answers]
 
     async def ids_of(
         self, triples: Sequence[tuple[str | int, str | int, str | int]]
     ) -> list[tuple[int, ...]]:
-        """The ids of triples by name; the first unknown name alone is searched for."""
+        """The ids of triples by name; only the first unknown name is searched for."""
 
         def find() -> list[tuple[int, ...]]:
             return [
@@ -535,20 +349,8 @@ class RequestContext:
 
         return await self.in_thread(find)
 
-    @property
-    def client(self) -> str:
-        """Whose request it is; requests of one client take turns with those of others."""
-        return client_of(self.request.scope.get("client"))
-
-    def large_request(self, size: int) -> AbstractAsyncContextManager[None]:
-        """The turn of a request for so many predictions, if it is a large one."""
-        if size <= LARGE_REQUEST:
-            return nullcontext()
-        return self.service.large_requests.turn(self.client)
-
     async def in_thread(self, work: Callable[[], Result]) -> Result:
-        async with self.service.work.turn(self.client):
-            return await self.service.in_thread(work, client=self.client)
+        return await self.service.in_thread(work)
 
 
 async def service_of(request: Request) -> Service:

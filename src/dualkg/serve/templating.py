@@ -1,9 +1,13 @@
-"""Pages: Jinja2 templates with autoescape, their filters and addresses, and errors as pages."""
+"""Pages: Jinja2 templates with autoescape, their filters and addresses, errors as pages, and the
+query of a page as text to copy.
+"""
 
 import json
 import re
+import shlex
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Request, Response
@@ -15,10 +19,10 @@ from markupsafe import Markup, escape
 
 from dualkg import errors
 from dualkg.inference.explanation import relation_words, share_text
-from dualkg.serve.errors import public_message
-from dualkg.serve.replies import RESPONSES, ErrorReply
+from dualkg.serve.errors import RESPONSES, ErrorReply
 from dualkg.serve.service import RequestContext, context_of, service_of
 
+Options = Mapping[str, str | int | float | bool | None]
 MAX_SHORT = 160  # characters of a name within a list
 ERROR_TITLES = {404: "Not found", 500: "The server failed"}
 
@@ -65,11 +69,6 @@ def decimals(value: float, format: str) -> str:
     return minus(f"{value:{format}}")
 
 
-def message(error: errors.DualkgError) -> str:
-    """The message of an error in the words of a request."""
-    return public_message(error)
-
-
 def code_spans(text: str) -> Markup:
     """A text whose parts between backticks are code."""
     parts = [escape(part) for part in text.split("`")]
@@ -77,6 +76,11 @@ def code_spans(text: str) -> Markup:
         Markup("<code>{}</code>").format(part) if n % 2 else part for n, part in enumerate(parts)
     ]
     return Markup("").join(marked)
+
+
+def sentence(error: errors.DualkgError | str) -> Markup:
+    """The sentence of an error, in which options are marked by backticks."""
+    return code_spans(visible(str(error)))
 
 
 class LineBreaks(Extension):
@@ -103,8 +107,8 @@ TEMPLATES.filters |= {
     "share": share_text,
     "thousands": "{:,}".format,
     "decimals": decimals,
-    "message": message,
     "code_spans": code_spans,
+    "sentence": sentence,
 }
 
 
@@ -227,3 +231,96 @@ async def error_response(request: Request, reply: ErrorReply) -> Response:
     response = page(context, "error.html", status=reply.status, title=title, reply=reply)
     response.headers.update(reply.headers)
     return response
+
+
+class Snippet(NamedTuple):
+    """A text to copy, and what it is for."""
+
+    title: str
+    text: str
+
+
+class CopiedQuery(NamedTuple):
+    """A query in the three ways to send it.
+
+    `path` and `parameters` are those of the API, `options` those of `command`. In `python`, RUN
+    stands for the run.
+    """
+
+    path: str
+    parameters: Options
+    command: str
+    options: Options
+    python: str
+
+
+def snippets(context: RequestContext, query: CopiedQuery) -> list[Snippet]:
+    """The texts for a query; the command and Python read the run by its name."""
+    return [
+        Snippet("curl", _curl(context, query)),
+        Snippet("Python", query.python.replace("RUN", repr(context.run.name), 1)),
+        Snippet("command", command(query.command, context.run.name, query.options)),
+    ]
+
+
+def _curl(context: RequestContext, query: CopiedQuery) -> str:
+    parameters = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in query.parameters.items()
+        if value is not None
+    }
+    if not context.is_default_run:
+        parameters["run"] = context.run.name
+    request = context.request
+    address = f"{request.url.scheme}://{request.headers.get('host', 'localhost')}{query.path}"
+    if parameters:
+        address = f"{address}?{urlencode(parameters)}"
+    header = ""
+    if context.service.needs_token:
+        # The token itself is a secret, and no part of a page.
+        header = ' -H "Authorization: Bearer $DUALKG_TOKEN"'
+    return f"curl{header} {shell_word(address)}"
+
+
+def predictor_call(method: str, *arguments: object, **options: object) -> str:
+    """Python that loads the run RUN and calls a method of its predictor."""
+    return (
+        "import dualkg as kg\n\n"
+        "predictor = kg.load_run(RUN).predictor()\n"
+        f"predictor.{method}({call_arguments(*arguments, **options)})"
+    )
+
+
+def call_arguments(*arguments: object, **options: object) -> str:
+    texts = [repr(argument) for argument in arguments]
+    texts += [f"{name}={value!r}" for name, value in options.items() if value is not None]
+    return ", ".join(texts)
+
+
+def command(name: str, run: str, options: Options) -> str:
+    """A command of dualkg; a value that begins with a hyphen is joined to its option."""
+    folder = f"./{run}" if run.startswith("-") else run
+    words = ["dualkg", name, shell_word(folder)]
+    for option, value in options.items():
+        flag = f"--{option.replace('_', '-')}"
+        if value is None or value is False:
+            continue
+        if value is True:
+            words.append(flag)
+        elif str(value).startswith("-"):
+            words.append(f"{flag}={shell_word(str(value))}")
+        else:
+            words += [flag, shell_word(str(value))]
+    return " ".join(words)
+
+
+def shell_word(text: str) -> str:
+    """A text as one word of a shell, without line ends and characters that are not seen."""
+    if text.isprintable():
+        return shlex.quote(text)
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + "".join(_shown(letter) for letter in escaped) + "'"
+
+
+def _shown(letter: str) -> str:
+    return letter if letter.isprintable() else f"\\U{ord(letter):08x}"

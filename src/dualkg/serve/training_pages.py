@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Response
 from pydantic import BaseModel, Field
 
-from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.runs import line_chart, metric_text
-from dualkg.serve.schemas import FileText
+from dualkg.serve.schemas import MAX_NAME_LENGTH, FileText
 from dualkg.serve.service import Context
 from dualkg.serve.templating import page, page_router, page_url
 from dualkg.serve.trainings import SUFFIXES, TrainingState

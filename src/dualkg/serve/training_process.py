@@ -14,7 +14,7 @@ from typing import Any
 from dualkg.errors import DualkgError
 from dualkg.inference.api import calibrate
 from dualkg.inference.errors import MissingTriples
-from dualkg.serve.errors import public_reason
+from dualkg.serve.errors import reason_of
 from dualkg.training.errors import TrainingInterrupted
 from dualkg.workflows import events
 from dualkg.workflows.train import train_source
@@ -101,7 +101,7 @@ def main(arguments: str) -> int:
     except TrainingInterrupted:
         return 130
     except (DualkgError, OSError) as error:
-        _print(kind="error", error=public_reason(error))
+        _print(kind="error", error=reason_of(error))
         return 1
     _print(kind="stage", stage="finished")
     return 0

@@ -11,30 +11,17 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from dualkg import files
 from dualkg.data.graph import Graph
-from dualkg.data.loading import load_graph
-from dualkg.errors import DamagedFile, DualkgError
-from dualkg.serve.errors import (
-    InvalidRunName,
-    TrainingRefused,
-    TrainingRunning,
-    UnknownTraining,
-    UnknownUpload,
-    UnreadableUpload,
-    public_reason,
-)
-from dualkg.training.checkpoint import read_about
-from dualkg.training.recipe import load_recipe
+from dualkg.errors import DualkgError, RequestError
+from dualkg.serve.errors import BusyError, Forbidden, NotFound, reason_of
 from dualkg.training.run import RunFolder
-from dualkg.workflows.sources import check_graph
 
 Stage = Literal[
     "reading", "tuning", "training", "calibrating", "loading", "finished", "stopped", "failed"
@@ -126,15 +113,11 @@ class WatchedTraining(TrainingState):
         """Read the checkpoint again, unless the training is known to be over."""
         if self.stage not in ("reading", "training", "stopped"):
             return False
-        return self._look() == "finished"
-
-    def _look(self) -> Stage:
-        """Read the checkpoint again; return the stage."""
         folder = RunFolder(self.folder)
         if folder.finished:
             self.stage = "finished"
             self.text, self.share = "", None
-            return self.stage
+            return True
         history = self._history(folder)
         self.points = [epoch.model_dump() for epoch in history]
         epochs = self._num_epochs(folder)
@@ -143,19 +126,21 @@ class WatchedTraining(TrainingState):
         done = len(history)
         self.text = f"{done:,} of {epochs:,} epochs" if epochs else f"{done:,} epochs"
         self.share = done / epochs if epochs else None
-        return self.stage
+        return False
 
     def _history(self, folder: RunFolder) -> list[SavedEpoch]:
         """The epochs of the checkpoint; none if it has none, or is damaged."""
+        from dualkg.training.checkpoint import read_about
+
         progress = read_about(folder.checkpoint).get("progress", {})
-        with suppress(DamagedFile):
-            checked: SavedProgress = files.check_type(
-                progress, SavedProgress, source=folder.checkpoint
-            )
-            return checked.history
-        return []
+        try:
+            return SavedProgress.model_validate(progress).history
+        except ValidationError:
+            return []
 
     def _num_epochs(self, folder: RunFolder) -> int | None:
+        from dualkg.training.recipe import load_recipe
+
         try:
             return load_recipe(folder.recipe).training.epochs
         except (DualkgError, OSError):
@@ -206,7 +191,7 @@ class Trainings:
 
     def get(self, name: str) -> TrainingState:
         if name not in self.by_name:
-            raise UnknownTraining(name)
+            raise NotFound(f"No training is named '{name}'.")
         training = self.by_name[name]
         if isinstance(training, WatchedTraining) and training.has_just_finished():
             self.load(training)
@@ -220,12 +205,15 @@ class Trainings:
             training.stage = "finished"
         except (DualkgError, OSError) as error:
             training.stage = "failed"
-            training.error = public_reason(error)
+            training.error = reason_of(error)
 
     # -- files -------------------------------------------------------------
 
     def save_file(self, name: str, text: str) -> Upload:
         """Save a file of triples below the folder, and read it."""
+        from dualkg.data.loading import load_graph
+        from dualkg.workflows.sources import check_graph
+
         path = self._upload_path(name, text)
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(path, text)
@@ -236,7 +224,7 @@ class Trainings:
             raise
         except (ValueError, OSError) as error:
             path.unlink(missing_ok=True)
-            raise UnreadableUpload(Path(name).name, str(error)) from None
+            raise _unreadable(name, str(error)) from None
         uploaded = sorted(self._uploads().iterdir(), key=lambda folder: folder.stat().st_mtime)
         for old in uploaded[:-MAX_FILES]:
             shutil.rmtree(old, ignore_errors=True)
@@ -246,20 +234,26 @@ class Trainings:
     def _upload_path(self, name: str, text: str) -> Path:
         suffix = Path(name).suffix.lower()
         if suffix not in SUFFIXES:
-            raise UnreadableUpload(Path(name).name, f"it ends in none of {', '.join(SUFFIXES)}")
+            raise _unreadable(name, f"it ends in none of {', '.join(SUFFIXES)}")
         stem = re.sub(r"[^A-Za-z0-9_-]", "-", Path(name).stem)[:40].strip("-") or "triples"
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         return self._uploads() / digest / f"{stem}{suffix}"
 
     def _uploads(self) -> Path:
+        return self._own_folder() / ".uploads"
+
+    def _own_folder(self) -> Path:
         if self.folder is None:
-            raise TrainingRefused
-        return self.folder / ".uploads"
+            raise Forbidden(
+                "This server does not train. Start it with --allow-training to train on files in "
+                "the browser."
+            )
+        return self.folder
 
     def _uploaded(self, file: str) -> Path:
         path = self._uploads() / file
         if not UPLOAD.fullmatch(file) or not path.is_file():
-            raise UnknownUpload(file)
+            raise RequestError(f"No file {file} was sent. Send it again.")
         return path
 
     # -- trainings ---------------------------------------------------------
@@ -269,13 +263,16 @@ class Trainings:
     ) -> TrainingState:
         """Start to train on an uploaded file; `taken` are names of runs that are served."""
         source = self._uploaded(file)
-        if self.folder is None:
-            raise TrainingRefused
         if self._process is not None:
-            raise TrainingRunning
-        folder = self.folder / name
+            raise BusyError(
+                "Another training is running. Stop it, or try again when it has finished."
+            )
+        folder = self._own_folder() / name
         if not RUN_NAME.fullmatch(name) or name in taken or folder.exists():
-            raise InvalidRunName(name)
+            raise RequestError(
+                f"'{name}' cannot be the name of the run: it must be new, and consist of letters, "
+                "digits, points, hyphens and underscores."
+            )
         arguments = {"source": str(source), "out": str(folder), "changes": changes, "tune": tune}
         # The token is not for other processes.
         environment = {key: value for key, value in os.environ.items() if key != "DUALKG_TOKEN"}
@@ -337,3 +334,7 @@ class Trainings:
         except TimeoutError:
             process.kill()
             await task
+
+
+def _unreadable(name: str, reason: str) -> RequestError:
+    return RequestError(f"{Path(name).name} cannot be read as triples: {reason}.")

@@ -20,14 +20,7 @@ from dualkg.models.base import Factors
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum
-from dualkg.tables.gpu import (
-    BatchRows,
-    Bf16Table,
-    Bf16Tables,
-    SampledTables,
-    ScoredQueries,
-    padded_shape,
-)
+from dualkg.tables.bf16 import BatchRows, Bf16Table, ScoredQueries, padded_shape
 from dualkg.tables.gradients import Workspace
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.fused import stream
@@ -410,11 +403,11 @@ class OneVsAllBf16Step(Bf16Step):
     def _make_tables(self) -> None:
         parameters = dict(zip(TABLE_NAMES, self.model.entity_tables, strict=False))
         predicted = {id(self._entity_table(column)) for _, column in self.sides}
-        self.tables = Bf16Tables(
-            self.model.tables.shard,
+        self.tables = self.model.tables.bf16_tables(
             parameters,
             sums={name: self.optimizer.state[table]["sum"] for name, table in parameters.items()},
             scored={name for name, table in parameters.items() if id(table) in predicted},
+            num_entities=self.model.shape.num_entities,
         )
 
     def source(self, column: int) -> Bf16Table:
@@ -534,7 +527,7 @@ class SampledBf16Step(Bf16Step):
         super().__init__(model, regularizer, optimizer)
 
     def _make_tables(self) -> None:
-        self.tables = SampledTables(self.model.tables)
+        self.tables = self.model.tables.sampled_tables()
         self.batch_rows = BatchRows(self.width, self.model.device)
         # The most negatives of a batch that this process scores.
         self.most_negatives = self.loss.loss.most_negatives(
@@ -551,7 +544,7 @@ class SampledBf16Step(Bf16Step):
         fetched = self.batch_rows.of(len(batch))
         for column, rows in zip((HEAD, TAIL), fetched, strict=True):
             self.tables.fetch(self._entity_table(column).detach(), batch[:, column], rows)
-        self.tables.shard.all_reduce(fetched)
+        self.tables.complete(fetched)
         return self.batch_rows.numbered(batch)
 
     def _score(
@@ -617,7 +610,7 @@ class SampledBf16Step(Bf16Step):
         with torch.cuda.stream(self.side_stream):
             torch.mm(scores.T, mapped, out=products)
         upstream = torch.mm(scores, vectors, out_dtype=torch.float32)
-        self.tables.shard.all_reduce(upstream)
+        self.tables.complete(upstream)
         upstream[:, :width].addcmul_(to_answers[:, None], of_answers)
         fetched.rows[first : first + size].addcmul_(to_answers[:, None], mapped_rows)
         return upstream

@@ -13,9 +13,9 @@ from dualkg.data.graph import SPLITS
 from dualkg.errors import InvalidValue, Unsupported
 from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.completion import CompletionSettings, complete, queries
-from dualkg.inference.remarks import Remarker
 from dualkg.inference.scoring import ProbabilitiesNotFinite
 from dualkg.models.base import WrongShape
+from dualkg.serve.entity_facts import Remarker
 from tests.conftest import graph_of
 from tests.inference.completion.brute_force import (
     MODELS,

@@ -9,7 +9,7 @@ import pytest
 import dualkg as kg
 from dualkg.inference.api import calibrate
 from dualkg.serve.app import application
-from dualkg.serve.service import ServedRuns
+from dualkg.serve.served import ServedRuns
 from dualkg.training.run import RunFolder
 from tests.processes import LIMIT
 from tests.serve.browser.conftest import PHONE, WIDE, overflow

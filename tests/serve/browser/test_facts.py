@@ -10,7 +10,7 @@ import pytest
 
 from dualkg.inference.completion import complete
 from dualkg.serve.app import application
-from dualkg.serve.service import ServedRuns
+from dualkg.serve.served import ServedRuns
 from dualkg.training.run import RunFolder
 from tests.processes import LIMIT
 from tests.serve.browser.conftest import PHONE, overflow

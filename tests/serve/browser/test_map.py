@@ -11,7 +11,7 @@ from dualkg.analysis.projection import save_map
 from dualkg.data.entity_types import EntityTypes
 from dualkg.inference.calibration import fit_calibration, save_calibration
 from dualkg.serve.app import application
-from dualkg.serve.service import ServedRuns
+from dualkg.serve.served import ServedRuns
 from dualkg.training.recipe import ModelConfig
 from tests.conftest import graph_of
 from tests.processes import LIMIT

@@ -8,7 +8,7 @@ import pytest
 import dualkg as kg
 from dualkg.inference.calibration import calibration_for
 from dualkg.serve.app import application
-from dualkg.serve.service import ServedRuns
+from dualkg.serve.served import ServedRuns
 from tests.serve.conftest import serving
 
 pytestmark = pytest.mark.slow

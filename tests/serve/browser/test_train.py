@@ -3,7 +3,7 @@
 import pytest
 
 from dualkg.serve.app import application
-from dualkg.serve.service import ServedRuns
+from dualkg.serve.served import ServedRuns
 from tests.processes import LIMIT
 from tests.serve.browser.conftest import PHONE, overflow
 from tests.serve.conftest import serving
