@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, and each would c
 # Material announces its successor at each build.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo docs test types unit test-slow test-pykeen torture golden records picture world bench bench-report clean
+.PHONY: demo docs test types unit test-slow test-pykeen golden records picture world bench bench-report clean
 
 demo: $(READY)
 	$(BIN)/dualkg demo
@@ -42,10 +42,6 @@ test-slow: $(READY)
 # The slow tests of one topic, by its folder or file: make test-slow-training, make test-slow-wheel.
 test-slow-%: $(READY)
 	$(BIN)/pytest -m 'slow or hypothesis' --hypothesis-profile=thorough $(or $(wildcard tests/$*),tests/test_$*.py)
-
-# Kills, power cuts, faults of the disk, malformed inputs, races and load: minutes, or TORTURE="--hours 2".
-torture: $(READY)
-	$(BIN)/python -m benchmarks.torture $(TORTURE)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "dualkg needs Python 3.11 or newer; this is " + sys.version.split()[0])'
@@ -86,7 +82,6 @@ bench: $(READY) $(BENCH_READY)
 	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/completion.py
-	$(BIN)/python benchmarks/inductive.py
 	@if command -v wrk >/dev/null; then $(BIN)/python benchmarks/serving.py; \
 	else echo "Serving is not measured: wrk makes the load, and it is not installed. Debian has a package of that name."; fi
 	$(MAKE) bench-report

@@ -48,7 +48,6 @@ def draw_all(results: dict[str, Any], folder: Path) -> None:
 
 def write(figure: Figure, path: Path) -> None:
     figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-    figure.savefig(path.with_suffix(".png"), dpi=160, metadata={"Software": None})
 
 
 # -- bars --------------------------------------------------------------------

@@ -217,7 +217,8 @@ def parts_of_step(steps: Steps) -> dict[str, float]:
 
 
 def measure(job: Job, device: torch.device, *, rounds: int) -> dict[str, Any]:
-    from dualkg.tables import HostTables, LocalTables
+    from dualkg.tables.base import local_tables
+    from dualkg.tables.host import HostTables
     from dualkg.training.memory import available_memory
 
     free = available_memory(torch.device("cpu"))
@@ -228,7 +229,7 @@ def measure(job: Job, device: torch.device, *, rounds: int) -> dict[str, Any]:
 
     made = time.perf_counter()
     on_gpu = device if device.type == "cuda" else None
-    local = LocalTables(num_entities, device=on_gpu, initialize=False)
+    local = local_tables(num_entities, device=on_gpu, initialize=False)
     on_device = Steps(job, local, device_dim, device)
     in_host_memory = Steps(job, HostTables(num_entities, initialize=False), job.dim, device)
     log(f"Tables after {time.perf_counter() - made:.0f} s: {in_host_memory.engine}")

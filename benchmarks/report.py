@@ -10,40 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import completion
-import decisions
 import host_memory
-import inductive
 import measurement
-import search
 import serving
 import startup
 import tables
-import tuning
 from tables import Results
 
 HERE = Path(__file__).parent
 # Topics whose benchmark writes its own section: the name of the results, the title, the benchmark.
 OWN_SECTIONS = {
-    "search": ("Search", search),
     "completion": ("Graph completion", completion),
-    "inductive": ("Inductive entities", inductive),
     "host_memory": ("Entity tables in host memory", host_memory),
     "startup": ("Start-up time", startup),
     "serving": ("Serving", serving),
-    "tuning": ("Tuning of hyper-parameters", tuning),
 }
-# What dualkg does itself, beside a library that could do it.
-DECISIONS = {
-    "exact_search": ("Exact search beside FAISS", decisions.exact_search),
-    "larger_than_memory": (
-        "Graphs larger than memory beside DuckDB and Polars",
-        decisions.larger_than_memory,
-    ),
-    "split_tables": ("Divided tables beside DTensor", decisions.split_tables),
-    "study_storage": ("Heartbeats of a search beside Optuna's", decisions.study_storage),
-    "connections": ("Limits on connections beside uvicorn's", decisions.connections),
-}
-TOPICS = ["ceilings", "training", "ranking", "scaling", *OWN_SECTIONS, *DECISIONS]
+TOPICS = ["ceilings", "training", "ranking", "scaling", *OWN_SECTIONS]
 
 
 def load_all(folder: Path = measurement.RESULTS) -> dict[str, Results]:
@@ -78,10 +60,6 @@ def page(results: dict[str, Results]) -> str:
         for device, jobs in sorted(results[topic].items()):
             lines += [f"## {title}: {device}", ""]
             lines += [*benchmark.lines(jobs), *tables.measured_on(jobs)]
-    for topic, (title, table) in DECISIONS.items():
-        for device, jobs in sorted(results[topic].items()):
-            lines += [f"## {title}: {device}", ""]
-            lines += [*table(jobs), *tables.measured_on(jobs)]
     if results["ceilings"]:
         lines += ["## The machines", "", *tables.ceilings(results)]
     if results["loading"]:

@@ -14,16 +14,19 @@ from rich.markup import escape
 from typer import Argument, Option
 
 import dualkg as kg
+from dualkg.analysis import sparsity
 from dualkg.cli import common as cli
 from dualkg.cli import main
 from dualkg.cli.training_display import TrainingDisplay
-from dualkg.errors import InvalidValue, Sentence, Unsupported
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.files import write_text
+from dualkg.inference.api import open_run
 from dualkg.training.api import choose_device
 from dualkg.training.errors import InterruptedRunError
 from dualkg.training.recipe import recipe_from
 from dualkg.training.trainer import Trainer
 from paper import tables
+from paper.nuclear import bound_before_and_after
 from paper.pages import PAGES
 from paper.records import RECORDS, RUNS, Config, check_committed, load_records, record_runs
 from paper.registry import (
@@ -39,6 +42,11 @@ from paper.tables import DATASETS, Study, Table, write_pages
 
 VALIDATIONS = 4  # validations during a trial; the last one is at its end
 TRAIN_SAMPLE = 2000  # training triples that a trial ranks too, to see how far they are memorized
+BOUNDS = {
+    "dura": "DURA over all entities and relations",
+    "bound": "bound on the nuclear 2-norm",
+    "components": "Σ‖h‖‖r‖‖t‖ of the components",
+}
 app = typer.Typer(
     name="python -m paper",
     add_completion=False,
@@ -101,7 +109,7 @@ def study_command(study: Study) -> Callable[..., None]:
                 "seeds",
                 expected=f"1, because the study {study.name} uses one seed",
                 found=seeds,
-                advice=Sentence("Leave out {seeds}.", {"seeds": None}),
+                advice="Leave out `seeds`.",
             )
         check_committed()
         with TrainingDisplay(study.name) as on_progress:
@@ -235,6 +243,50 @@ def datasets(records: Records = RECORDS) -> cli.Output:
 
 
 @app.command()
+@cli.command()
+def sparsity_curve(
+    run: cli.RunPath,
+    shares: Annotated[
+        str | None, Option(help="Shares of zeros, separated by commas (default: 0 to 0.95).")
+    ] = None,
+    rotate: Annotated[
+        float | None, Option(help="RESCAL only: first rotate the axes for this share of zeros.")
+    ] = None,
+    split: cli.SplitName = "test",
+    device: cli.Device = None,
+) -> cli.Output:
+    """Evaluate a run with increasing shares of its entity table set to zero."""
+    wanted = sparsity.SHARES if shares is None else cli.parse_numbers("shares", shares)
+    opened = open_run(run, device=device)
+    model = opened.model if rotate is None else sparsity.rotated(opened.model, share=rotate)
+    points = sparsity.sparsity_curve(model, opened.graph, shares=wanted, split=split)
+    yield cli.Result([point.as_dict() for point in points])
+    metrics = kg.evaluation.metrics.columns()
+    rows = []
+    for point in points:
+        size = point.storage.entity_tables["CSR"]
+        row = [f"{point.share:.1%}", f"{point.threshold:.4g}", *point.metrics.row()[: len(metrics)]]
+        rows.append([*row, f"{size.numbers_saved:.1%}", f"{size.bytes_saved:.1%}"])
+    cli.print_table(["zeros", "threshold", *metrics, "numbers saved", "bytes saved"], rows)
+
+
+@app.command()
+@cli.command()
+def nuclear_norm(
+    run: cli.RunPath,
+    plain: Annotated[float, Option(help="λ1, the weight of ‖h‖² and ‖t‖².")] = 1.0,
+    mapped: Annotated[float, Option(help="λ2, the weight of ‖hR‖² and ‖tRᵀ‖².")] = 1.0,
+) -> cli.Output:
+    """Bound the nuclear 2-norm of a run by DURA (Theorem 1)."""
+    bounds = bound_before_and_after(kg.load_run(run).model, plain=plain, mapped=mapped)
+    yield cli.Result({name: bound.as_dict() for name, bound in bounds.items()})
+    rows = []
+    for key, title in BOUNDS.items():
+        rows.append([title, *(f"{getattr(bound, key):.6g}" for bound in bounds.values())])
+    cli.print_table(["", *bounds], rows)
+
+
+@app.command()
 @cli.command(threads=False)
 def hyperparameters() -> cli.Output:
     """Hyper-parameters of the paper and of the recipes."""
@@ -324,7 +376,7 @@ def read_trials(file: Path, *, only: str) -> list[dict[str, Any]]:
         trials = json.loads(file.read_text(encoding="utf-8"))
         return [trial for trial in trials if only in trial["name"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise Unsupported(str(file), f"is not a JSON list of names and recipes: {error}") from None
+        raise RequestError(f"{file} is not a JSON list of names and recipes: {error}.") from None
 
 
 def train_trial(settings: dict[str, Any], graph: kg.Graph, *, device: str | None) -> dict[str, Any]:

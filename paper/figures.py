@@ -25,7 +25,7 @@ from dualkg.analysis.figures import (
 )
 from dualkg.analysis.projection import Vectors, default_perplexity, tail_embeddings, tsne
 from dualkg.data.filters import Ids
-from dualkg.errors import PYTHON, InvalidValue, RequestError, Unsupported, Words
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.extras import optional_import
 from dualkg.models.diagonal import RealDiagonalModel
 from paper.registry import TEXTS
@@ -172,19 +172,15 @@ def compute_plane(model: kg.Model, graph: kg.Graph, query: NamedQuery) -> Plane:
     model.check_shape(graph.shape)
     bilinear = model.embedding
     if not isinstance(bilinear, RealDiagonalModel) or bilinear.dim != 2:
-        raise Unsupported(
-            "Figure 1",
-            f"needs a CP or DistMult model with dim 2; this is {type(bilinear).__name__} with dim "
-            f"{bilinear.dim:,}",
-            advice="Train one: CP(graph.shape, dim=2).",
+        raise RequestError(
+            f"Figure 1 needs a CP or DistMult model with dim 2; this is {type(bilinear).__name__} "
+            f"with dim {bilinear.dim:,}. Train one: CP(graph.shape, dim=2)."
         )
     entities = tail_embeddings(model, np.arange(len(graph.entities)))
     spread = float(np.linalg.norm(entities - entities.mean(0), axis=1).mean())
     if not spread > 0:
-        raise Unsupported(
-            "Figure 1",
-            "needs distances, and all entities are at one point",
-            advice="Train the model first.",
+        raise RequestError(
+            "Figure 1 needs distances, and all entities are at one point. Train the model first."
         )
     entities = entities / spread
 
@@ -241,10 +237,9 @@ def _queries_for_figure(graph: kg.Graph) -> Iterator[tuple[int, int, Ids]]:
     is_tail_query = relations < graph.shape.num_relations
     chosen = is_tail_query & (counts >= MIN_TAILS) & (counts <= MAX_TAILS)
     if not chosen.any():
-        raise Unsupported(
-            "Figure 1",
-            f"needs a query with {MIN_TAILS} to {MAX_TAILS} tails, and {graph.name} has none in "
-            "train",
+        raise RequestError(
+            f"Figure 1 needs a query with {MIN_TAILS} to {MAX_TAILS} tails, and {graph.name} has "
+            "none in train."
         )
     for index in np.flatnonzero(chosen).tolist():
         tails = known.answers[known.offsets[index] : known.offsets[index + 1]]
@@ -450,38 +445,6 @@ class Projection:
         }
 
 
-class MissingLabels(RequestError):
-    """A name was not found in a graph that has no labels; `problem` is that of the vocabulary."""
-
-    def __init__(self, problem: RequestError, graph: str) -> None:
-        super().__init__()
-        self.problem = problem
-        self.graph = graph
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            f"{self.problem.message(words)} {self.graph} was read without labels; "
-            "load_graph(…, labels=…) reads a file of them."
-        )
-
-
-class NoAnswer(RequestError):
-    """None of the entities with a name has an answer to a relation."""
-
-    def __init__(self, head: str, relation: str, graph: str, *, num_entities: int = 1) -> None:
-        super().__init__()
-        self.head = head
-        self.relation = relation
-        self.graph = graph
-        self.num_entities = num_entities
-
-    def message(self, words: Words = PYTHON) -> str:
-        subject = f"'{self.head}' has no"
-        if self.num_entities > 1:
-            subject = f"None of the {self.num_entities} entities called '{self.head}' has an"
-        return f"{subject} answer to '{self.relation}' in {self.graph}."
-
-
 def find_queries(graph: kg.Graph, pairs: Iterable[Sequence[str]]) -> list[NamedQuery]:
     """Look up queries given as (head, relation), and their answers in all splits.
 
@@ -498,16 +461,17 @@ def _find_query(graph: kg.Graph, known: kg.KnownAnswers, head: str, relation: st
     owners, answers = known(heads, np.full(len(heads), relation_id))
     counts = np.bincount(owners, minlength=len(heads))
     if not counts.any():
-        raise NoAnswer(head, relation, graph.name, num_entities=len(heads))
+        subject = f"'{head}' has no"
+        if len(heads) > 1:
+            subject = f"None of the {len(heads)} entities called '{head}' has an"
+        raise RequestError(f"{subject} answer to '{relation}' in {graph.name}.")
 
     best, *ties = np.flatnonzero(counts == counts.max())
     if ties:
         names = ", ".join(f"'{graph.entities[int(heads[tied])]}'" for tied in [best, *ties][:5])
-        raise Unsupported(
-            f"'{head}'",
-            f"matches {1 + len(ties)} entities of {graph.name} with {counts.max():,} answers each "
-            f"to '{relation}': {names}",
-            advice="Use one of these names.",
+        raise RequestError(
+            f"'{head}' matches {1 + len(ties)} entities of {graph.name} with {counts.max():,} "
+            f"answers each to '{relation}': {names}. Use one of these names."
         )
     name = f"{head} · {short_relation(graph.relations.label(relation_id))}"
     return NamedQuery(int(heads[best]), relation_id, name, answers[owners == best])
@@ -520,7 +484,10 @@ def _entities_called(graph: kg.Graph, head: str) -> Ids:
     except RequestError as error:
         if graph.entities.labels is not None:
             raise
-        raise MissingLabels(error, graph.name) from None
+        raise RequestError(
+            f"{error} {graph.name} was read without labels; load_graph(…, labels=…) reads a file "
+            "of them."
+        ) from None
 
 
 def group_answers(queries: Sequence[NamedQuery]) -> tuple[Ids, Ids]:

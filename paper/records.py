@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import dualkg as kg
 from dualkg.analysis.records import load_recipes, load_recorded_ranks, read_record, run_folders
 from dualkg.data.errors import DownloadFailed, GraphNotFound
-from dualkg.errors import PYTHON, RequestError, Unsupported, Words
+from dualkg.errors import RequestError
 from dualkg.evaluation.comparison import Floats
-from dualkg.files import atomic_folder, locks, read_json, write_text
+from dualkg.files import atomic_folder, locked, read_json, write_text
 from dualkg.inference.api import open_run
 from dualkg.training.api import OnProgress, choose_device, load_recipe_graph, spread
 from dualkg.training.environment import commit_of_checkout, environment
@@ -86,61 +86,6 @@ def load_record(folder: Path) -> Record:
     return Record(folder, recipe, **record)
 
 
-class UncommittedChanges(RequestError):
-    """Numbers would come from a source tree that nobody else has; `run` is None before training."""
-
-    def __init__(self, commit: str, run: Path | None = None) -> None:
-        super().__init__()
-        self.commit = commit
-        self.run = run
-
-    def message(self, words: Words = PYTHON) -> str:
-        if self.run is None:
-            return (
-                f"The source tree has uncommitted changes ({self.commit}), so its numbers could "
-                "not be reproduced. Commit or stash them first."
-            )
-        return (
-            f"{self.run} was trained from a source tree with uncommitted changes ({self.commit}), "
-            "so nobody could train it again. Commit the changes, train again, and record that run."
-        )
-
-
-class UnknownCommit(RequestError):
-    """Numbers would come from a source tree whose commit is not known."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "The source tree is in no git checkout, so a record could not say which commit its "
-            "numbers are from. Set the variable DUALKG_COMMIT to it."
-        )
-
-
-class OtherCommit(RequestError):
-    """The variable `DUALKG_COMMIT` names another commit than the one that is checked out."""
-
-    def __init__(self, commit: str, checkout: str) -> None:
-        super().__init__(
-            f"DUALKG_COMMIT is {commit}, and the source tree is at {checkout}. Unset the variable "
-            "in a checkout."
-        )
-        self.commit = commit
-        self.checkout = checkout
-
-
-class RepeatedSeeds(RequestError):
-    """Some of the runs to record have the same seed."""
-
-    def __init__(self, seeds: Sequence[int]) -> None:
-        super().__init__()
-        self.seeds = list(seeds)
-
-    def message(self, words: Words = PYTHON) -> str:
-        seeds = ", ".join(map(str, self.seeds))
-        return f"A record has each seed once; the seeds of the runs are {seeds}."
-
-
-@locks("folder")
 def record_runs(
     runs: Sequence[Path],
     folder: Path,
@@ -155,11 +100,12 @@ def record_runs(
     """
     folders = [run for path in runs for run in run_folders(path) if run.finished]
     if not folders:
-        raise Unsupported("A record", "needs at least one finished run, and there is none")
+        raise RequestError("A record needs at least one finished run, and there is none.")
     recipes = load_recipes(folders)
     seeds = [recipe.training.seed for recipe in recipes]
     if len(set(seeds)) < len(seeds):
-        raise RepeatedSeeds(seeds)
+        listed = ", ".join(map(str, seeds))
+        raise RequestError(f"A record has each seed once; the seeds of the runs are {listed}.")
 
     ranks = dict(zip(earlier.seeds, earlier.ranks, strict=True)) if earlier else {}
     summaries = dict(zip(earlier.seeds, earlier.runs, strict=True)) if earlier else {}
@@ -178,7 +124,7 @@ def record_runs(
         columns[f"seed-{seed}"] = (2 * ranks[seed]).reshape(-1).astype("int32")
 
     # Ranks, recipe and record belong together, so the folder is replaced as a whole.
-    with atomic_folder(folder, existing="replace") as fresh:
+    with locked(folder), atomic_folder(folder, existing="replace") as fresh:
         pq.write_table(
             pa.table(columns),
             fresh / "ranks.parquet",
@@ -194,17 +140,21 @@ def record_runs(
 
 def _check_unchanged(run: RunFolder) -> None:
     if run.sparsity.exists():
-        raise Unsupported(
-            str(run.path),
-            "was sparsified after training; only runs as they were trained are recorded",
+        raise RequestError(
+            f"{run.path} was sparsified after training; only runs as they were trained are "
+            "recorded."
         )
     if any("sample" in report for report in run.saved_reports().values()):
-        raise Unsupported(
-            str(run.path),
-            "has ranks of a sample; only runs with the ranks of all triples are recorded",
+        raise RequestError(
+            f"{run.path} has ranks of a sample; only runs with the ranks of all triples are "
+            "recorded."
         )
     if is_uncommitted(run.saved_environment):
-        raise UncommittedChanges(run.saved_environment["commit"], run.path)
+        commit = run.saved_environment["commit"]
+        raise RequestError(
+            f"{run.path} was trained from a source tree with uncommitted changes ({commit}), so "
+            "nobody could train it again. Commit the changes, train again, and record that run."
+        )
 
 
 def _summary(run: RunFolder, seed: int, *, shared_device: bool) -> dict[str, Any]:
@@ -309,7 +259,9 @@ class Config:
         recipe = recipe_of(row, graph.name).with_changes({"training.seed": seed})
         saved = RunFolder(folder).recipe
         if saved.exists() and kg.load_recipe(saved) != recipe:
-            raise OlderRecipe(folder, row.name)
+            raise RequestError(
+                f"{folder} has an older recipe of {row.name}. Move it away, or use another `runs`."
+            )
         train_seeds(
             recipe,
             1,
@@ -354,8 +306,8 @@ class Config:
         for pair in table.pairs:
             if not set(pair) & set(missing) and set(pair) & names:
                 return
-        raise Unsupported(
-            f"The table {table.name}", f"compares rows, and on {graph} no pair has both recipes"
+        raise RequestError(
+            f"The table {table.name} compares rows, and on {graph} no pair has both recipes."
         )
 
     def _train_row(self, row: Row, data: kg.Graph, graph: str) -> Record:
@@ -372,21 +324,6 @@ class Config:
         self.log(f"{row.name} on {graph}: {recipe.training.epochs} epochs, seed {numbers}.")
         runs = [self.trained_run(row, data, seed) for seed in seeds]
         return record_runs(runs, folder, earlier=record, shared_device=self.shared_device)
-
-
-class OlderRecipe(RequestError):
-    """A folder has a run of a row whose recipe was different."""
-
-    def __init__(self, folder: Path, row: str) -> None:
-        super().__init__()
-        self.folder = folder
-        self.row = row
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            f"{self.folder} has an older recipe of {self.row}. Move it away, or use another "
-            f"{words.option('runs')}."
-        )
 
 
 def find_record(folder: Path, recipe: kg.Recipe, graph: kg.Graph) -> Record | None:
@@ -406,14 +343,27 @@ def check_committed() -> None:
     source = environment(choose_device("cpu"), fingerprint="")
     commit = source["commit"]
     if commit is None:
-        raise UnknownCommit
+        raise RequestError(
+            "The source tree is in no git checkout, so a record could not say which commit its "
+            "numbers are from. Set the variable DUALKG_COMMIT to it."
+        )
     if is_uncommitted(source):
-        raise UncommittedChanges(commit)
+        raise _uncommitted(commit)
     # A copy of the tree has no checkout, and the variable DUALKG_COMMIT is all there is.
     checkout = commit_of_checkout()
     if checkout is None:
         return
     if checkout.endswith("-dirty"):
-        raise UncommittedChanges(checkout)
+        raise _uncommitted(checkout)
     if not (checkout.startswith(commit) or commit.startswith(checkout)):
-        raise OtherCommit(commit, checkout)
+        raise RequestError(
+            f"DUALKG_COMMIT is {commit}, and the source tree is at {checkout}. Unset the variable "
+            "in a checkout."
+        )
+
+
+def _uncommitted(commit: str) -> RequestError:
+    return RequestError(
+        f"The source tree has uncommitted changes ({commit}), so its numbers could not be "
+        "reproduced. Commit or stash them first."
+    )

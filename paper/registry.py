@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import dualkg as kg
-from dualkg.errors import UnknownName, Unsupported, close_matches
+from dualkg.errors import RequestError, UnknownName, close_matches
 
 FOLDER = Path(__file__).parent
 RECIPE_FOLDERS = (Path(kg.__file__).parent / "recipes", FOLDER / "recipes")
@@ -119,8 +119,8 @@ def recipe_path(row: Row, graph: str) -> Path | None:
 def recipe_of(row: Row, graph: str) -> kg.Recipe:
     path = recipe_path(row, graph)
     if path is None:
-        raise Unsupported(
-            row.name, f"has no recipe on {graph}: {row.record_name(graph)}.toml is missing"
+        raise RequestError(
+            f"{row.name} has no recipe on {graph}: {row.record_name(graph)}.toml is missing."
         )
     return kg.load_recipe(path)
 

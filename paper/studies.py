@@ -23,10 +23,9 @@ from dualkg.analysis.figures import Drawing, draw_reliability
 from dualkg.analysis.sparsity import SHARES, CurvePoint, rotated, sparsity_curve
 from dualkg.data.filters import Ids, with_reciprocals
 from dualkg.data.graph import SPLITS, Triples
-from dualkg.errors import InvalidValue, Unsupported
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.extras import optional_import
 from dualkg.inference import calibration, completion, extension, index, inductive, reliability
-from dualkg.inference.deletion import correct_triples, delete_paths
 from dualkg.inference.explanation import Influence, influence
 from dualkg.training.api import HELD_OUT, choose_device, data_of, default_recipe, spread
 from dualkg.training.costs import WorkEstimate
@@ -36,8 +35,9 @@ from dualkg.training.recipe import RegularizerConfig
 from dualkg.training.trainer import Trainer
 from dualkg.tuning.automatic import AutomaticTuner, starting_recipe
 from dualkg.tuning.plan import SearchPlan
-from dualkg.tuning.starts import fast_softmax
+from dualkg.tuning.starting_recipe import fast_softmax
 from paper import figures, registry
+from paper.deletion import correct_triples, delete_paths
 from paper.figures import (
     Projection,
     compute_plane,
@@ -170,7 +170,7 @@ def best_recipe(graph: str, dim: int) -> kg.Recipe | None:
 def measure_defaults(config: Config, graph: kg.Graph, *, plan: SearchPlan | None = None) -> Results:
     """Test MRR of `dualkg train GRAPH`, of `--no-tune`, and of the best recipe of embeddings."""
     if not len(graph.test):
-        raise Unsupported(graph.name, "has no test triples")
+        raise RequestError(f"{graph.name} has no test triples.")
     device = choose_device(config.device)
     work = WorkEstimate.of(graph, device)
     results: list[dict[str, Any]] = []
@@ -789,7 +789,9 @@ class InductiveSplit:
         has_known_neighbour[tails[~held_out[heads]]] = True
         held_out &= has_known_neighbour
         if not held_out.any():
-            raise Unsupported(graph.name, f"has too few entities to hold out a share of {share:g}")
+            raise RequestError(
+                f"{graph.name} has too few entities to hold out a share of {share:g}."
+            )
 
         # The held-out entities get the last ids.
         order = np.argsort(held_out, kind="stable")
@@ -1049,9 +1051,9 @@ def disjoint_triples(
             rows.append(row)
             excluded[[head, tail]] = True
     if len(rows) < 2:
-        raise Unsupported(
-            graph.name,
-            f"has too few test triples whose entities have {min_degree} training triples",
+        raise RequestError(
+            f"{graph.name} has too few test triples whose entities have {min_degree} training "
+            "triples."
         )
     return graph.test[rows]
 
@@ -1107,7 +1109,7 @@ def measure_deletion(
         assert isinstance(network, kg.PathNetwork)
         triples = correct_triples(network, graph, max_triples=max_triples, seed=seed)
         if not len(triples):
-            raise Unsupported(PATH_NETWORK.name, f"predicts no test triple of {graph.name}")
+            raise RequestError(f"{PATH_NETWORK.name} predicts no test triple of {graph.name}.")
         for result in delete_paths(network, graph, triples, counts=counts, seed=seed):
             yield {"seed": seed, **result.as_dict()}
 

@@ -28,18 +28,10 @@ import training
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = (
-    "connections",
     "distributed",
-    "exact_search",
     "host_memory",
-    "larger_than_memory",
     "loading",
-    "split_tables",
-    "study_storage",
-    "inductive",
     "startup",
-    "contention",
-    "tuning",
     "versions",
     "measurement",
     "training",
@@ -48,10 +40,8 @@ SCRIPTS = (
     "graphs",
     "scaling",
     "completion",
-    "search",
     "serving",
     "report",
-    "tsne",
 )
 ON = {
     "cpu": "A",
@@ -132,18 +122,6 @@ def test_a_gpu_is_compared_with_its_limit(tmp_path):
     assert f"| {job.name} | {cells} |" in page
 
 
-def test_every_decision_between_own_code_and_a_library_is_on_the_page(tmp_path):
-    """CONTRIBUTING.md names the benchmark of each."""
-    page = report.page(report.load_all())
-    rules = (BENCHMARKS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for topic, (title, _) in report.DECISIONS.items():
-        section = page.partition(f"## {title}: ")[2].partition("\n## ")[0]
-        assert section.count("Decision: ") == 1
-        assert f"({topic}.py)" in section
-        assert f"{topic}.py`" in rules
-    assert "## Divided tables" not in report.page(report.load_all(tmp_path))
-
-
 def test_results_of_one_machine_do_not_erase_those_of_another(tmp_path):
     here = tmp_path / "here"
     there = tmp_path / "there"
@@ -217,20 +195,6 @@ def test_every_import_of_dualkg_resolves():
 # -- large graphs ------------------------------------------------------------
 
 
-def test_a_large_graph_has_all_names_and_is_read_and_opened(tmp_path, monkeypatch):
-    monkeypatch.setattr(distributed, "ROWS", 300)
-    monkeypatch.setattr(distributed, "NUM_BATCHES", 3)
-    monkeypatch.setenv("DUALKG_CACHE", str(tmp_path / "cache"))
-    distributed.write_triples(tmp_path / "made.tsv", num_triples=1000, num_names=400)
-    path = str(tmp_path / "made.tsv")
-    read = distributed.measured(lambda: distributed.read_graph(path))
-    assert read["counts"]["entities"] == 400
-    assert sum(read["counts"][split] for split in ("train", "valid", "test")) <= 1000
-    assert read["peak_mib"] > 0
-    opened = distributed.open_for_training(path)
-    assert opened["examples"] == 2 * read["counts"]["train"]
-
-
 @pytest.mark.parametrize("negatives", [0, 7, 40])
 def test_a_step_sends_the_bytes_of_the_cost_model(capsys, negatives):
     sizes = {"entities": 50, "triples": 40, "dim": 3, "batch": 10, "steps": 2, "shards": 2}
@@ -292,28 +256,6 @@ def test_everything_that_needs_a_gpu_is_one_command(tmp_path, monkeypatch):
     assert {of["machine"]["commit"] for of in results.values() if of} == {"c0ffee"}
 
 
-def test_outcomes_of_tests_are_read(tmp_path):
-    listing = tmp_path / "tests.xml"
-    listing.write_text(
-        '<testsuites><testsuite><testcase name="a" time="1.25"/>'
-        '<testcase name="b" time="2"><failure/></testcase>'
-        '<testcase name="c" time="0"><skipped/></testcase></testsuite></testsuites>'
-    )
-    outcomes = distributed.outcomes(listing)
-    assert outcomes["a"] == {"outcome": "passed", "seconds": 1.2}
-    assert [found["outcome"] for found in outcomes.values()] == ["passed", "failed", "skipped"]
-
-
-def test_the_docs_have_the_estimates_for_several_gpus():
-    results = json.loads((BENCHMARKS / "results" / "distributed.json").read_text(encoding="utf-8"))
-    page = (BENCHMARKS.parent / "docs" / "distributed.md").read_text(encoding="utf-8")
-    for table in distributed.cost_tables(results["costs"]):
-        assert "\n".join(table) in page
-    rest = results["costs"]["rest"]
-    assert f"s = {1e3 * rest['seconds']:.2f} ms" in page
-    assert f"p = {1e12 * rest['seconds of a number']:.0f} ps" in page
-
-
 def test_steps_of_tables_in_host_memory_are_listed():
     record = {
         "seconds_of_step": {"device": 0.002, "host": 0.005, "host, none ahead": 0.01},
@@ -326,19 +268,6 @@ def test_steps_of_tables_in_host_memory_are_listed():
     _, _, on_device, on_host, _ = host_memory.lines({"Freebase": record})
     assert on_device == "| Freebase | on the device | 200 | 2.00 | 0.20 |  |  |"
     assert on_host == "| Freebase | in host memory | 400 | 5.00 | 0.50 | 2.50 | 58.0 |"
-
-
-def test_the_docs_have_the_measured_figures_of_a_large_graph():
-    results = json.loads((BENCHMARKS / "results" / "distributed.json").read_text(encoding="utf-8"))
-    data = results["data"]
-    page = (BENCHMARKS.parent / "docs" / "data.md").read_text(encoding="utf-8")
-    assert f"a text of {data['file_mb']:,} MiB" in page
-    for part in ("read", "open"):
-        seconds = round(data[part]["seconds"])
-        peak = data[part]["peak_mib"]
-        peak_without_maps = data[part]["peak_mib_without_maps"]
-        assert f"{seconds:,} | {peak:,} | {peak_without_maps:,}" in page
-        assert peak < 2048
 
 
 # -- made graphs -------------------------------------------------------------
@@ -447,17 +376,3 @@ def test_rankings_that_differ_are_not_compared():
         ranking.check_agreement(
             {"one": {"mrr": 0.31}, "other": {"mrr": 0.32}, "third": {"failed": "missing"}}
         )
-
-
-def test_a_study_is_counted_by_the_minute():
-    import tuning
-
-    job = tuning.Job("world", 2, 4000, 1, 3)
-    found = tuning.measure(asdict(job), device="cpu", processes=1)
-    assert found["finished"] == 3
-    assert found["per_minute"] > 0
-    lines = tuning.lines(
-        {job.name: {"measured": {"1": {"per_minute": 30.0}, "2": {"failed": "no memory"}}}}
-    )
-    assert lines[0] == "| trials a minute | one | 2 at once |"
-    assert lines[2] == f"| {job.name} | 30.0 | – |"

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.analysis.nuclear import nuclear_bound
 from dualkg.errors import InvalidValue, Unsupported
 from dualkg.regularizers import REGULARIZERS, AdjointNeeded, dura_of_all_triples
+from paper.nuclear import nuclear_bound
 from tests.families import BILINEAR
 from tests.models import odd_models as odd
 from tests.models.test_by_hand import ONE, ZERO, model_by_hand

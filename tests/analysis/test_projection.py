@@ -12,7 +12,6 @@ import torch
 import dualkg as kg
 from dualkg.analysis import projection
 from dualkg.analysis.projection import (
-    NonfiniteVectors,
     compute_map,
     default_perplexity,
     entity_map,
@@ -22,10 +21,8 @@ from dualkg.analysis.projection import (
     tail_embeddings,
     tsne,
 )
-from dualkg.errors import DamagedFile, InvalidValue, MissingExtra
-from dualkg.training.errors import OtherSource
+from dualkg.errors import DamagedFile, InvalidValue, MissingExtra, RequestError
 from dualkg.training.run import RunFolder
-from tests.raising import refused
 
 # Importing it takes seconds, which every process that collects tests would spend.
 pytestmark = pytest.mark.skipif(find_spec("openTSNE") is None, reason="needs openTSNE")
@@ -96,23 +93,15 @@ def test_equal_points_are_close():
 def test_vectors_that_are_not_finite_are_refused(wrong):
     vectors = np.zeros((5, 3))
     vectors[2, 1] = vectors[4, 0] = wrong
-    with refused(NonfiniteVectors, num_invalid=2, num_vectors=5, first=2) as caught:
+    sentence = "finite numbers, and 2 of 5 vectors have NaN or infinity; the first is number 2."
+    with pytest.raises(RequestError, match=sentence):
         tsne(vectors)
-    assert str(caught.value) == (
-        "t-SNE needs finite numbers, and 2 of 5 vectors have NaN or infinity; the first is "
-        "number 2."
-    )
 
 
 @pytest.mark.parametrize("perplexity", [0, -1, 5, 30, np.nan])
 def test_an_invalid_perplexity_is_refused(perplexity):
-    with refused(
-        InvalidValue,
-        setting="perplexity",
-        expected="above 0 and below the number of points, 5",
-    ) as error:
+    with pytest.raises(InvalidValue, match="above 0 and below the number of points, 5"):
         tsne(np.eye(5), perplexity=perplexity)
-    assert error.value.found is perplexity
 
 
 def test_the_default_perplexity_is_small_for_few_points():
@@ -121,14 +110,13 @@ def test_the_default_perplexity_is_small_for_few_points():
 
 @pytest.mark.parametrize("shape", [(4,), (4, 0)])
 def test_an_array_that_is_not_a_matrix_is_refused(shape):
-    with pytest.raises(InvalidValue) as error:
+    with pytest.raises(InvalidValue, match="a matrix"):
         tsne(np.zeros(shape))
-    assert error.value.setting == "vectors"
 
 
 def test_without_opentsne_the_error_has_the_install_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "openTSNE", None)
-    with refused(MissingExtra, package="openTSNE", extra="analysis", purpose="t-SNE"):
+    with pytest.raises(MissingExtra, match=r"pip install 'dualkg\[analysis\]'"):
         tsne(np.eye(4))
 
 
@@ -168,15 +156,11 @@ def test_a_map_of_another_run_is_computed_again(small_graph, tmp_path, caplog):
     positions = entity_map(run)
     entity_map(kg.load_run(paths[1]))
     shutil.copyfile(paths[1] / "map.parquet", paths[0] / "map.parquet")
-    with refused(OtherSource, path=paths[0] / "map.parquet"):
+    with pytest.raises(RequestError, match="was made from another run"):
         load_map(paths[0] / "map.parquet", 30, identity=run.identity)
     np.testing.assert_array_equal(entity_map(run), positions)
     assert "was made from another run" in caplog.text
     load_map(paths[0] / "map.parquet", 30, identity=run.identity)
-    (paths[0] / "map.parquet").unlink()
-    (paths[0] / "map.parquet").symlink_to("nowhere")
-    with refused(DamagedFile, path=paths[0] / "map.parquet"):
-        entity_map(run)
 
 
 def test_the_same_model_has_the_same_map(small_graph):
@@ -197,9 +181,8 @@ def test_a_diverged_model_has_no_map(small_graph):
     model = kg.CP(small_graph.shape, dim=80)
     with torch.no_grad():
         model.embedding.tail_table[3] = torch.nan
-    with pytest.raises(NonfiniteVectors) as error:
+    with pytest.raises(RequestError, match="1 of 30 vectors have NaN or infinity"):
         compute_map(model)
-    assert (error.value.num_invalid, error.value.num_vectors, error.value.first) == (1, 30, 3)
 
 
 def test_principal_components_keep_distances():
@@ -214,13 +197,11 @@ def test_principal_components_keep_distances():
 def test_a_damaged_map_is_reported(tmp_path):
     path = tmp_path / "map.parquet"
     path.write_text("no table")
-    with refused(DamagedFile, advice="Remove it, and the map is computed again.") as error:
+    with pytest.raises(DamagedFile, match="Remove it, and the map is computed again."):
         load_map(path, 30)
-    assert error.value.path == path
     save_map(np.zeros((29, 2)), path)
-    with pytest.raises(DamagedFile) as error:
+    with pytest.raises(DamagedFile, match="it has 29 positions and the graph 30 entities"):
         load_map(path, 30)
-    assert error.value.reason == "it has 29 positions and the graph 30 entities"
 
 
 def test_a_map_reports_its_positions():

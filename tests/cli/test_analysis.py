@@ -1,4 +1,4 @@
-"""`inspect`, `sparsify`, `sparsity` and `nuclear-norm`, as people type them."""
+"""`inspect` and `sparsify`, as people type them."""
 
 import json
 import sys
@@ -134,27 +134,6 @@ def test_a_sparse_run_can_be_used_like_any_other(dualkg, tmp_path):
     assert result["reports"] == RunFolder(tmp_path / "run-sparse-0.7").saved_reports()
 
 
-def test_sparsity(dualkg):
-    code, out, _ = dualkg("sparsity", "run")
-    assert code == 0
-    assert len(out.splitlines()) == 12
-    assert "95.0%" in out
-    result = json.loads(
-        dualkg("sparsity", "run", "--shares", "0, 0.5", "--split", "valid", "--json")[1]
-    )
-    assert [point["share"] for point in result] == [0, 0.5]
-    assert result[0]["metrics"]["num_queries"] == 40
-
-
-def test_nuclear_norm(dualkg):
-    code, out, _ = dualkg("nuclear-norm", "run")
-    assert code == 0
-    assert "bound on the nuclear 2-norm" in out
-    result = json.loads(dualkg("nuclear-norm", "run", "--plain", 0.5, "--mapped", 1.5, "--json")[1])
-    assert result["trained"]["bound"] > result["rebalanced"]["bound"]
-    assert result["rebalanced"]["bound"] == pytest.approx(result["trained"]["components"])
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -164,15 +143,6 @@ def test_nuclear_norm(dualkg):
         ),
         (["sparsify", "run", "--share", 0.5, "--out", "run"], "run exists already"),
         (["sparsify", "nowhere", "--share", 0.5], "nowhere does not exist"),
-        (
-            ["sparsity", "run", "--shares", "half"],
-            "--shares should be a list of numbers such as 0,0.5,0.9",
-        ),
-        (["sparsity", "run", "--split", "tset"], "'tset' is not one of 'train', 'valid', 'test'"),
-        (
-            ["nuclear-norm", "run", "--plain", 0],
-            "should be above 0 and finite; 0.0 was given.",
-        ),
     ],
 )
 def test_wrong_requests_exit_with_2_and_a_sentence(dualkg, words, sentence):

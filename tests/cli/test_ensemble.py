@@ -133,8 +133,6 @@ def test_calibrated_predicted_completed_and_served(dualkg, runs, tmp_path):
         ("index", "both", "--out", "made"),
         ("export", "both", "--out", "made"),
         ("sparsify", "both", "--share", "0.5", "--out", "made"),
-        ("sparsity", "both"),
-        ("nuclear-norm", "both"),
         ("evaluate", "both", "--storage", "int8"),
     ],
 )

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -157,16 +156,3 @@ def test_a_file_of_triples_has_a_name_that_can_be_saved(tmp_path: Path) -> None:
     path.write_text("a\tr\tb\n")
     with refused(UnusableData, source=str(path)):
         kg.load_graph(path)
-
-
-def test_candidates_of_an_impossible_shape_are_refused(tmp_path: Path) -> None:
-    """NumPy makes room for the numbers that the header of an array names."""
-    from dualkg.evaluation.candidates import InvalidCandidates, _read_npz
-
-    path = tmp_path / "candidates.npz"
-    np.savez(path, head=np.zeros(10, np.int64))
-    content = path.read_bytes().replace(b"(10,), }   ", b"(10**0,), }")
-    content = content.replace(b"(10,), }             ", b"(9999999999999,), }  ")
-    path.write_bytes(content)
-    with pytest.raises(InvalidCandidates):
-        _read_npz(path)

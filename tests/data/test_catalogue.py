@@ -12,7 +12,7 @@ from threading import Thread
 import pytest
 
 from dualkg.data import catalogue as module
-from dualkg.data import encoding, loading
+from dualkg.data import loading
 from dualkg.data.archives import cache_folder
 from dualkg.data.catalogue import Entry, catalogue, fetch, find_entry
 from dualkg.data.columns import check_columns
@@ -721,19 +721,13 @@ def test_a_wrong_number_of_lines_is_refused(published: Callable[..., Entry]) -> 
     )
 
 
-@pytest.mark.parametrize("max_names", [2_000_000, 4])
 def test_duplicates_are_counted_as_publishers_do(
-    published: Callable[..., Entry],
-    server: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    max_names: int,
+    published: Callable[..., Entry], server: Server
 ) -> None:
-    monkeypatch.setattr(encoding, "MAX_NAMES", max_names)
     entry = published("ConceptNet", counts=WHOLE | {"triples": 72})
     content = compressed(2 * lines(-1, 1, 0, 2, -1, extra="{}"), ".gz")
     server.served[entry.address.removeprefix(server.address)] = content
     graph = load_graph("ConceptNet")
-    assert graph.is_mapped == (max_names == 4)
     assert sum(len(graph.split(split)) for split in SPLITS) == 36
 
 

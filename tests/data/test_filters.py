@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.data import spill
+from dualkg.data import triples as triples_module
 from dualkg.data.filters import KnownAnswers, occur, with_reciprocals
 from dualkg.data.graph import GraphShape
 from tests.conftest import graph_of
@@ -145,5 +145,5 @@ def test_triples_are_found_in_splits_read_in_parts(
         np.array(rows, dtype=np.int32).reshape(-1, 3) for rows in (wanted, known[::2], known[1::2])
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spill, "ROWS", 4)
+        patch.setattr(triples_module, "ROWS", 4)
         assert occur(arrays[0], arrays[1:], shape).tolist() == [row in known for row in wanted]

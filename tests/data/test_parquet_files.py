@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from benchmarks.torture.mutations import expanding_parquet, with_smaller_sums
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from benchmarks.torture.mutations import expanding_parquet, with_smaller_sums
 from dualkg.data.errors import ExpandsTooMuch, UnusableData
 from dualkg.data.formats import parquet
-from dualkg.data.graph import _read_arrow, load_saved_graph, save_graph
+from dualkg.data.graph import load_saved_graph, save_graph
 from dualkg.data.parquet_files import DELTA_BYTE_ARRAY, content_of, read_parquet
 from tests.conftest import graph_of
 from tests.processes import run_python
@@ -276,26 +276,6 @@ def test_entries_that_no_row_has_do_not_matter(write: Write) -> None:
         table = pa.table({"head": head, "relation": ["r"] * 3, "tail": ["x", "y", "z"]})
         with refused(UnusableData, place="row 2", problem=f"the head {problem}"):
             kg.Graph.from_dataframe(table, split="100/0/0")
-
-
-def test_compressed_columns_of_a_mapped_graph_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "entities.arrow"
-    batch = pa.record_batch({"name": pa.array([LONG] * 10, pa.large_string())})
-    for compression in (None, "zstd"):
-        options = pa.ipc.IpcWriteOptions(compression=compression)
-        with (
-            pa.OSFile(str(path), "wb") as file,
-            pa.ipc.new_file(file, batch.schema, options=options) as writer,
-        ):
-            writer.write_batch(batch)
-        if compression is None:
-            assert _read_arrow(path).num_rows == 10
-        else:
-            with pytest.raises(ValueError, match="compressed"):
-                _read_arrow(path)
-    path.write_bytes(b"ARROW")
-    with pytest.raises(ValueError, match="no Arrow file"):
-        _read_arrow(path)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -149,3 +149,25 @@ def test_a_missing_column_is_a_value_error(saved: Path) -> None:
     pq.write_table(pa.table({"head": pa.array([0], pa.int32())}), saved / "train.parquet")
     with pytest.raises(ValueError, match="is damaged"):
         load_saved_graph(saved)
+
+
+def test_large_graphs_of_earlier_versions_load(saved: Path) -> None:
+    """They were saved in files that can be mapped."""
+    expected = facts(load_saved_graph(saved))
+    for split in SPLITS:
+        table = pq.read_table(saved / f"{split}.parquet")
+        np.save(saved / f"{split}.npy", np.stack([table[name] for name in table.column_names], 1))
+    for kind in ("entities", "relations"):
+        names = pq.read_table(saved / f"{kind}.parquet")["name"].combine_chunks()
+        batch = pa.record_batch({"name": names.cast(pa.large_string())})
+        with pa.ipc.new_file(str(saved / f"{kind}.arrow"), batch.schema) as writer:
+            writer.write_batch(batch)
+    for path in saved.glob("*.parquet"):
+        path.unlink()
+    about = json.loads((saved / "graph.json").read_text())
+    (saved / "graph.json").write_text(json.dumps(about | {"format": 2}))
+    assert facts(load_saved_graph(saved)) == expected
+    content = (saved / "entities.arrow").read_bytes()
+    (saved / "entities.arrow").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="damaged"):
+        load_saved_graph(saved)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dualkg.data import vocabulary
 from dualkg.data.errors import AmbiguousName, NotInVocabulary, UnknownId
-from dualkg.data.vocabulary import Vocabulary
+from dualkg.data.vocabulary import NameIndex, Vocabulary
 from dualkg.errors import RequestError
 from tests.raising import refused
 
@@ -179,3 +179,20 @@ def test_equality_is_of_names_in_order() -> None:
 
 def test_repr_shows_the_size() -> None:
     assert repr(Vocabulary(["a", "b"], kind="relation")) == "Vocabulary(2 names of kind 'relation')"
+
+
+@given(st.lists(st.text(), max_size=30, unique=True))
+def test_very_many_names_are_found_by_their_hashes(names: list[str]) -> None:
+    index = NameIndex(pa.array(names, pa.string()))
+    assert [index.get(name) for name in names] == list(range(len(names)))
+    assert index.get("x" * 50) is None
+    assert None not in index
+
+
+def test_names_with_equal_hashes_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary, "hash", lambda name: 0, raising=False)
+    monkeypatch.setattr(vocabulary, "INDEXED_NAMES", 1)
+    known = Vocabulary(["a", "b", "B", "cc"])
+    assert [known.id(name) for name in ("a", "b", "B", "CC")] == [0, 1, 2, 3]
+    assert "d" not in known
+    assert known.ids_ignoring_case("B") == [1, 2]

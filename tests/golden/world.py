@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import dualkg as kg
-from dualkg.analysis import bound_before_and_after, sparsity_curve
+from dualkg.analysis import sparsity_curve
 from dualkg.evaluation import Metrics, evaluate_relations
 from dualkg.inference import Prediction, Predictor, index_build
 from dualkg.inference.calibration import calibration_for
@@ -21,6 +21,7 @@ from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 from dualkg.inference.scoring import triple_log_probabilities
 from dualkg.serve.entity_facts import predicted_facts
 from dualkg.training import load_run
+from paper.nuclear import bound_before_and_after
 
 from . import adapter
 

@@ -12,7 +12,8 @@ import dualkg as kg
 from dualkg.errors import InvalidValue, PathExists
 from dualkg.inference.export import MEANINGS, describe_score, export
 from dualkg.models.score_text import BilinearText, Formula
-from dualkg.tables import Shard, ShardedTables
+from dualkg.tables.base import DeviceTables
+from dualkg.tables.shard import Shard
 from dualkg.training.recipe import ModelConfig
 from tests.families import BILINEAR, DISTANCE, EMBEDDINGS
 from tests.raising import refused
@@ -69,7 +70,7 @@ def test_blocks_are_the_rows_of_all_entities(num_processes):
     table = torch.arange(46.0).reshape(23, 2)
     for process in range(num_processes):
         shard = Shard(23, process, num_processes)
-        tables = ShardedTables(shard, block_rows=5)
+        tables = DeviceTables(shard, block_rows=5)
         assert tables.is_first == (process == 0)
         tables.rows = lambda own, ids: table[ids]
         blocks = list(tables.rows_of_all(table[shard.ids]))

@@ -8,7 +8,7 @@ from dualkg.data.graph import GraphShape
 from dualkg.errors import InvalidValue
 from dualkg.losses.softmax import BoundOneVsAll, Dropout, Dropouts, frequency_weights
 from dualkg.settings import InvalidSettings
-from dualkg.tables.local import cross_entropy
+from dualkg.tables.scores import cross_entropy
 from tests.conftest import graph_of
 from tests.raising import refused
 

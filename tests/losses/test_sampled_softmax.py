@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.losses.negative_sampling import Draws
 from dualkg.losses.softmax import BoundOneVsAll, BoundSampledSoftmax, SampledSoftmax
-from dualkg.tables import Shard
+from dualkg.tables.shard import Shard
 
 
 class Fixed(BoundSampledSoftmax):

@@ -294,7 +294,6 @@ def test_commands_for_embeddings_say_that_there_are_none(run_cli, tmp_path):
         ("export", tmp_path / "run", "--out", tmp_path / "exported"),
         ("similar", tmp_path / "run", "e0"),
         ("sparsify", tmp_path / "run", "--out", tmp_path / "sparse", "--share", "0.5"),
-        ("nuclear-norm", tmp_path / "run"),
         ("evaluate", tmp_path / "run", "--storage", "int8"),
     ):
         told = run_cli(*command)

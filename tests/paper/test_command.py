@@ -1,40 +1,11 @@
 """`python -m paper`, from the command line."""
 
-import json
-
 import pytest
 
 import dualkg as kg
-from dualkg.data.errors import GraphNotFound
 from paper import registry
 from paper.__main__ import app, table_command
-from paper.records import Config
 from tests.paper.conftest import TINY
-from tests.processes import run_python
-from tests.raising import refused
-
-
-@pytest.mark.slow
-def test_commands_start_without_optional_packages():
-    missing = (
-        "scipy",
-        "sklearn",
-        "matplotlib",
-        "openTSNE",
-        "optuna",
-        "faiss",
-        "fastapi",
-        "pyoxigraph",
-    )
-    code = f"import sys; sys.modules.update(dict.fromkeys({missing})); import paper.__main__"
-    assert run_python(code).code == 0
-
-
-def test_a_table_of_facts(run_paper, tmp_path):
-    shown = run_paper("hyperparameters")
-    assert shown.code == 0
-    assert "512 → 256" in shown.out
-    assert len(run_paper("hyperparameters", "--json").json[0]["rows"]) == 9
 
 
 def test_data_sets_are_counted_and_saved(run_paper, tmp_path, monkeypatch):
@@ -47,21 +18,6 @@ def test_data_sets_are_counted_and_saved(run_paper, tmp_path, monkeypatch):
     assert f"| world | {num_entities} |" in (tmp_path / "records" / "RESULTS.md").read_text(
         encoding="utf-8"
     )
-
-
-def test_a_graph_that_is_absent_is_left_out():
-    notes = []
-    config = Config(log=notes.append)
-
-    def work(name):
-        return len(kg.load_graph(name).train)
-
-    assert config.on_each_graph(["nowhere", "world"], work) == [len(kg.load_graph("world").train)]
-    [note] = notes
-    assert note.startswith("nowhere is left out: There is no graph")
-    with refused(GraphNotFound, name="nowhere"):
-        config.on_each_graph(["nowhere"], work)
-    assert notes == [note]
 
 
 def test_a_results_table_is_trained_recorded_and_shown(run_paper, recipes, tmp_path, monkeypatch):
@@ -105,21 +61,23 @@ def test_a_tree_with_uncommitted_changes_trains_nothing(run_paper, recipes, tmp_
     assert not (tmp_path / "runs").exists()
 
 
-def test_runs_are_recorded_and_the_page_is_updated(run_paper, recipes, tmp_path):
-    import dualkg as kg
-
+def test_a_run_is_recorded_and_its_sparsity_and_nuclear_norm_are_shown(
+    run_paper, recipes, tmp_path
+):
     kg.train_recipe(
         kg.load_recipe(recipes / "world" / "complex-dura.toml"), out=tmp_path / "run", device="cpu"
     )
     words = ("record", tmp_path / "run", "--name", "world/mine", "--records", tmp_path / "records")
     assert run_paper(*words).code == 0
-    assert (
-        json.loads((tmp_path / "records" / "world" / "mine" / "record.json").read_text())["graph"]
-        == "world"
-    )
-    assert "[world/mine](world/mine/recipe.toml)" in (
-        tmp_path / "records" / "RESULTS.md"
-    ).read_text(encoding="utf-8")
+    page = (tmp_path / "records" / "RESULTS.md").read_text(encoding="utf-8")
+    assert "[world/mine](world/mine/recipe.toml)" in page
+
+    points = run_paper("sparsity-curve", "run", "--shares", "0, 0.5", "--json").json
+    assert [point["share"] for point in points] == [0, 0.5]
+    assert "95.0%" in run_paper("sparsity-curve", "run").out
+    bounds = run_paper("nuclear-norm", "run", "--plain", 0.5, "--mapped", 1.5, "--json").json
+    assert bounds["trained"]["bound"] > bounds["rebalanced"]["bound"]
+    assert bounds["rebalanced"]["bound"] == pytest.approx(bounds["trained"]["components"])
 
 
 @pytest.mark.parametrize(
@@ -133,6 +91,7 @@ def test_runs_are_recorded_and_the_page_is_updated(run_paper, recipes, tmp_path)
         (("main", "--seeds", "0"), "--seeds"),
         (("figure1", "--seeds", "2"), "the study figure1 uses one seed; 2 was given."),
         (("record", "nowhere", "--name", "x"), "nowhere does not exist"),
+        (("nuclear-norm", "nowhere"), "nowhere does not exist"),
     ],
 )
 def test_wrong_requests_are_answered_with_a_sentence(run_paper, words, sentence):

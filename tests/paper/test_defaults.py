@@ -26,20 +26,6 @@ def test_tuned_and_fixed_defaults_are_measured_with_every_seed(graph):  # noqa: 
     assert len(table.notes) == 2
 
 
-def test_times_on_a_shared_device_are_marked():
-    run = {"valid": 0.5, "test": 0.4, "seconds": 2.0}
-    tuned = {**run, "tuning_seconds": 6.0, "trials": 3, "chosen": "Chose the starting values."}
-    results = {
-        "dim": 10,
-        "epochs": 9,
-        "seeds": [{"seed": 0, "tuned": tuned, "fixed": run}],
-        "shared_device": True,
-    }
-    [table] = STUDIES["defaults"].tables(results, "world")
-    assert table.rows[0] == ["default", "0.5000", "0.4000", "1", "6.0 s", "2.0 s"]
-    assert "upper bounds" in table.notes[-1]
-
-
 @pytest.mark.parametrize(("graph_name", "relation_weight"), [("FB15k-237", 4.0), ("WN18RR", 0.0)])
 def test_the_best_recipe_has_the_dimension_of_the_default(graph_name, relation_weight):
     recipe = best_recipe(graph_name, 64)

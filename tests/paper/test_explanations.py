@@ -8,11 +8,10 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.errors import Unsupported
 from dualkg.inference.explanation import Influence
 from paper import studies
 from paper.records import Config
-from paper.studies import disjoint_triples, measure_explanations, rank_correlation, select_triples
+from paper.studies import disjoint_triples, measure_explanations, select_triples
 from tests.conftest import graph_of
 
 
@@ -66,13 +65,6 @@ def test_chosen_test_triples_have_no_common_entity(seed, degree, most):
     assert {tuple(row) for row in chosen.tolist()} <= {tuple(row) for row in graph.test.tolist()}
 
 
-def test_a_graph_without_such_triples_is_refused(small_graph):
-    with pytest.raises(
-        Unsupported, match="too few test triples whose entities have 99 training triples"
-    ):
-        disjoint_triples(small_graph, np.random.default_rng(0), min_degree=99, max_triples=5)
-
-
 def test_triples_are_selected_by_their_influence():
     one = Influence(
         np.array([10, 11, 12, 13]), np.array([0.5, -1.0, 0.0, 2.0]), np.array([0.1, 0.0, 0.0, -3.0])
@@ -86,16 +78,3 @@ def test_triples_are_selected_by_their_influence():
     }
     assert set(found["random"][0].tolist()) <= {10, 11, 12, 13}
     assert len(found["random"][0]) == 2
-
-
-def test_rank_correlation():
-    assert rank_correlation(np.array([1.0, 2.0, 9.0]), np.array([-3.0, 0.0, 0.1])) == pytest.approx(
-        1
-    )
-    assert rank_correlation(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.0, 1.0])) == pytest.approx(
-        -1
-    )
-    assert rank_correlation(np.array([1.0, 1.0, 1.0]), np.array([3.0, 2.0, 1.0])) == 0
-    # Ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4: 4.5 / √(4.5 · 5).
-    found = rank_correlation(np.array([1.0, 2.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0, 4.0]))
-    assert found == pytest.approx(4.5 / np.sqrt(4.5 * 5))

@@ -4,9 +4,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
-from dualkg.errors import InvalidValue
 from paper.figures import inductive_fields
 from paper.studies import study_inductive
 from tests.inference.test_extension import train_beads
@@ -46,6 +44,3 @@ def test_the_study_compares_embedding_with_training_again():
     assert best["all_queries"]["mrr"] > mean["all_queries"]["mrr"]
     assert results[0]["num_triples"] == results[1]["num_triples"] < best["num_triples"]
     assert json.loads(json.dumps(results)) == results
-    with pytest.raises(InvalidValue) as error:
-        next(study_inductive(graph, recipe, share=2))
-    assert (error.value.setting, error.value.found) == ("share", 2)

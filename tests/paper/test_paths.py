@@ -8,7 +8,6 @@ import dualkg as kg
 from paper import registry
 from paper.records import Config, load_record
 from paper.studies import STUDIES, study_inductive_models, study_path_duality
-from paper.tables import merged
 from tests.inference.test_extension import bead_graph
 from tests.paper.conftest import DURA
 
@@ -106,24 +105,3 @@ def test_unseen_entities_are_added_to_both_models(tmp_path):
         graph, {"PathNetwork": recipes["PathNetwork"]}, config=recorded, share=0.2
     )
     assert paths["seed"] == 1
-
-
-def test_results_of_other_recipes_are_replaced():
-    old = [{"row": "a", "seed": seed, "recipes": "old"} for seed in (0, 1)]
-    other = {"row": "b", "seed": 0, "recipes": "old"}
-    new = {"row": "a", "seed": 1, "recipes": "new"}
-    assert merged([*old, other], new) == [other, new]
-    again = {**new, "mrr": 0.5}
-    first = {**new, "seed": 0}
-    assert merged(merged([new], first), again) == [first, again]
-
-
-@pytest.mark.slow
-def test_the_command_measures_a_small_graph(run_paper, data_folder, tmp_path):
-    words = ("inductive-models", "--dataset", "nations", "--epochs", 1, "--device", "cpu")
-    shown = run_paper(*words, "--seeds", 1, "--records", tmp_path / "records", "--json")
-    assert shown.code == 0, shown.err
-    [table] = shown.json
-    assert [row["row"] for row in table["rows"]] == ["PathNetwork", "ComplEx-DURA"]
-    assert table["rows"][0]["epochs"] == 1
-    assert "Unseen entities" in (tmp_path / "records" / "RESULTS.md").read_text()

@@ -1,7 +1,6 @@
 """The studies, each once with tiny runs on the bundled graph."""
 
 import json
-import sys
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -13,7 +12,7 @@ import dualkg as kg
 from paper import registry, studies
 from paper.records import RECORDS, Config
 from paper.registry import Row, published, recipe_path
-from paper.studies import SCORES, STUDIES, scoring_models, time_steps
+from paper.studies import STUDIES, time_steps
 from tests.paper.conftest import DURA
 
 # Importing them takes seconds, which every process that collects tests would spend.
@@ -80,14 +79,6 @@ def test_calibration(config):
     assert [row[0] for row in table.rows] == ["all candidates", "with p ≥ .01"]
     assert f"{results['coverage']['coverage']:.1%}" in table.notes[0]
     assert files(config, "calibration") == FILES
-
-
-def test_quantization(config):
-    [table] = STUDIES["quantization"].run(config)
-    results = saved(config, "quantization")
-    assert [row[0] for row in table.rows[:4]] == ["float32", "bf16", "int8", "sparse 50%"]
-    assert [row[2] for row in table.rows] == [f"{one['metrics']['mrr']:.4f}" for one in results]
-    assert files(config, "quantization") == FILES
 
 
 @pytest.mark.slow
@@ -207,18 +198,6 @@ def test_dura_weights(config, tmp_path, monkeypatch):
     assert files(config, "dura-weights") == FILES
 
 
-@pytest.mark.parametrize(("distance", "primal"), [(kg.RotatE, kg.ComplEx), (kg.ModE, kg.DistMult)])
-def test_scores_of_the_same_embeddings(small_graph, distance, primal):
-    models = scoring_models(distance(small_graph.shape, dim=4, norm="squared", init_scale=0.5))
-    assert list(models) == list(SCORES)
-    assert type(models["inner product"]) is primal
-    metrics = {name: kg.evaluate(model, small_graph).metrics for name, model in models.items()}
-    assert (
-        metrics["as trained"] == metrics["distance, tail's side"]
-    )  # with a squared norm it is that dual
-    assert metrics["as trained"] != metrics["inner product"]
-
-
 @pytest.mark.slow
 def test_duality(config):
     [table] = STUDIES["duality"].run(config)
@@ -255,21 +234,6 @@ def test_cost_is_measured_with_three_regularizers():
     assert STUDIES["cost"].tables([result], "world")[0].rows[0][0] == "ComplEx"
 
 
-@pytest.mark.parametrize("module", ["matplotlib", "sklearn"])
-def test_a_missing_package_is_reported_before_anything_is_trained(config, monkeypatch, module):
-    for loaded in [key for key in sys.modules if key.split(".")[0] == module]:
-        monkeypatch.delitem(sys.modules, loaded)
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(kg.RequestError, match=r"pip install 'dualkg\[analysis\]'"):
-        STUDIES["tsne"].run(config)
-    assert not config.runs.exists()
-
-
-def test_published_points_belong_to_their_graph():
-    assert studies.published_sparsity("FB15k-237")["CP-DURA"] == {0.6: 0.366}
-    assert studies.published_sparsity("WN18RR") == {}
-
-
 def test_every_study_has_its_recipes_and_spaces():
     names = [
         name
@@ -295,12 +259,3 @@ def test_saved_results_can_be_drawn_again(tmp_path):
         STUDIES[name].redraw(fresh)
         assert json.loads(fresh.read_text()) == json.loads(path.read_text())
         assert fresh.with_suffix(".svg").exists()
-
-
-def test_figures_of_embeddings_need_runs():
-    needing = {
-        name
-        for name, study in STUDIES.items()
-        if any(study.needs_runs(path) for path in study.saved(RECORDS))
-    }
-    assert needing == {"figure1", "tsne"}

@@ -4,9 +4,9 @@ import pytest
 
 from dualkg.training.api import spread
 from paper import tables
-from paper.pages import PAGES, main_table
+from paper.pages import PAGES
 from paper.records import RECORDS, Config, load_records
-from paper.registry import TABLES, published, published_metrics
+from paper.registry import published
 from paper.studies import STUDIES
 from paper.tables import (
     BEGIN,
@@ -38,19 +38,6 @@ def train(recipes, tmp_path):
     return run
 
 
-def test_published_numbers():
-    assert published_metrics("ComplEx-DURA", "WN18RR") == {
-        "mrr": 0.491,
-        "hits_at_1": 0.449,
-        "hits_at_10": 0.571,
-    }
-    assert published_metrics("CP-FRO", "WN18RR") == {"mrr": 0.46, "hits_at_10": 0.48}
-    assert published_metrics("ComplEx-Reg_p1", "FB15k-237")["mrr"] == 0.316
-    assert published_metrics("ComplEx-DURA", "YAGO3-10-quarter") == {}
-    for table in ("main", "regularizers", "p1"):
-        assert all(published_metrics(row.name, "WN18RR") for row in TABLES[table].rows)
-
-
 def test_a_table_compares_measured_with_published_numbers(train, tmp_path, monkeypatch):
     monkeypatch.setitem(published()["main_results"], "ComplEx-DURA", {"world": [0.2, None, 0.4]})
     records = train(2)
@@ -74,14 +61,6 @@ def test_a_table_compares_measured_with_published_numbers(train, tmp_path, monke
     json.dumps(table.as_dict())
 
 
-def test_a_graph_without_published_numbers_has_no_such_columns(train, tmp_path):
-    train()
-    table = results_table(TINY, "world", load_records(tmp_path / "records"))
-    assert not [
-        column for column in table.columns if "published" in column or "difference" in column
-    ]
-
-
 def test_times_on_a_shared_device_are_bounds(train, tmp_path):
     """Until a seed is trained alone, whose time is then shown."""
     records = train(shared_device=True)
@@ -98,15 +77,6 @@ def test_times_on_a_shared_device_are_bounds(train, tmp_path):
     assert not alone.times_are_bounds
     assert alone.cost("training_seconds") == alone.runs[1]["costs"]["training_seconds"]
     assert not shown().startswith("≤")
-
-
-def test_times_are_summed_over_the_rows_with_dura(train):
-    records = train()
-    total = training_time(TINY, ("world",), records)
-    assert total["training_seconds"] == records["world/complex-dura"].cost("training_seconds") > 0
-    assert training_time(TINY, ("world", "WN18RR"), records) is None  # a row is missing
-    del records["world/complex-dura"].runs[0]["costs"]["ranking_seconds"]
-    assert training_time(TINY, ("world",), records) is None
 
 
 def test_data_sets_are_compared_with_published_counts():
@@ -150,13 +120,3 @@ def test_committed_pages_have_the_numbers_of_the_committed_records(monkeypatch):
         assert BEGIN in page
         assert END in page
         assert with_table(page, make_table(RECORDS)) == page
-
-
-def test_only_the_text_between_the_marks_changes():
-    page = f"a\n{BEGIN}\nold\n{END}\nb"
-    assert with_table(page, r"new \1") == f"a\n{BEGIN}\nnew \\1\n{END}\nb"
-
-
-def test_a_page_without_records(tmp_path):
-    assert "## Main results" not in results_page(tmp_path, STUDIES.values())
-    assert "ComplEx" not in main_table(tmp_path)

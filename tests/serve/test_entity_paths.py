@@ -90,10 +90,10 @@ def test_predicted_paths_have_a_predicted_triple(predictor):
     assert rejected == []
 
 
-def test_a_graph_larger_than_memory_is_refused():
-    class Mapped:
-        is_mapped = True
+def test_a_large_graph_is_refused():
+    class Large:
+        is_large = True
         name = "huge"
 
     with pytest.raises(RequestError, match="larger than memory"):
-        Neighbours.of(Mapped())  # type: ignore[arg-type]
+        Neighbours.of(Large())  # type: ignore[arg-type]

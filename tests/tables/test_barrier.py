@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualkg.errors import DualkgError, RequestError
-from dualkg.tables import Processes
 from dualkg.tables.barrier import Barrier, OtherProcessFailed, Pace, ProcessSilent
+from dualkg.tables.processes import Processes
 from tests.processes import FORKS, Started, group_environment
 from tests.raising import check_error, refused
 

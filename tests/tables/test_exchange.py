@@ -9,14 +9,9 @@ import torch.distributed as dist
 
 import dualkg as kg
 from dualkg.models.partial import PartialModel
-from dualkg.tables import Processes, Shard, ShardedTables
-from dualkg.tables.exchange import (
-    all_reduce_bytes,
-    all_to_all_bytes,
-    sends_rows,
-    sums_some_rows,
-)
-from dualkg.tables.shard import RowSources
+from dualkg.tables.base import DeviceTables
+from dualkg.tables.processes import Processes
+from dualkg.tables.shard import RowSources, Shard
 from dualkg.training.steps import ReferenceStep
 from tests.training.test_distributed import (
     _assert_same,
@@ -29,20 +24,9 @@ from tests.training.test_distributed import (
 
 def test_bytes_by_hand():
     """Four processes and 120 rows: 180 are sent in a ring, 3 times the most of a process else."""
-    assert all_reduce_bytes(120, 4) == 180
-    assert all_to_all_bytes(30, 4) == 90
-    assert sends_rows(120, 30, 4)
-    assert sends_rows(120, 59, 4)
-    assert not sends_rows(120, 60, 4)  # a process has half of the rows
-    assert not sends_rows(1, 1, 2)
-    assert not sends_rows(10, 10, 1)
-
-
-def test_bytes_of_some_rows_by_hand():
-    """100 rows of 8 bytes: 800, or a byte for each and 8 for each that was touched."""
-    assert sums_some_rows(100, 87, 8)
-    assert not sums_some_rows(100, 88, 8)
-    assert not sums_some_rows(3, 3, 1000)
+    assert Shard(120, 0, 4).sends_rows(120, 59)
+    assert not Shard(120, 0, 4).sends_rows(120, 60)  # a process has half of the rows
+    assert not Shard(120, 0, 2).sends_rows(1, 1)
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3, 7])
@@ -105,7 +89,7 @@ def compare(group: Processes) -> None:
         expected = _whole_gradients(whole, graph, batch, loss, kg.NoRegularizer())
         for least_bytes in (0, 2**30):
             shard = Shard(num_entities, group.index, group.count, least_bytes=least_bytes)
-            part = PartialModel(_model(graph, name, True, "none", tables=ShardedTables(shard)))
+            part = PartialModel(_model(graph, name, True, "none", tables=DeviceTables(shard)))
             bound = loss.bind(part, graph, batch_size=len(batch), seed=0)
             step = ReferenceStep(part, bound, kg.NoRegularizer(), None)  # type: ignore[arg-type]
             sent.reduced.clear()

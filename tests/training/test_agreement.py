@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.data.graph import Graph
-from dualkg.tables import Processes
+from dualkg.tables.processes import Processes
 from dualkg.training.agreement import (
     CHECKSUM,
     Disagreement,

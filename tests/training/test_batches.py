@@ -13,8 +13,8 @@ from dualkg.losses.queries import QueryGroups
 from dualkg.training import batches
 from dualkg.training.batches import (
     MAX_GROUP,
+    ComputedExamples,
     GroupedByQuery,
-    MappedExamples,
     in_keyed_order,
     most_queries,
     shuffled,
@@ -167,11 +167,11 @@ def test_keyed_orders_differ_and_are_uniform():
 
 
 @given(st.integers(1, 40), st.booleans(), st.integers(1, 9), st.integers(1, 30))
-def test_batches_of_mapped_examples_have_every_example_once(num, reciprocal, batch_size, at_once):
+def test_batches_of_computed_examples_have_every_example_once(num, reciprocal, batch_size, at_once):
     triples = np.stack([np.arange(num), np.arange(num) % 3, np.arange(num) + 100], axis=1).astype(
         np.int32
     )
-    examples = MappedExamples(triples, 3, reciprocal=reciprocal)
+    examples = ComputedExamples(triples, 3, reciprocal=reciprocal)
     before = batches.EXAMPLES_AT_ONCE
     batches.EXAMPLES_AT_ONCE = {"cpu": at_once}
     try:

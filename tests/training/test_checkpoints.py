@@ -11,9 +11,9 @@ import torch
 
 import dualkg as kg
 from dualkg.files import read_json
-from dualkg.tables import Processes
 from dualkg.tables.barrier import OtherProcessFailed
 from dualkg.tables.checkpoints import CheckpointFolder
+from dualkg.tables.processes import Processes
 from dualkg.training import distributed
 from dualkg.training.checkpoint import CheckpointSchedule
 from dualkg.training.distributed import build_trainer

@@ -12,7 +12,8 @@ from dualkg.data.graph import load_saved_graph, save_graph
 from dualkg.errors import InvalidValue
 from dualkg.evaluation import evaluate
 from dualkg.losses.rejected import WithRejected, unlikelihood
-from dualkg.tables.local import LocalScores
+from dualkg.tables.scores import EntityScores
+from dualkg.tables.shard import Shard
 from tests.conftest import graph_of
 from tests.raising import refused
 
@@ -88,7 +89,9 @@ def test_unlikelihood_by_hand():
 
         def entity_scores(self, factors, side):
             scores = torch.tensor([[0.0, np.log(3)]])
-            return LocalScores(scores if side == "tail" else scores.flip(1))
+            return EntityScores(
+                scores if side == "tail" else scores.flip(1), Shard(2, is_whole=True)
+            )
 
     loss = unlikelihood(Fixed(), torch.tensor([[0, 0, 1]]))
     assert float(loss) == pytest.approx(np.log(4))

@@ -34,11 +34,13 @@ from dualkg.models.base import EmbeddingModel, Factors, Model
 from dualkg.models.bilinear import Dual
 from dualkg.models.partial import PartialModel
 from dualkg.regularizers import REGULARIZERS, Regularizer
-from dualkg.tables import EntityTables, LocalTables, Processes, Shard, ShardedTables
 from dualkg.tables.barrier import Barrier
+from dualkg.tables.base import DeviceTables, EntityTables, local_tables
 from dualkg.tables.checkpoints import DAMAGED_SHARD
 from dualkg.tables.files import shard_file
 from dualkg.tables.lookup import TABLE_NAMES
+from dualkg.tables.processes import Processes
+from dualkg.tables.shard import Shard
 from dualkg.training import distributed, run
 from dualkg.training.batches import one_of_each_query
 from dualkg.training.distributed import build_trainer, expectation, group_shard
@@ -168,18 +170,18 @@ def test_a_shard_has_the_initial_weights_of_the_whole(
         return EMBEDDINGS[name].with_tables(tables, kg.GraphShape(331, 5), **options)
 
     limits = {"largest_in_order": largest_in_order}
-    whole = build(LocalTables(331, **limits)).state_dict()
+    whole = build(local_tables(331, **limits)).state_dict()
     shard = Shard(331, 1, 4)
-    part = build(ShardedTables(shard, block_rows=16, **limits)).state_dict()
+    part = build(DeviceTables(shard, block_rows=16, **limits)).state_dict()
     for key, table in whole.items():
         assert torch.equal(part[key], table[shard.ids] if key in TABLE_NAMES else table)
-    by_blocks = LocalTables(331, device=torch.device("cpu"), block_rows=16, **limits)
+    by_blocks = local_tables(331, device=torch.device("cpu"), block_rows=16, **limits)
     again = build(by_blocks).state_dict()
     assert all(torch.equal(again[key], table) for key, table in whole.items())
     # An operation with a tensor of the host would fail.
-    elsewhere = build(LocalTables(331, device=torch.device("meta"), **limits))
+    elsewhere = build(local_tables(331, device=torch.device("meta"), **limits))
     assert elsewhere.entities.device.type == "meta"
-    in_order = build(LocalTables(331)).entities
+    in_order = build(local_tables(331)).entities
     assert torch.equal(in_order, whole["entities"]) == (largest_in_order == 2**28)
 
 
@@ -218,7 +220,7 @@ def compare_gradients(group: Processes, num_entities: int, all_of_them: bool) ->
         batch = batch_of(graph, reciprocal, LOSSES[loss_name])
         expected = _whole_gradients(build(), graph, batch, LOSSES[loss_name], regularizer)
         shard = group_shard(group, graph)
-        part = PartialModel(build(tables=ShardedTables(shard)))
+        part = PartialModel(build(tables=DeviceTables(shard)))
         loss = LOSSES[loss_name].bind(part, graph, batch_size=len(batch), seed=0)
         sampled = LOSSES[loss_name].rows_per_batch(part, len(batch)) is not None
         for sparse in (False, True) if sampled and not regularizer.reads_whole_tables else (False,):
@@ -258,7 +260,7 @@ def compare_fused_gradients(group: Processes, num_entities: int, all_of_them: bo
             batch = batch_of(graph, reciprocal, loss)
             expected = _whole_gradients(build(), graph, batch, loss, regularizer, grouped=grouped)
             shard = group_shard(group, graph)
-            part = PartialModel(build(tables=ShardedTables(shard)))
+            part = PartialModel(build(tables=DeviceTables(shard)))
             bound = loss.bind(part, graph, batch_size=len(batch), seed=0, grouped_by_query=grouped)
             step = OneVsAllFusedStep(
                 part, bound, regularizer, OnePassAdagrad(part.parameters(), 0.1)
@@ -284,7 +286,7 @@ def _model(
     norm: dict[str, Any] = (
         {"norm": "squared"} if squared and name in ("TransE", "RotatE", "ModE") else {}
     )
-    tables = tables or LocalTables(len(graph.entities))
+    tables = tables or local_tables(len(graph.entities))
     options: dict[str, Any] = {"dim": 4, "reciprocal": reciprocal, "seed": 1, "init_scale": 0.5}
     made = EMBEDDINGS[name].with_tables(tables, graph, **options, **norm)
     return (made if side == "none" else Dual(made, side)).double()  # type: ignore[arg-type]
@@ -402,7 +404,7 @@ def compare_own_classes(group: Processes, num_entities: int) -> None:
         batch = batch_of(graph, True, loss)
         whole = Shifted(graph, **options).double()
         expected = _whole_gradients(whole, graph, batch, loss, regularizer)
-        built = Shifted.with_tables(ShardedTables(shard), graph, **options).double()
+        built = Shifted.with_tables(DeviceTables(shard), graph, **options).double()
         part = PartialModel(built)
         bound = loss.bind(part, graph, batch_size=len(batch), seed=0)
         step = ReferenceStep(part, bound, regularizer, None)  # type: ignore[arg-type]
@@ -417,7 +419,7 @@ def train_own_classes(group: Processes, expected: float | None) -> float:
     recipe = Recipe().with_changes({"training.epochs": 1, "training.batch_size": 500})
     recipe = recipe.model_copy(update={"loss": SquaredError()})
     shard = group_shard(group, graph)
-    tables = LocalTables(len(graph.entities)) if expected is None else ShardedTables(shard)
+    tables = local_tables(len(graph.entities)) if expected is None else DeviceTables(shard)
     model: Model = Shifted.with_tables(tables, graph, dim=4, seed=1, init_scale=0.5).double()
     if expected is not None:
         model = PartialModel(model)
@@ -490,7 +492,7 @@ def compare_steps(group: Processes, path: Path) -> None:
         regularizer = _regularizer(regularizer_name)
         fused = loss_name == "1-vs-all" and regularizer_name in ("DURA", "none")
         for is_fused in (False, True) if fused else (False,):
-            tables = ShardedTables(shard)
+            tables = DeviceTables(shard)
             part = PartialModel(_model(graph, name, reciprocal, side, tables=tables))
             bound = loss.bind(part, graph, batch_size=8, seed=0)
             optimizer = adagrad(part)
@@ -537,7 +539,7 @@ def count_numbers(group: Processes) -> None:
 
     Shard.all_reduce = counted  # type: ignore[method-assign]
     for reciprocal in (True, False):
-        tables = ShardedTables(group_shard(group, graph))
+        tables = DeviceTables(group_shard(group, graph))
         batch = batch_of(graph, reciprocal, kg.OneVsAll())
         part = PartialModel(_model(graph, "ComplEx", reciprocal, "none", tables=tables))
         loss = kg.OneVsAll().bind(part, graph, batch_size=len(batch), seed=0)
@@ -551,7 +553,7 @@ def count_numbers(group: Processes) -> None:
 
 def share_relations(group: Processes) -> None:
     """Machines of several kinds round differently, and agree again at the end of an epoch."""
-    tables = ShardedTables(group_shard(group, graph_of(7)))
+    tables = DeviceTables(group_shard(group, graph_of(7)))
     state = {name: torch.full((2,), float(group.index)) for name in ("entities", "relations")}
     tables.synchronize(state)
     assert state["relations"].tolist() == [0, 0]
@@ -580,10 +582,10 @@ def compare_ranks(group: Processes) -> None:
             return model
 
         shard = group_shard(group, graph)
-        whole = made(LocalTables(len(graph.entities)))
+        whole = made(local_tables(len(graph.entities)))
         expected = ranking.rank(whole, graph, split="valid")
         for max_columns in (2**20, 300):
-            part = PartialModel(made(ShardedTables(shard, max_columns=max_columns)))
+            part = PartialModel(made(DeviceTables(shard, max_columns=max_columns)))
             found = ranking.rank(part, graph, split="valid")
             assert np.array_equal(found.optimistic, expected.optimistic)
             assert np.array_equal(found.pessimistic, expected.pessimistic)
@@ -1111,7 +1113,7 @@ class WholeTables(kg.DURA):
 def test_what_cannot_be_split_is_refused() -> None:
     graph = graph_of(7)
     group = Processes(0, 1, torch.device("cpu"))
-    tables = ShardedTables(group_shard(group, graph))
+    tables = DeviceTables(group_shard(group, graph))
     model = PartialModel(kg.CP.with_tables(tables, graph, dim=4))
     with pytest.raises(Unsupported) as refused:
         Trainer(model, graph, Recipe(), WholeTables(0.1), group=group)

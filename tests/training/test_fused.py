@@ -13,7 +13,7 @@ import dualkg as kg
 from dualkg.kernels.scores import Targets
 from dualkg.losses.softmax import BoundOneVsAll, Dropouts, frequency_weights
 from dualkg.regularizers import REGULARIZERS, PlainAndMapped
-from dualkg.tables.gradients import LocalGradientTables
+from dualkg.tables.gradients import DenseGradients
 from dualkg.training.fused import OneVsAllFusedStep
 from dualkg.training.optimizers import Optimizer, build_optimizer
 from dualkg.training.steps import ReferenceStep
@@ -131,13 +131,13 @@ def test_grouping_by_query_does_not_change_the_weights(small_graph, name, loss):
 def test_each_query_is_scored_once(small_graph, monkeypatch):
     """A row of scores for each query if triples are grouped, otherwise for each triple."""
     rows = []
-    scored = LocalGradientTables.cross_entropy
+    scored = DenseGradients.cross_entropy
 
     def counted(self, side, images, targets, **keywords):
         rows.append(len(images))
         return scored(self, side, images, targets, **keywords)
 
-    monkeypatch.setattr(LocalGradientTables, "cross_entropy", counted)
+    monkeypatch.setattr(DenseGradients, "cross_entropy", counted)
     batch = torch.tensor([[0, 1, 2], [0, 1, 3], [0, 2, 3], [4, 2, 3], [4, 2, 5], [0, 1, 4]])
     for loss in ("plain by query", "plain"):
         build(OneVsAllFusedStep, "ComplEx", "DURA", loss, True, small_graph)(batch, 0.1)
@@ -223,7 +223,7 @@ def tables_of(images, table):
     """The tables of a model whose head table is given, with a poisoned gradient."""
     model = kg.DistMult(kg.GraphShape(len(table), 1), dim=1)
     model.entities.data = table
-    tables = LocalGradientTables({"head": model.entities}, squared=False, bf16=False)
+    tables = DenseGradients(model.tables, {"head": model.entities}, squared=False, bf16=False)
     tables.gradient("tail").fill_(torch.nan)
     return tables
 

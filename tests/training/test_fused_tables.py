@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.kernels.scores import Targets
 from dualkg.tables import gradients
-from dualkg.tables.gradients import LocalGradientTables, LossAndGradient, rows_at_once
+from dualkg.tables.gradients import DenseGradients, LossAndGradient, rows_at_once
 from tests.training.test_fused import test_ten_steps_end_at_the_same_weights as ten_steps
 
 WIDTH = 6
@@ -33,7 +33,7 @@ def found_by(
     random = torch.Generator().manual_seed(seed)
     model = kg.CP(kg.GraphShape(entities, 1), dim=WIDTH, init_scale=1.0, seed=seed).to(dtype)
     parameters = {"head": model.entities, "tail": model.tails}
-    found = LocalGradientTables(parameters, squared=False, bf16=bf16)
+    found = DenseGradients(model.tables, parameters, squared=False, bf16=bf16)
     found.gradient(side).fill_(torch.nan if before is None else before)
     images = torch.randn(batch, WIDTH, generator=random).to(dtype)
     targets = torch.randint(
@@ -82,7 +82,7 @@ def test_steps_in_blocks_equal_the_reference_steps(small_graph, monkeypatch, nam
 def test_a_table_with_nan_or_infinity_makes_the_loss_not_finite(bf16, poison):
     model = kg.DistMult(kg.GraphShape(9, 1), dim=2)
     model.entities.data[4] = poison
-    found = LocalGradientTables({"head": model.entities}, squared=False, bf16=bf16)
+    found = DenseGradients(model.tables, {"head": model.entities}, squared=False, bf16=bf16)
     targets = Targets.one_each(torch.tensor([0, 4, 8]), torch.ones(3))
     loss, _ = found.cross_entropy("tail", torch.ones(3, 2), targets, accumulate=False)
     assert not torch.isfinite(loss)

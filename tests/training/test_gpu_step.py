@@ -10,7 +10,8 @@ import torch
 
 import dualkg as kg
 from dualkg.regularizers import REGULARIZERS
-from dualkg.tables import LocalTables, Processes, ShardedTables
+from dualkg.tables.base import DeviceTables, local_tables
+from dualkg.tables.processes import Processes
 from dualkg.training.distributed import group_shard
 from dualkg.training.engines import Job, kernels_know_relations
 from dualkg.training.steps import CudaGraphStep, ReferenceStep
@@ -142,7 +143,7 @@ def compare_shards(group: Processes, num_entities: int) -> None:
         ).objective(batch)  # type: ignore[arg-type]
         objective.backward()
         shard = group_shard(group, graph)
-        part = BILINEAR[name].with_tables(ShardedTables(shard), graph, **options).cuda()
+        part = BILINEAR[name].with_tables(DeviceTables(shard), graph, **options).cuda()
         bound = loss.bind(part, graph, **binding)
         optimizer = OnePassAdagrad(part.parameters(), 0.1)
         step = OneVsAllBf16Step(part, bound, kg.DURA(0.1), optimizer)
@@ -173,7 +174,7 @@ def compare_sampled_shards(group: Processes, num_entities: int) -> None:
         batch = batch_of(graph, reciprocal, loss).cuda()
         shard = group_shard(group, graph)
         steps = []
-        for tables in (LocalTables(num_entities), ShardedTables(shard)):
+        for tables in (local_tables(num_entities), DeviceTables(shard)):
             model = BILINEAR[name].with_tables(tables, graph, **options).cuda()
             bound = loss.bind(model, graph, seed=3)
             optimizer = OnePassAdagrad(model.parameters(), 0.1)

@@ -5,7 +5,8 @@ import torch
 
 import dualkg as kg
 from dualkg.data.graph import GraphShape
-from dualkg.tables import HostTables, LocalTables
+from dualkg.tables.base import DeviceTables
+from dualkg.tables.host import HostTables
 from dualkg.training.engines import EngineUnavailable
 from dualkg.training.memory import (
     RANKING_BYTES,
@@ -54,21 +55,21 @@ def test_bytes_of_weights_by_hand(changes, numbers):
 
 def test_host_memory_is_chosen_where_weights_and_sums_do_not_fit_the_gpu():
     needed = 4 * 2 * 6 * (LARGE.num_entities + 14) + RANKING_BYTES
-    assert chosen(recipe_of(), needed / 0.94) is LocalTables
+    assert chosen(recipe_of(), needed / 0.94) is DeviceTables
     assert chosen(recipe_of(), needed / 0.96) is HostTables
     # Smaller sums fit again.
-    assert chosen(recipe_of(optimizer__sums="rows"), needed / 0.96) is LocalTables
-    assert chosen(recipe_of(training__entity_tables="device"), 0) is LocalTables
+    assert chosen(recipe_of(optimizer__sums="rows"), needed / 0.96) is DeviceTables
+    assert chosen(recipe_of(training__entity_tables="device"), 0) is DeviceTables
     assert chosen(recipe_of(training__entity_tables="host"), 2 * needed) is HostTables
 
 
 def test_what_host_memory_cannot_train_is_left_on_the_gpu():
-    assert chosen(recipe_of(optimizer__name="Adam"), 0) is LocalTables
+    assert chosen(recipe_of(optimizer__name="Adam"), 0) is DeviceTables
     options = {"device": GPU, "available": 0, "has_rejected": True}
-    assert type(choose_tables(recipe_of(), SHAPE, **options)) is LocalTables
+    assert type(choose_tables(recipe_of(), SHAPE, **options)) is DeviceTables
     full = kg.Recipe().with_changes({"model.dim": 3})
-    assert chosen(full, 0) is LocalTables
-    assert type(choose_tables(recipe_of(), SHAPE, device=CPU, available=0)) is LocalTables
+    assert chosen(full, 0) is DeviceTables
+    assert type(choose_tables(recipe_of(), SHAPE, device=CPU, available=0)) is DeviceTables
 
 
 REFUSED = {

@@ -14,9 +14,11 @@ from dualkg.data.graph import Graph
 from dualkg.kernels import cpu
 from dualkg.kernels.scores import Targets
 from dualkg.models.partial import PartialModel
-from dualkg.tables import Processes, Shard, ShardedTables
+from dualkg.tables.base import DeviceTables, local_tables
+from dualkg.tables.gradients import SparseGradients
 from dualkg.tables.lookup import TABLE_NAMES
-from dualkg.tables.row_gradients import LocalRowGradientTables, ShardedRowGradientTables
+from dualkg.tables.processes import Processes
+from dualkg.tables.shard import Shard
 from dualkg.training.distributed import build_trainer, group_shard
 from dualkg.training.fused import SampledFusedStep
 from dualkg.training.recipe import Recipe
@@ -54,7 +56,7 @@ def step_of(
 ) -> SampledFusedStep:
     """The step of one of several processes."""
     name, reciprocal, dual, is_grouped = case
-    tables = ShardedTables(group_shard(group, graph))
+    tables = DeviceTables(group_shard(group, graph))
     part = PartialModel(_model(graph, name, reciprocal, dual, squared=True, tables=tables))
     bound = loss.bind(part, graph, batch_size=64, seed=0, grouped_by_query=is_grouped)
     regularizer = kg.DURA(0.3) if part.embedding.has_adjoint else kg.NoRegularizer()
@@ -210,8 +212,8 @@ def test_exchanged_sums_give_the_softmax_of_one_process(scale, dtype):
     scores, positives, hits, targets = queries_with_hits(scale)
     targets = targets._replace(weights=targets.weights.to(dtype))
     table = torch.nn.Parameter(torch.zeros(5, 2))
-    local = LocalRowGradientTables({"head": table}, lambda ids: ids)
-    shard = ShardedRowGradientTables({"head": table}, Shard(5))
+    local = SparseGradients(local_tables(5), {"head": table})
+    shard = SparseGradients(DeviceTables(Shard(5)), {"head": table})
     expected = scores.double()
     of_one = local.sampled_softmax_(expected, positives.double(), hits, targets)
     own = scores.to(dtype)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.tables import Processes
+from dualkg.tables.processes import Processes
 from dualkg.training.api import default_recipe
 from dualkg.training.distributed import build_trainer, expectation, train_in_processes
 from dualkg.training.recipe import Data, Recipe

@@ -4,18 +4,14 @@ weights.
 
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 import dualkg as kg
-from dualkg.data import spill
-from dualkg.data.graph import SPLITS, load_saved_graph, save_graph
+from dualkg.data import graph as data_graph
 from dualkg.errors import InvalidValue, Unsupported
-from dualkg.losses.queries import TrainingAnswers
 from dualkg.settings import InvalidSettings
 from dualkg.training import trainer
 from dualkg.training.errors import EmptySplit, TrainingDiverged, TrainingInterrupted
@@ -434,92 +430,61 @@ def test_denormals_are_flushed_only_in_the_context():
 
 
 @pytest.fixture
-def mapped_graph(small_graph, tmp_path):
-    """The small graph as one larger than memory is stored."""
-    for split in SPLITS:
-        np.save(tmp_path / f"{split}.npy", small_graph.split(split))
-    mapped = {split: np.load(tmp_path / f"{split}.npy", mmap_mode="c") for split in SPLITS}
-    save_graph(replace(small_graph, **mapped).with_fingerprint(), tmp_path / "graph")
-    return load_saved_graph(tmp_path / "graph")
+def large_graph(small_graph, monkeypatch):
+    """The small graph, treated as a large one."""
+    monkeypatch.setattr(data_graph, "LARGE_TRIPLES", 0)
+    assert small_graph.is_large
+    return small_graph.with_fingerprint()
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
-def test_a_graph_larger_than_memory_is_trained_saved_and_loaded(
-    small_graph, mapped_graph, tmp_path, reciprocal
-):
-    model = kg.ComplEx(mapped_graph.shape, dim=8, init_scale=0.1, reciprocal=reciprocal)
+def test_a_large_graph_is_trained_saved_and_loaded(large_graph, tmp_path, reciprocal):
+    model = kg.ComplEx(large_graph.shape, dim=8, init_scale=0.1, reciprocal=reciprocal)
     run = kg.train(
         model,
-        mapped_graph,
+        large_graph,
         epochs=10,
         batch_size=32,
         validation=Validation(every=5),
         out=tmp_path / "run",
     )
     assert run.history[-1]["loss"] < 0.97 * run.history[0]["loss"]
-    reports = [kg.evaluate(run.model, graph).as_dict() for graph in (mapped_graph, small_graph)]
-    assert reports[0] == reports[1]
-    assert {path.suffix for path in (tmp_path / "run" / "graph").iterdir()} == {
-        ".npy",
-        ".arrow",
-        ".json",
-    }
     loaded = kg.load_run(tmp_path / "run")
-    assert loaded.graph.is_mapped
-    assert loaded.graph.fingerprint == small_graph.with_fingerprint().fingerprint
+    assert loaded.graph.fingerprint == large_graph.fingerprint
     assert_same(weights(loaded), weights(run))
     assert (
         len(loaded.predictor().tails(loaded.graph.entities[0], loaded.graph.relations[0], k=3)) == 3
     )
 
 
-def test_examples_of_a_mapped_graph_are_not_copied(mapped_graph):
+def test_examples_of_a_large_graph_are_not_copied(large_graph):
     of_triples = {"training": {"batch_size": 16}, "model": {"name": "ComplEx", "dim": 4}}
     made = Trainer.of_recipe(
-        Recipe.model_validate(of_triples), mapped_graph, device=torch.device("cpu")
+        Recipe.model_validate(of_triples), large_graph, device=torch.device("cpu")
     )
-    assert isinstance(made.examples, trainer.MappedExamples)
+    assert isinstance(made.examples, trainer.ComputedExamples)
     rows = torch.cat(list(made.batches(0))).tolist()
-    assert sorted(rows) == sorted(trainer.with_reciprocals(mapped_graph.train, 4).tolist())
+    assert sorted(rows) == sorted(trainer.with_reciprocals(large_graph.train, 4).tolist())
 
 
 @pytest.mark.parametrize(
     "loss", [kg.KvsAll(), kg.NegativeSampling(num_negatives=3, subsampling=True)]
 )
-def test_answers_of_a_mapped_graph_are_on_disk_and_the_same(
-    small_graph, mapped_graph, loss, monkeypatch
-):
+def test_examples_of_a_large_graph_are_the_same(small_graph, loss, monkeypatch):
     """In one batch, because the order of its examples is another one."""
-    monkeypatch.setattr(spill, "ROWS", 7)
-    monkeypatch.setattr(spill, "NUM_PARTITIONS", 5)
-    known = [
-        TrainingAnswers(graph.train, graph.shape, device="cpu")
-        for graph in (small_graph, mapped_graph)
-    ]
-    for name in ("queries", "offsets", "numbered"):
-        assert torch.equal(getattr(known[0], name), getattr(known[1], name))
-    assert (
-        known[0].max_answers(9)
-        == known[1].max_answers(9)
-        == known[0].offsets.diff().sort().values[-9:].sum()
-    )
-    assert torch.equal(
-        known[0].head_corruption_probabilities(), known[1].head_corruption_probabilities()
-    )
     recipe = Recipe.model_validate(
         {"training": {"batch_size": 10_000}, "model": {"name": "ComplEx", "dim": 4}}
     )
     recipe = recipe.model_copy(update={"loss": loss})
-    plain, mapped = (
-        Trainer.of_recipe(recipe, graph, device=torch.device("cpu"))
-        for graph in (small_graph, mapped_graph)
-    )
-    assert isinstance(mapped.examples, trainer.MappedExamples)
-    (one,), (other,) = plain.batches(0), mapped.batches(0)
+    plain = Trainer.of_recipe(recipe, small_graph, device=torch.device("cpu"))
+    monkeypatch.setattr(data_graph, "LARGE_TRIPLES", 0)
+    large = Trainer.of_recipe(recipe, small_graph, device=torch.device("cpu"))
+    assert isinstance(large.examples, trainer.ComputedExamples)
+    (one,), (other,) = plain.batches(0), large.batches(0)
     width = 2 if isinstance(loss, kg.KvsAll) else 3
     assert sorted(one[:, :width].tolist()) == sorted(other[:, :width].tolist())
-    losses = float(plain.step(one, 0.1)), float(mapped.step(other, 0.1))
+    losses = float(plain.step(one, 0.1)), float(large.step(other, 0.1))
     if isinstance(loss, kg.KvsAll):  # negatives depend on the order
         assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-        for table, same in zip(plain.model.parameters(), mapped.model.parameters(), strict=True):
+        for table, same in zip(plain.model.parameters(), large.model.parameters(), strict=True):
             assert torch.allclose(table, same, atol=1e-5)

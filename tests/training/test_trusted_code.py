@@ -118,8 +118,6 @@ COMMANDS = [
     ["index", "run", "--kind", "exact"],
     ["export", "run", "--out", "out"],
     ["sparsify", "run", "--share", "0.5"],
-    ["sparsity", "run"],
-    ["nuclear-norm", "run"],
     ["serve", "run", "--get", "/health"],
     ["resume", "unfinished"],
     ["train", "run/recipe.toml"],

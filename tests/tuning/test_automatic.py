@@ -15,14 +15,15 @@ from dualkg.training.api import default_recipe
 from dualkg.training.costs import WorkEstimate
 from dualkg.training.errors import InterruptedRunError
 from dualkg.training.recipe import Data
-from dualkg.tuning import starts
-from dualkg.tuning.automatic import (
-    AutomaticTuner,
-    NothingTrains,
-    parse_budget,
-)
+from dualkg.tuning import starting_recipe as starting_module
+from dualkg.tuning.automatic import AutomaticTuner, parse_budget
 from dualkg.tuning.plan import RUNGS, SMALL_RUNGS, SearchPlan, cheaper_trials
-from dualkg.tuning.starts import dimensions_of, network_start, other_start, starting_recipe
+from dualkg.tuning.starting_recipe import (
+    dimensions_of,
+    network_start,
+    other_start,
+    starting_recipe,
+)
 from dualkg.tuning.trials import TrialOutcome
 
 CPU = torch.device("cpu")
@@ -232,7 +233,7 @@ def test_on_a_cpu_a_path_network_is_small_and_tried_for_small_graphs(graph, monk
     network = network_start(start, graph, CPU, ())
     assert (network.model.dim, network.model.options["steps"]) == (16, 3)
     assert network.training.epochs == 8
-    monkeypatch.setattr(starts, "SMALL_GRAPH", len(graph.train))
+    monkeypatch.setattr(starting_module, "SMALL_GRAPH", len(graph.train))
     start = starting_recipe(Data(graph="families"), graph, CPU, {})
     assert network_start(start, graph, CPU, ()) is None
 
@@ -395,11 +396,8 @@ def test_a_failed_trial_is_recorded_and_passed_over(graph):
 
 def test_if_every_trial_diverges_the_first_reason_is_reported(graph):
     recipe = recipe_of(graph, **{"optimizer.name": "SGD", "optimizer.learning_rate": 1e30})
-    with pytest.raises(
-        NothingTrains, match="no hyperparameters that train on families: "
-    ) as failed:
+    with pytest.raises(kg.DualkgError, match=r"that train on families: .* diverged"):
         AutomaticTuner(recipe, graph, device=CPU, fixed=["optimizer.learning_rate"]).run()
-    assert "diverged" in failed.value.reason
 
 
 def test_the_dimensions_follow_the_loss_and_leave_fixed_keys_alone(graph):
@@ -596,7 +594,7 @@ def test_a_damaged_search_is_refused(graph, tmp_path):
     with pytest.raises(DamagedFile) as damaged:
         AutomaticTuner.load(path, graph, CPU)
     assert str(damaged.value) == (
-        f"{path} is damaged: KeyError 'start'. Train again with overwrite=True."
+        f"{path} is damaged: KeyError 'start'. Train again with `overwrite=True`."
     )
 
 

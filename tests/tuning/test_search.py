@@ -1,31 +1,32 @@
-"""Searches: every trial runs once, selected by the validation split, whatever fails."""
+"""Searches of a given space: their trials, what is resumed, and processes that share a study."""
 
 import dataclasses
 import json
 import os
+import shutil
 import signal
+import sqlite3
+import subprocess
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import optuna
 import pytest
 
 import dualkg as kg
-from dualkg.cli.main import main
-from dualkg.errors import (
-    DamagedFile,
-    InvalidValue,
-    MissingExtra,
-    PathExists,
-    Unsupported,
-)
+from dualkg.cli import main
+from dualkg.errors import DamagedFile, InvalidValue, MissingExtra, PathExists, RequestError
+from dualkg.training.errors import InterruptedRunError
 from dualkg.training.recipe import load_recipe
-from dualkg.tuning.search import SearchInterrupted, search
+from dualkg.tuning.search import search
 from dualkg.tuning.space import space_from
-from dualkg.tuning.storage import StorageNotOpened, open_storage, sqlite_url
-from dualkg.tuning.study import DifferentSearch, trials_by_slot
+from dualkg.tuning.study import trials_by_slot
+from tests.processes import Started, until
 
 BASE = {"model": {"name": "CP", "dim": 4}, "training": {"epochs": 2, "batch_size": 100}}
 
@@ -37,9 +38,12 @@ def space(choices, **settings):
 FOUR = space({"model.dim": [2, 3], "optimizer.learning_rate": [0.1, 0.3]})
 
 
-def trials_in(out):
-    storage = open_storage(sqlite_url(out / "study.db"))
-    return optuna.load_study(study_name="it", storage=storage.backend).trials
+def states_in(out: Path) -> Counter[str]:
+    """How many trials of a search have each state, with those that were repeated."""
+    database = sqlite3.connect(out / "study.db")
+    states = Counter(state for (state,) in database.execute("select state from trials"))
+    database.close()
+    return states
 
 
 def test_grid_writes_its_results_and_repeats_nothing_when_called_again(small_graph, tmp_path):
@@ -58,25 +62,16 @@ def test_grid_writes_its_results_and_repeats_nothing_when_called_again(small_gra
     assert any(event.training for event in events)
     again = search(FOUR, out=tmp_path, graph=small_graph)
     assert again.trials == result.trials
-    assert len(trials_in(tmp_path)) == 4
+    assert states_in(tmp_path) == {"COMPLETE": 4}
 
 
-@pytest.mark.parametrize("pages", [3, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_damaged_database_is_refused_wherever_it_is_damaged(small_graph, tmp_path, pages):
-    """Every table of it once is a page of zeros, or each of so many pages."""
+def test_a_damaged_database_is_refused(small_graph, tmp_path):
     search(FOUR, out=tmp_path, graph=small_graph)
     file = tmp_path / "study.db"
     good = file.read_bytes()
-    size = 4096
-    reasons = []
-    for start in range(size, len(good), pages * size):
-        file.write_bytes(good[:start] + bytes(size) + good[start + size :])
-        try:
-            search(FOUR, out=tmp_path, graph=small_graph)
-        except (DamagedFile, StorageNotOpened) as error:
-            reasons.append(error.reason)
-    assert len(reasons) > 10 / pages
-    assert set(reasons) == {"database disk image is malformed"}
+    file.write_bytes(good[:4096] + bytes(len(good) - 4096))
+    with pytest.raises((DamagedFile, RequestError), match="database disk image is malformed"):
+        search(FOUR, out=tmp_path, graph=small_graph)
 
 
 class Poison:
@@ -183,34 +178,25 @@ def test_ctrl_c_saves_finished_trials_and_the_rest_is_done_later(small_graph, tm
         if event.num_done == 2 and event.training:
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(SearchInterrupted) as stopped:
+    with pytest.raises(InterruptedRunError, match="Stopped; 2 of 4 trials are done and saved"):
         search(FOUR, out=tmp_path, graph=small_graph, on_progress=stop)
-    assert str(stopped.value) == "Stopped; 2 of 4 trials are done and saved."
     assert json.loads((tmp_path / "summary.json").read_text())["finished"] == 2
     result = search(FOUR, out=tmp_path, graph=small_graph)
     assert len({tuple(row.params.items()) for row in result.trials}) == 4
     # The numbers are those of a search without the stop, so that ties end the same way.
     assert [row.number for row in result.trials] == [0, 1, 2, 3]
-    states = Counter(trial.state.name for trial in trials_in(tmp_path))
-    assert states == {"COMPLETE": 4, "FAIL": 1}
+    assert states_in(tmp_path) == {"COMPLETE": 4, "FAIL": 1}
 
 
-@pytest.mark.parametrize("queued_by", ["dualkg", "optuna"])
-def test_one_trial_counts_for_each_slot(queued_by):
-    """Retries of dualkg 0.2 were queued by Optuna, and are recognized too."""
-
+def test_one_trial_counts_for_each_slot():
     def trial(number, state="FAIL", error=None, retry_of=None):
         user_attrs = {"error": error} if error else {}
-        system_attrs = {}
-        if retry_of is not None and queued_by == "dualkg":
+        if retry_of is not None:
             user_attrs["retry_of"] = retry_of
-        elif retry_of is not None:
-            system_attrs["failed_trial"] = retry_of
         made = optuna.trial.create_trial(
             state=optuna.trial.TrialState[state],
             value=0.5 if state == "COMPLETE" else None,
             user_attrs=user_attrs,
-            system_attrs=system_attrs,
         )
         made.number = number
         return made
@@ -227,80 +213,169 @@ def test_one_trial_counts_for_each_slot(queued_by):
     assert counted(trial(0, error="diverged"), trial(1, "COMPLETE", retry_of=0)) == {0: 0}
 
 
-def test_another_space_in_the_same_folder_is_refused(small_graph, tmp_path):
+def test_another_search_in_the_same_folder_is_refused(small_graph, tmp_path):
     search(space({"model.dim": [2]}), out=tmp_path, graph=small_graph)
-    with pytest.raises(DifferentSearch) as other_space:
+    with pytest.raises(RequestError) as other_space:
         search(space({"model.dim": [3]}), out=tmp_path, graph=small_graph)
-    assert other_space.value.differences == ["[space]"]
     assert str(other_space.value) == (
         f"{tmp_path} holds a search named 'it' with a different setup: [space] differs. "
-        "Use another out, or another name in [search]."
+        "Use another `out`, or another name in [search]."
     )
     other_graph = dataclasses.replace(small_graph, fingerprint="other")
-    with pytest.raises(DifferentSearch) as other_data:
+    with pytest.raises(RequestError, match="the data differs"):
         search(space({"model.dim": [2]}), out=tmp_path, graph=other_graph)
-    assert other_data.value.differences == ["the data"]
 
 
-def test_a_space_of_another_type_is_refused(small_graph):
-    with pytest.raises(InvalidValue) as refused:
-        search(3, graph=small_graph)
-    assert (refused.value.setting, refused.value.found) == ("space", 3)
-
-
-def test_a_graph_without_validation_triples_is_refused(small_graph, tmp_path):
-    without = dataclasses.replace(small_graph, valid=small_graph.valid[:0])
-    with pytest.raises(Unsupported) as refused:
-        search(FOUR, out=tmp_path, graph=without)
-    assert str(refused.value) == (
-        "made has no validation triples, and tuning selects by their MRR."
-    )
-
-
-def test_the_folder_of_a_run_is_refused(small_graph, tmp_path):
-    (tmp_path / "recipe.toml").touch()
-    with pytest.raises(PathExists, match="a search needs a folder of its own") as refused:
-        search(FOUR, out=tmp_path, graph=small_graph)
-    assert (refused.value.path, refused.value.overwritable) == (tmp_path, False)
-
-
-def test_a_storage_that_is_no_url_is_refused(small_graph, tmp_path):
-    with pytest.raises(InvalidValue, match="such as journal:/shared/study.log") as refused:
-        search(FOUR, out=tmp_path, graph=small_graph, storage="nonsense")
-    assert (refused.value.setting, refused.value.found) == ("storage", "nonsense")
-
-
-@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
-def test_without_the_driver_of_postgresql_the_error_is_the_install_line(
-    small_graph, tmp_path, monkeypatch, scheme
-):
+@pytest.mark.parametrize(
+    ("url", "error", "sentence"),
+    [
+        ("nonsense", InvalidValue, "such as postgresql://user@server/searches"),
+        ("oracle+oracledb://nowhere/x", RequestError, "driver is not installed: .*oracledb"),
+        ("sqlite:////nowhere/x.db", RequestError, "cannot be opened: unable to open database file"),
+        ("postgresql://nowhere/x", MissingExtra, r"pip install 'dualkg\[postgresql\]'"),
+    ],
+)
+def test_a_storage_that_cannot_be_opened(small_graph, tmp_path, monkeypatch, url, error, sentence):
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(MissingExtra) as refused:
-        search(FOUR, out=tmp_path, graph=small_graph, storage=f"{scheme}://nowhere/x")
-    assert refused.value.extra == "postgresql"
+    with pytest.raises(error, match=sentence):
+        search(FOUR, out=tmp_path, graph=small_graph, storage=url)
 
 
-def test_a_storage_that_cannot_be_opened_is_refused_with_the_reason(small_graph, tmp_path):
-    with pytest.raises(StorageNotOpened, match="driver is not installed: .*oracledb"):
-        search(FOUR, out=tmp_path, graph=small_graph, storage="oracle+oracledb://nowhere/x")
-    missing = f"sqlite:///{tmp_path}/nowhere/x.db"
-    with pytest.raises(StorageNotOpened) as refused:
-        search(FOUR, out=tmp_path, graph=small_graph, storage=missing)
-    assert refused.value.reason == "unable to open database file"
-    assert str(refused.value) == "The storage cannot be opened: unable to open database file."
+def test_what_cannot_be_searched(small_graph, tmp_path):
+    with pytest.raises(InvalidValue, match="a SearchSpace; 3 was given"):
+        search(3, graph=small_graph)
+    without = dataclasses.replace(small_graph, valid=small_graph.valid[:0])
+    with pytest.raises(RequestError, match="made has no validation triples"):
+        search(FOUR, out=tmp_path, graph=without)
+    (tmp_path / "recipe.toml").touch()
+    with pytest.raises(PathExists, match="a search needs a folder of its own"):
+        search(FOUR, out=tmp_path, graph=small_graph)
 
 
 def test_without_optuna_the_error_is_the_install_line(small_graph, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    for module in ("storage", "study", "worker"):
-        monkeypatch.delitem(sys.modules, f"dualkg.tuning.{module}")
+    monkeypatch.delitem(sys.modules, "dualkg.tuning.study")
     with pytest.raises(MissingExtra) as refused:
         search(FOUR, out=tmp_path / "out", graph=small_graph)
     assert str(refused.value) == "Tuning needs optuna. Install it: pip install 'dualkg[search]'"
-    assert not (tmp_path / "out").exists()
 
+
+# -- several processes ---
 
 SPACE = """
+[data]
+graph = "mine.tsv"
+[model]
+dim = 4
+[training]
+epochs = 1
+batch_size = 50
+[space]
+"model.dim" = [2, 3, 4]
+"training.seed" = [0, 1]
+[search]
+prune = false
+"""
+# Search `mine.toml`. The words are the folder, the storage or nothing, and `pause` if the second
+# trial is to stop in its middle and say so by a file.
+SEARCH = """
+import os, pathlib, sys, time
+import torch
+from dualkg.tuning.search import search
+
+def pause(event):
+    if event.num_done and event.training:
+        pathlib.Path(f"{os.getpid()}.paused").touch()
+        time.sleep(10_000)
+
+torch.set_num_threads(1)
+out, storage, pauses = sys.argv[1:]
+on_progress = pause if pauses == "pause" else None
+search("mine.toml", out=out, storage=storage or None, device="cpu", on_progress=on_progress)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    """The working directory, with a search space and its graph."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"thing{i}\t{kind}\t{kind}{i % 4}\n" for kind in ("colour", "shape") for i in range(60)]
+    (tmp_path / "mine.tsv").write_text("".join(rows))
+    (tmp_path / "mine.toml").write_text(SPACE)
+    return tmp_path
+
+
+def start(folder: Path, *, out: str = "out", storage: str = "", pause: bool = False) -> Started:
+    return Started(SEARCH, out, storage, "pause" if pause else "", cwd=folder)
+
+
+def best_in(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())["best"]
+
+
+def test_killed_processes_lose_nothing_and_the_same_best_is_found(folder: Path):
+    with start(folder, pause=True) as first, start(folder, pause=True) as second:
+        until(lambda: len(list(folder.glob("*.paused"))) == 2)
+        first.kill()
+        second.kill()
+    assert states_in(folder / "out")["RUNNING"] == 2
+    # As after the time in which a trial without a heartbeat is lost.
+    with sqlite3.connect(folder / "out" / "study.db") as database:
+        database.execute("update trial_heartbeats set heartbeat = '2000-01-01 00:00:00'")
+    database.close()
+    resumed = search("mine.toml", out="out", device="cpu")
+    assert states_in(folder / "out") == {"COMPLETE": 6, "FAIL": 2}
+    whole = search("mine.toml", out="whole", device="cpu")
+    assert resumed.best.params == whole.best.params
+    assert resumed.best.mrr == pytest.approx(whole.best.mrr)
+    assert [trial.params for trial in resumed.trials] == [trial.params for trial in whole.trials]
+
+
+def test_two_processes_share_one_study(folder: Path):
+    with start(folder) as first, start(folder) as second:
+        ends = first.finish(), second.finish()
+    assert [end.code for end in ends] == [0, 0], ends
+    assert states_in(folder / "out")["COMPLETE"] == 6
+    assert json.loads((folder / "out" / "summary.json").read_text())["finished"] == 6
+
+
+@pytest.fixture
+def postgresql() -> Iterator[str]:
+    """The URL of a PostgreSQL server that listens on a socket in a folder of its own."""
+    pytest.importorskip("psycopg")
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    initdb = shutil.which("initdb") or (str(programs[-1] / "initdb") if programs else None)
+    if initdb is None:
+        pytest.skip("PostgreSQL's server is not installed")
+    user = {"user": "postgres"} if os.geteuid() == 0 else {}  # it refuses to run as root
+    with tempfile.TemporaryDirectory(prefix="pg") as folder:  # the path of a socket is short
+        Path(folder).chmod(0o777)
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **user}
+        subprocess.run(
+            [initdb, "-D", f"{folder}/data", "-U", "test", "-A", "trust", "-N"], check=True, **quiet
+        )
+        words = ["-D", f"{folder}/data", "-k", folder, "-c", "listen_addresses=", "-F"]
+        with subprocess.Popen([str(Path(initdb).with_name("postgres")), *words], **quiet) as server:
+            try:
+                until(lambda: Path(folder, ".s.PGSQL.5432").exists())
+                yield f"postgresql://test@/postgres?host={folder}"
+            finally:
+                server.send_signal(signal.SIGQUIT)
+
+
+def test_processes_share_a_study_in_postgresql(folder: Path, postgresql: str):
+    with (
+        start(folder, out="first", storage=postgresql) as first,
+        start(folder, out="second", storage=postgresql) as second,
+    ):
+        ends = first.finish(), second.finish()
+    assert [end.code for end in ends] == [0, 0], ends
+    assert best_in(folder / "first") == best_in(folder / "second")
+
+
+# -- the command ---
+
+COMMAND_SPACE = """
 [model]
 dim = 2
 [regularizer]
@@ -324,7 +399,7 @@ def type_in(monkeypatch, *words):
 
 def test_tune_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.toml").write_text(SPACE)
+    (tmp_path / "mine.toml").write_text(COMMAND_SPACE)
     assert type_in(monkeypatch, "tune", "mine.toml") == 0
     result = capsys.readouterr()
     assert "valid MRR" in result.out
@@ -335,7 +410,7 @@ def test_tune_command(tmp_path, monkeypatch, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["finished"], found["folder"]) == (2, "runs/tune-mine")
     (tmp_path / "mine.toml").write_text(
-        SPACE.replace("dim = 2", "dim = 2\noptions = { colour = 1 }")
+        COMMAND_SPACE.replace("dim = 2", "dim = 2\noptions = { colour = 1 }")
     )
     assert type_in(monkeypatch, "tune", "mine.toml", "--out", "bad") == 1
     assert (
@@ -351,12 +426,12 @@ def test_ctrl_c_prints_the_command_that_resumes(tmp_path, monkeypatch, capsys, r
             signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler)
         )
     )
-    (tmp_path / "mine.toml").write_text(SPACE)
+    (tmp_path / "mine.toml").write_text(COMMAND_SPACE)
 
     def stop(self):
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("dualkg.tuning.worker.Worker.report_progress", stop)
+    monkeypatch.setattr("dualkg.tuning.study.SearchStudy.report_progress", stop)
     words = ("tune", tmp_path / "mine.toml", "--out", tmp_path / "out")
     assert type_in(monkeypatch, *words) == 130
     result = capsys.readouterr().err

@@ -27,9 +27,9 @@ from dualkg.training.errors import InterruptedRunError, RunNotFinished
 from dualkg.training.recipe import InvalidRecipe
 from dualkg.training.run import RunFolder
 from dualkg.training.trainer import ProgressEvent
-from dualkg.tuning.automatic import AutomaticProgress, AutomaticTuner, TuningInterrupted
+from dualkg.tuning.automatic import AutomaticProgress, AutomaticTuner
 from dualkg.tuning.plan import SearchPlan
-from dualkg.tuning.starts import NUM_SAMPLED
+from dualkg.tuning.starting_recipe import NUM_SAMPLED
 from dualkg.workflows import run_name, train, train_source, train_source_seeds
 from dualkg.workflows.events import (
     DefaultsDiffer,
@@ -96,7 +96,8 @@ def test_fit_saves_its_trials_and_resumes_bit_for_bit(graph, tmp_path, monkeypat
         return train(self, params, rung)
 
     monkeypatch.setattr(AutomaticTuner, "_train", stops_after_three)
-    with refused(TuningInterrupted, num_trials=3, is_saved=True, run_folder=tmp_path / "stopped"):
+    sentence = "after 3 trials, which are saved. Resume with: dualkg resume .*stopped"
+    with pytest.raises(InterruptedRunError, match=sentence):
         kg.fit(graph, out=tmp_path / "stopped", **options)
     monkeypatch.setattr(AutomaticTuner, "_train", train)
     again = kg.resume(tmp_path / "stopped")
@@ -321,13 +322,13 @@ def test_a_graph_without_validation_triples_is_not_tuned(graph, caplog):
     assert "train only has no validation triples to tune on" in caplog.text
 
 
-def test_a_graph_on_disk_is_not_inspected(tmp_path, graph):
-    """Its splits would be read into memory; `fit` and the command decide this in one place."""
+def test_a_large_graph_is_not_inspected(tmp_path, graph):
+    """It would take much memory; `fit` and the command decide this in one place."""
 
-    class OnDisk:
-        is_mapped = True
+    class Large:
+        is_large = True
 
-    assert check_graph(OnDisk()) == []
+    assert check_graph(Large()) == []
     assert isinstance(check_graph(graph), list)
 
 

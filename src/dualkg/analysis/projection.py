@@ -12,26 +12,25 @@ import pyarrow.parquet as pq
 import torch
 
 from dualkg.data.parquet_files import read_parquet
-from dualkg.errors import PYTHON, DamagedFile, InvalidValue, RequestError, Words
+from dualkg.errors import DamagedFile, InvalidValue, RequestError
 from dualkg.extras import optional_import
-from dualkg.files import atomic_write, exists
+from dualkg.files import atomic_write
 from dualkg.logs import logger
 from dualkg.models.base import Model
 from dualkg.training.errors import OtherSource
 from dualkg.training.run import Run, RunFolder, check_source
 
 Vectors = npt.NDArray[np.float64]
-# A map reduces its vectors to this number of principal components first, which makes finding
-# neighbours much faster.
+# A map reduces its vectors to this number of principal components first, as van der Maaten and
+# Hinton (2008) do: neighbours are found much faster.
 MAX_COMPONENTS = 50
 NUM_SAMPLED = 5000  # vectors whose principal axes are those of the first positions
-NEIGHBOUR_BLOCK = 512  # points whose distances to all others are computed at a time
-NEIGHBOUR_SHARE = 0.2  # of the time of a map, in which neighbours are found
-ITERATIONS = (250, 500)  # with early exaggeration, and after it
+NEIGHBOUR_SHARE = 0.2  # of the time of a map, in which openTSNE finds neighbours
+ITERATIONS = (250, 500)  # with early exaggeration, and after it: the defaults of openTSNE
 REPORT_EVERY = 5  # iterations
 # Called with the share of a map that is done; what it raises ends the computation.
 OnProgress = Callable[[float], None]
-# Called with the positions so far, which are those of principal components at first.
+# Called with the positions so far, at first along two principal components.
 OnPositions = Callable[[Vectors], None]
 
 
@@ -84,18 +83,13 @@ def tsne(
     with optional_import("openTSNE", purpose="t-SNE"):
         from openTSNE import TSNE
         from openTSNE.affinity import PerplexityBasedNN
-        from openTSNE.nearest_neighbors import PrecomputedNeighbors
     if perplexity is None:
         perplexity = default_perplexity(num_points)
     else:
         perplexity = min(perplexity, (num_points - 1) / 3)
-    num_neighbours = min(num_points - 1, int(3 * perplexity))
-    indices, distances = _nearest_neighbours(scaled, num_neighbours, on_progress=on_progress)
-
+    on_progress(0.0)
     threads = torch.get_num_threads()
-    affinities = PerplexityBasedNN(
-        perplexity=perplexity, knn_index=PrecomputedNeighbors(indices, distances), n_jobs=threads
-    )
+    affinities = PerplexityBasedNN(scaled, perplexity=perplexity, n_jobs=threads, random_state=seed)
     method = TSNE(
         initialization=start,
         random_state=seed,
@@ -123,26 +117,6 @@ def _iteration_counter(on_progress: OnProgress, on_positions: OnPositions) -> Ca
         on_positions(np.array(embedding, dtype=np.float64))
 
     return count
-
-
-def _nearest_neighbours(
-    vectors: Vectors, count: int, *, on_progress: OnProgress
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Indices and distances `(n, count)` of the nearest other vectors.
-
-    They are exact, and found faster than by openTSNE's Annoy.
-    """
-    points = torch.from_numpy(vectors).float()
-    indices = []
-    distances = []
-    for start in range(0, len(points), NEIGHBOUR_BLOCK):
-        on_progress(NEIGHBOUR_SHARE * start / len(points))
-        block = torch.cdist(points[start : start + NEIGHBOUR_BLOCK], points)
-        block.diagonal(start).fill_(torch.inf)  # a point is not its own neighbour
-        nearest = block.topk(count, largest=False)
-        indices.append(nearest.indices)
-        distances.append(nearest.values)
-    return torch.cat(indices).numpy(), torch.cat(distances).numpy()
 
 
 def _initial_positions(vectors: Vectors, *, seed: int) -> Vectors:
@@ -186,24 +160,9 @@ def check_vectors(vectors: Vectors) -> None:
         )
     invalid = ~np.isfinite(vectors).all(1)
     if invalid.any():
-        raise NonfiniteVectors(
-            num_invalid=int(invalid.sum()), num_vectors=len(vectors), first=int(invalid.argmax())
-        )
-
-
-class NonfiniteVectors(RequestError):
-    """t-SNE was asked for vectors with NaN or infinity, as a diverged model has."""
-
-    def __init__(self, *, num_invalid: int, num_vectors: int, first: int) -> None:
-        super().__init__()
-        self.num_invalid = num_invalid
-        self.num_vectors = num_vectors
-        self.first = first
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            f"t-SNE needs finite numbers, and {self.num_invalid:,} of {self.num_vectors:,} "
-            f"vectors have NaN or infinity; the first is number {self.first:,}."
+        raise RequestError(
+            f"t-SNE needs finite numbers, and {invalid.sum():,} of {len(vectors):,} vectors have "
+            f"NaN or infinity; the first is number {invalid.argmax():,}."
         )
 
 
@@ -215,11 +174,11 @@ def entity_map(
 ) -> Vectors:
     """Positions of all entities between −1 and 1, `(num_entities, 2)`.
 
-    `on_positions` gets those so far. They are computed once and saved with the run. A map of
-    another run is computed again.
+    They are computed once and saved with the run; `on_positions` is called while they are computed.
+    A map of another run is computed again.
     """
     path = RunFolder(run.folder).map if run.folder else None
-    if path and exists(path):
+    if path and path.exists():
         try:
             return load_map(path, len(run.graph.entities), identity=run.identity)
         except OtherSource as error:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dualkg.data.graph import Graph, Split, Triples
 from dualkg.data.parquet_files import read_parquet
-from dualkg.errors import PYTHON, DamagedFile, RequestError, Unsupported, Words
+from dualkg.errors import DamagedFile, RequestError
 from dualkg.evaluation.comparison import Floats, stack_mean_ranks
 from dualkg.evaluation.ranking import Ranks
 from dualkg.files import read_json
@@ -29,27 +29,12 @@ RUN_KEYS = {"seed", "epochs", "costs", "environment", "valid", "test_bounds"}
 RECORD_AGAIN = "Move it away and record the runs again."
 
 
-class UnrelatedRuns(RequestError):
-    """Runs that should differ only in their seed differ in their recipes or in their data."""
-
-    def __init__(self, paths: Sequence[Path], difference: str) -> None:
-        super().__init__()
-        self.paths = list(paths)
-        self.difference = difference
-
-    def message(self, words: Words = PYTHON) -> str:
-        names = ", ".join(map(str, self.paths))
-        return (
-            f"The runs {names} {self.difference}; runs that differ only in the seed were expected."
-        )
-
-
 def read_record(folder: Path) -> dict[str, Any]:
     """Read record.json: the graph, the fingerprint of its `data`, and the `runs`, one per seed."""
     path = folder / "record.json"
     record: dict[str, Any] = read_json(path)
     if not _is_record(record):
-        raise Unsupported(str(path), "is not a record in the current format", advice=RECORD_AGAIN)
+        raise RequestError(f"{path} is not a record in the current format. {RECORD_AGAIN}")
     return record
 
 
@@ -64,11 +49,10 @@ def load_recorded_ranks(folder: Path, seeds: Sequence[int]) -> Floats:
     path = folder / "ranks.parquet"
     if not path.exists():
         # Records of graphs that train in seconds are kept without ranks.
-        raise Unsupported(
-            "This record",
-            f"has no ranks: {path} does not exist",
-            advice=f"Its test metrics are in {folder / 'record.json'}. To compare it query by "
-            f"query, train {folder / 'recipe.toml'} and name that run.",
+        raise RequestError(
+            f"This record has no ranks: {path} does not exist. Its test metrics are in "
+            f"{folder / 'record.json'}. To compare it query by query, train "
+            f"{folder / 'recipe.toml'} and name that run."
         )
     try:
         table = read_parquet(path)
@@ -127,7 +111,7 @@ def load_ranked_runs(path: Path, split: Split) -> RankedRuns:
 
 def _check_split(graph: Graph, path: Path, split: Split) -> None:
     if not len(graph.split(split)):
-        raise Unsupported(f"The graph of {path}", f"has no {split} triples to compare")
+        raise RequestError(f"The graph of {path} has no {split} triples to compare.")
 
 
 def _load_or_compute_ranks(folder: RunFolder, split: Split) -> Ranks:
@@ -155,17 +139,15 @@ def _load_recorded(path: Path, split: Split) -> RankedRuns:
     record = read_record(path)
     recipe = load_recipe(path / "recipe.toml")
     if split != "test":
-        raise Unsupported(
-            "A record",
-            f"has the ranks of the test split only, not of {split}",
-            advice="Compare the runs instead.",
+        raise RequestError(
+            f"A record has the ranks of the test split only, not of {split}. Compare the runs "
+            "instead."
         )
     graph = load_recipe_graph(recipe)
     if graph.fingerprint != record["data"]:
-        raise Unsupported(
-            str(path),
-            f"was recorded with different data than {graph.name} has here",
-            advice="Compare runs instead.",
+        raise RequestError(
+            f"{path} was recorded with different data than {graph.name} has here. Compare runs "
+            "instead."
         )
     seeds = [run["seed"] for run in record["runs"]]
     return RankedRuns(
@@ -192,14 +174,20 @@ def run_folders(path: Path) -> list[RunFolder]:
 def load_recipes(folders: Sequence[RunFolder]) -> list[Recipe]:
     """The recipes of runs; refused if they differ in more than the seed, or if the data differ."""
     recipes = [load_recipe(folder.recipe) for folder in folders]
-    paths = [folder.path for folder in folders]
     without_seeds = {recipe.with_changes({"training.seed": 0}).as_toml() for recipe in recipes}
     if len(without_seeds) > 1:
-        raise UnrelatedRuns(paths, "have different recipes")
+        raise _unrelated(folders, "have different recipes")
     fingerprints = {str(folder.saved_environment.get("data")) for folder in folders}
     if len(fingerprints) > 1:
-        raise UnrelatedRuns(paths, "were trained on different data")
+        raise _unrelated(folders, "were trained on different data")
     return recipes
+
+
+def _unrelated(folders: Sequence[RunFolder], difference: str) -> RequestError:
+    names = ", ".join(str(folder.path) for folder in folders)
+    return RequestError(
+        f"The runs {names} {difference}; runs that differ only in the seed were expected."
+    )
 
 
 def _name(recipe: Recipe) -> str:

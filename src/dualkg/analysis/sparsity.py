@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split
-from dualkg.errors import InvalidValue, Unsupported
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.evaluation.metrics import Metrics
 from dualkg.evaluation.report import evaluate
 from dualkg.files import check_new_folder, locked
@@ -72,10 +72,9 @@ def rotated(model: Model, *, share: float) -> RESCAL:
     """
     check_share(share)
     if not isinstance(model, RESCAL):
-        raise Unsupported(
-            type(model).__name__,
-            "cannot be rotated without changing its scores: its axes are tied to its relations",
-            advice="Rotate a RESCAL model, or leave the rotation out.",
+        raise RequestError(
+            f"{type(model).__name__} cannot be rotated without changing its scores: its axes are "
+            "tied to its relations. Rotate a RESCAL model, or leave the rotation out."
         )
     copy = deepcopy(model)
     copy.rotate_(find_axes(model.head_table.detach(), share))
@@ -123,11 +122,10 @@ def entity_tables(model: Model) -> dict[str, nn.Parameter]:
     table_ids = {id(embedding.head_table), id(embedding.tail_table)}
     tables = {name: table for name, table in model.named_parameters() if id(table) in table_ids}
     if len(tables) < len(table_ids):
-        raise Unsupported(
-            "Sparsity",
-            f"is defined for entity tables, and {type(embedding).__name__} computes its entity "
-            "vectors from other parameters",
-            advice="Use a model whose head_table and tail_table are parameters.",
+        raise RequestError(
+            f"Sparsity is defined for entity tables, and {type(embedding).__name__} computes its "
+            "entity vectors from other parameters. Use a model whose head_table and tail_table "
+            "are parameters."
         )
     return tables
 
@@ -310,7 +308,7 @@ def sparsity_curve(
 ) -> list[CurvePoint]:
     """MRR against sparsity: one point per share, in the given order; the model is not changed."""
     if not len(graph.split(split)):
-        raise Unsupported(graph.name, f"has no {split} triples to evaluate on")
+        raise RequestError(f"{graph.name} has no {split} triples to evaluate on.")
     thresholds = find_thresholds(entity_tables(model).values(), shares)
     known = KnownAnswers.of(graph)
     points = []

@@ -1,4 +1,4 @@
-"""`inspect`: properties of a graph; `sparsify`, `sparsity`, `nuclear-norm`: of a trained model."""
+"""`inspect`: properties of a graph; `sparsify`: a sparse copy of a run."""
 
 from __future__ import annotations
 
@@ -27,11 +27,6 @@ HELD_OUT = {
     "symmetric": "  by a symmetric relation",
     "reverse": "triples with any reverse in train",
     "parallel": "triples with another relation in train",
-}
-BOUNDS = {
-    "dura": "DURA over all entities and relations",
-    "bound": "bound on the nuclear 2-norm",
-    "components": "Σ‖h‖‖r‖‖t‖ of the components",
 }
 
 
@@ -226,47 +221,3 @@ def _print_storage(storage: kg.analysis.sparsity.Storage) -> None:
             )
     columns = [f"{storage.share:.1%} zeros", "numbers", "saved", "bytes", "saved", "on disk"]
     cli.print_table(columns, rows)
-
-
-@cli.command()
-def sparsity(
-    run: cli.RunPath,
-    shares: Annotated[
-        str | None, Option(help="Shares of zeros, separated by commas (default: 0 to 0.95).")
-    ] = None,
-    rotate: Annotated[
-        float | None, Option(help="RESCAL only: first rotate the axes for this share of zeros.")
-    ] = None,
-    split: cli.SplitName = "test",
-    device: cli.Device = None,
-) -> cli.Output:
-    """Evaluate a run with increasing shares of its entity table set to zero."""
-    analysis = kg.analysis.sparsity
-    wanted = analysis.SHARES if shares is None else cli.parse_numbers("shares", shares)
-    opened = kg.inference.api.open_run(run, device=device)
-    model = opened.model if rotate is None else analysis.rotated(opened.model, share=rotate)
-    points = analysis.sparsity_curve(model, opened.graph, shares=wanted, split=split)
-    yield cli.Result([point.as_dict() for point in points])
-    metrics = kg.evaluation.metrics.columns()
-    rows = []
-    for point in points:
-        size = point.storage.entity_tables["CSR"]
-        row = [f"{point.share:.1%}", f"{point.threshold:.4g}", *point.metrics.row()[: len(metrics)]]
-        rows.append([*row, f"{size.numbers_saved:.1%}", f"{size.bytes_saved:.1%}"])
-    cli.print_table(["zeros", "threshold", *metrics, "numbers saved", "bytes saved"], rows)
-
-
-@cli.command()
-def nuclear_norm(
-    run: cli.RunPath,
-    plain: Annotated[float, Option(help="λ1, the weight of ‖h‖² and ‖t‖².")] = 1.0,
-    mapped: Annotated[float, Option(help="λ2, the weight of ‖hR‖² and ‖tRᵀ‖².")] = 1.0,
-) -> cli.Output:
-    """Bound the nuclear 2-norm of a run by DURA (Theorem 1 of the paper)."""
-    model = kg.load_run(run).model
-    bounds = kg.analysis.nuclear.bound_before_and_after(model, plain=plain, mapped=mapped)
-    yield cli.Result({name: bound.as_dict() for name, bound in bounds.items()})
-    rows = []
-    for key, title in BOUNDS.items():
-        rows.append([title, *(f"{getattr(bound, key):.6g}" for bound in bounds.values())])
-    cli.print_table(["", *bounds], rows)

@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 
 import dualkg as kg
 from dualkg.cli import common as cli
-from dualkg.cli.analysis import inspect, nuclear_norm, sparsify, sparsity
+from dualkg.cli.analysis import inspect, sparsify
 from dualkg.cli.complete import complete, ensemble, export, extend, index
 from dualkg.cli.evaluate import calibrate, compare, evaluate
 from dualkg.cli.predict import explain, predict, serve, similar
@@ -368,8 +368,6 @@ COMMANDS = (
     index,
     export,
     sparsify,
-    sparsity,
-    nuclear_norm,
     serve,
 )
 for function in COMMANDS:

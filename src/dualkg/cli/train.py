@@ -19,8 +19,7 @@ SOURCE = (
     "Recipe file (.toml), file or folder of triples, name of a recipe (see dualkg recipes) or of "
     "a graph (see dualkg datasets). A file or folder takes precedence over a name."
 )
-STORAGE = "URL of a shared database, or journal:FILE in a shared folder (default: OUT/study.db)."
-LAUNCHER = "Start each trial by a command: 'torchrun --standalone --nproc-per-node 2 -m dualkg'."
+STORAGE = "URL of a database that several machines share (default: the file OUT/study.db)."
 TUNE = (
     "Time after which tuning ends, such as 90s, 10m or 1.5h (default: the work of the final "
     "training, three times that on a GPU)."
@@ -268,11 +267,12 @@ def tune(
         Path | None, Option(help="Folder of the search (default: runs/tune-NAME).")
     ] = None,
     storage: Annotated[str | None, Option(help=STORAGE)] = None,
-    jobs: Annotated[int, Option(min=1, help="Number of trials to run in parallel.")] = 1,
-    launcher: Annotated[str | None, Option(metavar="COMMAND", help=LAUNCHER)] = None,
     device: cli.Device = None,
 ) -> cli.Output:
-    """Search for the recipe with the best validation MRR; run again, it resumes."""
+    """Search for the recipe with the best validation MRR; run again, it resumes.
+
+    Several processes that run the same command share the trials.
+    """
     search = kg.tuning.load_space(space)
     folder = out or search.folder
     cli.note(
@@ -288,10 +288,8 @@ def tune(
             result = kg.search(
                 search,
                 out=folder,
-                launcher=shlex.split(launcher or ""),
                 device=device,
                 storage=storage,
-                jobs=jobs,
                 on_progress=on_progress,
             )
         except kg.training.InterruptedRunError as error:

@@ -217,17 +217,17 @@ def cache_folder() -> Path:
     return Path(cache).expanduser()
 
 
-def temporary_file() -> tuple[IO[bytes], str]:
-    """A file without a name, and its folder.
+def temporary_file() -> IO[bytes]:
+    """A file without a name.
 
     It is in the cache folder, as /tmp may be in memory; in /tmp if the cache cannot be written.
     """
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryFile(dir=folder), str(folder)
+        return tempfile.TemporaryFile(dir=folder)
     except OSError:
-        return tempfile.TemporaryFile(), tempfile.gettempdir()
+        return tempfile.TemporaryFile()
 
 
 # -- archives ----------------------------------------------------------------
@@ -342,8 +342,7 @@ def _decompressed(stream: io.BufferedReader, limit: int) -> pa.NativeFile:
     if not stream.peek(1):
         return pa.BufferReader(content)
 
-    file, _ = temporary_file()
-    with file:
+    with temporary_file() as file:
         file.write(content)
         shutil.copyfileobj(stream, file, BUFFER_SIZE)
         file.flush()

@@ -15,8 +15,8 @@ from dualkg.data.columns import ROLES, Columns, check_columns
 from dualkg.data.errors import NoTriples, UnclearColumns, literal
 from dualkg.data.formats.delimited import TextReader
 from dualkg.data.readers import Companion, Reader, ReadOptions, open_reader
-from dualkg.data.spill import SpilledTriples, first_positions, slices, text_of
-from dualkg.data.triples import NO_TRIPLES, Triples
+from dualkg.data.triples import NO_TRIPLES, Triples, slices
+from dualkg.data.vocabulary import text_of
 from dualkg.errors import DataError, Sentence
 
 # Files without triples, whose names are those of their sources.
@@ -24,12 +24,10 @@ COMPANIONS = ("entity2id", "relation2id")
 MIN_LINES = 4  # below a first line, for its names to be told from those of a triple
 # Names waiting for ids; every merge hashes all known names again, so merges must be few.
 MAX_WAITING = 1_000_000
-MAX_NAMES = 2_000_000
+MAX_TEXT = 2**31 - 1  # bytes of all names that 32 bits can address
 TAILS_PER_RELATION = (
     2  # in files that begin with the number of triples, for their order to be clear
 )
-MAX_TRIPLES = 12_000_000  # in memory; more are written to disk
-POSITIONS = 1 << 20
 Ids = npt.NDArray[np.int32]
 
 
@@ -95,17 +93,9 @@ def encode(
     triples = dict.fromkeys(readers, NO_TRIPLES) | encoder.triples()
     _check_order(readers, triples)
     headers = _find_headers(readers, triples) if find_headers else Headers([], [])
-    if encoder.spilled and headers.splits:
-        encoder.spilled.leave_out(np.stack([triples[split][0] for split in headers.splits]))
-        triples |= encoder.spilled.triples()
     triples |= {split: triples[split][1:] for split in headers.splits}
-
-    if encoder.spilled:
-        entities, relations = encoder.spilled.names()
-        pa.default_memory_pool().release_unused()
-    else:
-        entities = _renumber(encoder.entities, [ids[:, ::2] for ids in triples.values()])
-        relations = _renumber(encoder.relations, [ids[:, 1:2] for ids in triples.values()])
+    entities = _renumber(encoder.entities, [ids[:, ::2] for ids in triples.values()])
+    relations = _renumber(encoder.relations, [ids[:, 1:2] for ids in triples.values()])
 
     labels: dict[str, str] = {}
     for reader in readers.values():
@@ -229,7 +219,7 @@ def _without_headers(triples: Mapping[str, Triples], headers: Container[str]) ->
     parts = []
     for split, ids in triples.items():
         rest = ids[1:] if split in headers else ids
-        parts += [rest[rows] for rows in slices(len(rest), POSITIONS)]
+        parts += [rest[rows] for rows in slices(len(rest))]
     return parts
 
 
@@ -288,16 +278,13 @@ class Encoder:
     """Takes blocks in the order of reading, and numbers their names.
 
     The worker merges the names of each block into the vocabulary while the next blocks are parsed,
-    so that the numbers depend on the blocks. A vocabulary or triples too large for memory are
-    written to disk, and the next block begins another vocabulary.
+    so that the numbers depend on the blocks.
     """
 
     def __init__(self, worker: ThreadPoolExecutor) -> None:
         self.entities = pa.array([], pa.string())
         self.relations = pa.array([], pa.string())
-        self.spilled: SpilledTriples | None = None
-        self._parts: dict[str, list[Triples]] = {}  # of each split, in memory
-        self._num_triples = 0
+        self._parts: dict[str, list[Triples]] = {}  # of each split
         self._waiting: list[tuple[str, pa.RecordBatch]] = []
         self._num_waiting = 0
         self._worker = worker
@@ -308,9 +295,7 @@ class Encoder:
         self._waiting.append((split, block))
         self._num_waiting += sum(len(block.column(role).dictionary) for role in ROLES)
 
-        enough = MAX_WAITING
-        if not self.spilled:
-            enough = max(enough, min(2 * len(self.entities), MAX_NAMES))
+        enough = max(MAX_WAITING, 2 * len(self.entities))
         # Parsing that is faster than merging must wait, or the blocks would fill the memory.
         is_idle = self._merging is None or self._merging.done()
         if self._num_waiting > (enough if is_idle else 2 * enough):
@@ -321,15 +306,10 @@ class Encoder:
         self._start_merging()
         if self._merging:
             self._merging.result()
-        if self.spilled:
-            self._spill(self.spilled)
-            self.spilled.number()
         pa.default_memory_pool().release_unused()
 
     def triples(self) -> dict[str, Triples]:
         """The triples of each split that has any; to be called once, as it gives up the parts."""
-        if self.spilled:
-            return self.spilled.triples()
         # Each split is given up once it is joined, so that only one is in memory twice.
         return {split: np.concatenate(self._parts.pop(split)) for split in list(self._parts)}
 
@@ -346,48 +326,48 @@ class Encoder:
         links = [block.column("relation") for _, block in blocks]
         self.entities, entity_ids = _extend_vocabulary(self.entities, ends)
         self.relations, relation_ids = _extend_vocabulary(self.relations, links)
-
         columns = zip(entity_ids[::2], relation_ids, entity_ids[1::2], strict=True)
         for (split, _), ids in zip(blocks, columns, strict=True):
-            triples = np.stack(ids, axis=1)
-            self._parts.setdefault(split, []).append(triples)
-            self._num_triples += len(triples)
-
-        num_names = max(len(self.entities), len(self.relations))
-        if num_names > MAX_NAMES or self._num_triples > MAX_TRIPLES:
-            self.spilled = self.spilled or SpilledTriples()
-            self._spill(self.spilled)
-
-    def _spill(self, spilled: SpilledTriples) -> None:
-        spilled.add((self.entities, self.relations), self._parts)
-        self.entities = pa.array([], pa.string())
-        self.relations = pa.array([], pa.string())
-        self._parts = {}
-        self._num_triples = 0
-        pa.default_memory_pool().release_unused()
+            self._parts.setdefault(split, []).append(np.stack(ids, axis=1))
 
 
 def _extend_vocabulary(
-    known: pa.StringArray, columns: Sequence[pa.DictionaryArray]
-) -> tuple[pa.StringArray, list[Ids]]:
+    known: pa.Array, columns: Sequence[pa.DictionaryArray]
+) -> tuple[pa.Array, list[Ids]]:
     """The known names followed by the new ones, and each column as ids."""
+    names = [known, *(column.dictionary for column in columns)]
+    name_type = known.type
+    if sum(part.nbytes for part in names) > MAX_TEXT:
+        name_type = pa.large_string()
+    names = [part.cast(name_type) for part in names]
+
     # The known names come first, in a chunk without rows, so that they keep their ids.
-    no_rows = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), known)
-    chunks = pa.chunked_array([no_rows, *columns]).unify_dictionaries().chunks
-    return chunks[0].dictionary, [chunk.indices.to_numpy() for chunk in chunks[1:]]
+    indices = [pa.array([], pa.int32()), *(column.indices for column in columns)]
+    chunks = [
+        pa.DictionaryArray.from_arrays(rows, part)
+        for rows, part in zip(indices, names, strict=True)
+    ]
+    unified = pa.chunked_array(chunks).unify_dictionaries().chunks
+    return unified[0].dictionary, [chunk.indices.to_numpy() for chunk in unified[1:]]
 
 
-def _renumber(names: pa.StringArray, columns: Sequence[Ids]) -> pa.StringArray:
+def _renumber(names: pa.Array, columns: Sequence[Ids]) -> pa.Array:
     """Renumber the ids in `columns`, in place, by first appearance.
 
     Returns the names that occur, in that order.
     """
-    parts = [ids[part] for ids in columns for part in slices(len(ids), POSITIONS)]
-    first = first_positions(len(names), parts)
+    parts = [ids[part] for ids in columns for part in slices(len(ids))]
+    first = np.full(len(names), -1, np.int64)  # where each name occurs first; −1 if it does not
+    end = sum(part.size for part in parts)
+    for part in reversed(parts):  # so that the first position of each name is written last
+        first[part.reshape(-1)[::-1]] = np.arange(end - 1, end - 1 - part.size, -1)
+        end -= part.size
+
     order = np.argsort(first)
     order = order[np.count_nonzero(first < 0) :]  # a header's names are left out
     new_ids = np.empty(len(names), np.int32)
     new_ids[order] = np.arange(len(order), dtype=np.int32)
     for part in parts:
         part[:] = new_ids[part]
-    return names.take(pa.array(order))
+    names = names.take(pa.array(order))
+    return names.cast(pa.string()) if names.nbytes <= MAX_TEXT else names

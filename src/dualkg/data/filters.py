@@ -11,10 +11,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dualkg.data import spill
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples
-from dualkg.data.spill import Column, PartitionedRows, is_mapped, key_ranges, release, slices
-from dualkg.data.triples import NO_TRIPLES, distinct_triples, is_among, sorted_distinct, triple_keys
+from dualkg.data.triples import (
+    NO_TRIPLES,
+    distinct_triples,
+    is_among,
+    slices,
+    sorted_distinct,
+    triple_keys,
+)
 
 Ids = npt.NDArray[np.int64]
 IdsT = TypeVar("IdsT", Ids, Tensor)
@@ -47,7 +52,6 @@ def occur(
             wanted, known = np.split(keys, [len(triples)])
             common = known[is_among(known, np.sort(wanted))]
             occurs |= np.isin(wanted, common)
-        release(split)
     return occurs
 
 
@@ -93,8 +97,7 @@ class KnownAnswerTensors:
 class KnownAnswers:
     """The tails of every (head, relation), and the heads of every (tail, relation + num_relations).
 
-    Stored as sorted query keys, offsets and answers: 4 bytes per answer and 16 per query, on disk
-    where the triples of a graph are.
+    Stored as sorted query keys, offsets and answers: 4 bytes per answer and 16 per query.
 
     Args:
         splits: Arrays of triples.
@@ -114,10 +117,6 @@ class KnownAnswers:
         self.shape = shape
         splits = list(splits)
         self._by_device: dict[torch.device, KnownAnswerTensors] = {}
-        if queries is None and any(is_mapped(split) for split in splits):
-            self.queries, self.offsets, self.answers = self._on_disk(splits)
-            return
-
         if queries is None:
             triples = with_reciprocals(np.concatenate(splits), shape.num_relations)
         else:
@@ -145,46 +144,9 @@ class KnownAnswers:
     def of(
         cls, graph: Graph, splits: Iterable[str] = SPLITS, *, queries: Triples | None = None
     ) -> KnownAnswers:
-        """Those of a graph; of one larger than memory, only the answers to `queries`, if given."""
+        """Those of a graph; of a large graph only the answers to `queries`, if these are given."""
         triples = [graph.split(name) for name in splits]
-        return cls(triples, graph.shape, queries=queries if graph.is_mapped else None)
-
-    def _on_disk(self, splits: list[Triples]) -> tuple[Ids, Ids, npt.NDArray[np.int32]]:
-        """Queries, offsets and answers of splits larger than memory.
-
-        Each partition of queries is sorted in memory.
-        """
-        table = PartitionedRows(key=np.int64, answer=np.int32)
-        num_relations = self.shape.num_relations
-        sample_keys = []
-        for split in splits:
-            sample = np.array(split[:: max(1, len(split) >> 16)])
-            sample_keys.append(self._keys(with_reciprocals(sample, num_relations)))
-        bounds = key_ranges(sample_keys)
-        for split in splits:
-            for part in slices(len(split)):
-                triples = with_reciprocals(np.array(split[part]), num_relations)
-                table.append_by_key(bounds, self._keys(triples), answer=triples[:, 2])
-            release(split)
-
-        queries = Column(np.int64)
-        offsets = Column(np.int64)
-        answers = Column(np.int32)
-        for number in range(spill.NUM_PARTITIONS):
-            keys = table.partition("key", number)
-            entities = table.partition("answer", number)
-            order = np.lexsort((entities, keys))
-            keys = keys[order]
-            entities = entities[order]
-            is_new = (np.diff(keys, prepend=-1) != 0) | (np.diff(entities, prepend=-1) != 0)
-            keys = keys[is_new]
-            entities = entities[is_new]
-            starts = np.flatnonzero(np.diff(keys, prepend=-1))
-            queries.append(keys[starts])
-            offsets.append(starts + answers.size)
-            answers.append(entities)
-        offsets.append(np.array([answers.size]))
-        return queries.map(), offsets.map(), answers.map()
+        return cls(triples, graph.shape, queries=queries if graph.is_large else None)
 
     def _keys(self, triples: Triples) -> Ids:
         return self.keys(triples[:, 0].astype(np.int64), triples[:, 1].astype(np.int64))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -20,7 +19,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dualkg.data.parquet_files import read_parquet
-from dualkg.data.spill import is_mapped, release, slices, text_of
 from dualkg.data.triples import (
     NO_TRIPLES,
     SPLITS,
@@ -31,10 +29,11 @@ from dualkg.data.triples import (
     count_repeats,
     distinct_triples,
     is_among,
+    slices,
     sorted_distinct,
     triple_keys,
 )
-from dualkg.data.vocabulary import Vocabulary
+from dualkg.data.vocabulary import Vocabulary, text_of
 from dualkg.errors import DataError, InvalidValue, Sentence
 from dualkg.files import atomic_folder, read_text, regular_file
 
@@ -59,14 +58,17 @@ __all__ = [
 COLUMNS = ("head", "relation", "tail")
 TEXT = (pa.string(), pa.large_string())
 FORMAT = 1  # of Parquet files
-ARROW_MAGIC = b"ARROW1\0\0"
-MAPPED_FORMAT = 2  # of files that are memory-mapped
+MAPPED_FORMAT = 2  # .npy and .arrow files, in which large graphs were saved until November 2026
 # A relation with a larger fraction of self-loops in train may have self-loops as new triples.
 MIN_SELF_LOOPS = 0.01
 # A relation is symmetric if train reverses its triples at least 95 % as often as it would if every
 # triple had its reverse and train were a random sample of all triples.
 MIN_REVERSED = 0.95
 MIN_SYMMETRIC = 5  # reversed triples; fewer may be chance
+# From these sizes on, training computes reciprocal triples for each batch, and filters are made for
+# the queries of a split: a copy of all triples of both directions would take over 500 MiB.
+LARGE_TRIPLES = 12_000_000
+LARGE_NAMES = 2_000_000
 # What reading a damaged folder may raise, besides OSError and ValueError.
 DAMAGE = (
     KeyError,
@@ -99,8 +101,6 @@ class MemoryOptions(TypedDict, total=False):
 @dataclass(frozen=True, eq=False)
 class Graph:
     """Triples `(num_triples, 3)` of head, relation and tail ids, as train, valid and test.
-
-    The triples of a graph larger than memory are memory-mapped files, and so are its names.
 
     Attributes:
         name: Name of the graph.
@@ -220,15 +220,15 @@ class Graph:
             triples = np.ascontiguousarray(self.split(split), dtype="<i4")
             checksum.update(len(triples).to_bytes(8, "little"))
             checksum.update(triples.data)
-            release(triples)
         if len(self.rejected):
             checksum.update(np.ascontiguousarray(self.rejected, dtype="<i4").data)
         return replace(self, fingerprint=checksum.hexdigest())
 
     @property
-    def is_mapped(self) -> bool:
-        """Whether the graph is larger than memory: then its triples should not be copied."""
-        return is_mapped(self.train)
+    def is_large(self) -> bool:
+        """Whether the graph is so large that its triples should not be copied as a whole."""
+        num_triples = sum(len(self.split(split)) for split in SPLITS)
+        return num_triples > LARGE_TRIPLES or len(self.entities) > LARGE_NAMES
 
     @property
     def shape(self) -> GraphShape:
@@ -305,12 +305,12 @@ def relations_with_self_loops(graph: Graph) -> frozenset[int]:
 def save_graph(graph: Graph, folder: Path) -> None:
     """Write a graph to a folder, which appears complete or not at all."""
     with atomic_folder(folder, existing="keep") as fresh:
-        _save_vocabulary(graph.entities, fresh / "entities", mapped=graph.is_mapped)
-        _save_vocabulary(graph.relations, fresh / "relations", mapped=graph.is_mapped)
+        _save_vocabulary(graph.entities, fresh / "entities.parquet")
+        _save_vocabulary(graph.relations, fresh / "relations.parquet")
         for split in SPLITS:
-            _save_triples(graph.split(split), fresh / split, mapped=graph.is_mapped)
+            _save_triples(graph.split(split), fresh / f"{split}.parquet")
         if len(graph.rejected):
-            _save_triples(graph.rejected, fresh / "rejected", mapped=graph.is_mapped)
+            _save_triples(graph.rejected, fresh / "rejected.parquet")
 
         notes = {
             "duplicates": graph.notes.duplicates,
@@ -318,7 +318,7 @@ def save_graph(graph: Graph, folder: Path) -> None:
             "remarks": [_plain_remark(remark) for remark in graph.notes.remarks],
         }
         about = {
-            "format": MAPPED_FORMAT if graph.is_mapped else FORMAT,
+            "format": FORMAT,
             "name": graph.name,
             "source": graph.source,
             "fingerprint": graph.fingerprint,
@@ -393,23 +393,16 @@ def _check_type(value: Any, kind: type) -> Any:
     return value
 
 
-def _save_vocabulary(vocabulary: Vocabulary, path: Path, *, mapped: bool) -> None:
+def _save_vocabulary(vocabulary: Vocabulary, path: Path) -> None:
     columns = {"name": vocabulary.names}
     if vocabulary.labels is not None:
         columns["label"] = vocabulary.labels
-    if mapped:
-        _write_arrow(columns, path.with_suffix(".arrow"))
-    else:
-        _write_parquet(columns, path.with_suffix(".parquet"), use_dictionary=False)
+    _write_parquet(columns, path, use_dictionary=False)
 
 
-def _save_triples(triples: Triples, path: Path, *, mapped: bool) -> None:
-    if mapped:
-        np.save(path.with_suffix(".npy"), triples, allow_pickle=False)
-        release(triples)
-        return
+def _save_triples(triples: Triples, path: Path) -> None:
     columns = {name: pa.array(triples[:, index]) for index, name in enumerate(COLUMNS)}
-    _write_parquet(columns, path.with_suffix(".parquet"), use_dictionary=True)
+    _write_parquet(columns, path, use_dictionary=True)
 
 
 def _write_parquet(columns: dict[str, pa.Array], path: Path, *, use_dictionary: bool) -> None:
@@ -422,61 +415,11 @@ def _write_parquet(columns: dict[str, pa.Array], path: Path, *, use_dictionary: 
     )
 
 
-def _write_arrow(columns: dict[str, pa.Array], path: Path) -> None:
-    """Write one batch of large strings, which can be mapped; missing labels are empty."""
-    filled = {}
-    for name, texts in columns.items():
-        if texts.null_count:
-            texts = texts.fill_null("")
-        filled[name] = texts.cast(pa.large_string())
-    batch = pa.record_batch(filled)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
-        writer.write_batch(batch)
-
-
-def _read_arrow(path: Path) -> pa.Table:
-    """Map what `_write_arrow` wrote; compressed columns, which may expand to any size, are refused.
-
-    The batches are read in their order, and not at the places that the end of the file names.
-    """
-    file = pa.memory_map(str(regular_file(path)))
-    if file.read(len(ARROW_MAGIC)) != ARROW_MAGIC:
-        raise ValueError(f"{path} is damaged: it is no Arrow file")
-    for message in pa.ipc.MessageReader.open_stream(file):
-        if message.type != "schema" and _is_compressed(message.metadata.to_pybytes()):
-            raise ValueError(f"{path} is damaged: its columns are compressed")
-    file.seek(len(ARROW_MAGIC))
-    return pa.ipc.open_stream(file).read_all()
-
-
-def _is_compressed(message: bytes) -> bool:
-    """Whether a batch has the field `compression`, by Arrow's description of messages.
-
-    A table of FlatBuffers begins with the distance to the offsets of its fields.
-    """
-
-    def offset(table: int, field: int) -> int:
-        [distance] = struct.unpack_from("<i", message, table)
-        [num_bytes] = struct.unpack_from("<H", message, table - distance)
-        place = 4 + 2 * field
-        if place >= num_bytes:
-            return 0
-        return int(struct.unpack_from("<H", message, table - distance + place)[0])
-
-    try:
-        [root] = struct.unpack_from("<I", message)
-        header = root + offset(root, 2)
-        header += struct.unpack_from("<I", message, header)[0]
-        return offset(header, 3) != 0
-    except struct.error:
-        raise ValueError("a message of the Arrow file is incomplete") from None
-
-
 def _load_vocabulary(path: Path, kind: str, *, mapped: bool) -> Vocabulary:
     """The names and labels of a saved graph, each text checked."""
     if mapped:
         path = path.with_suffix(".arrow")
-        table = _read_arrow(path)
+        table = pa.ipc.open_file(pa.memory_map(str(regular_file(path)))).read_all()
     else:
         path = path.with_suffix(".parquet")
         table = read_parquet(path)
@@ -484,7 +427,7 @@ def _load_vocabulary(path: Path, kind: str, *, mapped: bool) -> Vocabulary:
     columns = {}
     for name in table.column_names:
         chunks = table[name].chunks
-        # Combining a single chunk would copy a mapped one.
+        # Combining a single chunk would copy it.
         columns[name] = chunks[0] if len(chunks) == 1 else table[name].combine_chunks()
     are_texts = all(column.type in TEXT for column in columns.values())
     if not are_texts or columns["name"].null_count:
@@ -505,8 +448,7 @@ def _load_triples(path: Path, shape: GraphShape, *, mapped: bool) -> Triples:
     triples: Triples
     if mapped:
         path = path.with_suffix(".npy")
-        # PyTorch takes no read-only arrays: changes would stay in memory.
-        triples = np.load(regular_file(path), mmap_mode="c", allow_pickle=False)
+        triples = np.load(regular_file(path), allow_pickle=False)
     else:
         path = path.with_suffix(".parquet")
         table = read_parquet(path)
@@ -520,5 +462,4 @@ def _load_triples(path: Path, shape: GraphShape, *, mapped: bool) -> Triples:
             if ids.min() < 0 or ids.max() >= size:
                 expected = f"its {name}s should be ids from 0 to {size - 1:,}"
                 raise ValueError(f"{path} is damaged: {expected}")
-    release(triples)
     return triples

@@ -172,10 +172,6 @@ def _read_or_load(request: _Request, cached: Path) -> Graph:
     graph = _read(request)
     with suppress(OSError):  # loading works without a writable cache
         save_graph(graph, cached)
-    if graph.is_mapped and cached.exists():
-        # Its temporary files take as much disk as the cache, and memory while they are read.
-        del graph
-        return load_saved_graph(cached)
     return graph
 
 

@@ -31,7 +31,7 @@ from dualkg.data import formats
 from dualkg.data.archives import Source, find_sources
 from dualkg.data.columns import ROLES, Columns, Indices, find_columns, recognize_header
 from dualkg.data.errors import UnusableData, quoted
-from dualkg.data.spill import text_of
+from dualkg.data.vocabulary import text_of
 from dualkg.errors import Sentence, Unsupported
 from dualkg.registry import Registry
 

@@ -1,6 +1,6 @@
 """Split triples into train, valid and test without leaking test triples into train."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,15 +8,6 @@ import numpy.typing as npt
 
 from dualkg.data.encoding import ReadTriples
 from dualkg.data.errors import CannotSplit
-from dualkg.data.spill import (
-    Column,
-    PairedTriples,
-    count_repeats_on_disk,
-    is_mapped,
-    mapped_triples,
-    release,
-    slices,
-)
 from dualkg.data.triples import (
     NO_TRIPLES,
     SPLITS,
@@ -30,9 +21,7 @@ from dualkg.data.triples import (
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import InvalidValue, Sentence
 
-Positions = npt.NDArray[Any]
 Fractions = tuple[float, float, float]
-DROPPED = np.int8(len(SPLITS))  # the split of a duplicate, which goes nowhere
 
 
 class Splitting(NamedTuple):
@@ -80,10 +69,7 @@ def graph_fields(
         notes = Notes(remarks=(*read.remarks, *remarks))
     else:
         splits = {split: read.triples.get(split, NO_TRIPLES) for split in SPLITS}
-        if any(is_mapped(triples) for triples in splits.values()):
-            notes = count_repeats_on_disk(splits, shape, read.remarks)
-        else:
-            notes = count_repeats(splits, shape, read.remarks)
+        notes = count_repeats(splits, shape, read.remarks)
 
     all_labels = read.labels | dict(labels)
     entities = Vocabulary(read.entities, all_labels or None, kind="entity")
@@ -98,10 +84,7 @@ def _split_distinct(
 
     A copy in test of a triple in train would be known.
     """
-    if is_mapped(triples):
-        parts = _split_on_disk(triples, shape, splitting)
-    else:
-        parts = split_triples(_without_duplicates(triples, shape), *splitting)
+    parts = split_triples(_without_duplicates(triples, shape), *splitting)
 
     remarks = []
     num_triples = sum(len(part) for part in parts)
@@ -167,77 +150,16 @@ def split_triples(
 
     # Each pair of entities has a random position, and the first positions of entities and
     # relations are needed in train.
-    positions = np.random.default_rng(seed).permutation(len(pairs))[pair]
-    firsts = [np.full(number, len(pairs)) for number in (num_entities, num_relations)]
-    _update_firsts(firsts, triples, positions)
-    needed = _mark(firsts, len(pairs))
-    split_of_pair = _choose_pairs(np.bincount(positions), needed, fractions, len(triples))
+    num_pairs = len(pairs)
+    positions = np.random.default_rng(seed).permutation(num_pairs)[pair]
+    firsts = [np.full(number, num_pairs) for number in (num_entities, num_relations)]
+    for column in range(3):
+        np.minimum.at(firsts[column % 2], triples[:, column], positions)
+    needed = np.zeros(num_pairs + 1, dtype=np.bool_)  # the last is that of numbers without triples
+    needed[np.concatenate(firsts)] = True
+    split_of_pair = _choose_pairs(np.bincount(positions), needed[:-1], fractions, len(triples))
     split = split_of_pair[positions]
     return triples[split == 0], triples[split == 1], triples[split == 2]
-
-
-def _split_on_disk(
-    triples: Triples, shape: GraphShape, splitting: Splitting
-) -> tuple[Triples, Triples, Triples]:
-    """`split_triples` of triples larger than memory, of which some may be duplicates."""
-    paired = PairedTriples([triples], shape)
-    sizes, num_triples = _number_pairs(paired)
-    num_pairs = sizes.size
-    position_type = np.int32 if num_pairs < 2**31 - 1 else np.int64
-    order = _shuffled(num_pairs, position_type, seed=splitting.seed)
-    sizes_at = Column(position_type, num_pairs).map(writable=True)
-    for part in slices(num_pairs):
-        sizes_at[order[part]] = sizes.read(part.start, part.stop)
-
-    positions = Column(position_type)
-    firsts = [np.full(number, num_pairs, position_type) for number in shape]
-    for number, part in enumerate(slices(len(triples))):
-        pairs = paired.table.chunk("pair", number)
-        rows = paired.table.chunk("row", number)
-        positions_of_part = np.empty(len(pairs), position_type)
-        positions_of_part[rows] = np.where(pairs < 0, num_pairs, order[pairs])
-        positions.append(positions_of_part)
-        _update_firsts(firsts, triples[part], positions_of_part)
-    needed = _mark(firsts, num_pairs)
-    del order, paired, firsts
-
-    split_of_pair = _choose_pairs(sizes_at, needed, splitting.fractions, num_triples)
-    split_of_pair = np.append(split_of_pair, DROPPED)  # at the position of duplicates
-    columns = [Column(np.int32) for _ in SPLITS]
-    for part in slices(len(triples)):
-        split = split_of_pair[positions.read(part.start, part.stop)]
-        rows = triples[part]
-        for number, column in enumerate(columns):
-            column.append(rows[split == number].reshape(-1))
-    release(triples)
-    train, valid, test = (mapped_triples(column) for column in columns)
-    return train, valid, test
-
-
-def _number_pairs(paired: PairedTriples) -> tuple[Column, int]:
-    """Write the number of each triple's pair, −1 for a duplicate.
-
-    Returns the number of distinct triples of each pair, and of all pairs.
-    """
-    sizes = Column(np.int32)
-    num_triples = 0
-    for number, pairs, keys in paired.partitions():
-        _, first = np.unique(keys, return_index=True)
-        pair_of_triple = np.full(len(pairs), -1, np.int64)
-        pair_of_triple[first] = sizes.size + pairs[first]
-        paired.table.write("pair", number, pair_of_triple)
-        sizes.append(np.bincount(pairs[first]))
-        num_triples += len(first)
-    return sizes, num_triples
-
-
-def _shuffled(size: int, dtype: npt.DTypeLike, *, seed: int) -> Positions:
-    """`default_rng(seed).permutation(size)`, on disk."""
-    order = Column(dtype, size).map(writable=True)
-    for part in slices(size):
-        order[part] = np.arange(part.start, part.stop)
-    np.random.default_rng(seed).shuffle(np.asarray(order))
-    return order
 
 
 def _choose_pairs(
@@ -250,26 +172,17 @@ def _choose_pairs(
     split_of_pair = np.zeros(len(sizes), dtype=np.int8)
     wanted = np.array(fractions[1:]) * num_triples
     largest = wanted.max()  # a pair with more triples would block all pairs after it
-    parts = list(slices(len(sizes)))
-
-    def is_spare(part: slice) -> npt.NDArray[np.bool_]:
-        fits: npt.NDArray[np.bool_] = sizes[part] <= largest
-        return ~needed[part] & fits
-
-    available = sum(int(sizes[part][is_spare(part)].sum()) for part in parts)
+    spare = np.flatnonzero(~needed & (sizes <= largest))
+    total = np.cumsum(sizes[spare], dtype=np.int64)
+    available = total[-1] if len(total) else 0
     wanted = np.rint(wanted * min(1.0, available / max(wanted.sum(), 1.0)))
-    num_seen = 0
-    num_in_valid = 0
-    for part in parts:
-        spare = part.start + np.flatnonzero(is_spare(part))
-        total = num_seen + np.cumsum(sizes[spare], dtype=np.int64)
-        in_valid = total <= wanted[0]
-        split_of_pair[spare[in_valid]] = 1
-        # What valid left over does not go to test.
-        num_in_valid += int(sizes[spare[in_valid]].sum())
-        in_test = ~in_valid & (total - num_in_valid <= wanted[1])
-        split_of_pair[spare[in_test]] = 2
-        num_seen = int(total[-1]) if len(total) else num_seen
+
+    in_valid = total <= wanted[0]
+    split_of_pair[spare[in_valid]] = 1
+    # What valid left over does not go to test.
+    num_in_valid = sizes[spare[in_valid]].sum()
+    in_test = ~in_valid & (total - num_in_valid <= wanted[1])
+    split_of_pair[spare[in_test]] = 2
 
     # If rounding left a split empty, it gets one pair of those that can be given.
     for split in (1, 2):
@@ -281,17 +194,3 @@ def _choose_pairs(
                 candidates = free[split_of_pair[free] == other_split][1:]
             split_of_pair[candidates[:1]] = split
     return split_of_pair
-
-
-def _update_firsts(firsts: Sequence[Positions], triples: Triples, positions: Positions) -> None:
-    """Enter the first position of each entity and of each relation."""
-    for column in range(3):
-        np.minimum.at(firsts[column % 2], triples[:, column], positions)
-
-
-def _mark(firsts: Sequence[Positions], num_positions: int) -> npt.NDArray[np.bool_]:
-    """For each position, whether an entity or relation occurs there first: train needs it."""
-    needed = np.zeros(num_positions + 1, dtype=np.bool_)
-    for first in firsts:
-        needed[first] = True
-    return needed[:-1]

@@ -1,6 +1,6 @@
 """Arrays of triples of ids: shape of a graph, distinct and repeated triples, and notes on them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Literal, NamedTuple
@@ -14,6 +14,7 @@ Triples = npt.NDArray[np.int32]
 Keys = npt.NDArray[np.int64]
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+ROWS = 1 << 20  # of a large array that are copied at a time: some 10 MiB
 MAX_KEYS = 2**63  # possible triples; of larger graphs, the queries that occur are numbered first
 NO_TRIPLES: Triples = np.empty((0, 3), np.int32)
 
@@ -56,6 +57,12 @@ class Notes:
 
 def _occurring(number: int) -> str:
     return "1 triple occurs" if number == 1 else f"{number:,} triples occur"
+
+
+def slices(size: int, step: int = 0) -> Iterator[slice]:
+    """The rows of a large array, a part at a time."""
+    step = step or ROWS
+    return (slice(start, min(start + step, size)) for start in range(0, size, step))
 
 
 def triple_keys(triples: Triples, shape: GraphShape) -> Keys:

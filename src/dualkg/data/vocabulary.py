@@ -1,13 +1,17 @@
 """Names and labels of entities or relations, and their ids."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dualkg.data.errors import AmbiguousName, NotInVocabulary, UnknownId
-from dualkg.data.spill import NameIndex, slices
+from dualkg.data.triples import slices
 from dualkg.errors import InvalidValue, close_matches
 
 MANY_NAMES = 200_000
@@ -175,6 +179,40 @@ class Vocabulary:
         for label, ids_of_label in self._ids_of_label.items():
             ids.setdefault(label.casefold(), []).extend(ids_of_label)
         return ids
+
+
+class NameIndex:
+    """The ids of very many names, by their hashes: 16 bytes for each; a dictionary takes 100."""
+
+    def __init__(self, names: pa.Array) -> None:
+        self._names = names
+        hashes = np.empty(len(names), np.int64)
+        for part in slices(len(names)):
+            hashes[part] = [hash(name) for name in names[part].to_pylist()]
+        self._ids = np.argsort(hashes, kind="stable")
+        self._hashes = hashes[self._ids]
+
+    def get(self, name: object, default: Any = None) -> Any:
+        first = np.searchsorted(self._hashes, hash(name), side="left")
+        last = np.searchsorted(self._hashes, hash(name), side="right")
+        for id in self._ids[first:last].tolist():
+            if self._names[id].as_py() == name:
+                return id
+        return default
+
+    def __contains__(self, name: object) -> bool:
+        return self.get(name) is not None
+
+
+def text_of(names: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Where each name starts, and the last one ends, in the bytes of all; and these bytes."""
+    _, offsets, content = names.buffers()
+    letters = np.frombuffer(content or b"", np.uint8)
+    if not len(names):
+        return np.zeros(1, np.int64), letters
+    offset_type = np.int64 if names.type == pa.large_string() else np.int32
+    ends = np.frombuffer(offsets, offset_type)[names.offset : names.offset + len(names) + 1]
+    return ends.astype(np.int64, copy=False), letters
 
 
 def _labels_in_order(names: pa.Array, labels: Mapping[str, str]) -> pa.Array | None:

@@ -1,7 +1,4 @@
-"""Restricted candidates of an evaluation.
-
-They are the domain or the range of a relation, or a given list for each query.
-"""
+"""Candidate lists of an evaluation: the entities among which the answer of each query is ranked."""
 
 from __future__ import annotations
 
@@ -15,10 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
-from torch import Tensor
 
-from dualkg.data.archives import expansion_limit
 from dualkg.data.graph import Graph, Split
 from dualkg.data.parquet_files import read_parquet
 from dualkg.data.vocabulary import Vocabulary
@@ -31,63 +25,7 @@ PARTS = ("head", "relation", "tail")
 LISTS = {"tail_candidates": "tail_neg", "head_candidates": "head_neg"}
 ADVICE = "Rows have head, relation, tail, tail_candidates and head_candidates."
 MAX_BLOCK = 4096  # queries
-MIB = 2**20
 MAX_LINES = 4 << 30  # bytes of a file of JSON lines
-
-
-class InvalidCandidates(DataError):
-    """Candidate lists that cannot be used.
-
-    `place` is a file, or a line, a row or a column of it; `reason` is the rest of the sentence.
-    """
-
-    def __init__(self, place: str, reason: str, *, advice: str = "") -> None:
-        super().__init__(f"{place} {reason}. {advice}".rstrip())
-        self.place = place
-        self.reason = reason
-        self.advice = advice
-
-
-@dataclass(frozen=True, eq=False)
-class TypeConstraint:
-    """The entities that train has as tail of each relation, and as head.
-
-    Tails of relation r are `entities[offsets[r]:offsets[r + 1]]`; its heads are listed in the same
-    way as r + num_relations. A relation that train does not have allows all entities.
-    """
-
-    num_entities: int
-    entities: Tensor
-    offsets: list[int]
-
-    @classmethod
-    def of(cls, graph: Graph, device: torch.device | str = "cpu") -> TypeConstraint:
-        num_entities, num_relations = graph.shape
-        heads, relations, tails = graph.train.astype(np.int64).T
-        both_directions = np.concatenate([relations, relations + num_relations])
-        answers = np.concatenate([tails, heads])
-        keys = np.unique(both_directions * num_entities + answers)
-        offsets = np.searchsorted(keys, np.arange(2 * num_relations + 1) * num_entities)
-        entities = torch.from_numpy(keys % num_entities).to(device)
-        return cls(num_entities, entities, offsets.tolist())
-
-    def allowed(self, relations: Tensor, *, backward: bool) -> Tensor:
-        """Whether each entity is a candidate of the queries of these relations.
-
-        Shape `(batch, num_entities)`.
-        """
-        num_relations = len(self.offsets) // 2
-        distinct, rows = torch.unique(relations, return_inverse=True)
-        shape = (len(distinct), self.num_entities)
-        table = torch.zeros(shape, dtype=torch.bool, device=relations.device)
-        for row, relation in enumerate(distinct.tolist()):
-            listed = relation + num_relations if backward else relation
-            first, last = self.offsets[listed : listed + 2]
-            if first < last:
-                table[row, self.entities[first:last]] = True
-            else:
-                table[row] = True
-        return table[rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,15 +97,23 @@ def read_candidates(path: str | Path, graph: Graph, *, split: Split = "test") ->
         )
     if not path.is_file():
         reason = "is not a file; candidate lists were expected"
-        raise InvalidCandidates(str(path), reason, advice=ADVICE)
+        raise _invalid(str(path), reason, advice=ADVICE)
     return _from_table(readers[path.suffix.lower()](path), graph, split, source=str(path))
+
+
+def _invalid(place: str, reason: str, *, advice: str = "") -> DataError:
+    """The error for lists that cannot be used.
+
+    `place` is a file, or a line, a row or a column of it; `reason` is the rest of the sentence.
+    """
+    return DataError(f"{place} {reason}. {advice}".rstrip())
 
 
 def _read_parquet(path: Path) -> pa.Table:
     try:
         return read_parquet(path)
     except (pa.ArrowException, OSError) as error:
-        raise InvalidCandidates(str(path), f"cannot be read as Parquet: {error}") from None
+        raise _invalid(str(path), f"cannot be read as Parquet: {error}") from None
 
 
 def _read_json_lines(path: Path) -> pa.Table:
@@ -183,19 +129,19 @@ def _read_lines(path: Path) -> list[bytes]:
     try:
         return read_bytes(path, max_bytes=MAX_LINES).splitlines()
     except OSError as error:
-        raise InvalidCandidates(str(path), f"cannot be read: {error.strerror}") from None
+        raise _invalid(str(path), f"cannot be read: {error.strerror}") from None
 
 
 def _read_json_line(line: bytes, place: str) -> dict[str, Any]:
     if not line.strip():
-        raise InvalidCandidates(place, "is empty", advice="Remove it.")
+        raise _invalid(place, "is empty", advice="Remove it.")
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InvalidCandidates(place, f"is not JSON: {error}") from None
+        raise _invalid(place, f"is not JSON: {error}") from None
     if not isinstance(row, dict):
         reason = f"should be an object; it is {type(row).__name__}"
-        raise InvalidCandidates(place, reason, advice=ADVICE)
+        raise _invalid(place, reason, advice=ADVICE)
     for name, value in row.items():
         if isinstance(value, list):
             row[name] = [str(entity) for entity in value]
@@ -204,24 +150,12 @@ def _read_json_line(line: bytes, place: str) -> dict[str, Any]:
 
 def _read_npz(path: Path) -> pa.Table:
     try:
-        _check_expanded_size(path)
         with np.load(regular_file(path), allow_pickle=False) as arrays:
             return _table_of_arrays(dict(arrays), str(path))
     except (ValueError, OSError, MemoryError, zipfile.BadZipFile) as error:
         # NumPy makes room for as many numbers as the header of an array names.
         reason = f"cannot be read as arrays: {error}"
-        raise InvalidCandidates(str(path), reason, advice="Save them with numpy.savez.") from None
-
-
-def _check_expanded_size(path: Path) -> None:
-    """Refuse an archive that expands to far more than its own size."""
-    with zipfile.ZipFile(regular_file(path)) as archive:
-        size = sum(member.file_size for member in archive.infolist())
-    allowed = expansion_limit(path.stat().st_size)
-    if size > allowed:
-        raise ValueError(
-            f"they expand to {size / MIB:,.0f} MiB, and {allowed / MIB:,.0f} are allowed"
-        )
+        raise _invalid(str(path), reason, advice="Save them with numpy.savez.") from None
 
 
 def _table_of_arrays(columns: Mapping[str, Any], source: str) -> pa.Table:
@@ -236,7 +170,7 @@ def _table_of_arrays(columns: Mapping[str, Any], source: str) -> pa.Table:
     if len({len(array) for array in arrays.values()}) > 1:
         lengths = ", ".join(f"{name} {len(array):,}" for name, array in sorted(arrays.items()))
         reason = f"should have as many rows in each column; it has {lengths}"
-        raise InvalidCandidates(source, reason)
+        raise _invalid(source, reason)
     return pa.table(arrays)
 
 
@@ -253,7 +187,7 @@ def _arrow_array(values: Any, name: str, source: str) -> pa.Array:
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         expected = "names" if name in PARTS else "lists of names"
         reason = f"should be {expected}; {error}"
-        raise InvalidCandidates(f"{source}, column {name},", reason) from None
+        raise _invalid(f"{source}, column {name},", reason) from None
 
 
 def _from_table(table: pa.Table, graph: Graph, split: Split, *, source: str) -> CandidateLists:
@@ -266,7 +200,7 @@ def _from_table(table: pa.Table, graph: Graph, split: Split, *, source: str) -> 
         if name not in columns:
             listed = ", ".join(table.column_names) or "none"
             reason = f"has no column {name}; its columns are {listed}"
-            raise InvalidCandidates(source, reason, advice=ADVICE)
+            raise _invalid(source, reason, advice=ADVICE)
 
     ids = []
     for part, names in zip(PARTS, (graph.entities, graph.relations, graph.entities), strict=True):
@@ -296,7 +230,7 @@ def _rows_of(listed: Ids, graph: Graph, split: Split, source: str) -> Ids:
 
     missing = np.flatnonzero(row_of_key[key_of_triple] < 0)
     if len(missing):
-        raise InvalidCandidates(
+        raise _invalid(
             source,
             f"has no candidates for {len(missing):,} of the {len(triples):,} {split} triples; the "
             f"first is {_named(graph, triples[missing[0]])}",
@@ -305,10 +239,10 @@ def _rows_of(listed: Ids, graph: Graph, split: Split, source: str) -> Ids:
     repeated = np.flatnonzero(np.bincount(key_of_row)[key_of_row] > 1)
     if len(repeated):
         reason = f"has two rows for {_named(graph, listed[repeated[0]])}"
-        raise InvalidCandidates(source, reason, advice="Remove one.")
+        raise _invalid(source, reason, advice="Remove one.")
     extra = np.flatnonzero(~np.isin(key_of_row, key_of_triple))
     if len(extra):
-        raise InvalidCandidates(
+        raise _invalid(
             source,
             f"has {len(extra):,} rows that are no {split} triples of {graph.name}; the first is "
             f"row {extra[0] + 1:,}, {_named(graph, listed[extra[0]])}",
@@ -324,10 +258,10 @@ def _lists(column: pa.ChunkedArray, names: Vocabulary, place: str, rows: Ids) ->
     kind = column.type
     are_lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not (are_lists or pa.types.is_fixed_size_list(kind)):
-        raise InvalidCandidates(f"{place},", f"should be lists of names; it holds {kind}")
+        raise _invalid(f"{place},", f"should be lists of names; it holds {kind}")
     if column.null_count:
         row = column.is_null().combine_chunks().index(True).as_py() + 1
-        raise InvalidCandidates(f"{place}, row {row:,},", "is missing; it should be a list")
+        raise _invalid(f"{place}, row {row:,},", "is missing; it should be a list")
     lengths = pc.list_value_length(column).to_numpy().astype(np.int64)
     row_of_value = np.repeat(np.arange(len(lengths)), lengths)
     ids = _ids(pc.list_flatten(column), names, place, lambda _: row_of_value).astype(np.int32)
@@ -345,21 +279,21 @@ def _ids(column: pa.ChunkedArray, names: Vocabulary, place: str, rows: Callable[
     encoded = column.dictionary_encode().unify_dictionaries()
     if encoded.null_count:
         row = rows(len(encoded))[encoded.is_null().index(True).as_py()] + 1
-        raise InvalidCandidates(f"{place}, row {row:,},", "has no name")
+        raise _invalid(f"{place}, row {row:,},", "has no name")
     parts = [chunk.indices.to_numpy() for chunk in encoded.chunks]
     indices = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
     values = encoded.chunk(0).dictionary if parts else pa.array([], pa.string())
     are_texts = values.type in (pa.string(), pa.large_string())
     if len(values) and not (are_texts or pa.types.is_integer(values.type)):
         reason = f"should be text or whole numbers; it holds {values.type}"
-        raise InvalidCandidates(f"{place},", reason)
+        raise _invalid(f"{place},", reason)
     ids = np.empty(len(values), dtype=np.int64)
     for position, text in enumerate(values.cast(pa.string()).to_pylist()):
         try:
             ids[position] = names.id(text)
         except RequestError as error:
             row = rows(len(encoded))[int(np.argmax(indices == position))] + 1
-            raise InvalidCandidates(f"{place}, row {row:,}:", str(error).rstrip(".")) from None
+            raise _invalid(f"{place}, row {row:,}:", str(error).rstrip(".")) from None
     return np.asarray(ids[indices])
 
 

@@ -16,29 +16,17 @@ import torch
 
 from dualkg.data.graph import SPLITS, Graph, Triples
 from dualkg.data.inspection import cardinalities
-from dualkg.errors import InvalidValue, RequestError, Unsupported
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.evaluation.metrics import METRICS
 from dualkg.evaluation.ranking import Ranks
 from dualkg.models.base import SIDES
 
 Floats = npt.NDArray[np.float64]
 
-MIN_SAMPLES = 100
+MIN_SAMPLES = 100  # the ends of a 95 % interval need some samples beyond them
 MIN_TRIPLES = 10  # the differences of fewer often all have one sign, and so does every sample
-ROUNDING = 1e-12  # of sums
-BLOCK_ELEMENTS = 250_000  # triples drawn at a time by a thread: 10 MB
-
-
-class NotComparable(RequestError):
-    """Two runs that were not ranked on the same triples of the same graph.
-
-    `reason` is the whole sentence about them.
-    """
-
-    def __init__(self, runs: Sequence[str], reason: str) -> None:
-        super().__init__(reason)
-        self.runs = tuple(runs)
-        self.reason = reason
+ROUNDING = 1e-12  # relative error of sums over seeds, whose order must not matter
+BLOCK_ELEMENTS = 250_000  # triples that a thread draws at a time: 10 MB
 
 
 @dataclass(frozen=True)
@@ -179,8 +167,7 @@ def compare_ranks(a: Floats, b: Floats, *, samples: int = 10_000, seed: int = 0)
     a = _checked(a, "A")
     b = _checked(b, "B")
     if a.shape[1:] != b.shape[1:]:
-        raise NotComparable(
-            ("A", "B"),
+        raise RequestError(
             f"A has ranks of {a.shape[1]} × {a.shape[2]:,} queries and B of {b.shape[1]} × "
             f"{b.shape[2]:,}: only ranks of the same split can be compared.",
         )
@@ -244,13 +231,11 @@ def check_comparable(first: RankedRun, second: RankedRun) -> None:
     if same_entities and same_relations and same_splits and np.array_equal(triples_a, triples_b):
         return
     if graph_a.name != graph_b.name:
-        raise NotComparable(
-            (a, b),
+        raise RequestError(
             f"{a} is of {graph_a.name} and {b} of {graph_b.name}; only runs of the same graph can "
             "be compared.",
         )
-    raise NotComparable(
-        (a, b),
+    raise RequestError(
         f"{a} and {b} are both of {graph_a.name}, but the data were not the same: other triples, "
         "another split, or another order. Train both on the same files.",
     )
@@ -371,8 +356,7 @@ def stack_mean_ranks(ranks: Sequence[Ranks]) -> Floats:
     """The mean ranks of runs that differ only in their seed, `(num_seeds, 2, num_triples)`."""
     triples = ranks[0].triples
     if any(not np.array_equal(triples, of_seed.triples) for of_seed in ranks):
-        raise NotComparable(
-            (),
+        raise RequestError(
             "The runs do not rank the same triples in the same order, so their ranks have no mean.",
         )
     return np.stack([of_seed.mean for of_seed in ranks])
@@ -421,7 +405,7 @@ def _checked(ranks: Floats, run: str) -> Floats:
     ranks = np.asarray(ranks, dtype=np.float64)
     if ranks.ndim != 3 or not ranks.size:
         expected = "of the shape (num_seeds, 2, num_triples)"
-        raise Unsupported("Ranks to compare", f"are {expected}; those of {run} are {ranks.shape}")
+        raise RequestError(f"Ranks to compare are {expected}; those of {run} are {ranks.shape}.")
     if not (np.isfinite(ranks).all() and ranks.min() >= 1):
-        raise Unsupported("Ranks", f"are numbers from 1 on; {run} has others")
+        raise RequestError(f"Ranks are numbers from 1 on; {run} has others.")
     return ranks

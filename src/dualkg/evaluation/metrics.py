@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dualkg.errors import PYTHON, InvalidValue, RequestError, Words
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.registry import Registry
 
 Numbers = npt.NDArray[np.number]
@@ -27,29 +27,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 HITS = (1, 3, 10)
 
 
-class NotComputed(RequestError):
-    """Hits@k for a k that was not asked for."""
-
-    def __init__(self, k: int, computed: Sequence[int]) -> None:
-        super().__init__()
-        self.k = k
-        self.computed = list(computed)
-
-    def message(self, words: Words = PYTHON) -> str:
-        known = ", ".join(str(k) for k in self.computed)
-        hits = words.option("hits", (self.k,))
-        return f"Hits@{self.k} was not computed, only k = {known}. Evaluate with {hits}."
-
-
 @dataclass(frozen=True)
 class Metric:
     """A metric of ranks.
 
-    `name` is its key in JSON, `label` its name in text, and `title` that of a column. `per_query`
-    maps ranks to the value of each query, of which the metric is the mean. A metric that is no mean
-    has `of_all`, a function of all ranks `(num_queries,)` and of their numbers of candidates, or
-    None where these are not known. Metrics that are means are `compared` between two runs if they
-    say so. Tables show `headline` metrics always and others on request, with so many `decimals`.
+    `name` is its key in JSON, `label` its name in text, and `title` its name in a table. The metric
+    is the mean of `per_query`, which maps ranks to the value of each query. A metric that is no
+    mean has `of_all`, a function of all ranks `(num_queries,)` and of their numbers of candidates,
+    or None where these are not known. Two runs are compared by the means that are `compared`.
+    Tables always show `headline` metrics, and others on request, with `decimals` decimal places.
     """
 
     name: str
@@ -253,7 +239,10 @@ class Metrics:
         computed = {k: float(getattr(self, f"hits_at_{k}")) for k in HITS}
         computed |= self.more_hits
         if k not in computed:
-            raise NotComputed(k, list(computed))
+            known = ", ".join(str(number) for number in computed)
+            raise RequestError(
+                f"Hits@{k} was not computed, only k = {known}. Evaluate with {k} among the `hits`."
+            )
         return float(computed[k])
 
     def as_dict(self) -> dict[str, float | None]:

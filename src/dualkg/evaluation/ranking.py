@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,17 @@ from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import SPLITS, Graph, Split, Triples, distinct_triples
-from dualkg.errors import DivergedError, InvalidValue, Unsupported
-from dualkg.evaluation.candidates import CandidateLists, TypeConstraint
+from dualkg.errors import DivergedError, InvalidValue, RequestError
+from dualkg.evaluation.candidates import CandidateLists
+from dualkg.evaluation.type_constraint import TypeConstraint
 from dualkg.kernels.hardware import gpu_kernels_unavailable
 from dualkg.kernels.hashing import hash_columns
 from dualkg.kernels.scores import RankTargets, count_with_torch
 from dualkg.models.base import SIDES, Model
-from dualkg.tables import EntityTables
+from dualkg.tables.base import EntityTables
 from dualkg.tables.lookup import TABLE_NAMES, Side
 
+ArrayT = TypeVar("ArrayT", bound=Any)  # of NumPy or PyTorch
 Counts = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
 Counter = Callable[[Tensor, Tensor, RankTargets], Tensor]  # such as `count_with_torch`
@@ -35,19 +37,16 @@ Counter = Callable[[Tensor, Tensor, RankTargets], Tensor]  # such as `count_with
 BLOCK_ELEMENTS = 16_000_000  # scores in memory at a time: 64 MB in float32
 RELATION_BLOCK = 1024  # queries per block of relation prediction
 CPU_BLOCK = 512  # queries per block on a CPU: more take more memory and are no faster
-# Importing numba takes longer than fewer comparisons by PyTorch.
+# Below this number, PyTorch has compared the scores before numba is imported.
 MIN_COMPARISONS_FOR_NUMBA = 50_000_000
 
 
-class ScoresNotFinite(DivergedError):
-    """A model scores NaN or infinity for a query, so that its answers cannot be ranked."""
+def realistic_rank(num_better: ArrayT, num_tied: ArrayT) -> ArrayT:
+    """The rank of an answer: the mean of its optimistic and its pessimistic rank.
 
-    def __init__(self, query: str) -> None:
-        super().__init__(
-            f"The model scores NaN or infinity for the query {query}, so it cannot be ranked. Its "
-            "training has diverged: lower the learning rate or raise the regularizer's weight."
-        )
-        self.query = query
+    `num_better` and `num_tied` count the other candidates that score higher, and the same.
+    """
+    return 1 + num_better + num_tied / 2
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,8 @@ class Ranks:
 
     @property
     def mean(self) -> npt.NDArray[np.float64]:
-        """The realistic rank: the mean of the optimistic and the pessimistic one."""
-        return (self.optimistic + self.pessimistic) / 2
+        """The realistic rank: the mean of the optimistic and the pessimistic rank."""
+        return realistic_rank(self.optimistic - 1, self.pessimistic - self.optimistic)
 
 
 def sample_triples(triples: Triples, num_queries: int | None, *, seed: int = 0) -> Triples:
@@ -142,10 +141,8 @@ def rank(
     model.check_shape(graph.shape)
     tables = model.tables
     if candidates is not None and type_constrained:
-        raise Unsupported(
-            "Candidates",
-            "are given in lists or by type constraints, not both",
-            advice="Leave out one.",
+        raise RequestError(
+            "Candidates are given in lists or by type constraints, not both. Leave out one."
         )
     if triples is None:
         triples = graph.split(split)
@@ -251,7 +248,7 @@ def rank_relations(
     numbers = _as_counts(counts)
     check_finite(numbers, lambda row: f"({triples[row, 0]}, ?, {triples[row, 2]})")
     better, tied = numbers.T
-    return better + 1 + tied / 2, num_relations - (last - first - 1)
+    return realistic_rank(better, tied), num_relations - (last - first - 1)
 
 
 def _pair_keys(triples: Triples, num_entities: int) -> npt.NDArray[np.int64]:
@@ -458,4 +455,8 @@ def check_finite(counts: Counts, query: Callable[[int], str]) -> None:
     """Raise for rows with counts −1: NaN compares as false with everything and would rank first."""
     bad = np.flatnonzero(counts[:, 0] < 0)
     if len(bad):
-        raise ScoresNotFinite(query(int(bad[0])))
+        raise DivergedError(
+            f"The model scores NaN or infinity for the query {query(int(bad[0]))}, so it cannot be "
+            "ranked. Its training has diverged: lower the learning rate or raise the regularizer's "
+            "weight."
+        )

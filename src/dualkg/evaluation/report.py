@@ -16,7 +16,7 @@ from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, GraphShape, Split, Triples
 from dualkg.data.inspection import CARDINALITIES, cardinalities
 from dualkg.data.parquet_files import read_parquet
-from dualkg.errors import DamagedFile, InvalidValue, Unsupported
+from dualkg.errors import DamagedFile, InvalidValue, RequestError
 from dualkg.evaluation.candidates import CandidateLists, GivenCandidates
 from dualkg.evaluation.metrics import HITS, Metrics, Numbers, check_hits
 from dualkg.evaluation.ranking import (
@@ -189,10 +189,9 @@ def evaluate(
     """
     if not (hasattr(model, "check_shape") and isinstance(graph, Graph)):
         given = f"{type(model).__name__} and {type(graph).__name__}"
-        raise Unsupported(
-            "evaluate",
-            "takes a model and its graph, as in kg.evaluate(run.model, run.graph); "
-            f"{given} were given",
+        raise RequestError(
+            "evaluate takes a model and its graph, as in kg.evaluate(run.model, run.graph); "
+            f"{given} were given."
         )
     hits = check_hits(hits)
     if queries is not None and queries < 1:
@@ -203,8 +202,9 @@ def evaluate(
     restriction = DOMAIN_OR_RANGE if type_constrained else ALL_ENTITIES
     if candidates is not None:
         if queries is not None:
-            reason = "are lists for all triples of the split"
-            raise Unsupported("Candidates", reason, advice="Leave out queries.")
+            raise RequestError(
+                "Candidates are lists for all triples of the split. Leave out `queries`."
+            )
         lists = CandidateLists.of(candidates, graph, split)
         restriction = GIVEN_LISTS
     ranks = rank(

@@ -31,7 +31,7 @@ from dualkg.inference.inductive import FrozenContext, embed_entities, with_adjoi
 from dualkg.models.base import Model
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.paths import PathNetwork
-from dualkg.tables import LocalTables
+from dualkg.tables.base import local_tables
 from dualkg.training.api import choose_device, evaluate_held_out
 from dualkg.training.ensemble import load_trained_run
 from dualkg.training.recipe import Recipe
@@ -214,7 +214,7 @@ def extend_by_ids(
 def with_rows(model: BilinearModel, rows: Tensor) -> BilinearModel:
     """A copy of the model with rows `(num_new, num_rows, width)` appended to its entity tables."""
     shape = GraphShape(model.shape.num_entities + len(rows), model.shape.num_relations)
-    zeros = LocalTables(shape.num_entities, initialize=False)
+    zeros = local_tables(shape.num_entities, initialize=False)
     larger = type(model).with_tables(zeros, shape, **model.config)
     larger = larger.to(model.device, model.head_table.dtype)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers, inverse_relations
 from dualkg.data.graph import GraphShape, Triples
-from dualkg.data.spill import is_mapped, slices, spilled
+from dualkg.data.triples import slices
 
 
 class QueryGroups(NamedTuple):
@@ -62,8 +62,7 @@ class TrainingAnswers:
     num_relations).
 
     Queries are numbered in order, and an answer is the integer query · num_entities + entity: a
-    sorted array, in which a binary search finds candidates on any device. On a CPU, those of a
-    graph larger than memory are on disk.
+    sorted array, in which a binary search finds candidates on any device.
     """
 
     def __init__(self, train: Triples, shape: GraphShape, *, device: torch.device) -> None:
@@ -78,12 +77,7 @@ class TrainingAnswers:
                 yield answers
 
         self.shape = shape
-        in_memory = not is_mapped(train)
-        joined = (
-            np.concatenate([known.queries[:0], *numbered()])
-            if in_memory
-            else spilled(numbered(), np.int64)
-        )
+        joined = np.concatenate([known.queries[:0], *numbered()])
         self.queries, self.offsets, self.numbered = (
             torch.from_numpy(array).to(device) for array in (known.queries, known.offsets, joined)
         )

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from dualkg.losses.base import BoundLoss
 from dualkg.models.base import Factors, Model
-from dualkg.tables.base import EntityScores
 from dualkg.tables.lookup import Side
+from dualkg.tables.scores import EntityScores
 
 MAX_DRAWN = 128  # rejected triples of a step
 MAX_PROBABILITY = 1 - 1e-6

@@ -24,10 +24,9 @@ from dualkg.losses.negative_sampling import (
 )
 from dualkg.losses.queries import QueryGroups, TrainingAnswers
 from dualkg.models.base import Factors, Model
-from dualkg.tables.base import EntityScores
-from dualkg.tables.local import cross_entropy, weighted_mean
 from dualkg.tables.lookup import Side
-from dualkg.tables.order import RowOrder
+from dualkg.tables.scores import EntityScores, cross_entropy, weighted_mean
+from dualkg.tables.shard import RowOrder
 
 __all__ = ["KvsAll", "OneVsAll", "SampledSoftmax"]
 

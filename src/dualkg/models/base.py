@@ -6,7 +6,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from copy import copy
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,13 +22,13 @@ from dualkg.errors import PYTHON, InvalidValue, RequestError, Unsupported, Words
 from dualkg.kernels.noise import fill_normal_, fill_uniform_, table_key
 from dualkg.models.score_text import ScoreText
 from dualkg.registry import Registry
-from dualkg.tables.base import EntityScores, EntityTables
-from dualkg.tables.local import LocalTables
+from dualkg.tables.base import EntityTables, local_tables
 from dualkg.tables.lookup import TABLE_NAMES, Side, lookup
 
 if TYPE_CHECKING:
     from dualkg.models.paths import PathNetwork
     from dualkg.tables.processes import Processes
+    from dualkg.tables.scores import EntityScores
 
 __all__ = ["EmbeddingModel", "Model"]
 
@@ -372,8 +372,11 @@ class Model(nn.Module, ABC):
         self, tables: EntityTables, replaced: Mapping[nn.Parameter, nn.Parameter]
     ) -> Self:
         """This model with other entity tables; all other parameters are the same objects."""
-        other: Self = _with_parameters(self, tables, replaced)
-        return other
+        # What the copy shares with this model is named as if it were copied already.
+        shared = [*self.parameters(), *self.buffers()]
+        copies: dict[int, Any] = {id(tensor): replaced.get(tensor, tensor) for tensor in shared}
+        copies[id(self.tables)] = tables
+        return deepcopy(self, copies)
 
     # -- to be implemented ----------------------------------------------------
 
@@ -464,22 +467,6 @@ def score_rows(model: Model, f: Factors, side: Side, rows: slice) -> Tensor:
     return scores
 
 
-def _with_parameters(
-    module: Any, tables: EntityTables, replaced: Mapping[nn.Parameter, nn.Parameter]
-) -> Any:
-    """A shallow copy of a module in which some parameters are replaced."""
-    other = copy(module)
-    other._parameters = {
-        name: replaced.get(table, table) for name, table in module._parameters.items()
-    }
-    other._modules = {
-        name: _with_parameters(child, tables, replaced) for name, child in module._modules.items()
-    }
-    if isinstance(module, EmbeddingModel):
-        object.__setattr__(other, "_tables", tables)
-    return other
-
-
 class EmbeddingModel(Model):
     """A model with a row for every entity and every relation.
 
@@ -532,7 +519,7 @@ class EmbeddingModel(Model):
         self.dim = dim
         self.init_scale = self.default_init_scale if init_scale is None else init_scale
         if self._tables is None:
-            self._tables = LocalTables(self.shape.num_entities)
+            self._tables = local_tables(self.shape.num_entities)
         self._seed = seed
         self._random = torch.Generator().manual_seed(seed)
         self._num_drawn = 0
@@ -551,7 +538,7 @@ class EmbeddingModel(Model):
         The tables are set before the constructor runs, so that a subclass need not pass them on.
         """
         model = cls.__new__(cls)
-        object.__setattr__(model, "_tables", tables)
+        model.set_tables(tables)
         model.__init__(shape, **config)  # type: ignore[misc]
         return model
 
@@ -559,6 +546,10 @@ class EmbeddingModel(Model):
     def tables(self) -> EntityTables:
         assert self._tables is not None
         return self._tables
+
+    def set_tables(self, tables: EntityTables) -> None:
+        """Let the rows of the entities be kept by other tables."""
+        self._tables = tables
 
     @property
     def device(self) -> torch.device:

@@ -18,7 +18,7 @@ from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import ComplEx, DistMult
 from dualkg.models.matrix import RelationGroups, multiply_groups
 from dualkg.models.score_text import Formula, NormText, WholeText
-from dualkg.tables.local import LocalTables
+from dualkg.tables.base import local_tables
 from dualkg.tables.lookup import Side, lookup
 
 __all__ = ["HAKE", "SE", "DistanceModel", "ModE", "MuRP", "RotatE", "TransE"]
@@ -223,7 +223,7 @@ class NormModel(DistanceModel):
 
 def primal_of(model: DistanceModel, kind: type[BilinearT], relations: Tensor) -> BilinearT:
     """A bilinear model with the entities of a distance model and the given relations."""
-    tables = LocalTables(model.shape.num_entities, initialize=False)
+    tables = local_tables(model.shape.num_entities, initialize=False)
     options = {"dim": model.dim, "reciprocal": model.reciprocal}
     primal = kind.with_tables(tables, model.shape, **options)
     primal.load_state_dict({"entities": model.entities, "relations": relations})

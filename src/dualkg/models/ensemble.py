@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from dualkg.data.graph import Graph
 from dualkg.errors import InvalidValue
 from dualkg.models.base import EmbeddingModel, Factors, Model, NoEmbeddings
-from dualkg.tables.base import EntityTables
-from dualkg.tables.local import LocalTables
+from dualkg.tables.base import EntityTables, local_tables
 from dualkg.tables.lookup import Side
 
 __all__ = ["EnsembleModel"]
@@ -83,7 +82,7 @@ class EnsembleModel(Model):
 
     @property
     def tables(self) -> EntityTables:
-        return LocalTables(self.shape.num_entities)
+        return local_tables(self.shape.num_entities)
 
     def read_graph(self, graph: Graph) -> None:
         for member in self.members:

@@ -11,8 +11,7 @@ from dualkg.data.filters import inverse_relations
 from dualkg.data.graph import Graph
 from dualkg.errors import Unsupported
 from dualkg.models.base import EmbeddingModel, Factors, Model
-from dualkg.tables.base import EntityTables
-from dualkg.tables.local import LocalTables
+from dualkg.tables.base import EntityTables, local_tables
 from dualkg.tables.lookup import Side
 
 __all__ = ["InverseModel"]
@@ -79,7 +78,7 @@ class InverseModel(Model):
 
     @property
     def tables(self) -> EntityTables:
-        return LocalTables(self.shape.num_entities)
+        return local_tables(self.shape.num_entities)
 
     @property
     def numbers_per_score(self) -> int:

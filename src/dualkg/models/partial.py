@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dualkg.data.spill import Column
 from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm, score_rows
 from dualkg.models.bilinear import BilinearModel
-from dualkg.tables.base import EntityScores
-from dualkg.tables.local import LocalTables
+from dualkg.tables.base import local_tables
 from dualkg.tables.lookup import TABLE_NAMES, Side, lookup
+from dualkg.tables.scores import EntityScores
 
 __all__ = ["PartialModel"]
 
@@ -112,7 +111,7 @@ class PartialModel(Model):
         return self.tables.is_first
 
     def share(self, values: Tensor) -> Tensor:
-        return self.tables.share(values)
+        return self.tables.shard.share(values)
 
     def mapped(self) -> Model | None:
         """In the first process, the model of all rows; None in the others, which send theirs.
@@ -120,18 +119,24 @@ class PartialModel(Model):
         Its entity tables are in memory-mapped temporary files: never more than a block of them has
         to be in memory. The other parameters are those of this model.
         """
+        from dualkg.data.archives import temporary_file
+
         replaced = {}
         for table in self.entity_tables:
-            column = Column(np.float32)
-            for block in self.tables.rows_of_all(table):
-                if self.is_first:
-                    column.append(block.flatten().numpy())
-            if self.is_first:
-                rows = torch.from_numpy(column.map()).view(-1, table.shape[1])
-                replaced[table] = nn.Parameter(rows, requires_grad=False)
+            if not self.is_first:
+                for _ in self.tables.rows_of_all(table):  # in which every process takes part
+                    pass
+                continue
+            with temporary_file() as file:
+                for block in self.tables.rows_of_all(table):
+                    file.write(block.float().numpy().tobytes())
+                file.flush()
+                rows = np.memmap(file, np.float32, "c")
+            tensor = torch.from_numpy(rows).view(-1, table.shape[1])
+            replaced[table] = nn.Parameter(tensor, requires_grad=False)
         if not self.is_first:
             return None
-        return self.model.with_rows(LocalTables(self.tables.num_entities), replaced)
+        return self.model.with_rows(local_tables(self.tables.num_entities), replaced)
 
     def entity_vectors(self) -> Tensor:
         return self.model.entity_vectors()

@@ -28,8 +28,7 @@ from dualkg.models.base import (
     NoEmbeddings,
     Work,
 )
-from dualkg.tables.base import EntityTables
-from dualkg.tables.local import LocalTables
+from dualkg.tables.base import EntityTables, local_tables
 from dualkg.tables.lookup import Side
 from dualkg.tables.processes import Processes
 
@@ -530,7 +529,7 @@ class PathNetwork(Model):
 
     @property
     def tables(self) -> EntityTables:
-        return LocalTables(self.shape.num_entities)
+        return local_tables(self.shape.num_entities)
 
     @property
     def config(self) -> dict[str, object]:

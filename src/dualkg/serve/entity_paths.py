@@ -51,7 +51,7 @@ class Neighbours:
 
     @classmethod
     def of(cls, graph: Graph) -> Self:
-        if graph.is_mapped:
+        if graph.is_large:
             raise RequestError(f"{graph.name} is larger than memory, and has no search for paths.")
         splits = [graph.split(split) for split in SPLITS]
         triples = np.concatenate(splits).astype(np.int64)

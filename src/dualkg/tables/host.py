@@ -6,25 +6,25 @@ on a stream of their own. So are the rows of the last steps on their way back. R
 shares with steps whose rows may not be back yet are replaced by those on the device, so that every
 step sees the updates of all before it.
 
-A GPU reads and writes the rows of pinned tables itself. Where the tables cannot be pinned, threads
-copy the rows between the tables and pinned buffers.
+A GPU reads and writes the rows itself, in memory that is pinned for it. On a CPU, they are copied
+within the memory of the host.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
+from weakref import WeakValueDictionary, finalize
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from dualkg.errors import InvalidValue, Unsupported
+from dualkg.errors import InvalidValue
 from dualkg.kernels.scores import RankTargets
 from dualkg.tables.base import (
     BLOCK_ROWS,
@@ -32,44 +32,25 @@ from dualkg.tables.base import (
     CountBetter,
     Draw,
     EntityTables,
+    ScoresOf,
     Step,
     count_in_blocks,
+    local_tables,
 )
-from dualkg.tables.local import LocalScores, LocalTables
-from dualkg.tables.lookup import Side
-from dualkg.tables.pinned import pin
-
-if TYPE_CHECKING:
-    from dualkg.tables.bf16 import Bf16Tables, LocalSampledTables
-    from dualkg.tables.gradients import GradientTables
-    from dualkg.tables.row_gradients import LocalRowGradientTables
+from dualkg.tables.shard import Shard
 
 AHEAD = 3  # batches that are prepared before their step
 IN_FLIGHT = 6  # steps whose rows may not be back in the tables when a batch is prepared
 RANKED_ROWS = 2**14  # rows that are copied and scored at a time in a ranking
-PARALLEL_BYTES = 2**20  # from which on copies are divided over threads
-PLACE = "entity tables in host memory"
-
-
-def one_thread() -> Executor:
-    return ThreadPoolExecutor(1, "rows of tables in host memory")
-
-
-class CallingThread(Executor):
-    """Calls functions at once, in the thread that submits them."""
-
-    def submit(self, function: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(function(*arguments, **options))
-        return future
+# Flags of cuMemHostRegister: for all contexts, and mapped into the memory of the device.
+PORTABLE = 1
+MAPPED = 2
 
 
 class HostTables(EntityTables):
-    """All rows in the memory of the host, in the order of the entity ids.
+    """All rows in the memory of the host, in the order of the entity ids."""
 
-    With `present`, they are the tables of a step: the rows of some entities on the device, whose
-    ids are ascending.
-    """
+    on_host = True
 
     def __init__(
         self,
@@ -80,127 +61,60 @@ class HostTables(EntityTables):
         ranked_rows: int = RANKED_ROWS,
         ahead: int = AHEAD,
         in_flight: int = IN_FLIGHT,
-        make_executor: Callable[[], Executor] = one_thread,
-        present: Tensor | None = None,
     ) -> None:
         """`ranked_rows` are scored at a time in a ranking.
 
         While a step is taken, the batches `ahead` of it are prepared, and the rows of up to
-        `in_flight` steps, which are more, are on their way back. Rows are read by an executor, and
-        written by another, each in the order of the steps.
+        `in_flight` steps, which are more, are on their way back.
         """
         if in_flight <= ahead:
             raise InvalidValue("in_flight", expected=f"more than ahead, {ahead}", found=in_flight)
-        super().__init__(num_entities, initialize=initialize, block_rows=block_rows)
+        shard = Shard(num_entities, is_whole=True)
+        super().__init__(shard, initialize=initialize, block_rows=block_rows)
         self.ranked_rows = ranked_rows
         self.num_ahead = ahead
         self.num_in_flight = in_flight
-        self.present = present
-        self.make_executor = make_executor
         self.pipeline: HostStep | None = None
-        self._blocks = PinnedBlocks()
-
-    # -- which rows -----------------------------------------------------------
-
-    @property
-    def num_rows(self) -> int:
-        return self.num_entities
-
-    @property
-    def has_all_entities(self) -> bool:
-        return self.present is None
 
     @property
     def columns_at_once(self) -> int:
         return min(self.num_entities, self.ranked_rows)
-
-    def positions(self, ids: Tensor) -> Tensor:
-        if self.present is None:
-            return ids
-        return torch.searchsorted(self.present, ids.contiguous())
-
-    # -- which device ---------------------------------------------------------
-
-    @property
-    def place(self) -> str:
-        return PLACE
-
-    @property
-    def copies_rows(self) -> bool:
-        return True
 
     def moved(self, table: Tensor, move: Draw) -> Tensor:
         """The table stays where it is, and gets the type that others get."""
         return table.to(move(table[:0]).dtype)
 
     def block(self, table: Tensor, rows: slice, device: torch.device) -> Tensor:
-        own = table.detach()[rows]
-        return self._blocks.copy(own, device) if device.type == "cuda" else own
+        # Without waiting: the memory is pinned while a model is trained, and does not change.
+        return table.detach()[rows].to(device, non_blocking=True)
 
-    def bytes_of_copies(self, num_rows: int, row_bytes: float) -> float:
-        """The rows of all batches under way, and the last batch of each entity."""
-        num_batches = self.num_ahead + self.num_in_flight + 1  # one that is computed with
-        return num_batches * num_rows * row_bytes + 8 * self.num_entities
-
-    def released(self, model: nn.Module) -> None:
+    def release(self, model: Any) -> None:
         self.complete_updates()
         if self.pipeline is not None:
             self.pipeline.unpin()
             self.pipeline = None
         model.to("cpu")
-        for module in model.modules():
-            if getattr(module, "_tables", None) is self:
-                object.__setattr__(module, "_tables", LocalTables(self.num_entities))
-
-    # -- making tables --------------------------------------------------------
-
-    def draw(self, width: int, draw: Draw) -> Tensor:
-        table = torch.zeros(self.num_entities, width)
-        return draw(table) if self.initialize else table
-
-    def take(self, table: Tensor) -> Tensor:
-        return table
-
-    # -- reading rows ---------------------------------------------------------
-
-    @property
-    def fetches_rows(self) -> bool:
-        return False
+        model.embedding.set_tables(local_tables(self.num_entities))
 
     def rows(self, table: Tensor, ids: Tensor) -> Tensor:
-        if self.present is not None:
-            return self.own_rows(table, self.positions(ids))
         return self.own_rows(table, ids.to(table.device)).to(ids.device)
 
-    # -- scores ---------------------------------------------------------------
-
-    def scores(self, values: Tensor) -> LocalScores:
-        return LocalScores(values)
-
     def count_better(
-        self,
-        scores_of: Callable[[slice | None], Tensor],
-        known: Tensor,
-        targets: RankTargets,
-        *,
-        count: CountBetter,
+        self, scores_of: ScoresOf, known: Tensor, targets: RankTargets, *, count: CountBetter
     ) -> Tensor:
         """Count in blocks of rows, each of which is copied to the device."""
-        blocks = [
-            slice(start, min(start + self.ranked_rows, self.num_entities))
-            for start in range(0, self.num_entities, self.ranked_rows)
-        ]
+        starts = range(0, self.num_entities, self.ranked_rows)
+        ends = [min(start + self.ranked_rows, self.num_entities) for start in starts]
+        blocks = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
         if len(blocks) == 1:
             return count(scores_of(blocks[0]), known, targets)
         return count_in_blocks(
-            scores_of, blocks, known, targets, positions=lambda ids: ids, skips_blocks=True
+            scores_of, blocks, known, targets, shard=self.shard, skips_blocks=True
         )
 
     # -- training steps -------------------------------------------------------
 
     def step(self, build: BuildStep, model: Any, optimizer: Any, loss: Any) -> Step:
-        if not hasattr(loss, "entities_read"):
-            raise reads_all_rows()
         self.pipeline = HostStep(self, build, model, optimizer, loss)
         return self.pipeline
 
@@ -211,65 +125,95 @@ class HostTables(EntityTables):
         if self.pipeline is not None:
             self.pipeline.complete()
 
-    def gradient_tables(
-        self, parameters: Mapping[Side, nn.Parameter], *, squared: bool, bf16: bool
-    ) -> GradientTables:
-        raise reads_all_rows()
 
-    def row_gradient_tables(
-        self, parameters: Mapping[Side, nn.Parameter]
-    ) -> LocalRowGradientTables:
-        from dualkg.tables.row_gradients import LocalRowGradientTables
+class CopiedRows(EntityTables):
+    """The rows of some entities on the device, which a step on tables in host memory is taken on.
 
-        return LocalRowGradientTables(parameters, self.positions)
+    `ids` are these entities, ascending, followed by numbers that are larger than any.
+    """
 
-    def sampled_tables(self) -> LocalSampledTables:
-        from dualkg.tables.bf16 import LocalSampledTables  # It imports Triton.
+    def __init__(self, num_entities: int, ids: Tensor) -> None:
+        super().__init__(Shard(num_entities, is_whole=True))
+        self.ids = ids
 
-        return LocalSampledTables(self.positions)
+    @property
+    def has_all_entities(self) -> bool:
+        return False
 
-    def bf16_tables(
-        self, parameters: Mapping[str, nn.Parameter], *, sums: Mapping[str, Tensor], **options: Any
-    ) -> Bf16Tables:
-        raise reads_all_rows()
+    @property
+    def columns_at_once(self) -> int:
+        return len(self.ids)
 
-    def synchronize(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing: there is one process."""
+    def release(self, model: nn.Module) -> None:
+        """Nothing: the model of a step is dropped with its step."""
+
+    def complete_updates(self) -> None:
+        """Nothing: the step returns the rows."""
+
+    def positions(self, ids: Tensor) -> Tensor:
+        return torch.searchsorted(self.ids, ids.contiguous())
+
+    def rows(self, table: Tensor, ids: Tensor) -> Tensor:
+        return self.own_rows(table, self.positions(ids))
+
+    def count_better(
+        self, scores_of: ScoresOf, known: Tensor, targets: RankTargets, *, count: CountBetter
+    ) -> Tensor:
+        raise NotImplementedError("a ranking compares all entities")
 
 
-def reads_all_rows() -> Unsupported:
-    return Unsupported(
-        "A loss that reads all entities",
-        "cannot be trained with entity tables in host memory, of which a step has the rows of its "
-        "batch",
-        advice="Use SampledSoftmax, NegativeSampling or MarginRanking.",
+# -- pinned memory --------------------------------------------------------------
+
+
+class PinnedTable:
+    """A table whose memory is pinned, and mapped for the GPU, until this object is dropped."""
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table.detach()
+        # The end of the process unpins everything.
+        finalize(self, _unpin, self.table).atexit = False
+
+
+_pinned: WeakValueDictionary[int, PinnedTable] = WeakValueDictionary()
+
+
+def pin(table: Tensor, device: torch.device) -> PinnedTable | None:
+    """Pin the memory of a table for a GPU; None where it is pinned without this object.
+
+    Several steps on one table, as of a training that goes on, share what is pinned.
+    """
+    if device.type != "cuda" or not table.numel():
+        return None
+    address = table.data_ptr()
+    known = _pinned.get(address)
+    if known is not None and known.table.nbytes == table.nbytes:
+        return known
+    torch.cuda.synchronize(device)  # It makes the context of the device, if there is none yet.
+    status = _driver().cuMemHostRegister_v2(
+        ctypes.c_void_p(address), ctypes.c_size_t(table.nbytes), PORTABLE | MAPPED
     )
+    if status:
+        # Small tables may share a page with other memory that is pinned. PyTorch has pages for
+        # such, which are no smaller than the next power of two.
+        table.data = table.data.pin_memory()
+        return None
+    pinned = PinnedTable(table)
+    _pinned[address] = pinned
+    return pinned
 
 
-class PinnedBlocks:
-    """Copies blocks of rows to a GPU, each of two buffers in turn while the other is copied."""
+def _unpin(table: Tensor) -> None:
+    # What the GPU was asked to do with the table is done before.
+    torch.cuda.synchronize()
+    _driver().cuMemHostUnregister(ctypes.c_void_p(table.data_ptr()))
 
-    def __init__(self) -> None:
-        self._buffers: list[Tensor] = [torch.empty(0), torch.empty(0)]
-        self._events: list[Any] = [None, None]
-        self._num_copied = 0
 
-    def copy(self, rows: Tensor, device: torch.device) -> Tensor:
-        number = self._num_copied % 2
-        self._num_copied += 1
-        if self._events[number] is not None:
-            self._events[number].synchronize()
-        buffer = self._buffers[number]
-        if buffer.numel() < rows.numel() or buffer.dtype != rows.dtype:
-            buffer = torch.empty(rows.numel(), dtype=rows.dtype, pin_memory=True)
-            self._buffers[number] = buffer
-        pinned = buffer[: rows.numel()].view_as(rows)
-        pinned.copy_(rows)
-        copied = pinned.to(device, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._events[number] = event
-        return copied
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+# -- steps ------------------------------------------------------------------------
 
 
 class Streams:
@@ -315,19 +259,15 @@ class Streams:
 class TableCopies:
     """One table, or Adagrad's sums of one: on the host, and the rows of batches on the device.
 
-    Each batch has a slot of `rows` on the device. If the table is not `pinned`, it has one of the
-    buffers `inward` and `outward` on the host, too. A step is always taken on `current`, so that it
+    Each batch has a slot of `rows` on the device. A step is always taken on `current`, so that it
     can be a CUDA graph.
     """
 
     def __init__(self, table: Tensor, use: Callable[[Tensor], None], device: torch.device) -> None:
         """`use` makes an array on the device that of the step."""
+        self.pinned = pin(table, device)
         self.table = table.detach()
         self.use = use
-        self.pinned = pin(table, device)
-        self.numbers: npt.NDArray[Any] = self.table.numpy()
-        self.inward = torch.empty(0)
-        self.outward = torch.empty(0)
         self.rows = torch.empty(0)
         self.current = torch.empty(0)
 
@@ -335,39 +275,29 @@ class TableCopies:
         """Make buffers for the rows of some batches."""
         shape = (num_batches, num_rows, self.table.shape[1])
         dtype = self.table.dtype
-        if self.pinned is None:
-            on_gpu = device.type == "cuda"
-            self.inward = torch.zeros(shape, dtype=dtype, pin_memory=on_gpu)
-            self.outward = torch.zeros(shape, dtype=dtype, pin_memory=on_gpu)
         self.rows = torch.zeros(shape, dtype=dtype, device=device)
         self.current = torch.zeros(shape[1:], dtype=dtype, device=device)
         self.use(self.current)
 
-    def read(self, ids: npt.NDArray[np.int64], slot: int) -> None:
-        """Read rows of the table into a buffer of the host."""
-        _in_threads(_read_rows, ids, self.numbers, self.inward[slot].numpy())
-
-    def write(self, ids: npt.NDArray[np.int64], slot: int) -> None:
-        """Write rows of a buffer of the host into the table."""
-        _in_threads(_write_rows, ids, self.numbers, self.outward[slot].numpy())
-
     def to_device(self, slot: int, ids: Tensor, count: Tensor) -> None:
         """Copy the rows of a batch, of which there are `count`, to the device."""
+        if self.rows.is_cpu:
+            size = int(count)
+            torch.index_select(self.table, 0, ids[:size], out=self.rows[slot, :size])
+            return
         from dualkg.kernels.gpu.rows import read_rows  # It imports Triton.
 
         read_rows(self.table, ids, count, self.rows[slot])
 
     def to_host(self, slot: int, ids: Tensor, count: Tensor) -> None:
         """Copy the rows of a batch from the device into the table."""
+        if self.rows.is_cpu:
+            size = int(count)
+            self.table.index_copy_(0, ids[:size], self.rows[slot, :size])
+            return
         from dualkg.kernels.gpu.rows import write_rows  # It imports Triton.
 
         write_rows(self.table, ids, count, self.rows[slot])
-
-    def buffer_to_device(self, slot: int, size: int) -> None:
-        self.rows[slot, :size].copy_(self.inward[slot, :size], non_blocking=True)
-
-    def buffer_to_host(self, slot: int, size: int) -> None:
-        self.outward[slot, :size].copy_(self.rows[slot, :size], non_blocking=True)
 
     def enter(self, source: Tensor) -> None:
         """Make rows of the slots current: those of a batch, or newer ones of batches before."""
@@ -379,33 +309,13 @@ class TableCopies:
         self.rows[slot, :size].copy_(self.current[:size])
 
 
-def _in_threads(copy: Callable[..., None], ids: Any, table: Any, rows: Any) -> None:
-    """Copy rows in as many threads as PyTorch uses, or in this one if they are few."""
-    if len(ids) * rows[:1].nbytes < PARALLEL_BYTES:
-        copy(0, len(ids), ids, table, rows)
-        return
-    from dualkg.kernels.cpu import in_parallel  # It imports numba.
-
-    in_parallel(copy, len(ids), ids, table, rows)
-
-
-def _read_rows(start: int, stop: int, ids: Any, table: Any, rows: Any) -> None:
-    # Without this mode, NumPy copies the result once more.
-    np.take(table, ids[start:stop], axis=0, out=rows[start:stop], mode="clip")
-
-
-def _write_rows(start: int, stop: int, ids: Any, table: Any, rows: Any) -> None:
-    table[ids[start:stop]] = rows[start:stop]
-
-
 @dataclass
 class Window:
     """The rows of a batch on the device.
 
     `ids` are its entities, ascending: so many as `count` says, followed by numbers that are larger
-    than any. Threads that copy rows have the entities alone as `host_ids`. `source` are the newest
-    rows of these entities in all slots, flat. `loaded` ends with an event after which the rows are
-    on the device.
+    than any. `source` are the newest rows of these entities in all slots, flat. After the event
+    `loaded`, the rows are on the device.
     """
 
     batch: Tensor
@@ -413,9 +323,8 @@ class Window:
     slot: int
     ids: Tensor
     count: Tensor
-    host_ids: npt.NDArray[np.int64] | None
     source: Tensor
-    loaded: Future[Any]
+    loaded: Any
 
 
 class HostStep:
@@ -434,21 +343,14 @@ class HostStep:
         self._num_rows_copied = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.streams = Streams(self.device)
         self._replace_tables(optimizer)
-        self.is_pinned = all(copies.pinned is not None for copies in self.copies)
-        if not self.is_pinned:
-            for copies in self.copies:
-                copies.pinned = None
-        make_executor = CallingThread if self.is_pinned else tables.make_executor
-        self._into = make_executor()
-        self._back = make_executor()
         self._build = build
         self.step: Step | None = None  # on buffers of a size that the first batch decides
 
         self._capacity = 0
         self._num_planned = 0
         self._planned: deque[Window] = deque()
-        # For each batch what ends with an event after which its rows are in the tables.
-        self._returned: dict[int, Future[Any]] = {}
+        # For each batch an event after which its rows are in the tables.
+        self._returned: dict[int, Any] = {}
         self._entered: Any = None  # an event after the last replacement of rows
         # For each entity the last batch that read it, and its row in all slots; and one more, for
         # what follows the entities of a batch.
@@ -461,12 +363,12 @@ class HostStep:
     def _replace_tables(self, optimizer: Any) -> None:
         """Make a model and an optimizer whose entity tables are the rows of a batch."""
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
-        self.present = HostTables(self.num_entities, present=nothing)
+        self.copied = CopiedRows(self.num_entities, nothing)
         replaced: dict[nn.Parameter, nn.Parameter] = {}
         for table in self.model.entity_tables:
             empty = torch.zeros(0, table.shape[1], dtype=table.dtype, device=self.device)
             replaced[table] = nn.Parameter(empty, requires_grad=table.requires_grad)
-        self.step_model = self.model.with_rows(self.present, replaced)
+        self.step_model = self.model.with_rows(self.copied, replaced)
         step_optimizer = optimizer.with_tables(replaced)
         self.step_optimizer = step_optimizer
         self.copies: list[TableCopies] = []
@@ -537,8 +439,7 @@ class HostStep:
 
     def complete(self) -> None:
         """Wait until the tables have the rows of all steps that were taken."""
-        for returned in self._returned.values():
-            written = returned.result()
+        for written in self._returned.values():
             if written is not None:
                 written.synchronize()
         self._returned.clear()
@@ -555,9 +456,6 @@ class HostStep:
         self.complete()
 
     def _drop_planned(self) -> None:
-        for window in self._planned:
-            # It waits; an error in a thread is of no interest any more.
-            window.loaded.exception()
         self._planned.clear()
         # From here on, the tables alone are true: no row is taken from a batch before.
         self._num_planned += self.num_slots
@@ -597,15 +495,20 @@ class HostStep:
             self._last_batch.index_fill_(0, ids, number)
             self._last_row.index_copy_(0, ids, rows)
             self._num_rows_copied += count
-            # The host waits here, unless the device reads the tables itself.
-            host_ids = None if self.is_pinned else ids[: int(count)].cpu().numpy()
             planned = self.streams.event()
         self._num_planned += 1
+        # The rows of an earlier batch are in the tables before they are read again, and batches
+        # that take rows of the same slot have done so.
         before = self._returned.get(number - self.num_in_flight)
         self._returned.pop(number - self.num_in_flight - 1, None)
-        after = [planned, self._entered]
-        loaded = self._into.submit(self._load, slot, ids, count, host_ids, before, after)
-        return Window(batch, number, slot, ids, count, host_ids, source, loaded)
+        with self.streams.on("inward"):
+            for event in (before, planned, self._entered):
+                self.streams.wait(event)
+            for copies in self.copies:
+                copies.to_device(slot, ids, count)
+            self.streams.keep(ids, count)
+            loaded = self.streams.event()
+        return Window(batch, number, slot, ids, count, source, loaded)
 
     def _distinct(self, read: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """The distinct entities of a batch, ascending, and how many they are, both on the device.
@@ -625,45 +528,14 @@ class HostStep:
         self._num_planned += self.num_slots
         for copies in self.copies:
             copies.reserve(self.num_slots, num_rows, self.device)
-        self.present.present = torch.zeros(num_rows, dtype=torch.int64, device=self.device)
+        self.copied.ids = torch.zeros(num_rows, dtype=torch.int64, device=self.device)
         self.step = self._build(self.step_model, self.step_optimizer)
-
-    def _load(
-        self,
-        slot: int,
-        ids: Tensor,
-        count: Tensor,
-        host_ids: npt.NDArray[np.int64] | None,
-        before: Future[Any] | None,
-        after: Sequence[Any],
-    ) -> Any:
-        """Copy rows to the device.
-
-        The rows of a batch `before` this one are in the tables first. The copies wait for the
-        events `after`: the ids are known, and batches that replace rows by rows of the same slot
-        have done so.
-        """
-        written = None if before is None else before.result()
-        if host_ids is not None:
-            for copies in self.copies:
-                copies.read(host_ids, slot)
-        with self.streams.on("inward"):
-            for event in (written, *after):
-                self.streams.wait(event)
-            for copies in self.copies:
-                if host_ids is None:
-                    copies.to_device(slot, ids, count)
-                else:
-                    copies.buffer_to_device(slot, len(host_ids))
-            self.streams.keep(ids, count)
-            return self.streams.event()
 
     def _enter(self, window: Window) -> None:
         """Make the rows of a batch those of the step."""
-        self.streams.wait(window.loaded.result())
-        assert self.present.present is not None
+        self.streams.wait(window.loaded)
         # What follows the ids is larger than any, so that they stay ascending.
-        self.present.present.fill_(self.num_entities)[: len(window.ids)] = window.ids
+        self.copied.ids.fill_(self.num_entities)[: len(window.ids)] = window.ids
         for copies in self.copies:
             copies.enter(window.source)
         self.streams.keep(window.ids, window.source)
@@ -679,20 +551,6 @@ class HostStep:
         with self.streams.on("outward"):
             self.streams.wait(stepped)
             for copies in self.copies:
-                if window.host_ids is None:
-                    copies.to_host(window.slot, window.ids, window.count)
-                else:
-                    copies.buffer_to_host(window.slot, len(window.host_ids))
+                copies.to_host(window.slot, window.ids, window.count)
             self.streams.keep(window.ids, window.count)
-            copied = self.streams.event()
-        self._returned[window.number] = self._back.submit(self._store, window, copied)
-
-    def _store(self, window: Window, copied: Any) -> Any:
-        """Write the rows of a batch into the tables, where the device has not done so itself."""
-        if window.host_ids is None:
-            return copied
-        if copied is not None:
-            copied.synchronize()
-        for copies in self.copies:
-            copies.write(window.host_ids, window.slot)
-        return None
+            self._returned[window.number] = self.streams.event()

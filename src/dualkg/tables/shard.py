@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,11 +12,40 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dualkg.tables.exchange import LEAST_BYTES, sends_rows, sums_some_rows
-from dualkg.tables.order import RowOrder
-
 Reduction = Literal["sum", "max"]
 ReadRows = Callable[[Tensor, Tensor], Tensor]  # rows of a table by their positions
+
+GOLDEN = (math.sqrt(5) - 1) / 2
+# To find out which way sends fewer bytes takes a message of its own, which costs as much as 64 KiB.
+LEAST_BYTES = 2**16
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """Entity i is row a·i mod `num_entities`, which spreads frequent entities over all rows."""
+
+    num_entities: int
+
+    @cached_property
+    def multiplier(self) -> int:
+        """The factor a: near the golden section of the number of entities, and prime to it."""
+        factor = max(1, round(GOLDEN * self.num_entities))
+        while math.gcd(factor, self.num_entities) > 1:
+            factor += 1
+        return factor
+
+    @cached_property
+    def inverse(self) -> int:
+        """The inverse of the factor a: row i is entity `inverse`·i mod `num_entities`."""
+        return pow(self.multiplier, -1, self.num_entities) if self.num_entities > 1 else 0
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The row of each entity."""
+        return ids * self.multiplier % self.num_entities
+
+    def entities(self, rows: Tensor) -> Tensor:
+        """The entity of each row."""
+        return rows * self.inverse % max(self.num_entities, 1)
 
 
 @dataclass(frozen=True)
@@ -23,13 +53,15 @@ class Shard:
     """The rows of one process, of tables in an order that spreads frequent entities.
 
     The order is the same for any number of processes. Process p has the p-th of equal parts of the
-    rows; the last part may be shorter or empty.
+    rows; the last part may be shorter or empty. A shard that `is_whole` has the rows of all
+    entities in the order of their ids, and its collectives return their arguments.
     """
 
     num_entities: int
     process: int = 0
     num_processes: int = 1
     least_bytes: int = LEAST_BYTES
+    is_whole: bool = False
 
     @cached_property
     def order(self) -> RowOrder:
@@ -52,13 +84,21 @@ class Shard:
 
     def positions(self, ids: Tensor) -> Tensor:
         """The row of each entity in this process, −1 for those of other processes."""
+        if self.is_whole:
+            return ids
         rows = self.order.rows(ids) - self.first
         return torch.where((rows >= 0) & (rows < self.size), rows, -1)
+
+    def entities(self, rows: slice) -> Tensor:
+        """The entities of some rows of this process."""
+        if self.is_whole:
+            return torch.arange(rows.start, rows.stop)
+        return self.order.entities(torch.arange(self.first + rows.start, self.first + rows.stop))
 
     @property
     def ids(self) -> Tensor:
         """The entity of each row of this process."""
-        return self.order.entities(torch.arange(self.first, self.first + self.size))
+        return self.entities(slice(0, self.size))
 
     # -- collectives ----------------------------------------------------------
 
@@ -71,6 +111,12 @@ class Shard:
             dist.all_reduce(values, dist.ReduceOp.SUM if reduction == "sum" else dist.ReduceOp.MAX)
         return values
 
+    def share(self, values: Tensor) -> Tensor:
+        """Replace values by those of the first process."""
+        if self.num_processes > 1:
+            dist.broadcast(values, src=0)
+        return values
+
     def sum_of_all(self, values: Tensor) -> Tensor:
         """The sum over all processes, whose gradient every process has."""
         if self.num_processes == 1:
@@ -81,13 +127,14 @@ class Shard:
     def sum_some_rows(self, gradient: Tensor) -> Tensor:
         """Replace a gradient `(rows, …)` by the sum of all processes.
 
-        If few rows are not zero, only these are sent.
+        If few rows are not zero, only these are sent. Processes agree on them by a byte for each
+        row.
         """
         if gradient.dim() < 2 or gradient.nbytes < self.least_bytes or self.num_processes == 1:
             return self.all_reduce(gradient)
         touched = self.all_reduce(gradient.flatten(1).any(1).byte(), "max")
         rows = touched.nonzero().squeeze(-1)
-        if not sums_some_rows(len(gradient), len(rows), gradient[0].nbytes):
+        if len(gradient) + len(rows) * gradient[0].nbytes >= gradient.nbytes:
             return self.all_reduce(gradient)
         return gradient.index_copy_(0, rows, self.all_reduce(gradient[rows]))
 
@@ -100,14 +147,25 @@ class Shard:
         num_bytes = ids.numel() * table.shape[1] * table.element_size()
         if self.num_processes > 1 and num_bytes >= self.least_bytes:
             sources = RowSources.of(self, ids.flatten())
-            if sends_rows(ids.numel(), max(sources.counts), self.num_processes):
+            if self.sends_rows(ids.numel(), max(sources.counts)):
                 own = read(table, self.positions(ids.flatten()[sources.own]))
                 received: Tensor = _ReceivedRows.apply(own, sources, self)  # type: ignore[no-untyped-call]
                 return received.view(*ids.shape, table.shape[1])
         return self.sum_of_all(self.own_rows(table, ids, read))
 
+    def sends_rows(self, num_rows: int, most_rows: int) -> bool:
+        """Whether rows are sent by their owners, rather than added up with the zeros of all others.
+
+        The process with the most of the rows has `most_rows` of them, and the others wait for it.
+        """
+        sent_by_owner = (self.num_processes - 1) * most_rows
+        sent_by_all_reduce = 2 * (self.num_processes - 1) / self.num_processes * num_rows
+        return sent_by_owner < sent_by_all_reduce
+
     def own_rows(self, table: Tensor, ids: Tensor, read: ReadRows) -> Tensor:
         """Rows of entities that are owned here, and zeros for others, `(batch, width)`."""
+        if self.is_whole:
+            return read(table, ids)
         if not len(table):
             # Zeros with a gradient, as other processes have them.
             return table.new_zeros(len(ids), table.shape[1]) + table.sum()
@@ -123,6 +181,10 @@ class Shard:
 
         It has one more term for each of the `positives`, which every process has.
         """
+        if self.is_whole:
+            if positives is not None:
+                scores = torch.cat([positives[:, None], scores], 1)
+            return scores.logsumexp(-1)
         if scores.shape[1]:
             largest = scores.detach().amax(1)
         else:
@@ -137,7 +199,9 @@ class Shard:
 
     def add_rows(self, total: Tensor, ids: Tensor, rows: Tensor) -> None:
         """Add rows to those entities of a table that are owned here."""
-        if len(total):
+        if self.is_whole:
+            total.index_add_(0, ids, rows)
+        elif len(total):
             positions = self.positions(ids)
             total.index_add_(0, positions.clamp(min=0), rows * (positions >= 0).unsqueeze(-1))
 

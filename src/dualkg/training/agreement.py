@@ -15,7 +15,7 @@ import torch
 from dualkg.data.graph import Graph
 from dualkg.errors import PYTHON, RequestError, Words
 from dualkg.files import Token, written_token
-from dualkg.tables import Processes
+from dualkg.tables.processes import Processes
 from dualkg.training.environment import installed_version
 from dualkg.training.recipe import Recipe
 
@@ -149,7 +149,7 @@ def training_facts(recipe: Recipe, graph: Graph, device: torch.device) -> Facts:
     """What processes have to agree on before a training: versions, device, recipe and graph.
 
     Every setting of the recipe is a fact of its own, in a canonical form. The checksum of a graph
-    depends on the order of its triples, as batches do. Those of a graph on disk have another order.
+    depends on the order of its triples, as batches do.
     """
     facts = {
         "the version of dualkg": str(installed_version("dualkg")),
@@ -161,7 +161,6 @@ def training_facts(recipe: Recipe, graph: Graph, device: torch.device) -> Facts:
     for name, count in graph.counts.items():
         what = name if name in ("entities", "relations") else f"{name} triples"
         facts[f"the number of {what}"] = f"{count:,}"
-    facts["whether triples are in memory or on disk"] = "disk" if graph.is_mapped else "memory"
     facts[CHECKSUM] = graph.fingerprint or graph.with_fingerprint().fingerprint
     return facts
 

@@ -574,7 +574,7 @@ def _train_and_evaluate(trainer: Trainer, folder: Path | None) -> TrainedRun:
         "ranking_seconds": round(ranking_seconds, 3),
         "peak_mib": round(peak, 3),
     }
-    model.tables.released(model)
+    model.tables.release(model)
     return TrainedRun(model, graph, trainer.recipe, history, reports, folder, costs=costs)
 
 
@@ -588,9 +588,9 @@ def evaluate_held_out(
 ) -> dict[str, Report]:
     """Reports on valid and test, with one filter; with `queries`, on a sample of each.
 
-    A graph on disk has a filter for the queries of each split instead.
+    A large graph has a filter for the queries of each split instead.
     """
-    known = None if graph.is_mapped else KnownAnswers.of(graph)
+    known = None if graph.is_large else KnownAnswers.of(graph)
     reports: dict[str, Report] = {}
     for split in HELD_OUT:
         reports[split] = evaluate(

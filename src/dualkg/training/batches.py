@@ -9,14 +9,13 @@ from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph
-from dualkg.data.spill import slices, spilled
-from dualkg.data.triples import Triples
+from dualkg.data.triples import Triples, slices
 from dualkg.kernels.hashing import STEP, splitmix64
 from dualkg.losses.queries import starts_query
 
 MAX_GROUP = 16  # answers of a query that stand together; more would leave a batch with few queries
 ROUNDS = 6  # of the Feistel network; each replaces half of the bits
-EXAMPLES_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 22}  # read from a graph larger than memory
+EXAMPLES_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 22}  # of a large graph
 
 
 def shuffled(size: int, *, seed: int, epoch: int, device: torch.device) -> Tensor:
@@ -50,11 +49,11 @@ def in_keyed_order(positions: Tensor, size: int, *, seed: int, epoch: int) -> Te
     return integers
 
 
-class MappedExamples:
-    """The training examples of a graph on disk: its triples, and computed reciprocals.
+class ComputedExamples:
+    """The training examples of a large graph: its triples, and computed reciprocals.
 
-    On a CPU the triples stay in their memory-mapped file; on a GPU they are copied, with 12 bytes
-    each. `examples[indices]` is a batch.
+    On a CPU the triples are those of the graph; on a GPU they are copied, with 12 bytes each.
+    `examples[indices]` is a batch.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class MappedExamples:
         self.device = torch.device(device)
         self.num_relations = num_relations
         self.reciprocal = reciprocal
-        self._file = triples
+        self._triples = triples
         self._copy = None
         if self.device.type != "cpu":
             self._copy = torch.empty(triples.shape, dtype=torch.int32, device=self.device)
@@ -76,23 +75,23 @@ class MappedExamples:
                 self._copy[part] = torch.from_numpy(np.array(triples[part]))
 
     def __len__(self) -> int:
-        return len(self._file) * (2 if self.reciprocal else 1)
+        return len(self._triples) * (2 if self.reciprocal else 1)
 
     def __getitem__(self, indices: Tensor) -> Tensor:
         """The examples with these numbers, `(batch, 3)`.
 
         Those from the number of triples on are reciprocals.
         """
-        rows = indices % len(self._file)
+        rows = indices % len(self._triples)
         if self._copy is None:
-            triples = torch.from_numpy(self._file[rows.numpy()]).long()
+            triples = torch.from_numpy(self._triples[rows.numpy()]).long()
         else:
             triples = self._copy[rows].long()
         if not self.reciprocal:
             return triples
         heads, relations, tails = triples.unbind(1)
         reciprocals = torch.stack([tails, relations + self.num_relations, heads], dim=1)
-        is_reciprocal = (indices >= len(self._file))[:, None]
+        is_reciprocal = (indices >= len(self._triples))[:, None]
         return torch.where(is_reciprocal, reciprocals, triples)
 
     def batches(self, batch_size: int, *, seed: int, epoch: int) -> Iterator[Tensor]:
@@ -138,20 +137,12 @@ def one_of_each_query(triples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return triples[np.sort(first)]
 
 
-def queries_on_disk(graph: Graph) -> Triples:
-    """One triple of every head and relation of a graph on disk and of its reciprocals.
-
-    The triples are on disk too.
-    """
+def queries_of_both_directions(graph: Graph) -> Triples:
+    """One triple of every head and relation of train and of its reciprocals."""
     known = KnownAnswers.of(graph, ["train"])
-    num_relations = graph.shape.num_relations
-
-    def parts() -> Iterator[Triples]:
-        for part in slices(len(known.queries)):
-            heads, relations = np.divmod(known.queries[part], 2 * num_relations)
-            yield np.stack([heads, relations, known.answers[known.offsets[part]]], axis=1)
-
-    return spilled(parts(), np.int32).reshape(-1, 3)
+    heads, relations = np.divmod(known.queries, 2 * graph.shape.num_relations)
+    columns = [heads, relations, known.answers[known.offsets[:-1]]]
+    return np.stack([column.astype(np.int32) for column in columns], axis=1)
 
 
 def most_queries(triples: Tensor, batch_size: int) -> int:

@@ -108,9 +108,9 @@ def _num_ranked(num_triples: int, num_queries: int | None) -> int:
 def count_query_groups(graph: Graph) -> int:
     """Groups of at most `MAX_GROUP` answers of one query, in both directions.
 
-    For a graph on disk, which is not grouped, every answer counts as a group.
+    For a large graph, which is not grouped, every answer counts as a group.
     """
-    if graph.is_mapped:
+    if graph.is_large:
         return 2 * len(graph.train)
     num_groups = 0
     train = np.asarray(graph.train, dtype=np.int64)

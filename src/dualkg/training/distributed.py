@@ -43,8 +43,8 @@ from dualkg.files import (
     sync,
 )
 from dualkg.models.base import Model
-from dualkg.tables import Processes, Shard, ShardedTables
 from dualkg.tables.barrier import Barrier, Pace
+from dualkg.tables.base import DeviceTables
 from dualkg.tables.checkpoints import CheckpointFolder
 from dualkg.tables.files import (
     checkpoint_failures,
@@ -56,6 +56,8 @@ from dualkg.tables.files import (
 )
 from dualkg.tables.heartbeat import Heartbeat
 from dualkg.tables.lookup import TABLE_NAMES
+from dualkg.tables.processes import Processes
+from dualkg.tables.shard import Shard
 from dualkg.training.agreement import check_agreement, check_shared, training_facts
 from dualkg.training.api import choose_device, finish
 from dualkg.training.callbacks import Callback, Callbacks, find_callbacks, saved_trackers
@@ -391,7 +393,7 @@ def build_trainer(
     A path network has no rows: its processes share the queries of a batch.
     """
     shard = group_shard(group, graph)
-    tables = ShardedTables(
+    tables = DeviceTables(
         shard, device=group.device, initialize=initialize, capturable=group.capturable
     )
     built = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
@@ -406,7 +408,7 @@ def build_trainer(
 def expectation(trainer: Trainer) -> str:
     """What each process does of a training, as a sentence."""
     tables = trainer.model.tables
-    num_rows = -(-tables.num_entities // tables.num_holders)
+    num_rows = -(-tables.num_entities // tables.shard.num_processes)
     part = f"has {num_rows:,} of {tables.num_entities:,} entities"
     if trainer.model.reads_graph:
         batch_size = trainer.num_own_examples(len(trainer.examples))
@@ -541,9 +543,7 @@ def load_in_processes(
     identity = folder.identity()
     check_agreement(group, {"the run": identity, "the device": group.device.type})
     shard = group_shard(group, graph)
-    tables = ShardedTables(
-        shard, device=group.device, initialize=False, capturable=group.capturable
-    )
+    tables = DeviceTables(shard, device=group.device, initialize=False, capturable=group.capturable)
     built = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
     built.read_graph(graph)
     if built.reads_graph:

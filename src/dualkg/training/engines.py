@@ -56,7 +56,7 @@ class Engine:
     step: StepName
     precision: Precision
     device: torch.device
-    place: str = ""  # where the entity tables are, if not on the device
+    on_host: bool = False  # whether the entity tables are in host memory
 
     @property
     def fast(self) -> bool:
@@ -79,8 +79,10 @@ class Engine:
         else:
             threads = torch.get_num_threads()
             device = "1 CPU thread" if threads == 1 else f"{threads} CPU threads"
-        words = [STEP_WORDS[self.step], PRECISION_WORDS[self.precision], device, self.place]
-        return ", ".join(word for word in words if word)
+        words = [STEP_WORDS[self.step], PRECISION_WORDS[self.precision], device]
+        if self.on_host:
+            words.append("entity tables in host memory")
+        return ", ".join(words)
 
 
 class EngineUnavailable(RequestError):
@@ -314,10 +316,12 @@ def choose_engine(
     not_bf16 = obstacle(BF16, job) if is_fast else None
     if is_fast and not not_bf16 and precision in ("auto", "bf16"):
         step: StepName = "kernels" if job.on_gpu else "fused"
-        return Engine(step, "bf16", model.device, model.tables.place)
+        return Engine(step, "bf16", model.device, on_host=model.tables.on_host)
     _check_available(requested, precision, not_fast, not_bf16)
     exact: Precision = "tf32" if precision == "tf32" and job.on_gpu else "float32"
-    return Engine(_exact_step(job, recipe, not_fast), exact, model.device, model.tables.place)
+    return Engine(
+        _exact_step(job, recipe, not_fast), exact, model.device, on_host=model.tables.on_host
+    )
 
 
 def _path_engine(job: Job, requested: str, precision: str) -> Engine:
@@ -353,12 +357,12 @@ def _check_available(
 
 def _exact_step(job: Job, recipe: Recipe, not_fast: str | None) -> StepName:
     """The step in float32 or TensorFloat-32."""
-    copies_rows = job.model.tables.copies_rows
+    on_host = job.model.tables.on_host
     if recipe.training.engine == "reference":
-        return "sparse" if copies_rows else "autograd"
+        return "sparse" if on_host else "autograd"
     if not not_fast:
         return "sampled" if samples_rows(job) else "fused"
     if can_capture(job):
         return "captured"
-    is_sparse = copies_rows or reads_few_rows(job, recipe.training.batch_size)
+    is_sparse = on_host or reads_few_rows(job, recipe.training.batch_size)
     return "sparse" if is_sparse else "autograd"

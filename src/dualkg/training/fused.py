@@ -16,14 +16,15 @@ from dualkg.models.base import Factors, Model, overridden
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum, Regularizer, is_power_sum
 from dualkg.tables.gradients import (
-    GradientTables,
+    DenseGradients,
     LossAndGradient,
+    Negatives,
+    SparseGradients,
     Workspace,
     softmax_gradient_,
 )
-from dualkg.tables.local import cross_entropy
 from dualkg.tables.lookup import Side
-from dualkg.tables.row_gradients import Negatives, RowGradientTables
+from dualkg.tables.scores import cross_entropy
 from dualkg.training.updates import AnyOptimizer, OnePassAdagrad, step_rows, sum_rows
 
 # A class that overrides only these methods is still trained by the kernels of its parent's maps.
@@ -70,7 +71,7 @@ class _Call(nn.Module):
 class FusedStep(ABC):
     """The step of `ReferenceStep` in less time and memory."""
 
-    tables: GradientTables | RowGradientTables
+    tables: DenseGradients | SparseGradients
 
     def __init__(
         self,
@@ -192,7 +193,7 @@ class FusedStep(ABC):
             upstream = [*upstream, torch.ones_like(total)]
         torch.autograd.backward(outputs, upstream)
         self._add_rows(f, f.head.grad, f.tail.grad)
-        if isinstance(self.tables, GradientTables):
+        if isinstance(self.tables, DenseGradients):
             self.tables.add_from_autograd()
         return objective
 
@@ -298,7 +299,7 @@ class FusedStep(ABC):
 class OneVsAllFusedStep(FusedStep):
     """The fused step of `OneVsAll`; with `bf16`, products are of bfloat16 copies of the tables."""
 
-    tables: GradientTables
+    tables: DenseGradients
 
     def __init__(
         self,
@@ -311,7 +312,7 @@ class OneVsAllFusedStep(FusedStep):
     ) -> None:
         super().__init__(model, regularizer, optimizer, relation_weight=loss.relation_weight)
         self.loss = loss
-        self.tables = model.tables.gradient_tables(self.parameters, squared=self.squared, bf16=bf16)
+        self.tables = DenseGradients(model.tables, self.parameters, squared=self.squared, bf16=bf16)
         if isinstance(optimizer, OnePassAdagrad):
             copies = self.tables.copies
             optimizer.copies = {self.parameters[side]: copy for side, copy in copies.items()}
@@ -369,7 +370,7 @@ class SampledFusedStep(FusedStep):
     triples is scored once.
     """
 
-    tables: RowGradientTables
+    tables: SparseGradients
 
     def __init__(
         self,
@@ -380,7 +381,7 @@ class SampledFusedStep(FusedStep):
     ) -> None:
         super().__init__(model, regularizer, optimizer, relation_weight=loss.relation_weight)
         self.loss = loss
-        self.tables = model.tables.row_gradient_tables(self.parameters)
+        self.tables = SparseGradients(model.tables, self.parameters)
         self._scores = Workspace()
 
     def _update(self) -> None:
@@ -433,7 +434,7 @@ class SampledFusedStep(FusedStep):
         to_answers = to_positives * mapped
         to_candidates = scores.T @ queries
         upstream = to_positives * vectors
-        to_queries = self.tables.sum(scores @ candidates)
+        to_queries = self.tables.shard.all_reduce(scores @ candidates)
         if groups is None:
             upstream += to_queries
         else:

@@ -20,7 +20,14 @@ from dualkg.models.base import Factors
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum
-from dualkg.tables.bf16 import BatchRows, Bf16Table, ScoredQueries, padded_shape
+from dualkg.tables.gpu import (
+    BatchRows,
+    Bf16Table,
+    Bf16Tables,
+    SampledTables,
+    ScoredQueries,
+    padded_shape,
+)
 from dualkg.tables.gradients import Workspace
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.fused import stream
@@ -403,11 +410,11 @@ class OneVsAllBf16Step(Bf16Step):
     def _make_tables(self) -> None:
         parameters = dict(zip(TABLE_NAMES, self.model.entity_tables, strict=False))
         predicted = {id(self._entity_table(column)) for _, column in self.sides}
-        self.tables = self.model.tables.bf16_tables(
+        self.tables = Bf16Tables(
+            self.model.tables.shard,
             parameters,
             sums={name: self.optimizer.state[table]["sum"] for name, table in parameters.items()},
             scored={name for name, table in parameters.items() if id(table) in predicted},
-            num_entities=self.model.shape.num_entities,
         )
 
     def source(self, column: int) -> Bf16Table:
@@ -527,7 +534,7 @@ class SampledBf16Step(Bf16Step):
         super().__init__(model, regularizer, optimizer)
 
     def _make_tables(self) -> None:
-        self.tables = self.model.tables.sampled_tables()
+        self.tables = SampledTables(self.model.tables)
         self.batch_rows = BatchRows(self.width, self.model.device)
         # The most negatives of a batch that this process scores.
         self.most_negatives = self.loss.loss.most_negatives(
@@ -544,7 +551,7 @@ class SampledBf16Step(Bf16Step):
         fetched = self.batch_rows.of(len(batch))
         for column, rows in zip((HEAD, TAIL), fetched, strict=True):
             self.tables.fetch(self._entity_table(column).detach(), batch[:, column], rows)
-        self.tables.complete(fetched)
+        self.tables.shard.all_reduce(fetched)
         return self.batch_rows.numbered(batch)
 
     def _score(
@@ -610,7 +617,7 @@ class SampledBf16Step(Bf16Step):
         with torch.cuda.stream(self.side_stream):
             torch.mm(scores.T, mapped, out=products)
         upstream = torch.mm(scores, vectors, out_dtype=torch.float32)
-        self.tables.complete(upstream)
+        self.tables.shard.all_reduce(upstream)
         upstream[:, :width].addcmul_(to_answers[:, None], of_answers)
         fetched.rows[first : first + size].addcmul_(to_answers[:, None], mapped_rows)
         return upstream

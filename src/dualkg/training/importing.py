@@ -21,7 +21,7 @@ from dualkg.models import MODELS
 from dualkg.models.base import EmbeddingModel
 from dualkg.models.diagonal import SimplE
 from dualkg.models.distance import AngleModel, RotatE
-from dualkg.tables import LocalTables
+from dualkg.tables.base import local_tables
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.checkpoint import load_weights
 from dualkg.training.classes import find_class
@@ -119,7 +119,7 @@ def from_arrays(
     dim = (tables["entities"].shape[1] - kind.num_biases) // kind.numbers_per_coordinate
     reciprocal = num_rows == 2 * num_relations
     config = ModelConfig(name=model, dim=dim, reciprocal=reciprocal, options=dict(options or {}))
-    zeros = LocalTables(len(graph.entities), initialize=False)
+    zeros = local_tables(len(graph.entities), initialize=False)
     built = config.build(graph.shape, seed=0, tables=zeros)
     load_weights(built, tables, source="The set of arrays")
     return TrainedRun(built.eval(), graph, Recipe(data=Data(graph=graph.name), model=config))

@@ -7,7 +7,8 @@ import torch
 from dualkg.data.graph import GraphShape
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
-from dualkg.tables import EntityTables, HostTables, LocalTables
+from dualkg.tables.base import EntityTables, local_tables
+from dualkg.tables.host import HostTables
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.engines import EngineUnavailable, Job, Requirement, obstacle
 from dualkg.training.memory import RANKING_BYTES, available_memory
@@ -68,7 +69,7 @@ def choose_tables(
     requested = recipe.training.entity_tables
     on_gpu = device.type == "cuda"
     # Made on a GPU, block by block: the memory of the host may be smaller than they are.
-    local = LocalTables(shape.num_entities, device=device if on_gpu else None)
+    local = local_tables(shape.num_entities, device=device if on_gpu else None)
     if requested == "device" or (requested == "auto" and not on_gpu):
         return local
     small = recipe.model.build(SMALL, seed=0)
@@ -106,7 +107,7 @@ def check_placement(
     recipe: Recipe, model: Model, regularizer: Regularizer, *, has_rejected: bool = False
 ) -> None:
     """Refuse tables in host memory that this training cannot have."""
-    if not model.tables.copies_rows:
+    if not model.tables.on_host:
         if recipe.training.entity_tables == "host":
             reason = "are for one process, and each of several has a part of the tables"
             raise EngineUnavailable(WHAT, reason, {"training.entity_tables": "device"})

@@ -34,7 +34,7 @@ from dualkg.models import MODELS, Dual
 from dualkg.models.base import Model
 from dualkg.regularizers import REGULARIZERS, Regularizer
 from dualkg.settings import Settings
-from dualkg.tables import EntityTables, LocalTables
+from dualkg.tables.base import EntityTables, local_tables
 from dualkg.training.classes import find_class, known_name, name_of
 from dualkg.training.optimizers import OPTIMIZERS, Adagrad, Optimizer
 
@@ -235,7 +235,7 @@ class ModelConfig(Section):
         kind = find_class(self.name, MODELS, Model)
         keywords = self.model_dump(include={"dim", "reciprocal", "init_scale"}, exclude_none=True)
         try:
-            tables = tables or LocalTables(shape.num_entities)
+            tables = tables or local_tables(shape.num_entities)
             keywords |= self.options
             model: Model = kind.with_tables(tables, shape, seed=seed, **keywords)
         except TypeError as error:

@@ -26,7 +26,7 @@ from dualkg.errors import (
 from dualkg.evaluation.ranking import Ranks
 from dualkg.evaluation.report import Report, build_report, evaluate, load_ranks, save_ranks
 from dualkg.models.base import Model
-from dualkg.tables import LocalTables
+from dualkg.tables.base import local_tables
 from dualkg.training import checkpoint
 from dualkg.training.environment import environment
 from dualkg.training.errors import (
@@ -641,7 +641,7 @@ def load_single_run(path: str | Path, *, trust_code: bool = False) -> TrainedRun
     folder.check_files()
     recipe = load_recipe(folder.recipe, trust_code=trust_code)
     graph = folder.load_graph()
-    tables = LocalTables(len(graph.entities), initialize=False)
+    tables = local_tables(len(graph.entities), initialize=False)
     model = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
     model.read_graph(graph)
     folder.load_weights(model, graph)

@@ -36,15 +36,14 @@ from dualkg.logs import describe_time_left, logger
 from dualkg.losses.rejected import WithRejected
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.regularizers import Regularizer
-from dualkg.tables import Processes
-from dualkg.tables.processes import one_process
+from dualkg.tables.processes import Processes, one_process
 from dualkg.training import batches, checkpoint
 from dualkg.training.batches import (
+    ComputedExamples,
     GroupedByQuery,
-    MappedExamples,
     most_queries,
     one_of_each_query,
-    queries_on_disk,
+    queries_of_both_directions,
 )
 from dualkg.training.callbacks import Callback, StopTraining
 from dualkg.training.checkpoint import (
@@ -221,7 +220,7 @@ class Trainer:
         size = min(self.recipe.training.batch_size, num_examples)
         return math.ceil(size / self.group.count) if self.model.tables.has_all_entities else size
 
-    def _examples(self) -> Tensor | MappedExamples:
+    def _examples(self) -> Tensor | ComputedExamples:
         triples = self.graph.train
         if not len(triples):
             raise EmptySplit(self.graph.name, "train")
@@ -229,11 +228,11 @@ class Trainer:
             raise EmptySplit(self.graph.name, "valid")
         num_relations = self.graph.shape.num_relations
         reciprocal = self.model.reciprocal
-        if self.graph.is_mapped and self.recipe.training.order == "triples":
+        if self.graph.is_large and self.recipe.training.order == "triples":
             if self.recipe.loss.examples == "queries":
-                triples = queries_on_disk(self.graph)
+                triples = queries_of_both_directions(self.graph)
                 reciprocal = False
-            return MappedExamples(
+            return ComputedExamples(
                 triples, num_relations, reciprocal=reciprocal, device=self.model.device
             )
         if reciprocal:
@@ -252,7 +251,7 @@ class Trainer:
         device = self.examples.device
         size = self.recipe.training.batch_size
         seed = self.recipe.training.seed
-        if isinstance(self.examples, MappedExamples):
+        if isinstance(self.examples, ComputedExamples):
             yield from self.examples.batches(size, seed=seed, epoch=epoch)
             return
         if self.grouped_by_query is None:

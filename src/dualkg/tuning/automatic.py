@@ -1,8 +1,8 @@
 """Automatic tuning: `fit`, `dualkg train DATA`, from triples to an evaluated model with tuned
 hyperparameters.
 
-A coordinate search with short trainings finds good hyperparameters, one after the other. The best
-of these trials are trained longer, and the best of those is chosen (successive halving). If there
+A coordinate search with short trials finds good hyperparameters, one after the other. The best of
+these trials are trained longer, and the best of those is chosen (successive halving). If there
 is time, the best are trained with other seeds too. Trials are compared by the MRR on the validation
 split. The test split is not used, not even as a filter.
 """
@@ -14,7 +14,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,7 @@ import numpy as np
 import torch
 
 from dualkg.data.graph import Graph
-from dualkg.errors import (
-    PYTHON,
-    DamagedFile,
-    DualkgError,
-    InvalidValue,
-    RequestError,
-    Sentence,
-    Words,
-)
+from dualkg.errors import DamagedFile, DualkgError, InvalidValue, RequestError
 from dualkg.extras import check_trusted
 from dualkg.files import read_json, write_text
 from dualkg.logs import ProgressLog, describe_time_left
@@ -39,7 +31,7 @@ from dualkg.training.errors import InterruptedRunError
 from dualkg.training.recipe import Recipe, named_classes, recipe_from
 from dualkg.training.trainer import OnProgress, ProgressEvent
 from dualkg.tuning.plan import LONG, SHORT, SearchPlan
-from dualkg.tuning.starts import (
+from dualkg.tuning.starting_recipe import (
     EPOCHS,
     Dimensions,
     Params,
@@ -51,11 +43,12 @@ from dualkg.tuning.starts import (
     other_start,
     values_around,
 )
-from dualkg.tuning.starts import (
+from dualkg.tuning.starting_recipe import (
     starting_recipe as starting_recipe,
 )
 from dualkg.tuning.trials import (
     STOPPED_HALF_WAY,
+    AutomaticTrial,
     RunTrial,
     TrialOutcome,
     TrialPlan,
@@ -63,17 +56,22 @@ from dualkg.tuning.trials import (
     trial_graph,
 )
 
-SHARE_OF_FIRST_RUNG = 0.55  # of the budget
-MAX_PROMOTED = 4
-MIN_PROMOTED_OF_SMALL = 3
-NUM_REPEATED = 3  # how many of the best are trained with other seeds
-NUM_SEEDS = 3
+SHARE_OF_FIRST_RUNG = 0.55  # of the budget; the rest is for long trials, which decide
+MAX_PROMOTED = 4  # the best with each of three relation weights, and one more by rank
+MIN_PROMOTED_OF_SMALL = 3  # as many as are trained with other seeds
+NUM_REPEATED = 3  # of the best are trained with other seeds
+NUM_SEEDS = 3  # of each of them: MRRs of one seed vary by chance on small graphs
 MIN_MEASURED_SHARE = 0.02  # of the budget, before the time left is told
-HOPELESS = 0.8  # a trial stops half-way below this fraction of the best trial's MRR at that time
+# A trial stops half-way below this fraction of the MRR that the best trial had at that time. This
+# saves half of its work, and a trial that is only a little slower at first goes on.
+HOPELESS = 0.8
 NUM_VALIDATIONS = 10  # of the final training
 # A path network answers queries more slowly, so it is chosen only if its MRR is larger by this
 # factor than that of the best embeddings.
 MIN_NETWORK_GAIN = 1.02
+# The steps between values of λ in the first round of the search and in later rounds: a half and a
+# quarter of √10 on a logarithmic scale.
+FINER_STEPS = (1.78, 1.33)
 
 SEED = "training.seed"
 LOSS = "loss.name"
@@ -88,60 +86,6 @@ MARGIN = "loss.margin"
 POLISHED = (WEIGHT, EPOCHS, LEARNING_RATE)
 
 OnTuning = Callable[["AutomaticProgress"], None]
-
-
-class TuningInterrupted(InterruptedRunError):
-    """Automatic tuning was stopped by its user.
-
-    If its trials are saved, `run_folder` is resumed; a search for several seeds has none, and is
-    resumed by repeating it.
-    """
-
-    def __init__(self, num_trials: int, *, is_saved: bool, run_folder: Path | None = None) -> None:
-        super().__init__()
-        self.num_trials = num_trials
-        self.is_saved = is_saved
-        self.run_folder = run_folder
-
-    def message(self, words: Words = PYTHON) -> str:
-        saved = ", which are saved" if self.is_saved else ""
-        sentence = f"Stopped while tuning, after {self.num_trials} trials{saved}."
-        if self.run_folder is not None:
-            return f"{sentence} Resume with: {words.call('resume', self.run_folder)}"
-        return f"{sentence} Repeat it to resume." if self.is_saved else sentence
-
-
-class NothingTrains(DualkgError):
-    """No trial of automatic tuning had a result."""
-
-    def __init__(self, graph: str, reason: str) -> None:
-        super().__init__()
-        self.graph = graph
-        self.reason = reason
-
-    def message(self, words: Words = PYTHON) -> str:
-        return f"Tuning found no hyperparameters that train on {self.graph}: {self.reason}"
-
-
-@dataclass(frozen=True)
-class AutomaticTrial:
-    """A training with some hyperparameters, and its MRR on the validation split.
-
-    `mrr` is measured at the end, and `half_way` after half of the epochs.
-    """
-
-    params: Params
-    rung: int
-    epochs: int
-    mrr: float | None
-    half_way: float | None
-    seconds: float
-    seconds_per_epoch: float
-    error: str = ""
-    work: float = 0.0
-
-    def is_better_than(self, best: AutomaticTrial) -> bool:
-        return self.mrr is not None and (best.mrr is None or self.mrr > best.mrr)
 
 
 @dataclass(frozen=True)
@@ -167,7 +111,6 @@ class AutomaticProgress:
         return describe_time_left(self.seconds_left, prefix="at most")
 
 
-@dataclass
 class AutomaticTuner:
     """Searches for the hyperparameters of one training and saves its trials at `path`.
 
@@ -183,46 +126,56 @@ class AutomaticTuner:
     also ends when this time is up, even within a trial; `clock` tells the time.
     """
 
-    start: Recipe
-    graph: Graph
-    _: KW_ONLY
-    device: torch.device
-    fixed: tuple[str, ...] = ()
-    seconds: float | None = None
-    saved: Collection[AutomaticTrial] = ()
-    path: Path | None = None
-    run_folder: Path | None = None
-    on_progress: OnTuning | None = None
-    run_trial: RunTrial | None = None
-    plan: SearchPlan | None = None
-    work: WorkEstimate | None = None
-    clock: Callable[[], float] = time.monotonic
-
-    def __post_init__(self) -> None:
-        self.is_small = is_small(self.graph)
-        if self.work is None:
-            self.work = WorkEstimate.of(self.graph, self.device)
-        if self.plan is None:
-            self.plan = SearchPlan.of(
-                self.start, self.graph, self.work, fixed=self.fixed, seconds=self.seconds
-            )
-        self._work_of_epoch: dict[str, float] = {}
-        self.started = self.clock()
+    def __init__(
+        self,
+        start: Recipe,
+        graph: Graph,
+        *,
+        device: torch.device,
+        fixed: Collection[str] = (),
+        seconds: float | None = None,
+        saved: Collection[AutomaticTrial] = (),
+        path: Path | None = None,
+        run_folder: Path | None = None,
+        on_progress: OnTuning | None = None,
+        run_trial: RunTrial | None = None,
+        plan: SearchPlan | None = None,
+        work: WorkEstimate | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.start = start
+        self.graph = graph
+        self.device = device
+        self.fixed = tuple(fixed)
+        self.seconds = seconds
+        self.saved = saved
+        self.path = path
+        self.run_folder = run_folder
+        self.on_progress = on_progress
+        self.clock = clock
+        self.is_small = is_small(graph)
+        self.work = work or WorkEstimate.of(graph, device)
+        self.plan = plan or SearchPlan.of(
+            start, graph, self.work, fixed=self.fixed, seconds=seconds
+        )
+        self.other = other_start(start, graph, device, self.fixed)
+        self.network = network_start(start, graph, device, self.fixed)
+        self.dimensions = self._dimensions(start)
+        self.run_trial = run_trial or TrialTrainer(
+            trial_graph(
+                graph,
+                seed=start.training.seed,
+                num_validation_triples=self.plan.num_validation_triples,
+            ),
+            device,
+        )
+        self.trials: list[AutomaticTrial] = []
+        self.tuned: list[str] = []  # the hyperparameters that were varied
+        self.started = clock()
         self.deadline = math.inf
         self.time_is_up = False
-        self.tuned: list[str] = []  # the hyperparameters that were varied
-        self.other = other_start(self.start, self.graph, self.device, self.fixed)
-        self.network = network_start(self.start, self.graph, self.device, self.fixed)
-        self.dimensions = self._dimensions(self.start)
-        self.trials: list[AutomaticTrial] = []
-        self.log = ProgressLog(f"Tuning {self.start.model.name} on {self.graph.name}")
-        if self.run_trial is None:
-            graph = trial_graph(
-                self.graph,
-                seed=self.start.training.seed,
-                num_validation_triples=self.plan.num_validation_triples,
-            )
-            self.run_trial = TrialTrainer(graph, self.device)
+        self.log = ProgressLog(f"Tuning {start.model.name} on {graph.name}")
+        self._work_of_epoch: dict[str, float] = {}
 
     # -- saving ---
 
@@ -237,17 +190,17 @@ class AutomaticTuner:
                 recipe_from(saved["start"], source=str(path)),
                 graph,
                 device=device,
-                fixed=tuple(saved["fixed"]),
+                fixed=saved["fixed"],
                 seconds=saved["seconds"],
-                plan=SearchPlan.of_saved(saved.get("plan")),
+                plan=SearchPlan.of_saved(saved["plan"]),
                 saved=trials,
                 path=path,
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise DamagedFile(
                 path,
                 f"{type(error).__name__} {error}",
-                advice=Sentence("Train again with {overwrite}.", {"overwrite": True}),
+                advice="Train again with `overwrite=True`.",
             ) from None
 
     def save(self, path: Path | None = None, *, summary: str = "") -> None:
@@ -259,7 +212,7 @@ class AutomaticTuner:
             "start": self.start.model_dump(exclude_none=True),
             "fixed": self.fixed,
             "seconds": self.seconds,
-            "plan": asdict(self.plan) if self.plan else None,
+            "plan": asdict(self.plan),
             "trials": [asdict(trial) for trial in self.trials],
             "summary": summary,
         }
@@ -278,21 +231,21 @@ class AutomaticTuner:
         except _TimeIsUp:
             self.time_is_up = True
         except InterruptedRunError:
-            is_saved = bool(self.path and self.trials)
-            raise TuningInterrupted(
-                len(self.trials), is_saved=is_saved, run_folder=self.run_folder
-            ) from None
+            raise InterruptedRunError(self._interruption()) from None
         recipe = self.chosen_recipe()
         self.save(summary=self.summary())
         return recipe
 
-    def _search(self) -> None:
-        self._search_embeddings()
-        # It is compared with embeddings that were trained as long.
-        if self._ranked(rung=LONG) and self.affords_network():
-            self._try(NETWORK, rung=LONG)
+    def _interruption(self) -> str:
+        is_saved = bool(self.path and self.trials)
+        saved = ", which are saved" if is_saved else ""
+        stopped = f"Stopped while tuning, after {len(self.trials)} trials{saved}."
+        if self.run_folder is not None:
+            return f"{stopped} Resume with: dualkg resume {self.run_folder}"
+        # A search for several seeds has no run that could be resumed.
+        return f"{stopped} Repeat it to resume." if is_saved else stopped
 
-    def _search_embeddings(self) -> None:
+    def _search(self) -> None:
         self._run_short_trials()
         promoted: list[Params] = []
         for params in self._promoted():
@@ -303,20 +256,24 @@ class AutomaticTuner:
             return
         for params in promoted:
             self._try(params, rung=LONG)
-        if self._ranked(rung=LONG):
-            self._polish()
-            self._repeat()
+        if not self._ranked(rung=LONG):
+            return
+        self._polish()
+        self._repeat()
+        # It is compared with embeddings that were trained as long.
+        if self.affords_network():
+            self._try(NETWORK, rung=LONG)
 
     def _run_short_trials(self) -> None:
         """Change one hyperparameter after the other, as long as this helps and there is time."""
         best = self._best_start()
-        factor = 1.78
+        factor, finer_factor = FINER_STEPS
         while best.mrr is not None and self._has_budget([best.params], rung=SHORT):
             before = best
             for key, values in self.dimensions.items():
                 best = self._climb(best, key, values, rung=SHORT)
             best = self._refine_weight(best, factor)
-            factor = 1.33
+            factor = finer_factor
             if best is before or self.seconds is None:
                 break
 
@@ -389,7 +346,6 @@ class AutomaticTuner:
 
     def _dimensions(self, recipe: Recipe) -> Dimensions:
         """What is tuned in the search from a recipe."""
-        assert self.plan is not None
         factor = self.plan.weight_factor
         dimensions = dimensions_of(recipe, self.fixed, weight_factor=factor)
         if not self.plan.tunes_batches:
@@ -402,16 +358,14 @@ class AutomaticTuner:
         These are the best with each loss and each relation weight, which pays late, and then
         others by rank.
         """
-        assert self.plan is not None
         trials = self._ranked(rung=SHORT)
-        ranked = [trial.params for trial in trials]
         best_of_kind: dict[object, Params] = {}
         for trial in trials:
             kind = trial.params.get(LOSS), trial.params.get(RELATION_WEIGHT, 0.0)
             if (trial.mrr or 0.0) >= self.plan.promoted_share * (trials[0].mrr or 0.0):
                 best_of_kind.setdefault(kind, trial.params)
         promoted = list(best_of_kind.values())
-        promoted += [params for params in ranked if params not in promoted]
+        promoted += [trial.params for trial in trials if trial.params not in promoted]
 
         if self.is_small:
             # The rest of the time is for `_polish` and `_repeat`.
@@ -464,7 +418,6 @@ class AutomaticTuner:
 
     def most_trials(self) -> int:
         """About the most trials that the budget allows."""
-        assert self.plan is not None
         if self.plan.max_trials is not None:
             return self.plan.max_trials[LONG]
         of_short = self._work_of({}, SHORT)
@@ -485,7 +438,6 @@ class AutomaticTuner:
 
     def _has_budget(self, trials: Sequence[Params], *, rung: int) -> bool:
         """Whether some more trials are within the budget of their rung."""
-        assert self.plan is not None
         if self.plan.max_trials is not None:
             return len(self.trials) + len(trials) <= self.plan.max_trials[rung]
         spent = self.spent
@@ -500,26 +452,25 @@ class AutomaticTuner:
 
         If the user gave no time, its trial may take as much work as the search of embeddings.
         """
-        assert self.plan is not None
         if self.network is None:
             return False
-        if self.seconds is not None or self.plan.max_trials is not None:
+        if self._network_is_within_budget:
             return self._has_budget([NETWORK], rung=LONG)
         return self._work_of(NETWORK, LONG) <= self.plan.budget
 
     @property
+    def _network_is_within_budget(self) -> bool:
+        return self.seconds is not None or self.plan.max_trials is not None
+
+    @property
     def budget(self) -> float:
         """The most work of the whole search."""
-        assert self.plan is not None
-        has_own_work = self.seconds is None and self.plan.max_trials is None
-        if has_own_work and self.affords_network():
+        if not self._network_is_within_budget and self.affords_network():
             return self.plan.budget + self._work_of(NETWORK, LONG)
         return self.plan.budget
 
     def _work_of(self, params: Params, rung: int) -> float:
         """The work of a trial: its epochs, and two rankings of validation triples."""
-        assert self.plan is not None
-        assert self.work is not None
         try:
             recipe = self.trial_recipe(_without_seed(params))
         except RequestError:
@@ -534,7 +485,6 @@ class AutomaticTuner:
     def _epochs(self, rung: int, params: Params) -> int:
         """The length of a trial."""
         final = int(params.get(EPOCHS, self._start(params).training.epochs))
-        assert self.plan is not None
         return max(1, round(final * self.plan.rungs[rung]))
 
     # -- trials ---
@@ -553,7 +503,6 @@ class AutomaticTuner:
         return trial
 
     def _train(self, params: Params, rung: int) -> AutomaticTrial:
-        assert self.run_trial is not None
         epochs = self._epochs(rung, params)
         try:
             recipe = self.trial_recipe(params)
@@ -570,8 +519,7 @@ class AutomaticTuner:
         )
         if self.clock() > self.deadline:
             raise _TimeIsUp
-        outcome = self.run_trial(plan)
-        return AutomaticTrial(params, rung, epochs, **vars(outcome))
+        return AutomaticTrial(params, rung, epochs, **vars(self.run_trial(plan)))
 
     def _hopeless_mrr(self, params: Params, rung: int) -> float:
         """The MRR below which a trial stops half-way.
@@ -647,7 +595,6 @@ class AutomaticTuner:
 
     def trial_recipe(self, params: Params) -> Recipe:
         """The recipe of a trial, which may be cheaper than the final training."""
-        assert self.plan is not None
         return self._recipe(params).with_changes(self.plan.trial_changes)
 
     def _start(self, params: Params) -> Recipe:
@@ -680,7 +627,10 @@ class AutomaticTuner:
         chosen = self.chosen
         if chosen is None and not self.time_is_up:
             errors = [trial.error for trial in self.trials if trial.error]
-            raise NothingTrains(self.graph.name, errors[0] if errors else "no trial was made")
+            reason = errors[0] if errors else "no trial was made"
+            raise DualkgError(
+                f"Tuning found no hyperparameters that train on {self.graph.name}: {reason}"
+            )
         recipe = self._recipe(_without_seed(chosen.params) if chosen else {})
         every = recipe.validation.every or max(1, recipe.training.epochs // NUM_VALIDATIONS)
         changes: dict[str, Any] = {"validation.every": every}
@@ -732,7 +682,6 @@ class AutomaticTuner:
         """What the end of the time left out, as a sentence, or nothing."""
         if not self.time_is_up:
             return ""
-        assert self.seconds is not None
         remaining = [key for key in self.dimensions if key not in self.tuned]
         names = [key.rpartition(".")[2] for key in remaining]
         left_out = f" Not tried: other values of {', '.join(names)}." if names else ""
@@ -772,9 +721,6 @@ def describe_params(params: Params) -> str:
 
 def _without_seed(params: Params) -> Params:
     return {key: value for key, value in params.items() if key != SEED}
-
-
-# -- budgets ---
 
 
 def parse_budget(text: str) -> float:

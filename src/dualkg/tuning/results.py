@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dualkg.files import atomic_write, write_text
+from dualkg.files import write_text
 from dualkg.logs import describe_time_left
 from dualkg.training.recipe import Recipe
 from dualkg.training.trainer import ProgressEvent
@@ -20,7 +22,7 @@ NUM_TOP_TRIALS = 10
 
 @dataclass(frozen=True)
 class TuningProgress:
-    """Progress of a search; `training` is that of the trial in this process, if there is one."""
+    """Progress of a search; `training` is the progress of the trial in this process, if any."""
 
     num_done: int
     num_trials: int
@@ -50,9 +52,12 @@ class TuningProgress:
         return text
 
 
+OnProgress = Callable[[TuningProgress], None]
+
+
 @dataclass(frozen=True)
 class TrialResult:
-    """One trial and its validation MRR, which is that of the last report if it was pruned."""
+    """One trial and its validation MRR; a pruned trial has the MRR of its last report."""
 
     number: int
     state: str
@@ -126,19 +131,18 @@ class TuningResult:
                 f"validation MRR {self.best.mrr:.4f}.\n"
             )
             write_text(out / "best.toml", title + self.recipe.as_toml())
-        self._write_table(out / "trials.csv")
+        write_text(out / "trials.csv", self._table())
         write_text(out / "summary.json", json.dumps(self.as_dict(), indent=1, ensure_ascii=False))
 
-    def _write_table(self, path: Path) -> None:
+    def _table(self) -> str:
+        """All trials as CSV."""
         columns = ["number", "state", "mrr", "seconds", *self.space.dimensions, "error"]
-        with (
-            atomic_write(path) as fresh,
-            fresh.open("w", encoding="utf-8", newline="") as file,
-        ):
-            writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
-            writer.writeheader()
-            for trial in self.trials:
-                writer.writerow({**vars(trial), **trial.params})
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+        writer.writeheader()
+        for trial in self.trials:
+            writer.writerow({**vars(trial), **trial.params})
+        return text.getvalue()
 
 
 def _summary_of(trial: TrialResult) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from dualkg.errors import PYTHON, RequestError, Words, close_matches, one_of
+from dualkg.errors import RequestError, close_matches, one_of
 from dualkg.settings import Settings, validation_error
 from dualkg.training.recipe import (
-    InvalidRecipe,
     Recipe,
     list_recipes,
     load_recipe,
@@ -30,40 +29,6 @@ TableT = TypeVar("TableT", bound="SpaceTable")
 TABLES = ("recipe", "space", "search", *Recipe.model_fields)
 FIXED_TABLES = ("data", "validation")  # the same for all trials, so that their MRRs compare
 NUM_VALIDATIONS = 10  # of a trial that may be pruned
-
-
-class InvalidSpace(RequestError):
-    """A search space has a mistake.
-
-    `key` is what is wrong (`space`, `model.dim`), and `problem` completes the sentence about it.
-    """
-
-    def __init__(self, source: str, key: str, problem: str) -> None:
-        super().__init__()
-        self.source = source
-        self.key = key
-        self.problem = problem
-
-    def message(self, words: Words = PYTHON) -> str:
-        return f"{self.source}: {self.key} {self.problem}"
-
-
-class NotASpace(RequestError):
-    """The name of a graph or a recipe, or nothing, where a search space is needed.
-
-    `graph` is what would be tuned automatically.
-    """
-
-    def __init__(self, name: str, graph: str) -> None:
-        super().__init__()
-        self.name = name
-        self.graph = graph
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            f"{self.name} is not a search space, a .toml file with values to try in its table "
-            f"[space]. To tune a graph without one: {words.call('fit', self.graph)}"
-        )
 
 
 class SpaceTable(BaseModel):
@@ -189,7 +154,10 @@ def load_space(path: str | Path) -> SearchSpace:
     if path.suffix != ".toml" and not path.is_file():
         # No recipe that ships with dualkg has a search space.
         graph = load_recipe(name).data.graph if name in list_recipes() else name
-        raise NotASpace(name, graph)
+        raise RequestError(
+            f"{name} is not a search space, a .toml file with values to try in its table [space]. "
+            f"To tune a graph without one: dualkg train {graph}"
+        )
     return space_from(read_tables(path), source=str(path), name=path.stem, folder=path.parent)
 
 
@@ -203,7 +171,7 @@ def space_from(
     space = tables.get("space", {})
     if not isinstance(space, dict) or not space:
         problem = 'is empty; it should list values to try, as "model.dim" = [100, 200].'
-        raise InvalidSpace(source, "[space]", problem)
+        raise _mistake(source, "[space]", problem)
     dimensions = {}
     for key, value in _flatten(space):
         dimensions[key] = _dimension(base, key, value, source=source)
@@ -211,12 +179,17 @@ def space_from(
     return SearchSpace(settings.name or name, base, dimensions, settings)
 
 
+def _mistake(source: str, key: str, problem: str) -> RequestError:
+    """The error for a key of a search space; `problem` completes the sentence about it."""
+    return RequestError(f"{source}: {key} {problem}")
+
+
 def _check_tables(tables: Mapping[str, Any], source: str) -> None:
     for table in tables:
         if table not in TABLES:
             known = f" Known tables: {', '.join(TABLES)}."
             advice = one_of(close_matches(table, TABLES)) or known
-            raise InvalidSpace(source, table, f"is not a table of a search space.{advice}")
+            raise _mistake(source, table, f"is not a table of a search space.{advice}")
 
 
 def _check_method(
@@ -229,10 +202,10 @@ def _check_method(
                     "is a range, and a grid needs a list of values. List them, or search with "
                     'method = "tpe" or "random".'
                 )
-                raise InvalidSpace(source, key, problem)
+                raise _mistake(source, key, problem)
     elif settings.trials is None:
         problem = "needs a number of trials: set trials = 50 in [search]."
-        raise InvalidSpace(source, f'method = "{settings.method}"', problem)
+        raise _mistake(source, f'method = "{settings.method}"', problem)
 
 
 def _base_recipe(tables: Mapping[str, Any], source: str, folder: Path) -> Recipe:
@@ -243,7 +216,7 @@ def _base_recipe(tables: Mapping[str, Any], source: str, folder: Path) -> Recipe
         return recipe_from(inline, source=source)
     if not isinstance(path, str):
         problem = f'should be a path, as recipe = "mine.toml"; got {path!r}.'
-        raise InvalidSpace(source, "recipe", problem)
+        raise _mistake(source, "recipe", problem)
     changes = {}
     for table, section in inline.items():
         for key, value in section.items():
@@ -270,7 +243,7 @@ def _dimension(base: Recipe, name: str, value: Any, *, source: str) -> Dimension
             "cannot be searched, because trials are compared by the MRR of one validation split. "
             f"Set it in [{table}] instead."
         )
-        raise InvalidSpace(source, name, problem)
+        raise _mistake(source, name, problem)
     if isinstance(value, dict) and value:
         return _range(base, name, value, source=source)
     if not _is_list_of_values(value):
@@ -278,14 +251,14 @@ def _dimension(base: Recipe, name: str, value: Any, *, source: str) -> Dimension
             "should be a list of values, [1, 2], or a range, { low = 1, high = 2 }; "
             f"got {value!r}."
         )
-        raise InvalidSpace(source, name, problem)
+        raise _mistake(source, name, problem)
 
     values: list[Value] = []
     for item in value:
         converted = _convert(base, name, item, source=source)
         if converted in values:
             problem = f"lists {converted!r} twice; list each value once."
-            raise InvalidSpace(source, name, problem)
+            raise _mistake(source, name, problem)
         values.append(converted)
     return tuple(values)
 
@@ -299,16 +272,16 @@ def _is_list_of_values(value: Any) -> bool:
 def _range(base: Recipe, name: str, value: dict[str, Any], *, source: str) -> Range:
     if not {"low", "high"} <= value.keys():
         problem = f"should have both ends, {{ low = 1, high = 2 }}; got {value!r}."
-        raise InvalidSpace(source, name, problem)
+        raise _mistake(source, name, problem)
     limits = _validate(Range, value, name=name, source=source)
     low = _convert(base, name, limits.low, source=source)
     high = _convert(base, name, limits.high, source=source)
     if isinstance(low, (bool, str)) or isinstance(high, (bool, str)) or low >= high:
-        raise InvalidSpace(source, name, f"should have low < high; got {low} and {high}.")
+        raise _mistake(source, name, f"should have low < high; got {low} and {high}.")
     if limits.log and (low <= 0 or limits.step):
         wrong = f"low = {low}" if low <= 0 else f"step = {limits.step}"
         problem = f"with log = true should have low > 0 and no step; got {wrong}."
-        raise InvalidSpace(source, name, problem)
+        raise _mistake(source, name, problem)
     return limits.model_copy(update={"low": low, "high": high})
 
 
@@ -322,4 +295,4 @@ def _validate(section: type[TableT], value: Any, *, name: str, source: str) -> T
         return section.model_validate(value)
     except ValidationError as error:
         problem = validation_error(error, section.model_fields, table=name)
-        raise InvalidRecipe(source, problem) from None
+        raise RequestError(f"{source}: {problem}") from None

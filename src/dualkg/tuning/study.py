@@ -1,136 +1,264 @@
-"""The Optuna study of a search: which trials count, which are lost, and what they resulted in."""
+"""The Optuna study of a search: the trials that processes train, and what they resulted in."""
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
-from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+import sqlalchemy
+import torch
+from optuna.exceptions import ExperimentalWarning, TrialPruned, UpdateFinishedTrialError
+from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler, TPESampler
+from optuna.storages import RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from dualkg.errors import PYTHON, RequestError, Words
-from dualkg.tuning.results import DONE, TrialResult, TuningProgress, TuningResult
-from dualkg.tuning.space import SearchSpace
-from dualkg.tuning.storage import StudyStorage
+from dualkg.data.graph import Graph
+from dualkg.errors import (
+    DivergedError,
+    InvalidValue,
+    MissingExtra,
+    RequestError,
+    out_of_memory,
+)
+from dualkg.files import atomic_write, locked
+from dualkg.training.trainer import ProgressEvent, Trainer
+from dualkg.tuning.results import DONE, OnProgress, TrialResult, TuningProgress, TuningResult
+from dualkg.tuning.space import Range, SearchSpace, Value
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)  # dualkg reports progress and failures itself
 
-MIN_TRIALS_FOR_IMPORTANCE = 8
-NUM_UNPRUNED_TRIALS = 5
+MIN_TRIALS_FOR_IMPORTANCE = 8  # PED-ANOVA compares the best tenth of the trials with all
+NUM_UNPRUNED_TRIALS = 5  # Optuna's default: the median of fewer trials says little
+HEARTBEAT_SECONDS = 5
+# A busy machine may be late with some heartbeats, and a trial taken for lost is trained twice.
+GRACE_SECONDS = 40
+SQLITE_TIMEOUT_SECONDS = 60  # how long a process waits for another one that writes
+OPENING_ATTEMPTS = 5
+OPENING_PAUSE_SECONDS = 0.3
+WAIT_SECONDS = 1.0  # between two looks at the trials of other processes
 SETUP = "dualkg"  # attribute of a study: what it searches
-# Attributes of trials: why one failed, the time of the last sign of life of its process, and the
-# number of the lost trial that it repeats.
+# Attributes of trials: why one failed, and the number of the lost trial that it repeats.
 ERROR = "error"
-HEARTBEAT = "heartbeat"
 RETRY_OF = "retry_of"
 
 
-@dataclass(frozen=True)
-class Heartbeats:
-    """How often a running trial gives a sign of life, and after how many seconds it is lost.
+# -- the storage ---
 
-    A trial is lost if its heartbeat has not changed for `grace` seconds by the clock of the process
-    that watches it, so that the clocks of several machines need not agree. One that is older than
-    `abandoned` seconds was lost before this process began.
+
+def create_database(path: Path) -> str:
+    """Create an SQLite file with all tables of a study, unless it exists; return its URL."""
+    with locked(path, wait=True):
+        if not path.exists():
+            with atomic_write(path) as fresh:
+                RDBStorage(_sqlite_url(fresh), {"poolclass": sqlalchemy.NullPool})
+    return _sqlite_url(path)
+
+
+def _sqlite_url(path: Path) -> str:
+    """The URL of an SQLite file, in which special characters of its name are quoted."""
+    return sqlalchemy.URL.create("sqlite", database=str(path)).render_as_string()
+
+
+def open_study(space: SearchSpace, url: str, *, data: str, where: str) -> optuna.Study:
+    """Open the study of a search, or create it; refuse a study that searches something else.
+
+    `data` is the fingerprint of the graph, and `where` names the storage in errors.
     """
-
-    interval: float = 5.0
-    grace: float = 40.0
-    abandoned: float = 600.0
-
-
-HEARTBEATS = Heartbeats()
-
-
-class DifferentSearch(RequestError):
-    """The storage holds a search of the same name in another space or on other data."""
-
-    def __init__(self, where: str, name: str, differences: Sequence[str]) -> None:
-        super().__init__()
-        self.where = where
-        self.name = name
-        self.differences = list(differences)
-
-    def message(self, words: Words = PYTHON) -> str:
-        verb = "differs" if len(self.differences) == 1 else "differ"
-        return (
-            f"{self.where} holds a search named '{self.name}' with a different setup: "
-            f"{' and '.join(self.differences)} {verb}. Use another {words.option('out')}, or "
-            "another name in [search]."
+    study = optuna.create_study(
+        storage=_open_storage(url),
+        study_name=space.name,
+        direction="maximize",
+        pruner=_pruner_of(space),
+        load_if_exists=True,
+    )
+    setup = {**space.as_dict(), "data": data}
+    if SETUP not in study.user_attrs:
+        study.set_user_attr(SETUP, setup)
+    saved = study.user_attrs[SETUP]
+    different = [key for key, value in setup.items() if value != saved.get(key)]
+    if different:
+        names = ["the data" if key == "data" else f"[{key}]" for key in different]
+        verb = "differs" if len(names) == 1 else "differ"
+        raise RequestError(
+            f"{where} holds a search named '{space.name}' with a different setup: "
+            f"{' and '.join(names)} {verb}. Use another `out`, or another name in [search]."
         )
+    return study
 
 
+def _open_storage(url: str) -> RDBStorage:
+    options: dict[str, Any] = {}
+    if url.startswith("sqlite"):
+        # Without a pool, each transaction closes its connection, and none is left for the end.
+        options["poolclass"] = sqlalchemy.NullPool
+        options["connect_args"] = {"timeout": SQLITE_TIMEOUT_SECONDS}
+    try:
+        database = sqlalchemy.make_url(url)
+    except sqlalchemy.exc.ArgumentError:
+        raise InvalidValue(
+            "storage",
+            expected="the URL of a database, such as postgresql://user@server/searches",
+            found=url,
+        ) from None
+    attempt = 1
+    while True:
+        try:
+            with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+                return RDBStorage(
+                    url,
+                    options,
+                    heartbeat_interval=HEARTBEAT_SECONDS,
+                    grace_period=GRACE_SECONDS,
+                )
+        except (ImportError, sqlalchemy.exc.NoSuchModuleError) as error:
+            if database.drivername == "postgresql":
+                purpose = "A storage in PostgreSQL"
+                raise MissingExtra("psycopg", "postgresql", purpose=purpose) from None
+            driver = error.__cause__ or error
+            raise RequestError(
+                f"The storage cannot be opened: its database driver is not installed: {driver}."
+            ) from None
+        except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
+            # Several processes may be creating the tables of a new database at the same time.
+            if attempt == OPENING_ATTEMPTS:
+                reason = getattr(error, "orig", None) or error
+                raise RequestError(f"The storage cannot be opened: {reason}.") from None
+            attempt += 1
+            time.sleep(OPENING_PAUSE_SECONDS)
+
+
+def _pruner_of(space: SearchSpace) -> optuna.pruners.BasePruner:
+    if not space.settings.prune:
+        return optuna.pruners.NopPruner()
+    warmup_epochs = space.settings.prune_after or max(1, space.base.training.epochs // 4)
+    return optuna.pruners.MedianPruner(
+        n_startup_trials=NUM_UNPRUNED_TRIALS, n_warmup_steps=warmup_epochs
+    )
+
+
+# -- the trials ---
+
+
+class _FailedTrial(Exception):
+    """A trial has no result; the search continues."""
+
+
+@dataclass
 class SearchStudy:
-    """The trials of a search in a storage that several processes may share.
+    """A search in a study that several processes may share.
 
     A slot is the position of a trial in the search: with `num_trials` of 10 there are the slots 0
     to 9. A trial whose process ended before it did is lost, and a retry takes its slot.
     """
 
-    def __init__(
-        self,
-        space: SearchSpace,
-        storage: StudyStorage,
-        *,
-        data: str,
-        where: str = "The storage",
-        heartbeats: Heartbeats | None = None,
-    ) -> None:
-        self.space = space
-        self.storage = storage
-        self.heartbeats = heartbeats or HEARTBEATS
-        self.optuna_study = optuna.create_study(
-            storage=storage.backend,
-            study_name=space.name,
-            direction="maximize",
-            pruner=_pruner_of(space),
-            load_if_exists=True,
-        )
-        self._check_setup({**space.as_dict(), "data": data}, where)
-        # The last heartbeat of each running trial, and when this process saw it first.
-        self._seen: dict[int, tuple[float, float]] = {}
+    study: optuna.Study
+    space: SearchSpace
+    graph: Graph
+    _: KW_ONLY
+    device: torch.device
+    on_progress: OnProgress = lambda progress: None
 
-    def _check_setup(self, setup: dict[str, Any], where: str) -> None:
-        """Save what the study searches; refuse a study that searches something else."""
-        if SETUP not in self.optuna_study.user_attrs:
-            self.optuna_study.set_user_attr(SETUP, setup)
-        saved = self.optuna_study.user_attrs[SETUP]
-        differences = []
-        for key, value in setup.items():
-            if value != saved.get(key):
-                differences.append("the data" if key == "data" else f"[{key}]")
-        if differences:
-            raise DifferentSearch(where, self.space.name, differences)
-
-    # -- trials ---
+    def run(self) -> None:
+        """Train trials until none is left; then wait for the trials of other processes."""
+        while True:
+            self._retry_lost_trials()
+            self.report_progress()
+            states = [state_of(trial) for trial in self.trials().values()]
+            if len(states) < self.space.num_trials or "waiting" in states:
+                # A machine that was suspended wakes up with a trial that another process took for
+                # lost: its result is left out.
+                with suppress(UpdateFinishedTrialError):
+                    self.study.optimize(self._objective, n_trials=1, catch=_FailedTrial)
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()  # other processes may share this GPU
+            elif "running" in states:
+                time.sleep(WAIT_SECONDS)
+            else:
+                return
 
     def trials(self) -> dict[int, FrozenTrial]:
         """The trial that counts for each slot of the search."""
-        by_slot = trials_by_slot(self.optuna_study.get_trials(deepcopy=False))
+        by_slot = trials_by_slot(self.study.get_trials(deepcopy=False))
         # At the end of a search, two processes may have made one trial too many.
         return {slot: trial for slot, trial in by_slot.items() if slot < self.space.num_trials}
 
-    def numbers_in_slot(self, slot: int) -> list[int]:
-        """The numbers of all trials in a slot: the first one and its retries."""
-        slots = slots_of(self.optuna_study.get_trials(deepcopy=False))
-        return [number for number, its_slot in slots.items() if its_slot == slot]
-
-    def states(self) -> list[str]:
-        return [state_of(trial) for trial in self.trials().values()]
-
-    def progress(self) -> TuningProgress:
+    def report_progress(self) -> None:
+        """Report the progress of all processes."""
         trials = self.trials().values()
         num_done = sum(state_of(trial) in DONE for trial in trials)
         mrrs = [trial.value for trial in trials if state_of(trial) == "finished" and trial.value]
-        return TuningProgress(num_done, self.space.num_trials, max(mrrs, default=None))
+        best = max(mrrs, default=None)
+        self.progress = TuningProgress(num_done, self.space.num_trials, best)
+        self.on_progress(self.progress)
 
-    def result(self, graph: str) -> TuningResult:
+    def _retry_lost_trials(self) -> None:
+        """Fail trials without a recent heartbeat, and queue lost trials again."""
+        with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+            fail_stale_trials(self.study)
+        for trial in self.trials().values():
+            if state_of(trial) == "lost":
+                number = trial.user_attrs.get(RETRY_OF, trial.number)
+                # It is queued without values: the seed of its slot samples the same ones again.
+                self.study.enqueue_trial({}, user_attrs={RETRY_OF: number})
+
+    def _objective(self, trial: Trial) -> float:
+        """The validation MRR of a trial."""
+        slots = {counted.number: slot for slot, counted in self.trials().items()}
+        if trial.number not in slots:
+            raise _FailedTrial  # the search has enough trials, or another retry was faster
+        self.study.sampler = sampler_for(self.space, slots[trial.number])
+        params = {}
+        for name, choices in self.space.dimensions.items():
+            params[name] = suggest(trial, name, choices)
+        for earlier in self.trials().values():
+            is_same = earlier.params == params and state_of(earlier) == "finished"
+            if is_same and earlier.value is not None:
+                return earlier.value  # sampled twice, trained once
+        try:
+            return self._train(params, trial)
+        except (MemoryError, RuntimeError) as error:
+            if out_of_memory(error) is None:
+                raise
+            reason = f"{self.device} is out of memory. Search smaller dimensions and batches."
+        except (RequestError, DivergedError) as error:
+            reason = str(error.__cause__ or error)
+        trial.set_user_attr(ERROR, reason)
+        raise _FailedTrial
+
+    def _train(self, params: Mapping[str, Value], trial: Trial) -> float:
+        """Train the recipe of a trial, and stop if the trial is pruned."""
+        recipe = self.space.trial_recipe(params)
+        trainer = Trainer.of_recipe(recipe, self.graph, device=self.device)
+        history = trainer.progress.history
+        reported_epochs = set[int]()
+
+        def on_progress(event: ProgressEvent) -> None:
+            epoch = len(history)
+            if history and epoch not in reported_epochs and "valid_mrr" in history[-1]:
+                reported_epochs.add(epoch)
+                trial.report(history[-1]["valid_mrr"], step=epoch)
+                if trial.should_prune():
+                    raise TrialPruned
+            # The counts are those before this trial: reading the storage takes longer than a
+            # training step.
+            self.on_progress(replace(self.progress, training=event))
+
+        trainer.on_progress = on_progress
+        trainer.run()
+        if recipe.validation.keep == "best":
+            return float(trainer.progress.best_mrr)
+        return float(history[-1]["valid_mrr"])
+
+    # -- results ---
+
+    def result(self) -> TuningResult:
         """The results of all processes, whatever was killed in between."""
         results = []
         for slot, trial in sorted(self.trials().items()):
@@ -143,7 +271,7 @@ class SearchStudy:
                 error=trial.user_attrs.get(ERROR, ""),
             )
             results.append(result)
-        return TuningResult(self.space, graph, tuple(results), self._importance(results))
+        return TuningResult(self.space, self.graph.name, tuple(results), self._importance(results))
 
     def _importance(self, trials: Sequence[TrialResult]) -> dict[str, float] | None:
         """PED-ANOVA importance of the hyperparameters that differ; the sum is 1."""
@@ -163,88 +291,9 @@ class SearchStudy:
         # Optuna warns of few trials, and the command line says so itself.
         with warnings.catch_warnings(action="ignore"):
             importance = get_param_importances(
-                self.optuna_study, evaluator=PedAnovaImportanceEvaluator(), params=names
+                self.study, evaluator=PedAnovaImportanceEvaluator(), params=names
             )
         return {name: round(share, 4) for name, share in importance.items()}
-
-    # -- running trials ---
-
-    def take_trial(self) -> tuple[Trial, int | None]:
-        """A waiting trial, or else a new one, and its slot.
-
-        The slot is None if another process has a trial for it, or if the search has enough.
-        """
-        with self.storage.taking_trial():
-            trial = self.optuna_study.ask()
-        for slot, counted in self.trials().items():
-            if counted.number == trial.number:
-                return trial, slot
-        return trial, None
-
-    def tell(
-        self, trial: Trial | int, mrr: float | None = None, *, state: TrialState | None = None
-    ) -> None:
-        """Save the end of a trial, unless another process took it for lost and ended it."""
-        with suppress(UpdateFinishedTrialError):
-            self.optuna_study.tell(trial, mrr, state=state, skip_if_finished=True)
-
-    @contextmanager
-    def heartbeat(self, trial: Trial) -> Iterator[None]:
-        """Give signs of life of a trial from a thread, for the duration of a block."""
-        ended = threading.Event()
-
-        def beat() -> None:
-            while True:
-                try:
-                    trial.set_user_attr(HEARTBEAT, time.time())
-                except UpdateFinishedTrialError:
-                    return  # another process took the trial for lost
-                except StorageInternalError:
-                    pass  # the connection may be back
-                if ended.wait(self.heartbeats.interval):
-                    return
-
-        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
-    def retry_lost_trials(self) -> None:
-        """Fail trials without a recent heartbeat, and queue trials again that are lost."""
-        for trial in self.optuna_study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if self._is_stale(trial):
-                self.tell(trial.number, state=TrialState.FAIL)
-        for trial in self.trials().values():
-            if state_of(trial) == "lost":
-                original = retried_number(trial)
-                number = trial.number if original is None else original
-                # It is queued without values: the seed of its slot samples the same ones again.
-                self.optuna_study.enqueue_trial({}, user_attrs={RETRY_OF: number})
-
-    def _is_stale(self, trial: FrozenTrial) -> bool:
-        started = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
-        heartbeat = trial.user_attrs.get(HEARTBEAT, started)
-        if time.time() - heartbeat > self.heartbeats.abandoned:
-            return True
-
-        now = time.monotonic()
-        last_heartbeat, first_seen = self._seen.get(trial.number, (None, now))
-        if heartbeat != last_heartbeat:
-            first_seen = now
-        self._seen[trial.number] = (heartbeat, first_seen)
-        return now - first_seen > self.heartbeats.grace
-
-
-def _pruner_of(space: SearchSpace) -> optuna.pruners.BasePruner:
-    if not space.settings.prune:
-        return optuna.pruners.NopPruner()
-    warmup_epochs = space.settings.prune_after or max(1, space.base.training.epochs // 4)
-    return optuna.pruners.MedianPruner(
-        n_startup_trials=NUM_UNPRUNED_TRIALS, n_warmup_steps=warmup_epochs
-    )
 
 
 def state_of(trial: FrozenTrial) -> str:
@@ -256,41 +305,52 @@ def state_of(trial: FrozenTrial) -> str:
     return trial.state.name.lower()
 
 
-def retried_number(trial: FrozenTrial) -> int | None:
-    """The number of the first trial that a retry repeats; None if the trial is no retry."""
-    # dualkg 0.2 let Optuna queue retries, which sets the system attribute.
-    number = trial.user_attrs.get(RETRY_OF, trial.system_attrs.get("failed_trial"))
-    return None if number is None else int(number)
-
-
-def slots_of(trials: Iterable[FrozenTrial]) -> dict[int, int]:
-    """The slot of each trial, by its number.
+def trials_by_slot(trials: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
+    """The trial that counts for each slot: the first that is not lost, or else the last.
 
     The n-th trial that is not a retry has slot n, and a retry has the slot of the trial that it
     repeats. All processes agree on this without a lock, because neither ever changes.
     """
     slots: dict[int, int] = {}
     num_slots = 0
+    counted: dict[int, FrozenTrial] = {}
     for trial in sorted(trials, key=lambda trial: trial.number):
-        original = retried_number(trial)
+        original = trial.user_attrs.get(RETRY_OF)
         if original is None:
-            slots[trial.number] = num_slots
+            slot = num_slots
             num_slots += 1
         else:
-            slots[trial.number] = slots[original]
-    return slots
-
-
-def trials_by_slot(trials: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
-    """The trial that counts for each slot: the first that is not lost, or else the last.
-
-    When two processes retry one trial, the first retry counts.
-    """
-    trials = sorted(trials, key=lambda trial: trial.number)
-    slots = slots_of(trials)
-    counted: dict[int, FrozenTrial] = {}
-    for trial in trials:
-        slot = slots[trial.number]
+            slot = slots[original]
+        slots[trial.number] = slot
         if slot not in counted or state_of(counted[slot]) == "lost":
             counted[slot] = trial
     return counted
+
+
+def sampler_for(space: SearchSpace, slot: int) -> BaseSampler:
+    """A sampler seeded by the slot of a trial.
+
+    Neither the number of processes nor an interruption changes what is sampled.
+    """
+    seed = int(np.random.SeedSequence([space.settings.seed, slot]).generate_state(1)[0])
+    if space.settings.method == "random":
+        return RandomSampler(seed)
+    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+        if space.settings.method == "grid":
+            # Optuna's GridSampler may give one point to two processes.
+            return PartialFixedSampler(space.point(slot), RandomSampler(seed))
+        return TPESampler(seed=seed, constant_liar=True)
+
+
+def suggest(trial: Trial, name: str, choices: tuple[Value, ...] | Range) -> Value:
+    """Sample the value of a hyperparameter, of the type that the recipe has."""
+    if isinstance(choices, tuple):
+        sampled = trial.suggest_categorical(name, choices)
+        return choices[choices.index(sampled)]
+    if isinstance(choices.low, float) or isinstance(choices.step, float):
+        return trial.suggest_float(
+            name, choices.low, choices.high, step=choices.step, log=choices.log
+        )
+    return trial.suggest_int(
+        name, choices.low, int(choices.high), step=int(choices.step or 1), log=choices.log
+    )

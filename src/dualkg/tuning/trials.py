@@ -15,14 +15,35 @@ from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, RequestError, out_of_memory
 from dualkg.training.recipe import Recipe
 from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer
-from dualkg.tuning.starts import EPOCHS, Params
+from dualkg.tuning.starting_recipe import EPOCHS, Params
 
 STOPPED_HALF_WAY = "stopped half-way"
 
 
 @dataclass(frozen=True)
+class AutomaticTrial:
+    """A training with some hyperparameters, and its MRR on the validation split.
+
+    `mrr` is measured at the end, and `half_way` after half of the epochs.
+    """
+
+    params: Params
+    rung: int
+    epochs: int
+    mrr: float | None
+    half_way: float | None
+    seconds: float
+    seconds_per_epoch: float
+    error: str = ""
+    work: float = 0.0
+
+    def is_better_than(self, best: AutomaticTrial) -> bool:
+        return self.mrr is not None and (best.mrr is None or self.mrr > best.mrr)
+
+
+@dataclass(frozen=True)
 class TrialPlan:
-    """A training that is to be made: `params` change the starting recipe to `recipe`.
+    """A training to make: `params` change the starting recipe to `recipe`.
 
     It stops half-way if its MRR is below `hopeless` then.
     """

@@ -43,7 +43,7 @@ from dualkg.training.run import RunFolder, TrainedRun
 from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer
 from dualkg.tuning.automatic import AutomaticTuner, parse_budget, starting_recipe
 from dualkg.tuning.plan import SearchPlan
-from dualkg.tuning.starts import fast_softmax
+from dualkg.tuning.starting_recipe import fast_softmax
 from dualkg.workflows.events import (
     Event,
     EventCallback,

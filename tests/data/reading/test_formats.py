@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualkg.data import encoding
+from dualkg.data import triples as triples_module
 from dualkg.data.archives import find_sources
 from dualkg.data.encoding import read_triples
 from dualkg.data.readers import one_source
@@ -129,7 +130,7 @@ def test_ids_do_not_depend_on_how_a_file_is_cut_into_blocks(
     path = write("mine.tsv", as_tsv(triples))
     whole = kit.read(path)
     monkeypatch.setattr(encoding, "MAX_WAITING", 50)
-    monkeypatch.setattr(encoding, "POSITIONS", 64)
+    monkeypatch.setattr(triples_module, "ROWS", 64)
     cut = kit.read(path, block_bytes=1000)
     assert kit.named(whole) == triples
     assert cut.entities.equals(whole.entities)
@@ -224,3 +225,13 @@ def test_one_file_of_triples_is_found_beside_a_licence_and_labels(kit, write: Wr
         ),
     )
     assert kit.named(kit.read(path)) == [("a", "r", "b")]
+
+
+def test_names_of_more_text_than_32_bits_address(
+    kit, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write("mine.tsv", as_tsv(TRIPLES))
+    monkeypatch.setattr(encoding, "MAX_TEXT", 20)
+    read = kit.read(path)
+    assert read.entities.type == pa.large_string()
+    assert kit.named(read) == TRIPLES

@@ -10,7 +10,8 @@ from dualkg.errors import Unsupported
 from dualkg.inference.index import ExactIndex, metric_of, query_vectors, tables_of
 from dualkg.inference.index_build import check_agreement, fingerprint, sample_queries
 from dualkg.models.partial import PartialModel
-from dualkg.tables import LocalTables, Shard, ShardedTables
+from dualkg.tables.base import DeviceTables, local_tables
+from dualkg.tables.shard import Shard
 from tests.raising import refused
 
 SHAPE = kg.GraphShape(12, 3)
@@ -19,7 +20,7 @@ GIVEN = torch.arange(12)
 
 def made(kind: str, **config: Any) -> kg.Model:
     dual = config.pop("dual", None)
-    tables = config.pop("tables", None) or LocalTables(SHAPE.num_entities)
+    tables = config.pop("tables", None) or local_tables(SHAPE.num_entities)
     config = {"dim": 4, "init_scale": 1.0, "seed": 1, **config}
     model = getattr(kg, kind).with_tables(tables, SHAPE, **config)
     return (kg.Dual(model, dual) if dual else model).eval()
@@ -65,7 +66,7 @@ def test_an_index_finds_what_the_model_scores_best(kind, config):
 def test_a_model_of_mapped_rows_scores_as_the_whole(kind):
     """The first of several processes builds an index of it; here that one has all rows."""
     model = made(kind, reciprocal=False)
-    tables = ShardedTables(Shard(12))
+    tables = DeviceTables(Shard(12))
     built = made(kind, reciprocal=False, tables=tables)
     tables.block_rows = 5
     mapped = PartialModel(built).mapped()

@@ -1,9 +1,8 @@
-"""Tables of the bfloat16 step on a GPU: copies for products, sparse and dense gradients."""
+"""Tables of the step on a GPU: bfloat16 copies for products, sparse and dense gradients."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from dualkg.kernels.gpu.scores import (
     softmax_gradient_,
 )
 from dualkg.kernels.scores import Targets, softmax_
+from dualkg.tables.base import EntityTables
 from dualkg.tables.gradients import Workspace
 from dualkg.tables.lookup import lookup
 from dualkg.tables.shard import Shard
@@ -112,90 +112,39 @@ class ScoredQueries(NamedTuple):
     query: Tensor
 
 
-class Bf16Tables(ABC):
-    """The entity tables of a model, by the names of their parameters."""
-
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        *,
-        sums: Mapping[str, Tensor],
-        scored: set[str],
-        num_entities: int,
-    ) -> None:
-        self.num_entities = num_entities
-        self.tables: dict[str, Bf16Table] = {}
-        for name, parameter in parameters.items():
-            self.tables[name] = Bf16Table(parameter, sums[name], scored=name in scored)
-
-    def by_column(self, column: int) -> Bf16Table:
-        """The table of heads (column 0 of a triple) or of tails (column 2)."""
-        return self.tables["tails" if column == 2 and "tails" in self.tables else "entities"]
-
-    @abstractmethod
-    def source(self, column: int) -> Bf16Table:
-        """The table from which rows of heads or of tails are read."""
-
-    @abstractmethod
-    def fetch(self, batch: Tensor) -> Tensor:
-        """The triples `(batch, 3)` by the rows of their heads and tails in `source`."""
-
-    @abstractmethod
-    def softmax(self, table: Bf16Table, queries: ScoredQueries) -> tuple[Tensor, Tensor]:
-        """Overwrite scores by their gradient, and write losses.
-
-        Returns the gradient of the mapped vectors, and what the scores are multiplied by to give
-        the gradient of the table.
-        """
-
-    @abstractmethod
-    def return_gradients(self, batch: Tensor, now: Tensor) -> None:
-        """Add the gradients of the rows in `source` to those of the tables."""
-
-    def update(self, adagrad: Mapping[str, Any]) -> None:
-        for table in self.tables.values():
-            table.update(adagrad)
-
-
-class LocalBf16Tables(Bf16Tables):
-    """Tables with the rows of all entities."""
-
-    def source(self, column: int) -> Bf16Table:
-        return self.by_column(column)
-
-    def fetch(self, batch: Tensor) -> Tensor:
-        return batch
-
-    def softmax(self, table: Bf16Table, queries: ScoredQueries) -> tuple[Tensor, Tensor]:
-        assert table.copy is not None
-        parts = queries.scores.view(len(queries.columns), -1, queries.scores.shape[1])
-        for scores, targets, losses in zip(parts, queries.targets, queries.losses, strict=True):
-            softmax_gradient_(scores, targets, self.num_entities, losses)
-        upstream = torch.mm(queries.scores, table.copy, out_dtype=torch.float32)
-        return upstream, queries.mapped
-
-    def return_gradients(self, batch: Tensor, now: Tensor) -> None:
-        """Nothing: the rows are those of the tables."""
-
-
-class ShardedBf16Tables(Bf16Tables):
-    """Tables with the rows of one process, by the formulas of `ShardedGradientTables`.
+class Bf16Tables:
+    """The entity tables of a model, by the names of their parameters.
 
     All shapes are fixed, so that the step with its collectives can be one CUDA graph.
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], *, shard: Shard, **options: Any
+        self,
+        shard: Shard,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        sums: Mapping[str, Tensor],
+        scored: set[str],
     ) -> None:
-        super().__init__(parameters, **options)
         self.shard = shard
+        self.tables: dict[str, Bf16Table] = {}
+        for name, parameter in parameters.items():
+            self.tables[name] = Bf16Table(parameter, sums[name], scored=name in scored)
         table = parameters["entities"]
         self.batch_rows = BatchRows(table.shape[1], table.device)
 
+    def by_column(self, column: int) -> Bf16Table:
+        """The table of heads (column 0 of a triple) or of tails (column 2)."""
+        return self.tables["tails" if column == 2 and "tails" in self.tables else "entities"]
+
     def source(self, column: int) -> Bf16Table:
-        return self.batch_rows.table
+        """The table from which rows of heads or of tails are read: that of the batch in a shard."""
+        return self.by_column(column) if self.shard.is_whole else self.batch_rows.table
 
     def fetch(self, batch: Tensor) -> Tensor:
+        """The triples `(batch, 3)` by the rows of their heads and tails in `source`."""
+        if self.shard.is_whole:
+            return batch
         fetched = self.batch_rows.of(len(batch))
         for column, rows in zip((0, 2), fetched, strict=True):
             table = self.by_column(column).parameter.detach()
@@ -205,7 +154,25 @@ class ShardedBf16Tables(Bf16Tables):
         return self.batch_rows.numbered(batch)
 
     def softmax(self, table: Bf16Table, queries: ScoredQueries) -> tuple[Tensor, Tensor]:
-        """Scale the softmax over the rows of this process by their share of the sum of all."""
+        """Overwrite scores by their gradient, and write losses.
+
+        Returns the gradient of the mapped vectors, and what the scores are multiplied by to give
+        the gradient of the table.
+        """
+        if not self.shard.is_whole:
+            return self._shard_softmax(table, queries)
+        assert table.copy is not None
+        parts = queries.scores.view(len(queries.columns), -1, queries.scores.shape[1])
+        for scores, targets, losses in zip(parts, queries.targets, queries.losses, strict=True):
+            softmax_gradient_(scores, targets, self.shard.size, losses)
+        upstream = torch.mm(queries.scores, table.copy, out_dtype=torch.float32)
+        return upstream, queries.mapped
+
+    def _shard_softmax(self, table: Bf16Table, queries: ScoredQueries) -> tuple[Tensor, Tensor]:
+        """Scale the softmax over the rows of this process by their share of the sum of all.
+
+        The formulas are those of `DenseGradients`.
+        """
         assert table.copy is not None
         scores = queries.scores
         mapped = queries.mapped
@@ -250,6 +217,9 @@ class ShardedBf16Tables(Bf16Tables):
         return losses
 
     def return_gradients(self, batch: Tensor, now: Tensor) -> None:
+        """Add the gradients of the rows in `source` to those of the tables."""
+        if self.shard.is_whole:
+            return
         size = len(batch)
         gradients = self.batch_rows.gradients(size)
         for column, rows in zip((0, 2), gradients, strict=True):
@@ -259,6 +229,10 @@ class ShardedBf16Tables(Bf16Tables):
                 positions = self.shard.positions(batch[:, column])
                 table.stamps[positions.clamp(min=0)] = now.expand(size)
         gradients.zero_()
+
+    def update(self, adagrad: Mapping[str, Any]) -> None:
+        for table in self.tables.values():
+            table.update(adagrad)
 
 
 # -- sampled softmax -----------------------------------------------------------
@@ -276,82 +250,34 @@ class OwnNegatives(NamedTuple):
     log_counts: Tensor
 
 
-class SampledTables(ABC):
+class SampledTables:
     """Where the rows of a sampled softmax on a GPU are read, scored and updated.
 
-    All shapes are fixed, so that the step can be one CUDA graph.
+    A process scores the negatives that it has. All shapes are fixed, so that the step can be one
+    CUDA graph.
     """
 
-    @abstractmethod
-    def fetch(self, table: Tensor, ids: Tensor, rows: Tensor) -> None:
-        """Write the rows of entities into `rows`, or those of this process and zeros."""
+    def __init__(self, tables: EntityTables) -> None:
+        self.tables = tables
+        self.shard = tables.shard
 
-    @abstractmethod
-    def complete(self, values: Tensor) -> None:
-        """Replace what each process has computed or read from its rows by the sum of all."""
-
-    @abstractmethod
-    def own(self, negatives: Tensor, log_counts: Tensor, *, capacity: int) -> OwnNegatives:
-        """Those of the negatives, `(num,)`, that this process scores: at most `capacity`."""
-
-    @abstractmethod
-    def rows_of(self, table: Tensor, negatives: OwnNegatives) -> Tensor:
-        """The rows of own negatives, and any numbers for padding."""
-
-    @abstractmethod
-    def softmax_(
-        self, scores: Tensor, answer_scores: Tensor, sample: Sample, weights: Tensor, losses: Tensor
-    ) -> Tensor:
-        """The kernel `sampled_softmax_gradient_` for the negatives of all processes."""
-
-    @abstractmethod
     def positions(self, ids: Tensor) -> Tensor:
         """The row of each entity in the table of this process, −1 for rows of others."""
-
-
-class LocalSampledTables(SampledTables):
-    """Tables with the rows of all entities, or of those that a batch reads."""
-
-    def __init__(self, positions: Callable[[Tensor], Tensor]) -> None:
-        """`positions` gives the row of each entity."""
-        self._positions = positions
+        return self.tables.positions(ids)
 
     def fetch(self, table: Tensor, ids: Tensor, rows: Tensor) -> None:
-        torch.index_select(table, 0, self.positions(ids), out=rows)
-
-    def complete(self, values: Tensor) -> None:
-        """Nothing: they are complete."""
-
-    def own(self, negatives: Tensor, log_counts: Tensor, *, capacity: int) -> OwnNegatives:
-        corrections = log_counts.float().expand(len(negatives)).contiguous()
-        return OwnNegatives(negatives, self.positions(negatives), corrections)
-
-    def rows_of(self, table: Tensor, negatives: OwnNegatives) -> Tensor:
-        return table[negatives.positions]
-
-    def softmax_(
-        self, scores: Tensor, answer_scores: Tensor, sample: Sample, weights: Tensor, losses: Tensor
-    ) -> Tensor:
-        return sampled_softmax_gradient_(scores, answer_scores, sample, weights, losses)
-
-    def positions(self, ids: Tensor) -> Tensor:
-        return self._positions(ids)
-
-
-class ShardedSampledTables(SampledTables):
-    """Tables with the rows of one process, which scores the negatives that it has."""
-
-    def __init__(self, shard: Shard) -> None:
-        self.shard = shard
-
-    def fetch(self, table: Tensor, ids: Tensor, rows: Tensor) -> None:
-        rows.copy_(self.shard.own_rows(table, ids, lookup))
-
-    def complete(self, values: Tensor) -> None:
-        self.shard.all_reduce(values)
+        """Write the rows of entities into `rows`, or those of this process and zeros."""
+        if self.shard.is_whole:
+            torch.index_select(table, 0, self.positions(ids), out=rows)
+        else:
+            rows.copy_(self.shard.own_rows(table, ids, lookup))
 
     def own(self, negatives: Tensor, log_counts: Tensor, *, capacity: int) -> OwnNegatives:
-        positions = self.shard.positions(negatives)
+        """Those of the negatives, `(num,)`, that this process scores: at most `capacity`."""
+        positions = self.positions(negatives)
+        counts = log_counts.float().expand(len(negatives))
+        if self.shard.is_whole:
+            return OwnNegatives(negatives, positions, counts.contiguous())
         is_own = positions >= 0
         # Those of others go to one more slot, which is cut off.
         slots = torch.where(is_own, is_own.cumsum(0) - 1, capacity)
@@ -360,10 +286,13 @@ class ShardedSampledTables(SampledTables):
         corrections = torch.full((capacity + 1,), torch.inf, device=negatives.device)
         own_ids.scatter_(0, slots, negatives)
         own_positions.scatter_(0, slots, positions)
-        corrections.scatter_(0, slots, log_counts.float().expand(len(negatives)))
+        corrections.scatter_(0, slots, counts)
         return OwnNegatives(own_ids[:capacity], own_positions[:capacity], corrections[:capacity])
 
     def rows_of(self, table: Tensor, negatives: OwnNegatives) -> Tensor:
+        """The rows of own negatives, and any numbers for padding."""
+        if self.shard.is_whole:
+            return table[negatives.positions]
         if not len(table):
             return table.new_zeros(len(negatives.positions), table.shape[1])
         return table[negatives.positions.clamp(min=0)]
@@ -371,7 +300,13 @@ class ShardedSampledTables(SampledTables):
     def softmax_(
         self, scores: Tensor, answer_scores: Tensor, sample: Sample, weights: Tensor, losses: Tensor
     ) -> Tensor:
-        """Exchange the largest score of each query, and the sum of exponentials relative to it."""
+        """The kernel `sampled_softmax_gradient_` for the negatives of all processes.
+
+        Processes exchange the largest score of each query, and the sum of exponentials relative to
+        it.
+        """
+        if self.shard.is_whole:
+            return sampled_softmax_gradient_(scores, answer_scores, sample, weights, losses)
         own_tops, totals = sampled_sums(scores, answer_scores, sample)
         tops = self.shard.all_reduce(own_tops.clone(), "max")
         self.shard.all_reduce(totals.mul_((own_tops - tops).exp_()))
@@ -379,6 +314,3 @@ class ShardedSampledTables(SampledTables):
         sampled_gradient_(scores, normalizers, sample, weights)
         losses.copy_(weights * (normalizers - answer_scores))
         return weights * ((answer_scores - normalizers).exp_() - 1)
-
-    def positions(self, ids: Tensor) -> Tensor:
-        return self.shard.positions(ids)

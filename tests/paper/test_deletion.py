@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.inference.deletion import correct_triples, delete_paths
+from paper.deletion import correct_triples, delete_paths
 from tests.models.test_paths import chain
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dualkg.errors import InvalidValue, Unsupported
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import CP, ComplEx, DistMult
@@ -126,10 +126,9 @@ def _check(model: Model, plain: float, mapped: float) -> BilinearModel:
     if not isinstance(model, BilinearModel) or type(model) not in (CP, DistMult, ComplEx):
         name = type(model.embedding).__name__
         is_dual = model is not model.embedding
-        raise Unsupported(
-            "Theorem 1",
-            "holds for CP, DistMult and ComplEx, whose scores are sums over components; the model "
-            f"is {f'the dual of {name}' if is_dual else name}",
+        raise RequestError(
+            "Theorem 1 holds for CP, DistMult and ComplEx, whose scores are sums over components; "
+            f"the model is {f'the dual of {name}' if is_dual else name}."
         )
     for setting, weight in (("plain", plain), ("mapped", mapped)):
         if not 0 < weight < math.inf:

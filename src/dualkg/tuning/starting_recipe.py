@@ -1,4 +1,4 @@
-"""Where automatic tuning begins, and the values of each hyperparameter that it may move to."""
+"""The recipe at which automatic tuning begins, and the values of its hyperparameters to try."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ Dimensions = dict[str, tuple[Value, ...]]
 EPOCHS = "training.epochs"
 # Recipe keys that name or concern embeddings and how they are trained.
 CHOICES_OF_MODEL = ("model.", "loss.", "regularizer.", "optimizer.", "training.batch_size")
-SMALL_GRAPH = 20_000  # training triples
-# A large model is cheap up to this number of training triples × entities.
+SMALL_GRAPH = 20_000  # training triples; the final training takes seconds below that
+# Up to this number of training triples × entities, a training has more epochs, as it is cheap.
 CHEAP_PRODUCTS = {"cpu": 5e7, "cuda": 2e10}
-# On a GPU: the dimension of graphs with up to this number of entities.
+# On a GPU: the dimension of graphs with up to this number of entities. The paper has 2000 for
+# WN18RR and FB15k-237, and 1000 for YAGO3-10.
 DIMS_BY_ENTITIES = {50_000: 2000, 250_000: 1000, 10**6: 400}
 MIN_GPU_DIM = 200
 # On a CPU: up to this number of training triples × entities, every triple is scored against all
 # entities. Beyond it, triples are grouped by query or entities sampled, which costs some MRR.
 MAX_EXACT_PRODUCT = 2e8
-# The softmax is sampled from this number of entities on, and the number of negatives then.
+# The softmax is sampled from this number of entities on, over this number of negatives.
 MIN_SAMPLED_ENTITIES = {"cpu": 5_000, "cuda": 250_000}
 NUM_SAMPLED = {"cpu": 2_000, "cuda": 10_000}
 # On a CPU, triples are grouped by query if the number of queries is at most this share of the
@@ -42,7 +43,7 @@ MAX_GROUPED_SHARE = 0.4
 MATRIX_MODELS = ("RESCAL", "TuckER", "SE")  # a relation has dim² parameters
 MAX_MATRIX_DIM = 256
 MAX_DIM_OF_STARTS = 500  # of the models in `STARTS`
-MAX_NEGATIVES = 1024
+MAX_NEGATIVES = 1024  # of negative sampling, shared by a batch
 # A path network is trained for this number of steps, but for no fewer and no more epochs than
 # these: more epochs would overfit a small graph.
 NETWORK_STEPS = {"cpu": 1_000, "cuda": 24_000}
@@ -57,6 +58,7 @@ CPU_NETWORK = {
     "training.batch_size": 64,
 }
 
+# Near the settings of Sun et al. (2019).
 DISTANCE_LOSS = {
     "regularizer.name": "none",
     "loss.name": "NegativeSampling",
@@ -67,6 +69,7 @@ DISTANCE_LOSS = {
     "optimizer.learning_rate": 0.0005,
     "optimizer.decay_from": 0.0,
 }
+# Relations that are matrices: the paper has λ1 = λ2 for RESCAL on WN18RR.
 EQUAL_WEIGHTS = {
     "regularizer.plain": 1.0,
     "regularizer.mapped": 1.0,
@@ -183,7 +186,7 @@ def other_start(
 ) -> Recipe | None:
     """A second recipe at which the search may begin, or None.
 
-    It is that of a distance model on a small graph: 1-vs-all, as without tuning.
+    A distance model on a small graph may also be trained 1-vs-all, as without tuning.
     """
     has_own_loss = "loss.name" in STARTS.get(start.model.name, {})
     if not is_small(graph) or not has_own_loss:
@@ -206,7 +209,7 @@ def network_start(
     """
     is_chosen = any(key.startswith(CHOICES_OF_MODEL) for key in fixed)
     on_gpu = device.type == "cuda"
-    if is_chosen or graph.is_mapped or not (on_gpu or is_small(graph)):
+    if is_chosen or graph.is_large or not (on_gpu or is_small(graph)):
         return None
     given = {key: start.value_of(key) for key in fixed}
     if start != starting_recipe(start.data, graph, device, given):
@@ -232,7 +235,7 @@ def dimensions_of(
 ) -> Dimensions:
     """What matters for the model and the loss of a recipe, most important first.
 
-    Keys in `fixed` are left out. `weight_factor` is that between neighbouring values of λ.
+    Keys in `fixed` are left out. `weight_factor` is the factor between neighbouring values of λ.
     """
     dimensions: Dimensions = {}
     weight = recipe.regularizer.weight
