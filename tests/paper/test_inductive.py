@@ -5,17 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from paper.figures import inductive_fields
 from paper.studies import study_inductive
 from tests.inference.test_extension import train_beads
-
-
-def test_the_number_of_entities_may_differ_between_seeds():
-    assert inductive_fields([{"num_entities": 1724}] * 2) == {"num_entities": "1,724 entities"}
-    assert (
-        inductive_fields([{"num_entities": 1724}, {"num_entities": 722}])["num_entities"]
-        == "722 to 1,724 entities"
-    )
 
 
 def test_the_study_compares_embedding_with_training_again():

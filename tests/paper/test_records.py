@@ -21,7 +21,7 @@ from paper.records import (
     recipe_without_seed,
     record_runs,
 )
-from paper.registry import FOLDER, MAIN, Row, published_metrics, recipe_of
+from paper.registry import FOLDER, Row, recipe_of
 from paper.studies import STUDIES
 from paper.tables import results_page
 
@@ -156,20 +156,6 @@ def test_recipes_are_in_one_of_the_two_folders(committed):
     assert not shipped & own
 
 
-@pytest.mark.parametrize("name", ["fb15k-237/complex-dura-dim-500", "wn18rr/complex-dura-dim-500"])
-def test_bfloat16_products_cost_no_accuracy(committed, name):
-    bf16 = committed[name]
-    exact = committed[f"{name}-float32"]
-    assert bf16.seeds == exact.seeds == [0, 1, 2]
-    assert {run["environment"]["engine"] for run in bf16.runs} == {
-        "fused kernels, bfloat16 products, one NVIDIA H200"
-    }
-    assert {run["environment"]["engine"] for run in exact.runs} == {
-        "fused kernels, float32, one NVIDIA H200"
-    }
-    assert abs(fmean(bf16.values("mrr")) - fmean(exact.values("mrr"))) <= 0.0015
-
-
 def test_promised_numbers_are_recorded(committed):
     """ComplEx-DURA: UMLS, Kinship, and FB15k-237 at dim 100 with and without DURA."""
     mrr = {name: fmean(record.values("mrr")) for name, record in committed.items()}
@@ -177,14 +163,3 @@ def test_promised_numbers_are_recorded(committed):
     assert mrr["kinship/complex-dura"] >= 0.89
     assert mrr["fb15k-237/complex-dura-dim-100"] >= 0.345
     assert mrr["fb15k-237/complex-dura-dim-100"] - mrr["fb15k-237/complex-dim-100"] >= 0.01
-
-
-@pytest.mark.parametrize("graph", ["WN18RR", "FB15k-237"])
-@pytest.mark.parametrize("name", ["RotatE", "MuRP", "HAKE", "TuckER"])
-def test_compared_models_reach_their_published_numbers(committed, name, graph):
-    """Within .005 of the published MRR, or above, with three seeds of under two minutes each."""
-    record = committed[MAIN.row(name).record_name(graph)]
-    assert len(record.runs) == 3
-    assert fmean(record.values("mrr")) >= published_metrics(name, graph)["mrr"] - 0.005
-    assert not record.times_are_bounds
-    assert record.cost("training_seconds") < 120

@@ -81,30 +81,6 @@ def test_calibration(config):
     assert files(config, "calibration") == FILES
 
 
-@pytest.mark.slow
-def test_inductive(config, monkeypatch):
-    study = studies.study_inductive
-    monkeypatch.setattr(
-        studies, "study_inductive", lambda *a, **k: study(*a, **k, share=0.01, counts=(1, None))
-    )
-    [table] = STUDIES["inductive"].run(config)
-    assert [row[:2] for row in table.rows] == [
-        ["embedded", "1"],
-        ["embedded", "all"],
-        ["mean", "0"],
-        ["random", "0"],
-        ["retrained", "1"],
-        ["retrained", "all"],
-    ]
-    results = {(one["method"], one["triples_given"]): one for one in saved(config, "inductive")}
-    assert table.rows[1][2] == f"{results['embedded', None]['all_queries']['mrr']:.4f}"
-    assert table.rows[4][5] == f"{results['retrained', 1]['known_entities']['mrr']:.4f}"
-    page = STUDIES["inductive"].page(config.records / "figures" / "inductive-world.json")
-    assert f"{results['embedded', 1]['num_entities']} entities of world held out" in page
-    assert "](figures/inductive-world.png)" in page
-    assert files(config, "inductive") == FILES
-
-
 def test_explanations(config, monkeypatch):
     quick = partial(studies.measure_explanations, counts=(2,), max_triples=9)
     [table] = replace(STUDIES["explanations"], measure=quick).run(config)

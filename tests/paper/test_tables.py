@@ -11,7 +11,6 @@ from paper.studies import STUDIES
 from paper.tables import (
     BEGIN,
     END,
-    datasets_table,
     hyperparameters_table,
     results_page,
     results_table,
@@ -77,21 +76,6 @@ def test_times_on_a_shared_device_are_bounds(train, tmp_path):
     assert not alone.times_are_bounds
     assert alone.cost("training_seconds") == alone.runs[1]["costs"]["training_seconds"]
     assert not shown().startswith("≤")
-
-
-def test_data_sets_are_compared_with_published_counts():
-    counts = published()["datasets"]["WN18RR"] | {"valid": 3000}
-    rows = {row[0]: row for row in datasets_table({"WN18RR": counts}).rows}
-    assert rows["WN18RR"][1:] == [
-        "40,943",
-        "11",
-        "86,835",
-        "3,000",
-        "3,134",
-        "valid 3,034 published",
-    ]
-    assert rows["FB15k-237"][-1] == "not available"
-    assert "YAGO3-10-quarter" not in rows
 
 
 def test_hyper_parameters_are_those_of_the_recipes():
