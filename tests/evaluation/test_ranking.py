@@ -18,7 +18,6 @@ from dualkg.kernels import cpu_ranks
 from tests.conftest import graph_of
 from tests.families import BILINEAR, EMBEDDINGS
 from tests.pairwise import pairwise
-from tests.raising import refused
 
 
 def counter(form: str) -> ranking.Counter:
@@ -319,8 +318,8 @@ def test_the_ranks_of_a_sample_are_those_of_the_whole(small_graph):
 
 def test_a_sample_of_nothing_and_of_lists_is_refused(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4)
-    with refused(kg.errors.InvalidValue, setting="queries", found=0):
+    with pytest.raises(kg.RequestError, match="queries.* should be at least 1; 0 was given"):
         kg.evaluate(model, small_graph, queries=0)
     lists = {"head": [], "relation": [], "tail": [], "direction": [], "candidate": []}
-    with refused(kg.errors.Unsupported, what="Candidates"):
+    with pytest.raises(kg.RequestError, match="Candidates are lists for all triples"):
         kg.evaluate(model, small_graph, queries=4, candidates=lists)
