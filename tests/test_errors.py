@@ -101,16 +101,16 @@ def test_wrong_arguments_are_named(call, kind, parameters, small_graph):
     [
         (
             InvalidValue("k", expected="at least 1", found="x", advice="Use 1."),
-            "k should be at least 1; 'x' was given. Use 1.",
+            "`k` should be at least 1; 'x' was given. Use 1.",
         ),
         (UnknownName("loss", "x", known=["a", "b"]), "No loss is named 'x'. There are: a, b."),
         (
             PathExists("runs/a", what="a finished run"),
-            "runs/a is a finished run. Use overwrite=True, or name another with out.",
+            "runs/a is a finished run. Use `overwrite=True`, or name another with `out`.",
         ),
         (
             PathExists("runs/a", overwritable=False),
-            "runs/a exists already. Name another with out.",
+            "runs/a exists already. Name another with `out`.",
         ),
         (
             DamagedFile("a.json", "it is not JSON", advice="Remove it."),

@@ -141,8 +141,10 @@ class Sentence:
     options: Mapping[str, object] = field(default_factory=dict)
 
     def in_words(self, words: Words = PYTHON) -> str:
-        spelled = {name: words.option(name, value) for name, value in self.options.items()}
-        return self.template.format(**spelled) if spelled else self.template
+        marks = {}
+        for name, value in self.options.items():
+            marks[name] = f"`{name}`" if value is None else f"`{name}={value!r}`"
+        return words.marked(self.template.format(**marks) if marks else self.template)
 
     def __str__(self) -> str:
         return self.in_words()
@@ -204,21 +206,13 @@ class InvalidValue(RequestError):
     `expected` completes "should be", and `advice` is a sentence of its own.
     """
 
-    def __init__(
-        self, setting: str, *, expected: str, found: object, advice: str | Sentence = ""
-    ) -> None:
-        super().__init__()
+    def __init__(self, setting: str, *, expected: str, found: object, advice: object = "") -> None:
+        value = f"'{found}'" if isinstance(found, str) else f"{found}"
+        sentence = f"`{setting}` should be {expected}; {value} was given. {advice}"
+        super().__init__(sentence.rstrip())
         self.setting = setting
         self.expected = expected
         self.found = found
-        self.advice = advice
-
-    def message(self, words: Words = PYTHON) -> str:
-        spell = words.key if "." in self.setting else words.option
-        found = f"'{self.found}'" if isinstance(self.found, str) else f"{self.found}"
-        advice = self.advice.in_words(words) if isinstance(self.advice, Sentence) else self.advice
-        sentence = f"{spell(self.setting)} should be {self.expected}; {found} was given."
-        return f"{sentence} {advice}".rstrip()
 
 
 class UnknownName(RequestError):
@@ -234,132 +228,82 @@ class UnknownName(RequestError):
         *,
         suggestions: Sequence[str] = (),
         known: Sequence[str] = (),
-        advice: str | Sentence = "",
+        advice: object = "",
     ) -> None:
-        super().__init__()
+        sentence = f"No {kind} is named '{name}'."
+        if suggestions:
+            sentence += one_of(suggestions)
+        elif known:
+            sentence += f" There are: {', '.join(known)}."
+        super().__init__(f"{sentence} {advice}".rstrip())
         self.kind = kind
         self.name = name
         self.suggestions = list(suggestions)
         self.known = list(known)
-        self.advice = advice
-
-    def message(self, words: Words = PYTHON) -> str:
-        sentence = f"No {self.kind} is named '{self.name}'."
-        if self.suggestions:
-            sentence += one_of(self.suggestions)
-        elif self.known:
-            sentence += f" There are: {', '.join(self.known)}."
-        advice = self.advice.in_words(words) if isinstance(self.advice, Sentence) else self.advice
-        return f"{sentence} {advice}".rstrip()
 
 
 class PathExists(RequestError):
     """A file or folder that would be written exists already."""
 
     def __init__(self, path: object, *, what: str = "", overwritable: bool = True) -> None:
-        super().__init__()
+        is_what = f"is {what}" if what else "exists already"
+        advice = "Name another with `out`."
+        if overwritable:
+            advice = "Use `overwrite=True`, or name another with `out`."
+        super().__init__(f"{path} {is_what}. {advice}")
         self.path = path
         self.what = what
         self.overwritable = overwritable
-
-    def message(self, words: Words = PYTHON) -> str:
-        is_what = f"is {self.what}" if self.what else "exists already"
-        if not self.overwritable:
-            return f"{self.path} {is_what}. Name another with {words.option('out')}."
-        overwrite = words.option("overwrite", True)
-        return (
-            f"{self.path} {is_what}. Use {overwrite}, or name another with {words.option('out')}."
-        )
 
 
 class DamagedFile(RequestError):
     """A file of a run, a graph or a cache cannot be used as it is."""
 
-    def __init__(self, path: object, reason: str, *, advice: str | Sentence = "") -> None:
-        super().__init__()
+    def __init__(self, path: object, reason: str, *, advice: object = "") -> None:
+        super().__init__(f"{path} is damaged: {reason}. {advice}".rstrip())
         self.path = path
         self.reason = reason
-        self.advice = advice
-
-    def message(self, words: Words = PYTHON) -> str:
-        advice = self.advice.in_words(words) if isinstance(self.advice, Sentence) else self.advice
-        return f"{self.path} is damaged: {self.reason}. {advice}".rstrip()
 
 
 class Unsupported(RequestError):
-    """Something that exists cannot be combined with something else.
+    """Something that exists cannot be combined with something else."""
 
-    `what` is the subject ("DURA"), `reason` the rest of the sentence without its full stop
-    ("needs the mapped tail, and TransE defines none"), and `advice` says what to do.
-    """
-
-    def __init__(self, what: str, reason: str, *, advice: str | Sentence = "") -> None:
-        super().__init__()
+    def __init__(self, what: str, reason: str, *, advice: object = "") -> None:
+        super().__init__(f"{what} {reason}. {advice}".rstrip())
         self.what = what
         self.reason = reason
-        self.advice = advice
-
-    def message(self, words: Words = PYTHON) -> str:
-        advice = self.advice.in_words(words) if isinstance(self.advice, Sentence) else self.advice
-        return f"{self.what} {self.reason}. {advice}".rstrip()
 
 
 class MissingExtra(RequestError):
     """An optional package is not installed."""
 
     def __init__(self, package: str, extra: str, *, purpose: str) -> None:
-        super().__init__()
+        line = f"pip install 'dualkg[{extra}]'"
+        super().__init__(f"{purpose} needs {package}. Install it: {line}")
         self.package = package
         self.extra = extra
-        self.purpose = purpose
-
-    def message(self, words: Words = PYTHON) -> str:
-        line = f"pip install 'dualkg[{self.extra}]'"
-        return f"{self.purpose} needs {self.package}. Install it: {line}"
 
 
 class LockedError(RequestError):
     """Another process is writing the file or folder; `holder` describes it, if it is known."""
 
     def __init__(self, path: object, *, holder: str = "") -> None:
-        super().__init__()
+        writer = holder or "another process"
+        super().__init__(f"{path} is being written by {writer}. Try again when that has ended.")
         self.path = path
         self.holder = holder
-
-    def message(self, words: Words = PYTHON) -> str:
-        holder = self.holder or "another process"
-        return f"{self.path} is being written by {holder}. Try again when that has ended."
 
 
 class OutOfMemory(DualkgError):
     """The system or a GPU refused memory; `num_bytes` were wanted, if the library says it."""
 
     def __init__(self, num_bytes: int | None = None) -> None:
-        super().__init__()
-        self.num_bytes = num_bytes
-
-    def message(self, words: Words = PYTHON) -> str:
-        wanted = f": {self.num_bytes / 2**30:,.2f} GiB were refused" if self.num_bytes else ""
-        smaller = f"a smaller {words.key('model.dim')} or {words.key('training.batch_size')}"
-        return f"There is not enough memory{wanted}. Use {smaller}, or allow more memory."
-
-
-class TooFewAddresses(DualkgError):
-    """The limit on the addresses of a process is below what libraries reserve."""
-
-    def __init__(self, limit: int, *, least: int) -> None:
-        super().__init__()
-        self.limit = limit
-        self.least = least
-
-    def message(self, words: Words = PYTHON) -> str:
-        least = f"{self.least / 2**30:,.2f} GiB"
-        return (
-            f"The addresses of this process are limited to {self.limit / 2**30:,.2f} GiB "
-            f"(ulimit -v). PyTorch and the libraries of linear algebra reserve up to {least}, most "
-            f"of which is never used, and some wait for ever if they cannot. Allow at least "
-            f"{least}, or limit the memory that is used, as containers do."
+        wanted = f": {num_bytes / 2**30:,.2f} GiB were refused" if num_bytes else ""
+        super().__init__(
+            f"There is not enough memory{wanted}. Use a smaller `model.dim` or "
+            "`training.batch_size`, or allow more memory."
         )
+        self.num_bytes = num_bytes
 
 
 def out_of_memory(error: BaseException) -> OutOfMemory | None:

@@ -20,23 +20,10 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
-from dualkg.errors import DualkgError, Unsupported
+from dualkg.errors import DualkgError, RequestError
 
 T = TypeVar("T")
 C = TypeVar("C")
-
-
-class PluginFailed(DualkgError):
-    """An installed package offers a class that cannot be imported."""
-
-    def __init__(self, group: str, name: str, reason: str) -> None:
-        super().__init__(
-            f"The entry point {name} of the group {group} cannot be imported: {reason}. Update or "
-            "uninstall the package that declares it."
-        )
-        self.group = group
-        self.name = name
-        self.reason = reason
 
 
 class Registry(Mapping[str, T]):
@@ -67,10 +54,9 @@ class Registry(Mapping[str, T]):
 
     def add(self, name: str, item: T) -> None:
         if self._registered.get(name, item) is not item:
-            raise Unsupported(
-                f"The {self.kind} {name}",
-                "is registered already, and a name means one class",
-                advice="Choose another name.",
+            raise RequestError(
+                f"The {self.kind} {name} is registered already, and a name means one class. Choose "
+                "another name."
             )
         self._registered[name] = item
 
@@ -83,7 +69,11 @@ class Registry(Mapping[str, T]):
             try:
                 self._registered[name] = self._plugins[name].load()
             except Exception as error:
-                raise PluginFailed(self.group, name, f"{type(error).__name__}: {error}") from error
+                raise DualkgError(
+                    f"The entry point {name} of the group {self.group} cannot be imported: "
+                    f"{type(error).__name__}: {error}. Update or uninstall the package that "
+                    "declares it."
+                ) from error
         return self._registered[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """A system that refuses memory, and names that are no text: sentences in place of tracebacks."""
 
-import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -73,25 +72,6 @@ def test_a_command_that_is_refused_memory_says_so(
     )
     with pytest.raises(RuntimeError, match="a mistake"):
         main(failing(RuntimeError("a mistake")))
-
-
-def test_a_limit_below_what_libraries_reserve_is_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """OpenBLAS tries for ever to get the memory that it was refused."""
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1500 * 2**20, 2**40))
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.setattr("sys.argv", ["dualkg"])
-    with pytest.raises(SystemExit) as end:
-        main(failing(AssertionError("it was run")))
-    assert end.value.code == 1
-    assert capsys.readouterr().err.startswith(
-        "dualkg: The addresses of this process are limited to 1.46 GiB (ulimit -v). PyTorch and "
-        "the libraries of linear algebra reserve up to 3.00 GiB, "
-    )
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (3 * 2**30, 2**40))
-    with pytest.raises(AssertionError, match="it was run"):
-        main(failing(AssertionError("it was run")))
 
 
 @pytest.mark.parametrize(

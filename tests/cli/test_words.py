@@ -55,7 +55,7 @@ def test_every_setting_is_an_option_of_train(run_cli):
 def test_errors_and_notes_are_worded_by_their_reader(tmp_path):
     error = PathExists("runs/a")
     assert "Use --overwrite, or name another with --out." in error.in_words(COMMAND)
-    assert "Use overwrite=True" in str(error)
+    assert "Use `overwrite=True`" in str(error)
     error = InvalidValue("training.epochs", expected="at least 1", found=0)
     assert error.in_words(COMMAND) == "--epochs should be at least 1; 0 was given."
     error = RunNotFinished(tmp_path, resumable=True)

@@ -290,8 +290,8 @@ def test_the_real_pyg_and_datasets(from_file: Graph) -> None:
         ([], {}, "The list holds no triples; at least one is expected."),
         (ROWS[:1], {}, "The list cannot be split: of its 1 triples none can go to valid"),
         (ROWS, {"valid": ROWS}, "valid was given without test. Give both, or test=[] for none."),
-        (ROWS, {"split": "80/20"}, "split should be three percentages"),
-        (ROWS, {"seed": -1}, "seed should be a whole number, 0 or more; -1 was given."),
+        (ROWS, {"split": "80/20"}, "`split` should be three percentages"),
+        (ROWS, {"seed": -1}, "`seed` should be a whole number, 0 or more; -1 was given."),
         (
             np.ones((3, 2), int),
             {},

@@ -134,4 +134,4 @@ def test_a_split_is_found_by_its_name_only() -> None:
     assert graph.split("valid").tolist() == [[1, 0, 0]]
     with pytest.raises(InvalidValue) as caught:
         graph.split("name")
-    assert str(caught.value) == "split should be train, valid or test; 'name' was given."
+    assert str(caught.value) == "`split` should be train, valid or test; 'name' was given."

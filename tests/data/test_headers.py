@@ -233,7 +233,7 @@ def test_an_impossible_delimiter_is_refused(tmp_path: Path, delimiter: str) -> N
     with pytest.raises(InvalidValue) as caught:
         load_graph(write(tmp_path / "mine.csv", DENSE), delimiter=delimiter)
     assert str(caught.value) == (
-        "delimiter should be one character such as ',' or '|', or one of tab, space, comma, "
+        "`delimiter` should be one character such as ',' or '|', or one of tab, space, comma, "
         "semicolon and pipe; "
         f"'{delimiter}' was given."
     )

@@ -312,7 +312,7 @@ def test_invalid_splits_are_refused(split: str) -> None:
 
 
 def test_a_seed_below_0_is_refused(dense: Path) -> None:
-    assert refused(dense, seed=-1) == "seed should be a whole number, 0 or more; -1 was given."
+    assert refused(dense, seed=-1) == "`seed` should be a whole number, 0 or more; -1 was given."
 
 
 # Labels.

@@ -221,8 +221,8 @@ def test_the_split_of_the_thresholds_is_not_evaluated(small_graph):
         evaluate_classification(model, small_graph, split="valid")
     assert (error.value.setting, error.value.found) == ("split", "valid")
     assert str(error.value) == (
-        "split should be another split than valid, on which the thresholds are chosen; 'valid' was "
-        "given. Choose the test split."
+        "`split` should be another split than valid, on which the thresholds are chosen; 'valid' "
+        "was given. Choose the test split."
     )
 
 

@@ -187,7 +187,7 @@ def test_a_number_of_supporting_triples_below_one_is_refused(people):
     with pytest.raises(InvalidValue) as error:
         explain_in(people, "p0", "speaks", "French", k=0)
     assert (error.value.setting, error.value.found) == ("k", 0)
-    assert str(error.value) == "k should be at least 1; 0 was given."
+    assert str(error.value) == "`k` should be at least 1; 0 was given."
 
 
 @pytest.mark.parametrize(

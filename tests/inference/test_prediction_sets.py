@@ -180,7 +180,7 @@ def test_a_coverage_that_is_no_share_is_refused(small_graph):
     with pytest.raises(InvalidValue) as error:
         sets.threshold(0, "tail", coverage=90)
     assert (error.value.setting, error.value.found) == ("coverage", 90)
-    assert str(error.value) == "coverage should be between 0 and 1, such as 0.9; 90 was given."
+    assert str(error.value) == "`coverage` should be between 0 and 1, such as 0.9; 90 was given."
 
 
 def test_splits_without_triples_are_refused(small_graph):

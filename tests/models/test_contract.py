@@ -122,7 +122,7 @@ def test_an_empty_batch_has_empty_scores(name):
 def test_a_dim_of_zero_is_refused():
     with pytest.raises(InvalidValue) as refused:
         kg.ComplEx(SHAPE, dim=0)
-    assert str(refused.value) == "dim should be at least 1; 0 was given."
+    assert str(refused.value) == "`dim` should be at least 1; 0 was given."
     with pytest.raises(InvalidValue) as refused:
         kg.ComplEx(SHAPE, dim="8")
     assert (refused.value.setting, refused.value.expected) == ("dim", "a whole number")

@@ -128,7 +128,7 @@ def test_callbacks_that_are_no_list_get_an_example():
     with pytest.raises(InvalidValue) as error:
         find_callbacks("mlflow")
     assert str(error.value) == (
-        "callbacks should be a list, such as [kg.TensorBoard()]; 'mlflow' was given."
+        "`callbacks` should be a list, such as [kg.TensorBoard()]; 'mlflow' was given."
     )
 
 

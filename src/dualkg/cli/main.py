@@ -7,7 +7,6 @@ import gc
 import io
 import os
 import re
-import resource
 import sys
 import time
 from contextlib import nullcontext
@@ -30,7 +29,6 @@ from dualkg.cli.training_display import TrainingDisplay
 from dualkg.cli.words import COMMAND
 from dualkg.errors import (
     DualkgError,
-    TooFewAddresses,
     close_settings,
     out_of_memory,
     shortened,
@@ -43,10 +41,6 @@ HELP = "Knowledge-graph completion: train a model on triples, evaluate it, predi
 WIDE_TERMINAL = 105  # columns
 REPORT_SECONDS = 10.0  # in which another process has reported an error, or never does
 GC_THRESHOLD = 1_000_000  # allocations before the garbage collector runs
-# A training on two cores reserves 2.8 GiB of addresses, and waits for ever with a limit of 2.4 GiB.
-# Each thread has a stack, an arena and buffers of its own.
-BASE_ADDRESSES = 11 * 2**28  # bytes
-ADDRESSES_PER_CORE = 2**27
 DEMO_QUERIES = (
     ("Khartoum", "located_in", None),
     ("Luxembourg", "borders", None),
@@ -75,7 +69,6 @@ def main(commands: typer.Typer = app) -> None:
     """
     _prepare_process()
     try:
-        _check_addresses()
         with nullcontext() if cli.stderr.is_terminal else log_to_stderr():
             commands()
     except DualkgError as error:
@@ -122,14 +115,6 @@ def _prepare_process() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def _check_addresses() -> None:
-    """Refuse a limit (`ulimit -v`) below which OpenBLAS, when it is loaded, never returns."""
-    least = BASE_ADDRESSES + ADDRESSES_PER_CORE * (os.cpu_count() or 1)
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY and limit < least:
-        raise TooFewAddresses(limit, least=least)
 
 
 def _exit(sentence: str, status: int) -> None:

@@ -76,16 +76,20 @@ def as_option(name: str, value: str | None = None) -> str:
         '--overwrite'
         >>> as_option("training.epochs", "5")
         '--epochs 5'
+        >>> as_option("columns", "[1, 2, 3]")
+        '--columns 1,2,3'
     """
+    if value is not None:
+        value = re.sub(r"[\[\]'\" ]", "", value)
     known = SETTINGS.get(name) or DATA_SETTINGS.get(name) or OPTIONS.get(name)
     if "." in name and known is None:
-        return name if value is None else f"--set {name}={value}"
+        return name if value is None else f"--set {shlex.quote(f'{name}={value}')}"
     option = known or f"--{name.replace('_', '-')}"
     if value in (None, "True"):
         return option
     if value == "False":
         return f"--no-{option.removeprefix('--')}"
-    return f"{option} {value}"
+    return f"{option} {shlex.quote(value)}"
 
 
 def _text(value: object) -> str:

@@ -62,7 +62,7 @@ class InvalidRecipe(RequestError):
         if not self.source:
             return self.problem.message(words)
         # A file has keys, whoever reads the message.
-        return f"{self.source}: {self.problem.message(PYTHON)}"
+        return f"{self.source}: {self.problem.message(PYTHON).replace('`', '')}"
 
 
 class UnreadableRecipe(RequestError):

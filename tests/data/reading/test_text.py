@@ -157,13 +157,13 @@ def test_columns_that_are_not_three_are_refused(kit, write: Write, columns: obje
     with pytest.raises(InvalidValue) as caught:
         kit.read(write("mine.tsv", b"a\tr\tb\n"), columns)
     assert (caught.value.setting, caught.value.found) == ("columns", columns)
-    assert str(caught.value).startswith("columns should be three different names or numbers")
+    assert str(caught.value).startswith("`columns` should be three different names or numbers")
 
 
 def test_columns_are_counted_from_1(kit, write: Write) -> None:
     with pytest.raises(InvalidValue) as caught:
         kit.read(write("mine.tsv", b"a\tr\tb\n"), (0, 1, 2))
-    assert str(caught.value) == "columns should be counted from 1; 0 was given."
+    assert str(caught.value) == "`columns` should be counted from 1; 0 was given."
 
 
 def sentence(kit, path: Path, **limits: int) -> str:

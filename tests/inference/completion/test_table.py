@@ -106,7 +106,7 @@ def test_other_formats_are_refused(graph, tmp_path):
         check_file(tmp_path / "new.xlsx", graph)
     assert (error.value.setting, error.value.found) == ("out", "new.xlsx")
     assert str(error.value) == (
-        "out should be a file that ends with .tsv or .parquet; 'new.xlsx' was given."
+        "`out` should be a file that ends with .tsv or .parquet; 'new.xlsx' was given."
     )
 
 
