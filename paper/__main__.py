@@ -37,6 +37,7 @@ from paper.registry import (
     TABLES,
     ResultTable,
 )
+from paper.runs import sparsify
 from paper.studies import STUDIES
 from paper.tables import DATASETS, Study, Table, write_pages
 
@@ -223,6 +224,9 @@ for _study in STUDIES.values():
     if _study.name in (*OWN_COMMANDS, "path-ensemble"):
         continue
     app.command(_study.name, help=_study.measure.__doc__)(study_command(_study))
+
+
+app.command()(sparsify)
 
 
 @app.command()

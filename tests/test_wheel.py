@@ -64,7 +64,7 @@ def test_an_installed_wheel_runs_the_demo(installed, tmp_path):
 
 def test_an_installed_wheel_trains_a_shipped_recipe_and_serves_it(installed, tmp_path, data_folder):
     variables = own_environment(tmp_path)
-    assert "umls/complex-dura" in run(installed, "recipes", cwd=tmp_path, env=variables)
+    assert "umls/complex-dura" in run(installed, "datasets", cwd=tmp_path, env=variables)
     report = run(installed, "train", "umls/complex-dura", "--json", cwd=tmp_path, env=variables)
     assert json.loads(report)
     (run_folder,) = (tmp_path / "runs").iterdir()

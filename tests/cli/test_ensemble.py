@@ -132,7 +132,6 @@ def test_calibrated_predicted_completed_and_served(dualkg, runs, tmp_path):
         ("explain", "both", "--head", "France", "--relation", "capital", "--tail", "Paris"),
         ("index", "both", "--out", "made"),
         ("export", "both", "--out", "made"),
-        ("sparsify", "both", "--share", "0.5", "--out", "made"),
         ("evaluate", "both", "--storage", "int8"),
     ],
 )

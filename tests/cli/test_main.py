@@ -41,14 +41,11 @@ def test_help_fits_a_screen_and_names_every_command(dualkg):
         "demo",
         "datasets",
         "inspect",
-        "recipes",
         "train",
         "resume",
-        "gather",
         "tune",
         "evaluate",
         "predict",
-        "similar",
         "export",
     ):
         assert f" {command} " in result.out
@@ -184,14 +181,14 @@ def test_datasets(dualkg):
     assert result.code == 0
     for name in ("world", "WN18RR", "FB15k-237", "YAGO3-10", "Countries-S3", "CoDEx-L"):
         assert name in result.out
-    rows = {row["name"]: row for row in dualkg("datasets", "--json").json}
+    rows = {row["name"]: row for row in dualkg("datasets", "--json").json["datasets"]}
     assert rows["WN18RR"]["test"] == 3134
     assert rows["world"]["from"] == "bundled"
     assert all(row["licence"] for row in rows.values())
 
 
 def test_datasets_lists_the_graphs_of_the_data_folder(dualkg, data_folder):
-    rows = {row["name"]: row for row in dualkg("datasets", "--json").json}
+    rows = {row["name"]: row for row in dualkg("datasets", "--json").json["datasets"]}
     assert rows["WN18RR"]["from"] == str(data_folder)
     assert rows["YAGO3-10-quarter"]["about"] == "not in the catalogue"
 
@@ -278,9 +275,9 @@ def test_a_recipe_with_changes_and_seeds(dualkg, tmp_path):
 
 
 def test_a_shipped_recipe_by_its_name(dualkg, tmp_path, monkeypatch):
-    names = [row["name"] for row in dualkg("recipes", "--json").json]
+    names = [row["name"] for row in dualkg("datasets", "--json").json["recipes"]]
     assert {"fb15k-237/complex-dura", "umls/complex-dura"} <= set(names)
-    assert "umls/complex-dura" in dualkg("recipes").out
+    assert "umls/complex-dura" in dualkg("datasets").out
     write_triples(tmp_path / "mine.tsv")
     changes = (
         "--set",
@@ -378,7 +375,7 @@ def test_the_entity_of_a_query_is_not_predicted(dualkg, world_run, given):
 
 
 def test_similar(dualkg, world_run):
-    result = dualkg("similar", world_run, "France", "--top", 3, "--json").json
+    result = dualkg("predict", world_run, "--similar", "France", "--top", 3, "--json").json
     assert len(result) == 3
     assert "France" not in {answer["name"] for answer in result}
 

@@ -13,7 +13,8 @@ import pytest
 from typer import Abort
 
 from dualkg.cli import common, training_display
-from dualkg.cli.training_display import NotStarted, TrainingDisplay, ask_to_start
+from dualkg.cli.training_display import TrainingDisplay, ask_to_start
+from dualkg.errors import DualkgError
 from dualkg.training.trainer import ProgressEvent
 from dualkg.tuning.automatic import AutomaticProgress
 from dualkg.workflows.expectation import Expectation
@@ -47,9 +48,9 @@ def at_terminal(monkeypatch):
 
 def test_who_declines_is_told_what_takes_less_time(at_terminal, monkeypatch):
     monkeypatch.setattr(training_display.typer, "confirm", lambda *words, **options: False)
-    with refused(NotStarted, interrupted=False, exit_code=1) as caught:
+    with refused(DualkgError, exit_code=1) as caught:
         ask_to_start()
-    assert str(caught.value).startswith("Not started. Fewer epochs (training.epochs) ")
+    assert str(caught.value).startswith("Not started. Fewer epochs (`training.epochs`) ")
 
 
 def test_ctrl_c_at_the_question_is_an_interruption(at_terminal, monkeypatch):
@@ -57,7 +58,7 @@ def test_ctrl_c_at_the_question_is_an_interruption(at_terminal, monkeypatch):
         raise Abort
 
     monkeypatch.setattr(training_display.typer, "confirm", confirm)
-    with refused(NotStarted, interrupted=True, exit_code=130):
+    with refused(DualkgError, exit_code=130):
         ask_to_start()
 
 

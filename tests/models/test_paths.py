@@ -292,8 +292,7 @@ def test_commands_for_embeddings_say_that_there_are_none(run_cli, tmp_path):
     for command in (
         ("index", tmp_path / "run"),
         ("export", tmp_path / "run", "--out", tmp_path / "exported"),
-        ("similar", tmp_path / "run", "e0"),
-        ("sparsify", tmp_path / "run", "--out", tmp_path / "sparse", "--share", "0.5"),
+        ("predict", tmp_path / "run", "--similar", "e0"),
         ("evaluate", tmp_path / "run", "--storage", "int8"),
     ):
         told = run_cli(*command)

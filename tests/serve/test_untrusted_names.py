@@ -109,7 +109,7 @@ def test_no_name_reverses_a_terminal(run_cli, run_folders):
     query = ("--head", name, "--relation", "likes")
     results = [
         run_cli("predict", run, *query, "--top", "40"),
-        run_cli("similar", run, name),
+        run_cli("predict", run, "--similar", name),
         run_cli("explain", run, *query, "--tail", "thing 30"),
         run_cli("predict", run, "--head", f"no {name}", "--relation", "likes"),
         run_cli("predict", run, *query, "--top", "40", "--json"),

@@ -107,7 +107,7 @@ def test_a_run_of_somebody_else_imports_nothing(here: Path, table: str) -> None:
 TRIPLE = ["--head", "Kenya", "--relation", "borders", "--tail", "Uganda"]
 COMMANDS = [
     ["predict", "run", *TRIPLE[:4]],
-    ["similar", "run", "Kenya"],
+    ["predict", "run", "--similar", "Kenya"],
     ["explain", "run", *TRIPLE],
     ["evaluate", "run"],
     ["compare", "run", "unfinished"],
@@ -117,7 +117,6 @@ COMMANDS = [
     ["ensemble", "run", "run", "--out", "out"],
     ["index", "run", "--kind", "exact"],
     ["export", "run", "--out", "out"],
-    ["sparsify", "run", "--share", "0.5"],
     ["serve", "run", "--get", "/health"],
     ["resume", "unfinished"],
     ["train", "run/recipe.toml"],

@@ -91,19 +91,12 @@ Delimiter = Annotated[str | None, Option(help=DELIMITER_HELP)]
 MaxSize = Annotated[str | None, Option(help=MAX_SIZE_HELP)]
 
 
-class OptionConflict(RequestError):
-    """Options of a command that cannot be used together."""
-
-
-class OneProcessOnly(RequestError):
-    """What several processes cannot do together; `what` is a command, maybe with its options."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"dualkg {what} works in one process. Start it without torchrun; several processes "
-            f"train, resume, evaluate, predict, complete, index and export."
-        )
-        self.what = what
+def one_process_only(what: str) -> RequestError:
+    """The error for what several processes cannot do together: a command, maybe with options."""
+    return RequestError(
+        f"dualkg {what} works in one process. Start it without torchrun; several processes train, "
+        "resume, evaluate, predict, complete, index and export."
+    )
 
 
 def check_processes(command: str) -> None:
@@ -112,7 +105,7 @@ def check_processes(command: str) -> None:
     if os.environ.get("WORLD_SIZE", "1") in ("", "1") or command in IN_PROCESSES:
         return
     if kg.workflows.num_processes() > 1:
-        error = OneProcessOnly(command)
+        error = one_process_only(command)
         error.silent = not kg.workflows.is_first_process()
         raise error
 

@@ -13,6 +13,7 @@ import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.cli.evaluate import missing_triples
 from dualkg.cli.words import COMMAND
+from dualkg.errors import RequestError
 from dualkg.files import check_new_folder, locked
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def complete(
     With --out, it resumes after Ctrl-C.
     """
     if check and (out is not None or min_probability):
-        raise cli.OptionConflict("--check writes no file. Leave out --out and --min-probability.")
+        raise RequestError("--check writes no file. Leave out --out and --min-probability.")
     if not kg.workflows.is_first_process():
         cli.silence()
 
@@ -346,14 +347,26 @@ def index(
 @cli.command(threads=False)
 def export(
     run: cli.RunPath,
-    out: Annotated[Path, Option(help="New folder.")],
+    out: Annotated[Path | None, Option(help="New folder.")] = None,
     format: Annotated[
         Literal["numpy", "tsv", "safetensors"], Option(help="File format.")
     ] = "numpy",
+    gather: Annotated[
+        bool,
+        Option("--gather", help="Only join the weight files of several processes, in the run."),
+    ] = False,
 ) -> cli.Output:
     """Write the embeddings to files for other programs, with a manifest that explains them."""
     from dualkg.inference.export import export as write
 
+    if gather == (out is not None):
+        raise RequestError("dualkg export needs either --out or --gather.")
+    if out is None:
+        kg.training.run.gather(run)
+        weights = str(kg.training.RunFolder(run).weights)
+        yield cli.Result([weights])
+        print(weights)
+        return
     if not kg.workflows.is_first_process():
         cli.silence()
     check = partial(check_new_folder, out)

@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 import dualkg as kg
 from dualkg.cli import common as cli
-from dualkg.errors import InvalidValue, Unsupported
+from dualkg.errors import InvalidValue, RequestError
 
 if TYPE_CHECKING:
     from dualkg.analysis.records import RankedRuns
@@ -77,7 +77,7 @@ def evaluate(
     ks = cli.parse_hits(hits)
     if kg.workflows.num_processes() > 1:
         if storage or task == "classification":
-            raise cli.OneProcessOnly("evaluate with --storage or --task classification")
+            raise cli.one_process_only("evaluate with --storage or --task classification")
         if not kg.workflows.is_first_process():
             cli.silence()
     with kg.workflows.opened(run, device=device) as opened:
@@ -113,7 +113,7 @@ def _evaluate(
     max_size: str | None,
 ) -> cli.Output:
     if not len(opened.graph.split(split)):
-        raise Unsupported(f"The graph of {run}", f"has no {split} triples to evaluate on")
+        raise RequestError(f"The graph of {run} has no {split} triples to evaluate on.")
     if storage:
         return _evaluate_storage(opened, split, storage)
     if task == "classification":
@@ -136,16 +136,16 @@ def _check_evaluation(given: Mapping[str, object], *, task: Task, storage: bool)
     """Refuse options of `evaluate`, by name, that do not go together."""
     job = "--storage" if storage else f"--task {task}"
     if storage and task != "link":
-        raise cli.OptionConflict(f"--storage ranks heads and tails. Leave out --task {task}.")
+        raise RequestError(f"--storage ranks heads and tails. Leave out --task {task}.")
     for option, value in given.items():
         purpose, jobs = PURPOSES[option]
         if value not in (None, False) and job not in jobs:
-            raise cli.OptionConflict(f"{option} is for {purpose}; {job} does not take it.")
+            raise RequestError(f"{option} is for {purpose}; {job} does not take it.")
     for other in ("--type-constrained", "--queries"):
         if given["--candidates"] and given[other] not in (None, False):
-            raise cli.OptionConflict(f"--candidates and {other} exclude each other. Leave out one.")
+            raise RequestError(f"--candidates and {other} exclude each other. Leave out one.")
     if task == "classification" and given["--by"] not in (None, "relation"):
-        raise cli.OptionConflict(
+        raise RequestError(
             f"--task classification can be reported by relation; '{given['--by']}' was given."
         )
 

@@ -20,11 +20,11 @@ from typer.core import TyperCommand
 
 import dualkg as kg
 from dualkg.cli import common as cli
-from dualkg.cli.analysis import inspect, sparsify
 from dualkg.cli.complete import complete, ensemble, export, extend, index
 from dualkg.cli.evaluate import calibrate, compare, evaluate
-from dualkg.cli.predict import explain, predict, serve, similar
-from dualkg.cli.train import check, gather, resume, train, tune
+from dualkg.cli.inspect import inspect
+from dualkg.cli.predict import explain, predict, serve
+from dualkg.cli.train import check, resume, train, tune
 from dualkg.cli.training_display import TrainingDisplay
 from dualkg.cli.words import COMMAND
 from dualkg.errors import (
@@ -223,7 +223,10 @@ def _marked(prediction: kg.Prediction) -> Text:
 
 @cli.command(threads=False, trust_code=False)
 def datasets() -> cli.Output:
-    """List the graphs that can be loaded by name."""
+    """List the graphs that can be loaded by name, and the recipes that ship with dualkg.
+
+    Train one by its name: dualkg train fb15k-237/complex-dura.
+    """
     from dualkg.data.catalogue import catalogue
     from dualkg.data.loading import BUNDLED, data_folder, load_graph, names_in_data_folder
 
@@ -257,8 +260,13 @@ def datasets() -> cli.Output:
         )
     for name in local.values():
         rows.append({"name": name, "from": folder, "about": "not in the catalogue", "licence": ""})
-    yield cli.Result(rows)
+    shipped = _recipe_rows()
+    yield cli.Result({"datasets": rows, "recipes": shipped})
 
+    columns = ["name", "graph", "model", "regularizer", "dim", "epochs"]
+    cells = [[str(row[key]) for key in columns] for row in shipped]
+    cli.print_table(["recipe", *columns[1:]], cells, left=4)
+    cli.stdout.print()
     counts = ("entities", "relations", "train", "valid", "test", "triples")
     columns = ["name", *counts, "checked by", "from"]
     # The descriptions need a wide terminal.
@@ -280,18 +288,14 @@ def datasets() -> cli.Output:
     )
 
 
-@cli.command(threads=False, trust_code=False)
-def recipes() -> cli.Output:
-    """List the recipes that ship with dualkg.
-
-    Train one by its name: dualkg train fb15k-237/complex-dura.
-    """
+def _recipe_rows() -> list[dict[str, Any]]:
+    """The recipes that ship with dualkg, which are trained by name."""
     from dualkg.training.recipe import list_recipes, load_recipe
 
-    data = []
+    rows = []
     for name in list_recipes():
         recipe = load_recipe(name)
-        data.append(
+        rows.append(
             {
                 "name": name,
                 "graph": recipe.data.graph,
@@ -301,10 +305,7 @@ def recipes() -> cli.Output:
                 "epochs": recipe.training.epochs,
             }
         )
-    yield cli.Result(data)
-    columns = ["name", "graph", "model", "regularizer", "dim", "epochs"]
-    rows = [[str(row[key]) for key in columns] for row in data]
-    cli.print_table(columns, rows, left=4)
+    return rows
 
 
 class SuggestingCommand(TyperCommand):
@@ -335,24 +336,20 @@ COMMANDS = (
     demo,
     datasets,
     inspect,
-    recipes,
     train,
     resume,
-    gather,
     check,
     tune,
     evaluate,
     compare,
     calibrate,
     predict,
-    similar,
     explain,
     complete,
     extend,
     ensemble,
     index,
     export,
-    sparsify,
     serve,
 )
 for function in COMMANDS:

@@ -1,4 +1,4 @@
-"""`predict`, `similar`, `explain` and `serve`: query a run in the terminal or over HTTP."""
+"""`predict`, `explain` and `serve`: query a run in the terminal or over HTTP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typer import Argument, Option
 import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.cli.words import COMMAND
-from dualkg.errors import visible
+from dualkg.errors import RequestError, visible
 
 if TYPE_CHECKING:
     from dualkg.inference.predictor import Known
@@ -33,6 +33,9 @@ def predict(
     head: Annotated[str | None, Option(help="Name of the head entity.")] = None,
     relation: Annotated[str | None, Option(help="Name of the relation.")] = None,
     tail: Annotated[str | None, Option(help="Name of the tail entity.")] = None,
+    similar: Annotated[
+        str | None, Option(help="Instead list the entities whose embeddings are most similar.")
+    ] = None,
     queries: Annotated[Path | None, Option(help=QUERIES)] = None,
     out: Annotated[
         Path | None, Option(help="New file for the predictions of --queries: .tsv or .jsonl.")
@@ -51,6 +54,9 @@ def predict(
 ) -> cli.Output:
     """Predict the missing one of head, relation and tail, or score a triple."""
     given = (head, relation, tail)
+    if similar is not None:
+        yield from _similar(run, similar, given, top=top, others=(queries, coverage, index))
+        return
     _check_query_options(given, queries=queries, out=out, coverage=coverage)
     num_processes = kg.workflows.num_processes() if os.environ.get("WORLD_SIZE") else 1
     is_local = coverage is None and index is None and device in (None, "cpu")
@@ -72,9 +78,9 @@ def predict(
         check_suffix(out)
     if num_processes > 1:
         if coverage is not None or index is not None:
-            raise cli.OneProcessOnly("predict with --coverage or --index")
+            raise cli.one_process_only("predict with --coverage or --index")
         if str(queries) == "-":
-            raise cli.OneProcessOnly("predict with --queries -")
+            raise cli.one_process_only("predict with --queries -")
         if not kg.workflows.is_first_process():
             cli.silence()
             # It predicts what the first one writes.
@@ -109,6 +115,26 @@ def _predict_without_torch(
     return None if saved is None else saved.predict(given, k=top, omit_known=new)
 
 
+def _similar(
+    run: Path,
+    entity: str,
+    given: tuple[str | None, ...],
+    *,
+    top: int,
+    others: tuple[object, ...],
+) -> cli.Output:
+    """The entities with the most similar embeddings, by cosine."""
+    if any(value is not None for value in (*given, *others)):
+        raise RequestError(
+            "--similar takes an entity and --top. Leave out --head, --relation, --tail, --queries, "
+            "--coverage and --index."
+        )
+    predictor = kg.Predictor.of(kg.inference.api.open_run(run, device="cpu"), calibrated=False)
+    predictions = predictor.similar(entity, k=top)
+    yield cli.Result([prediction.as_dict() for prediction in predictions])
+    _print_predictions(f"similar to {entity}", predictions, score="cosine", show_known=False)
+
+
 def _query_output(
     given: tuple[str | None, ...], predictions: Sequence[kg.Prediction]
 ) -> cli.Output:
@@ -131,17 +157,17 @@ def _check_query_options(
     head, relation, tail = given
     if queries is not None:
         if any(given) or coverage is not None:
-            raise cli.OptionConflict(
+            raise RequestError(
                 "--queries has the queries. Leave out --head, --relation, --tail and --coverage."
             )
         return
     if out is not None:
-        raise cli.OptionConflict("--out is for --queries. Leave it out, or redirect the output.")
+        raise RequestError("--out is for --queries. Leave it out, or redirect the output.")
     has_one_entity = (head is None) != (tail is None)
     if coverage is not None and (relation is None or not has_one_entity):
-        raise cli.OptionConflict("--coverage needs --relation and one of --head and --tail.")
+        raise RequestError("--coverage needs --relation and one of --head and --tail.")
     if given.count(None) > 1:
-        raise cli.OptionConflict("A query needs at least two of --head, --relation and --tail.")
+        raise RequestError("A query needs at least two of --head, --relation and --tail.")
 
 
 def _predict_file(file: FileOfQueries, out: Path | None) -> cli.Output:
@@ -182,19 +208,6 @@ def _print_predictions(
     if calibrated:
         columns += ["probability", "if an answer is missing"]
     cli.print_table([*columns, ""], rows)
-
-
-@cli.command()
-def similar(
-    run: cli.RunPath,
-    entity: Annotated[str, Argument(help="Name of the entity.")],
-    top: Annotated[int, Option(min=1, help="Number of entities.")] = 10,
-) -> cli.Output:
-    """List the entities with the most similar embeddings (cosine similarity)."""
-    predictor = kg.Predictor.of(kg.inference.api.open_run(run, device="cpu"), calibrated=False)
-    predictions = predictor.similar(entity, k=top)
-    yield cli.Result([prediction.as_dict() for prediction in predictions])
-    _print_predictions(f"similar to {entity}", predictions, score="cosine", show_known=False)
 
 
 @cli.command()

@@ -1,4 +1,4 @@
-"""`train`, `resume`, `gather`, `check` and `tune`."""
+"""`train`, `resume`, `check` and `tune`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.cli.training_display import TrainingDisplay, ask_to_start
 from dualkg.cli.words import COMMAND, DATA_SETTINGS, SETTINGS
-from dualkg.errors import DualkgError
+from dualkg.errors import DualkgError, RequestError
 
 SOURCE = (
-    "Recipe file (.toml), file or folder of triples, name of a recipe (see dualkg recipes) or of "
-    "a graph (see dualkg datasets). A file or folder takes precedence over a name."
+    "Recipe file (.toml), file or folder of triples, name of a recipe or of a graph (see dualkg "
+    "datasets). A file or folder takes precedence over a name."
 )
 STORAGE = "URL of a database that several machines share (default: the file OUT/study.db)."
 TUNE = (
@@ -29,15 +29,6 @@ DECISIONS = (
     "negatives."
 )
 NUM_TRIALS = 10  # trials that the table of a search lists
-
-
-class NoTrialFinished(DualkgError):
-    """No trial of a search has a result; `reason` is the first error."""
-
-    def __init__(self, trials: Path, reason: str) -> None:
-        super().__init__(f"No trial finished; see {trials}. The first error: {reason}")
-        self.trials = trials
-        self.reason = reason
 
 
 @cli.command()
@@ -116,11 +107,11 @@ def train(
     # The values of all options by name, before there are other variables.
     options = dict(locals())
     if tune and no_tune:
-        raise cli.OptionConflict("--tune and --no-tune exclude each other.")
+        raise RequestError("--tune and --no-tune exclude each other.")
     if resume_run and overwrite:
-        raise cli.OptionConflict("--resume and --overwrite exclude each other.")
+        raise RequestError("--resume and --overwrite exclude each other.")
     if serve and seeds > 1:
-        raise cli.OptionConflict("--serve shows one training, and --seeds starts several.")
+        raise RequestError("--serve shows one training, and --seeds starts several.")
     is_first = kg.workflows.is_first_process()
     if not is_first:
         cli.silence()
@@ -223,15 +214,6 @@ def _print_seeds(results: kg.workflows.SeedResults) -> cli.Output:
     )
 
 
-@cli.command(threads=False)
-def gather(run: cli.RunPath) -> cli.Output:
-    """Join the weight files of a run of several processes."""
-    kg.training.run.gather(run)
-    weights = kg.training.RunFolder(run).weights
-    yield cli.Result({"weights": str(weights)})
-    cli.note_saved(weights)
-
-
 @cli.command(threads=False, trust_code=False)
 def check(run: cli.RunPath) -> cli.Output:
     """Check every file of a run by its checksum, and say what can be saved.
@@ -300,7 +282,9 @@ def tune(
     if result.best is None:
         errors = [trial.error for trial in result.trials if trial.error]
         reason = errors[0] if errors else "all were pruned"
-        raise NoTrialFinished(folder / "trials.csv", reason)
+        raise DualkgError(
+            f"No trial finished; see {folder / 'trials.csv'}. The first error: {reason}"
+        )
     data = result.as_dict()
     yield cli.Result({"folder": str(folder), **data})
     _print_trials(result)

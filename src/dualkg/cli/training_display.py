@@ -12,7 +12,7 @@ import typer
 import dualkg as kg
 from dualkg.cli.common import note, progress_bar
 from dualkg.cli.words import COMMAND, in_words
-from dualkg.errors import PYTHON, DualkgError, Words
+from dualkg.errors import DualkgError
 
 if TYPE_CHECKING:
     from dualkg.training.trainer import ProgressEvent
@@ -24,18 +24,13 @@ MAX_UNASKED_SECONDS = 30 * 60
 EXIT_INTERRUPTED = 130
 
 
-class NotStarted(DualkgError):
-    """A person at a terminal has declined to start, or ended the question by Ctrl-C."""
-
-    def __init__(self, *, interrupted: bool = False) -> None:
-        super().__init__()
-        self.interrupted = interrupted
-        self.exit_code = EXIT_INTERRUPTED if interrupted else 1
-
-    def message(self, words: Words = PYTHON) -> str:
-        epochs = words.key("training.epochs")
-        tune = words.option("tune")
-        return f"Not started. Fewer epochs ({epochs}) and less tuning ({tune}) take less time."
+def not_started(exit_code: int) -> DualkgError:
+    """The error when a person at a terminal has declined to start, or ended the question."""
+    error = DualkgError(
+        "Not started. Fewer epochs (`training.epochs`) and less tuning (`tune`) take less time."
+    )
+    error.exit_code = exit_code
+    return error
 
 
 def ask_to_start() -> None:
@@ -46,9 +41,9 @@ def ask_to_start() -> None:
         is_accepted = typer.confirm("Start?", default=True, err=True)
     except typer.Abort:
         typer.echo(err=True)  # the line of the question ends
-        raise NotStarted(interrupted=True) from None
+        raise not_started(EXIT_INTERRUPTED) from None
     if not is_accepted:
-        raise NotStarted
+        raise not_started(1)
 
 
 class TrainingDisplay:

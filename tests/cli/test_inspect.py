@@ -1,12 +1,10 @@
-"""`inspect` and `sparsify`, as people type them."""
+"""`inspect`, as people type it."""
 
-import json
 import sys
 
 import pytest
 
 import dualkg as kg
-from dualkg.training.run import RunFolder
 
 
 @pytest.fixture
@@ -106,46 +104,3 @@ def test_inspect_refuses_what_is_no_graph(run_cli, tmp_path, monkeypatch):
     code, out, err = run_cli("inspect", "nowhere")
     assert (code, out) == (2, "")
     assert "There is no graph, file or folder 'nowhere'" in err
-
-
-@pytest.fixture
-def dualkg(run_cli, monkeypatch, tmp_path, small_graph):
-    """Types a command in a folder that holds a run of CP."""
-    monkeypatch.chdir(tmp_path)
-    kg.train(kg.CP(small_graph.shape, dim=5), small_graph, epochs=1, batch_size=50, out="run")
-    return run_cli
-
-
-def test_a_sparse_run_can_be_used_like_any_other(dualkg, tmp_path):
-    code, out, err = dualkg("sparsify", "run", "--share", 0.7)
-    assert code == 0
-    assert "made test" in out
-    assert "entity tables, CSR" in out
-    assert "run-sparse-0.7" in err
-    assert dualkg("evaluate", "run-sparse-0.7", "--json")[0] == 0
-    assert dualkg("predict", "run-sparse-0.7", "--head", "e1", "--relation", "r1")[0] == 0
-    assert dualkg("export", "run-sparse-0.7", "--out", "tables")[0] == 0
-    result = json.loads(dualkg("sparsify", "run", "--share", 0.7, "--out", "other", "--json")[1])
-    assert result["sparsity"]["share"] == result["storage"]["share"] == 0.7
-    assert (
-        result["storage"]["on_disk"]["entity_tables"]
-        == result["storage"]["entity_tables"]["CSR"]["bytes"]
-    )
-    assert result["reports"] == RunFolder(tmp_path / "run-sparse-0.7").saved_reports()
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            ["sparsify", "run", "--share", 1],
-            "should be a share of zeros, at least 0 and below 1; 1",
-        ),
-        (["sparsify", "run", "--share", 0.5, "--out", "run"], "run exists already"),
-        (["sparsify", "nowhere", "--share", 0.5], "nowhere does not exist"),
-    ],
-)
-def test_wrong_requests_exit_with_2_and_a_sentence(dualkg, words, sentence):
-    code, out, err = dualkg(*words)
-    assert (code, out) == (2, "")
-    assert sentence in err
