@@ -37,7 +37,7 @@ settings.load_profile("ordinary")
 
 LONGEST = re.compile(
     r"tests/(tuning|serve/browser|training/test_(distributed|killed_runs|memory)|workflows"
-    r"|paper/test_|cli/test_m|test_)"
+    r"|paper/test_|cli/test_[bm]|test_)"
 )
 
 # The process that only starts the workers of pytest-xdist imports this file, and needs no PyTorch.

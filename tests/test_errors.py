@@ -5,7 +5,9 @@ import pytest
 import dualkg as kg
 from dualkg.data.errors import NotInVocabulary
 from dualkg.errors import (
+    MAX_SENTENCE,
     DamagedFile,
+    DualkgError,
     InvalidValue,
     LockedError,
     MissingExtra,
@@ -136,3 +138,12 @@ def test_wrong_arguments_are_named(call, kind, parameters, small_graph):
 )
 def test_words_of_messages(error, sentence):
     assert str(error) == sentence
+
+
+def test_a_sentence_is_short_whatever_it_quotes():
+    assert str(DualkgError("ordinary words")) == "ordinary words"
+    text = str(DualkgError(f"before {'x' * 10**6} after"))
+    assert text.startswith("before xxx")
+    assert text.endswith("xxx after")
+    assert "…" in text
+    assert len(str(DualkgError("many words " * 10**5))) <= MAX_SENTENCE

@@ -165,40 +165,6 @@ def test_runs_of_different_recipes_have_no_mean(dualkg, runs, tmp_path):
     assert "have different recipes; runs that differ only in the seed were expected." in err
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["nowhere", "cp"], "nowhere does not exist"),
-        (
-            ["cp", "dura/recipe.toml"],
-            "dura/recipe.toml is a file; the folder of a run was expected",
-        ),
-        (
-            ["cp", "world"],
-            "cp is of made and world of world; only runs of the same graph can be compared.",
-        ),
-        (["cp", "reordered"], "cp and reordered are both of made, but the data were not the same"),
-        (["untested", "untested"], "The graph of untested has no test triples to compare."),
-        (
-            ["cp", "dura", "--samples", 5],
-            "samples should be at least 100; 5 was given.",
-        ),
-        (["cp", "dura", "--seed", -1], "seed should be at least 0; -1 was given."),
-        (["cp", "dura", "--split", "tset"], "'tset' is not one of 'train', 'valid', 'test'"),
-        (
-            ["cp", "dura", "--by", "colour"],
-            "'colour' is not one of 'relation', 'direction', 'cardinality'",
-        ),
-        (["cp", "dura", "--differences", -1], "--differences"),
-        (["cp"], "RUN_B"),
-    ],
-)
-def test_wrong_requests_exit_with_2_and_a_sentence(dualkg, words, sentence):
-    code, out, err = dualkg("compare", *words)
-    assert (code, out) == (2, "")
-    assert sentence in err
-
-
 def test_a_record_equals_its_runs(dualkg, runs, tmp_path):
     record = record_runs([runs / "world"], tmp_path / "records" / "cp").folder
     found = json.loads(

@@ -124,29 +124,3 @@ def test_calibrated_predicted_completed_and_served(dualkg, runs, tmp_path):
     seeds = dualkg("serve", "seeds", "--get", "/api/run").json
     assert seeds["reports"]["test"]["metrics"]["num_queries"] == 1354
     assert list(seeds["recipe"]["ensemble"]) == ["seed-0", "seed-1"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("explain", "both", "--head", "France", "--relation", "capital", "--tail", "Paris"),
-        ("index", "both", "--out", "made"),
-        ("export", "both", "--out", "made"),
-        ("evaluate", "both", "--storage", "int8"),
-    ],
-)
-def test_what_needs_embeddings_is_refused(dualkg, runs, words):
-    code, _, err = dualkg(*words)
-    assert code == 2
-    assert "An ensemble (2 × ComplEx) has no embeddings of its own" in err
-    assert not (runs / "made").exists()
-
-
-def test_extend_and_resume_are_refused(dualkg, runs, tmp_path):
-    (tmp_path / "new.tsv").write_text("Atlantis\tpart_of\tEurope\n")
-    assert (
-        "no embeddings of its own"
-        in dualkg("extend", "both", tmp_path / "new.tsv", "--out", "made").err
-    )
-    assert "both is finished" in dualkg("resume", "both").err
-    assert "finished seeds are not repeated" in dualkg("resume", "seeds").err

@@ -1,6 +1,5 @@
 """A system that refuses memory, and names that are no text: sentences in place of tracebacks."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,40 +94,6 @@ def test_a_process_under_torchrun_lets_another_report_the_error(
         main(failing(error))
     assert end.value.code == error.exit_code
     assert waited == ([REPORT_SECONDS] if waits else [])
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["train", "mine.tsv", *SMALL, "--out", NOT_TEXT],
-        ["train", f"{NOT_TEXT}.tsv", *SMALL, "--out", "other"],
-        ["train", NOT_TEXT, *SMALL],
-        ["train", "mine.tsv", *SMALL, "--set", f"model.name='{NOT_TEXT}'", "--out", "other"],
-        ["inspect", f"{NOT_TEXT}.tsv", "--json"],
-        ["inspect", "mine.tsv", "--labels", f"{NOT_TEXT}.tsv"],
-        ["predict", "run", "--head", NOT_TEXT, "--relation", "r"],
-        ["predict", NOT_TEXT, "--head", "a0", "--relation", "r"],
-        ["export", "run", "--out", NOT_TEXT],
-        ["complete", "run", "--top", "2", "--out", f"{NOT_TEXT}.tsv"],
-        ["calibrate", NOT_TEXT],
-        ["serve", "run", "--get", f"/entity/{NOT_TEXT}"],
-        ["tune", f"{NOT_TEXT}.toml"],
-    ],
-)
-def test_names_that_are_no_text_end_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: Command, words: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    lines = [f"a{number % 11}\tr\tb{number % 7}\n" for number in range(77)]
-    Path("mine.tsv").write_text("".join(lines))
-    shutil.copy("mine.tsv", f"{NOT_TEXT}.tsv")
-    trained = run_cli("train", "mine.tsv", *SMALL, "--out", "run")
-    assert trained.code == 0, trained.err
-    if words[1] == NOT_TEXT and words[0] != "train":
-        shutil.copytree("run", NOT_TEXT)
-    result = run_cli(*words)
-    assert result.code == 2
-    assert "dualkg: " in result.err
 
 
 def test_a_file_of_triples_has_a_name_that_can_be_saved(tmp_path: Path) -> None:

@@ -126,54 +126,6 @@ def test_storage_formats(run_cli, run):
     assert dense[0]["metrics"] == run_cli("evaluate", run.folder, "--json").json["metrics"]
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            ["--task", "clustering"],
-            "'clustering' is not one of 'link', 'relation', 'classification'",
-        ),
-        (
-            ["--task", "relation", "--by", "relation"],
-            "--by is for reports of groups; --task relation does not take it.",
-        ),
-        (
-            ["--task", "relation", "--negatives", "x.tsv"],
-            "--negatives is for --task classification; --task relation does not take it.",
-        ),
-        (
-            ["--task", "classification", "--by", "direction"],
-            "can be reported by relation; 'direction' was given.",
-        ),
-        (
-            ["--task", "classification", "--negatives", "nowhere.tsv"],
-            "There is no file nowhere.tsv",
-        ),
-        (
-            ["--storage", "int8", "--by", "relation"],
-            "--by is for reports of groups; --storage does not take it.",
-        ),
-        (
-            ["--storage", "int8", "--task", "relation"],
-            "--storage ranks heads and tails. Leave out --task relation.",
-        ),
-        (
-            ["--storage", "int9"],
-            "--storage should be one of float32, float16, bf16, int8, sparse; 'int9' was given.",
-        ),
-        (
-            ["--storage", "sparse:half"],
-            "--storage should be a format such as float16",
-        ),
-        (["--storage", "int8", "--split", "all"], "'all' is not one of 'train', 'valid', 'test'"),
-    ],
-)
-def test_wrong_requests_exit_with_2_and_a_sentence(run_cli, run, words, sentence):
-    result = run_cli("evaluate", run.folder, *words)
-    assert (result.code, result.out) == (2, "")
-    assert sentence in result.err
-
-
 def test_an_empty_reliability_diagram_is_refused():
     with refused(
         InvalidValue,
@@ -224,38 +176,3 @@ def test_hits_at_any_k_and_restricted_candidates(run_cli, run, tmp_path):
     )
     relations = run_cli("evaluate", run.folder, "--task", "relation", "--hits", "2", "--json").json
     assert relations["metrics"] == kg.evaluate_relations(run.model, graph, hits=(2,)).as_dict()
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            ("--hits", "1,x"),
-            "--hits should be a list of whole numbers from 1, such as 1,3,10,50; '1,x' was given",
-        ),
-        (("--hits", "0"), "--hits should be a list of whole numbers from 1"),
-        (("--hits", "3", "--task", "classification"), "--hits is for rankings"),
-        (("--type-constrained", "--candidates", "a.npz"), "exclude each other"),
-        (("--queries", "5", "--candidates", "a.npz"), "exclude each other"),
-        (("--queries", "5", "--storage", "int8"), "--queries is for ranking heads and tails"),
-        (
-            ("--type-constrained", "--task", "relation"),
-            "--type-constrained is for ranking heads and tails",
-        ),
-        (
-            ("--candidates", "a.npz", "--storage", "int8"),
-            "--candidates is for ranking heads and tails",
-        ),
-        (("--candidates", "a.npz"), "a.npz is not a file; candidate lists were expected"),
-    ],
-)
-def test_refused_candidates_and_hits(run_cli, run, words, sentence):
-    result = run_cli("evaluate", run.folder, *words)
-    assert result.code == 2
-    assert sentence in result.err
-
-
-def test_a_figure_without_a_name_is_refused(run_cli):
-    refused = run_cli("calibrate", "runs/absent", "--figure=")
-    assert refused.code == 2
-    assert "--figure should be a name without a suffix, or with .png or .svg" in refused.err

@@ -131,30 +131,6 @@ def test_bad_lines_are_named(run_cli, run, tmp_path, text, sentences):
     assert all(sentence in result.err for sentence in sentences), result.err
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            ("--queries", "none.tsv"),
-            "none.tsv is not a file; lines of head, relation and tail were expected",
-        ),
-        (("--queries", "q.tsv", "--head", "e1"), "--queries has the queries. Leave out --head"),
-        (("--queries", "q.tsv", "--coverage", "0.9"), "--queries has the queries"),
-        (("--head", "e1", "--relation", "r0", "--out", "a.tsv"), "--out is for --queries"),
-        (
-            ("--queries", "q.tsv", "--out", "a.csv"),
-            "--out should be a file that ends with .tsv or .jsonl; 'a.csv' was given",
-        ),
-        (("--head", "e1"), "A query needs at least two of --head, --relation and --tail"),
-    ],
-)
-def test_refusals(run_cli, run, tmp_path, monkeypatch, words, sentence):
-    monkeypatch.chdir(tmp_path)
-    result = run_cli("predict", run.folder, *words)
-    assert result.code == 2
-    assert sentence in result.err
-
-
 def test_queries_from_the_standard_input(run_cli, run, monkeypatch):
     monkeypatch.setattr(
         "sys.stdin",

@@ -80,7 +80,7 @@ def as_option(name: str, value: str | None = None) -> str:
         '--columns 1,2,3'
     """
     if value is not None:
-        value = re.sub(r"[\[\]'\" ]", "", value)
+        value = re.sub(r"[][()'\"]|(?<=,) ", "", value)
     known = SETTINGS.get(name) or DATA_SETTINGS.get(name) or OPTIONS.get(name)
     if "." in name and known is None:
         return name if value is None else f"--set {shlex.quote(f'{name}={value}')}"
