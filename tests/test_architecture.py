@@ -21,7 +21,7 @@ from tests.processes import run_python, unload
 SOURCE = Path(dualkg.__file__).parent
 # A package may import only packages before it. The base modules are importable by all and import no
 # package.
-BASE = ["errors", "registry", "settings", "files", "extras", "logs"]
+BASE = ["delimited", "errors", "registry", "settings", "files", "extras", "logs"]
 PACKAGES = [
     "kernels",
     "data",

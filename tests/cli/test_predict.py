@@ -152,5 +152,5 @@ def test_names_with_tabs_need_json(run_cli, run, tmp_path):
     path.write_text("e1\tr0\t?\n")
     result = run_cli("predict", tmp_path / "odd", "--queries", path, "--top", 30)
     assert result.code == 2
-    assert "has a tab or a line end. Write JSON lines: --out predictions.jsonl" in result.err
+    assert "has a tab or a line end, which a TSV file cannot hold. Write JSON lines" in result.err
     assert run_cli("predict", tmp_path / "odd", "--queries", path, "--top", 30, "--json").code == 0

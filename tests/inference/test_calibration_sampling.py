@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.data.graph import SPLITS
-from dualkg.inference.errors import MissingTriples
 from dualkg.inference.sampling import SamplingSettings, sample_candidates
-from dualkg.inference.scoring import ProbabilitiesNotFinite
+from dualkg.inference.scoring import MissingTriples, ProbabilitiesNotFinite
 from tests.conftest import graph_of
 from tests.raising import refused
 

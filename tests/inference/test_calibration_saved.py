@@ -18,9 +18,9 @@ from dualkg.inference.calibration import (
     load_calibration,
     save_calibration,
 )
-from dualkg.inference.errors import MissingTriples
 from dualkg.inference.integrity import check_run
 from dualkg.inference.recalibration import Recalibration
+from dualkg.inference.scoring import MissingTriples
 from dualkg.training.errors import OtherSource
 from tests.conftest import graph_of
 from tests.raising import check_error, refused

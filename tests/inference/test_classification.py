@@ -24,8 +24,11 @@ from dualkg.inference.classification import (
     matching_valid_file,
     read_negatives,
 )
-from dualkg.inference.errors import MissingTriples
-from dualkg.inference.scoring import ProbabilitiesNotFinite, triple_log_probabilities
+from dualkg.inference.scoring import (
+    MissingTriples,
+    ProbabilitiesNotFinite,
+    triple_log_probabilities,
+)
 from tests.conftest import graph_of
 from tests.raising import refused
 

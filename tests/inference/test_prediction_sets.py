@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.data.filters import KnownAnswers
 from dualkg.errors import InvalidValue
-from dualkg.inference.errors import MissingTriples
 from dualkg.inference.prediction_sets import PredictionSets, min_triples_for, quantile
 from dualkg.inference.reliability import evaluate_coverage
-from dualkg.inference.scoring import ProbabilitiesNotFinite
+from dualkg.inference.scoring import MissingTriples, ProbabilitiesNotFinite
 from tests.conftest import graph_of
 from tests.raising import refused
 

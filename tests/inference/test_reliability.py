@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.inference.calibration import Calibration, calibrate
-from dualkg.inference.errors import MissingTriples
 from dualkg.inference.reliability import (
     LIKELY,
     TABLE_EDGES,
@@ -21,6 +20,7 @@ from dualkg.inference.reliability import (
     reliability_table,
     share_interval,
 )
+from dualkg.inference.scoring import MissingTriples
 from tests.conftest import graph_of
 
 

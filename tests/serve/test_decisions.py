@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import httpx
 import pytest
@@ -13,18 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markupsafe import escape
 
-from dualkg.errors import InvalidValue
-from dualkg.inference import decisions
-from dualkg.inference.decisions import (
-    FORMULA,
-    Decision,
-    DecisionsNotStored,
-    DecisionStore,
-    InvalidDecision,
-    as_csv,
-    as_tsv,
-    without_formula,
-)
+from dualkg.delimited import FORMULA, without_formula
+from dualkg.errors import DualkgError, InvalidValue, RequestError
+from dualkg.inference import decision_files, decisions
+from dualkg.inference.decision_files import as_csv, as_tsv, parse_decisions
+from dualkg.inference.decisions import Decision, DecisionStore, as_json_lines
 from dualkg.serve.app import application
 from dualkg.serve.served import ServedRun, ServedRuns
 from dualkg.training.ensemble import load_run
@@ -108,7 +102,7 @@ def test_accepted_facts_as_tsv(curator):
     assert reply.headers["content-type"] == "text/tab-separated-values; charset=utf-8"
     assert reply.headers["content-disposition"] == 'attachment; filename="mine-accepted.tsv"'
     rows = [line.split("\t") for line in reply.text.splitlines()]
-    assert rows[0] == list(decisions.COLUMNS)
+    assert rows[0] == list(decision_files.COLUMNS)
     assert [row[:3] for row in rows[1:]] == [
         ["thing 30", "likes", "thing 31"],
         ["thing 30", "likes", HOSTILE[1]],
@@ -152,14 +146,14 @@ def test_exported_decisions_are_read_back(name, other):
         ),
         Decision("c", "r", "d", "accepted", 0.25, "now"),
     ]
-    listed = json.dumps([decisions.asdict(decision) for decision in made])
-    assert decisions.parse_decisions(listed, "a.json") == made
-    assert decisions.parse_decisions(f'{{"decisions": {listed}}}', "a.json") == made
-    assert decisions.parse_decisions(decisions.as_json_lines(made), "a.jsonl") == made
+    listed = json.dumps([asdict(decision) for decision in made])
+    assert parse_decisions(listed, "a.json") == made
+    assert parse_decisions(f'{{"decisions": {listed}}}', "a.json") == made
+    assert parse_decisions(as_json_lines(made), "a.jsonl") == made
     names = name + other
     if not set(names) & set("\t\n") and names.strip() == names:
-        assert decisions.parse_decisions(as_tsv(made), "a.tsv") == made
-        assert decisions.parse_decisions(as_csv(made), "a.CSV") == made
+        assert parse_decisions(as_tsv(made), "a.tsv") == made
+        assert parse_decisions(as_csv(made), "a.CSV") == made
 
 
 @pytest.mark.parametrize(
@@ -174,15 +168,14 @@ def test_exported_decisions_are_read_back(name, other):
     ],
 )
 def test_a_file_that_is_none_of_decisions_is_refused(name, text, line):
-    with pytest.raises(InvalidDecision) as error:
-        decisions.parse_decisions(text, name)
-    assert (error.value.path.name, error.value.line) == (name, line)
+    with pytest.raises(RequestError, match=f"Line {line} of {name} is no decision"):
+        parse_decisions(text, name)
     with pytest.raises(InvalidValue):
-        decisions.parse_decisions(text, "a.xls")
+        parse_decisions(text, "a.xls")
 
 
 def test_triples_without_a_verdict_get_one():
-    [read] = decisions.parse_decisions("head,relation,tail\na,b,c", "a.csv", verdict="rejected")
+    [read] = parse_decisions("head,relation,tail\na,b,c", "a.csv", verdict="rejected")
     assert (read.triple, read.verdict, read.probability) == (("a", "b", "c"), "rejected", None)
 
 
@@ -190,7 +183,7 @@ def test_names_as_rdf():
     made = [
         Decision("http://e.org/é#x", "is a", "a:b> <c", "accepted", None, "now"),
     ]
-    assert decisions.as_ntriples(decision.triple for decision in made) == (
+    assert decision_files.as_ntriples(decision.triple for decision in made) == (
         "<http://e.org/é#x> <urn:dualkg:is%20a> <urn:dualkg:a%3Ab%3E%20%3Cc> .\n"
     )
 
@@ -349,7 +342,7 @@ def test_a_folder_that_is_replaced_before_a_decision_is_saved(
 def test_a_store_in_a_folder_that_is_not_there(tmp_path):
     store = DecisionStore(tmp_path / "run" / "decisions.jsonl")
     decision = Decision("a", "r", "b", "accepted", None, "2026-01-01T00:00:00+00:00")
-    with refused(DecisionsNotStored, path=store.path, reason="No such file or directory"):
+    with pytest.raises(DualkgError, match="cannot be written: No such file or directory"):
         store.update([decision])
     assert not store.path.parent.exists()
 
@@ -526,7 +519,7 @@ def test_a_damaged_file(tmp_path, line, reason):
     store.update([some()])
     with store.path.open("a") as file:
         file.write(line + "\n")
-    with refused(InvalidDecision, path=store.path, line=2, reason=reason) as caught:
+    with pytest.raises(RequestError) as caught:
         DecisionStore(store.path).load()
     assert str(caught.value) == (
         f"Line 2 of {store.path} is no decision ({reason}). Correct or remove it."

@@ -10,8 +10,8 @@ from html import unescape
 import numpy as np
 import pytest
 
-from dualkg.inference.decisions import as_ntriples
-from dualkg.inference.errors import NameNotForTsv
+from dualkg.errors import RequestError
+from dualkg.inference.decision_files import as_ntriples
 from dualkg.serve.downloads import as_csv, as_tsv
 from dualkg.serve.entity_facts import Remarks
 from dualkg.serve.served import ServedRuns
@@ -239,5 +239,5 @@ def test_tab_separated_names_are_exact_or_refused(client):
         [row["head"], row["relation"], row["tail"]] for row in rows
     ]
     assert as_tsv([{"name": "=1", "flag": True}]) == "name\tflag\n=1\tyes\n"
-    with pytest.raises(NameNotForTsv):
+    with pytest.raises(RequestError, match="has a tab or a line end"):
         as_tsv([{"name": "two\nlines"}])

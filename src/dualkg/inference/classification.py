@@ -14,8 +14,7 @@ from dualkg.data.graph import SPLITS, Graph, Split
 from dualkg.data.readers import one_source
 from dualkg.errors import PYTHON, DataError, DualkgError, InvalidValue, RequestError, Words
 from dualkg.inference.calibration import MIN_TRIPLES
-from dualkg.inference.errors import MissingTriples
-from dualkg.inference.scoring import Flags, Floats, Ids, triple_log_probabilities
+from dualkg.inference.scoring import Flags, Floats, Ids, MissingTriples, triple_log_probabilities
 from dualkg.models.base import Model
 from dualkg.without_torch.domain_range import DomainRange
 

@@ -20,8 +20,14 @@ from torch import Tensor
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph
 from dualkg.errors import InvalidValue
-from dualkg.inference.errors import MissingTriples
-from dualkg.inference.scoring import Floats, Ids, check_finite, score_blocks, score_queries
+from dualkg.inference.scoring import (
+    Floats,
+    Ids,
+    MissingTriples,
+    check_finite,
+    score_blocks,
+    score_queries,
+)
 from dualkg.models.base import Model
 from dualkg.tables.lookup import Side
 

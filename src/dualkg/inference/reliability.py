@@ -14,10 +14,9 @@ import torch
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split
 from dualkg.inference.calibration import Calibration, PriorCorrection
-from dualkg.inference.errors import MissingTriples
 from dualkg.inference.prediction_sets import SIDES, PredictionSets, filtered_log_probabilities
 from dualkg.inference.sampling import sample_candidates
-from dualkg.inference.scoring import Flags, Floats, Ids, triple_log_probabilities
+from dualkg.inference.scoring import Flags, Floats, Ids, MissingTriples, triple_log_probabilities
 from dualkg.models.base import Model
 
 NUM_BINS = 10

@@ -15,8 +15,7 @@ import torch
 
 from dualkg.data.filters import KnownAnswers, occur, with_reciprocals
 from dualkg.data.graph import SPLITS, Graph, Split, distinct_triples
-from dualkg.inference.errors import MissingTriples
-from dualkg.inference.scoring import Flags, Floats, Ids, check_finite, score_blocks
+from dualkg.inference.scoring import Flags, Floats, Ids, MissingTriples, check_finite, score_blocks
 from dualkg.models.base import Model
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dualkg.errors import DivergedError
+from dualkg.errors import DataError, DivergedError
 from dualkg.evaluation.ranking import eval_mode, full_precision
 from dualkg.logs import ProgressLog
 from dualkg.models.base import Model
@@ -24,6 +24,26 @@ from dualkg.models.base import Model
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+
+
+class MissingTriples(DataError):
+    """A split has no triples, and something cannot be computed without them.
+
+    `purpose` begins the sentence ("Calibration"). With `only_there`, triples that another split
+    also contains do not count.
+    """
+
+    def __init__(self, graph: str, split: str, *, purpose: str, only_there: bool = False) -> None:
+        missing = f"{graph} has none"
+        if only_there:
+            missing += " that are not in another split too"
+        super().__init__(
+            f"{purpose} needs {split} triples, and {missing}. Split the graph so that {split} has "
+            "some."
+        )
+        self.graph = graph
+        self.split = split
+        self.purpose = purpose
 
 
 class ProbabilitiesNotFinite(DivergedError):

@@ -10,16 +10,8 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Query, Response
 
-from dualkg.inference.decisions import (
-    Decided,
-    Decision,
-    DecisionStore,
-    Triple,
-    as_csv,
-    as_ntriples,
-    as_tsv,
-    parse_decisions,
-)
+from dualkg.inference.decision_files import as_csv, as_ntriples, as_tsv, parse_decisions
+from dualkg.inference.decisions import Decided, Decision, DecisionStore, Triple
 from dualkg.serve import schemas
 from dualkg.serve.downloads import NO_FILTER, Filtered, ListFilter
 from dualkg.serve.errors import Forbidden, responses

@@ -8,8 +8,6 @@ it as `/table/answers.csv` and `/table/answers.json`. Rows that are triples are 
 with exact names, and as N-Triples: `@table("new-facts", of_facts=True)`.
 """
 
-import csv
-import io
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,8 +18,8 @@ from fastapi import Depends, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from dualkg.inference.decisions import as_ntriples, without_formula
-from dualkg.inference.errors import NameNotForTsv
+from dualkg.delimited import csv_text, tsv_line, without_formula
+from dualkg.inference.decision_files import as_ntriples
 from dualkg.serve.service import RequestContext
 from dualkg.serve.templating import facet_values, page_router
 
@@ -87,25 +85,16 @@ def as_csv(rows: Iterable[Row]) -> str:
     """Rows as CSV with a header; no cell is a formula."""
     listed = list(rows)
     columns = _columns(listed)
-    out = io.StringIO()
-    writer = csv.writer(out, quoting=csv.QUOTE_ALL)
-    writer.writerow(columns)
-    for row in listed:
-        writer.writerow([_cell(row.get(column)) for column in columns])
-    return out.getvalue()
+    cells = ([_cell(row.get(column)) for column in columns] for row in listed)
+    return csv_text([columns, *cells])
 
 
 def as_tsv(rows: Iterable[Row]) -> str:
     """Rows as TSV with a header, with exact names; one with a tab or a line end is refused."""
     listed = list(rows)
     columns = _columns(listed)
-    lines = ["\t".join(columns)]
-    for row in listed:
-        cells = [_text(row.get(column)) for column in columns]
-        for column, cell in zip(columns, cells, strict=True):
-            if set(cell) & set("\t\n\r"):
-                raise NameNotForTsv(cell, kind=column, alternative="CSV")
-        lines.append("\t".join(cells))
+    cells = ([_text(row.get(column)) for column in columns] for row in listed)
+    lines = [tsv_line(line, instead="CSV") for line in (columns, *cells)]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from dualkg.errors import DualkgError
 from dualkg.inference.api import calibrate
-from dualkg.inference.errors import MissingTriples
+from dualkg.inference.scoring import MissingTriples
 from dualkg.serve.errors import reason_of
 from dualkg.training.errors import TrainingInterrupted
 from dualkg.workflows import events

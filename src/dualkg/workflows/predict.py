@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from dualkg.data.graph import Graph
+from dualkg.delimited import tsv_line
 from dualkg.errors import (
     PYTHON,
     DataError,
@@ -73,18 +73,6 @@ class BadQueries(DataError):
         if len(self.mistakes) == MAX_MISTAKES:
             sentences.append("Later lines were not read.")
         return " ".join(sentences)
-
-
-class NameWithTab(RequestError):
-    """A name has a tab or a line end, so that a line of TSV cannot contain it."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__()
-        self.names = list(names)
-
-    def message(self, words: Words = PYTHON) -> str:
-        json_lines = words.option("out", "predictions.jsonl")
-        return f"A name in {self.names} has a tab or a line end. Write JSON lines: {json_lines}."
 
 
 # -- queries -----------------------------------------------------------------
@@ -333,6 +321,4 @@ def _tsv_line(answer: AnsweredQuery, rank: int, prediction: Prediction, *, has_l
     cells.append(_probability_text(prediction.probability))
     cells.append(prediction.split or "")
     cells.append(_probability_text(prediction.answer_probability))
-    if any(re.search(r"[\t\n\r]", cell) for cell in cells):
-        raise NameWithTab(triple)
-    return "\t".join(cells)
+    return tsv_line(cells, instead="JSON lines, with `out='predictions.jsonl'`")

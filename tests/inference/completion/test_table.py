@@ -9,10 +9,8 @@ import pyarrow.parquet
 import pytest
 
 import dualkg as kg
-from dualkg.errors import InvalidValue, PathExists
+from dualkg.errors import InvalidValue, PathExists, RequestError
 from dualkg.inference.completion import Completion, check_file, complete
-from dualkg.inference.completion.result import UnwritableFile
-from dualkg.inference.errors import NameNotForTsv
 from tests.inference.completion.brute_force import MODELS, random_calibration, random_graph
 
 
@@ -122,11 +120,8 @@ def test_existing_files_are_refused(graph, tmp_path):
 def test_files_in_no_folder_are_refused(graph, tmp_path):
     (tmp_path / "old.tsv").write_text("mine")
     path = tmp_path / "old.tsv" / "new.tsv"
-    with pytest.raises(UnwritableFile) as error:
+    with pytest.raises(RequestError, match="new.tsv cannot be written: (Not a dir|File exists)"):
         check_file(path, graph)
-    assert error.value.path == path
-    assert error.value.reason in ("Not a directory", "File exists")
-    assert str(error.value) == f"{path} cannot be written: {error.value.reason}."
 
 
 def test_a_check_writes_no_file(graph, tmp_path):
@@ -137,13 +132,8 @@ def test_a_check_writes_no_file(graph, tmp_path):
 def test_a_name_that_tsv_cannot_hold_is_for_parquet(graph, tmp_path):
     relations = kg.Vocabulary(["a", "b\tc", "d"], kind="relation")
     broken = dataclasses.replace(graph, relations=relations)
-    with pytest.raises(NameNotForTsv) as error:
+    with pytest.raises(RequestError, match=r"'b\\tc' has a tab .* Write Parquet, to .*new.parquet"):
         check_file(tmp_path / "new.tsv", broken)
-    assert (error.value.kind, error.value.name) == ("relation", "b\tc")
-    assert str(error.value) == (
-        "The relation 'b\\tc' has a tab or a line end in its name, which a TSV file cannot hold. "
-        f"Write Parquet, to {tmp_path / 'new.parquet'}, instead."
-    )
 
     completion = complete(MODELS["CP"](graph.shape), broken, relations=["b\tc"])
     saved = pa.parquet.read_table(completion.save(tmp_path / "new.parquet"))

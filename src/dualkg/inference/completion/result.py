@@ -13,30 +13,17 @@ import pyarrow.parquet
 
 from dualkg.data.graph import Graph
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import PYTHON, InvalidValue, RequestError, Words
+from dualkg.delimited import SEPARATORS, check_tsv_cell, tsv_line
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.files import atomic_write, check_new_file
 from dualkg.inference.completion.search import SearchState, best_first, probabilities_of
-from dualkg.inference.errors import NameNotForTsv
 
 # `pyarrow.compute` is imported in functions: it is slow to import, and `import dualkg` loads this
 # module.
 
-TSV_SEPARATORS = "[\t\n\r]"
-LINES_AT_ONCE = 100_000
+LINES_AT_ONCE = 10_000
 
 Column = npt.NDArray[Any]
-
-
-class UnwritableFile(RequestError):
-    """The operating system refuses to write a file."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__()
-        self.path = path
-        self.reason = reason
-
-    def message(self, words: Words = PYTHON) -> str:
-        return f"{self.path} cannot be written: {self.reason}."
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +115,7 @@ def _label_lines(vocabulary: Vocabulary) -> pa.Array:
     import pyarrow.compute as pc
 
     labels = pc.coalesce(vocabulary.labels, vocabulary.names)
-    return pc.replace_substring_regex(labels, TSV_SEPARATORS, " ")
+    return pc.replace_substring_regex(labels, SEPARATORS, " ")
 
 
 def check_file(path: str | Path, graph: Graph) -> Path:
@@ -153,21 +140,19 @@ def check_path(path: str | Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
-        raise UnwritableFile(path, error.strerror or str(error)) from None
+        reason = error.strerror or str(error)
+        raise RequestError(f"{path} cannot be written: {reason}.") from None
     return path
 
 
 def _check_names_for_tsv(vocabulary: Vocabulary, path: Path) -> None:
     import pyarrow.compute as pc
 
-    has_separator = pc.match_substring_regex(vocabulary.names, TSV_SEPARATORS)
+    has_separator = pc.match_substring_regex(vocabulary.names, SEPARATORS)
     broken_names = vocabulary.names.filter(has_separator)
     if len(broken_names):
-        raise NameNotForTsv(
-            broken_names[0].as_py(),
-            kind=vocabulary.kind,
-            alternative=f"Parquet, to {path.with_suffix('.parquet')},",
-        )
+        parquet = path.with_suffix(".parquet")
+        check_tsv_cell(broken_names[0].as_py(), instead=f"Parquet, to {parquet}")
 
 
 def _write_tsv(table: pa.Table, path: Path) -> None:
@@ -175,14 +160,12 @@ def _write_tsv(table: pa.Table, path: Path) -> None:
 
     `pyarrow.csv` refuses to write names that have quotes without quoting them.
     """
-    import pyarrow.compute as pc
-
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.write("\t".join(table.column_names) + "\n")
         for batch in table.to_batches(LINES_AT_ONCE):
-            cells = [column.cast(pa.string()) for column in batch.columns]
-            lines = pc.binary_join_element_wise(*cells, "\t").to_pylist()
-            file.writelines(f"{line}\n" for line in lines)
+            columns = [column.cast(pa.string()).to_pylist() for column in batch.columns]
+            for cells in zip(*columns, strict=True):
+                file.write(tsv_line(cells, instead="Parquet") + "\n")
 
 
 WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {
