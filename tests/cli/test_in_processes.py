@@ -120,7 +120,6 @@ def test_complete_has_the_triples_of_one_process(folder: Path) -> None:
     assert [line.split("\t")[1:4] for line in lines[1:]] == [
         list(triple_of(row)) for row in expected["best"]
     ]
-    assert not (folder / "both.tsv.checkpoint").exists()
 
     words = ("complete", "two", "--check", "--top", 1000, "--json")
     found = data_of(folder, *words, both=True)

@@ -176,8 +176,8 @@ def complete(
 
     `options` are those of `dualkg.inference.completion.complete`: relations, heads, types, loops,
     min_probability and on_progress. A run that is not calibrated is calibrated first. With `out`,
-    a new file .tsv or .parquet, the triples are written, and the same call resumes after an
-    interrupt. Of several processes that share the model, the first writes.
+    a new file .tsv or .parquet, the triples are written. Of several processes that share the model,
+    the first writes.
 
     Args:
         run: A run, or its folder.
@@ -198,8 +198,6 @@ def complete(
     run = open_run(run, device=device, trust_code=trust_code)
     with locked(out if run.model.is_first else None):
         path = None if out is None else check_file(out, run.graph)
-        if path is not None:
-            options["checkpoint"] = path.with_name(f"{path.name}.checkpoint")
         calibration = calibration_for(run).calibration
         completion = complete_graph(
             run.model, run.graph, top=top, calibration=calibration, **options

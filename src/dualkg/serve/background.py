@@ -29,7 +29,7 @@ Options = dict[str, Any]
 
 
 class SearchProgress(NamedTuple):
-    """Queries that are done, and all of them; 0 of 0 during a first look."""
+    """Queries that are done, and all of them."""
 
     done: int
     total: int

@@ -426,9 +426,7 @@ class CompletionLine(Remarked):
         None, description="Of a list that begins: whether it is the last one, or the best so far."
     )
     done: int | None = Field(None, description="Of progress: queries that are done.")
-    total: int | None = Field(
-        None, description="Of progress: all queries; 0 during a first look at a large graph."
-    )
+    total: int | None = Field(None, description="Of progress: all queries.")
     seconds_left: float | None = Field(None, description="Of progress, once it can be told.")
     rank: int | None = None
     head: Item | None = None

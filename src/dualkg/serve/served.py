@@ -15,8 +15,7 @@ from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.inspection import Inspection
 from dualkg.data.roles import EntityRoles
 from dualkg.errors import RequestError
-from dualkg.inference.completion import Completion, complete
-from dualkg.inference.completion.queries import warm_up_kernels
+from dualkg.inference.completion import Completion, complete, warm_up_kernels
 from dualkg.inference.explanation import has_supporting_triples, is_same_graph
 from dualkg.inference.predictor import Predictor
 from dualkg.serve.entity_facts import Remarker

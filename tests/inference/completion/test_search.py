@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 from dualkg.data.graph import relations_with_self_loops
 from dualkg.inference.calibration import PriorCorrection
 from dualkg.inference.completion.candidates import CandidateFilter
-from dualkg.inference.completion.plan import HEADS, KNOWN, NEW, TAILS, plan_search
-from dualkg.inference.completion.queries import logsumexp
+from dualkg.inference.completion.search import (
+    HEADS,
+    KNOWN,
+    NEW,
+    TAILS,
+    logsumexp,
+    search_parts,
+)
 from dualkg.kernels import cpu
 from tests.conftest import graph_of
 from tests.inference.completion.brute_force import random_calibration, random_graph
@@ -40,12 +46,12 @@ def test_every_pair_is_in_one_part(seed, types, some, calibrated):
     correction = PriorCorrection.of(random_calibration(seed), graph) if calibrated else None
 
     searched = []
-    for part in plan_search(candidates, correction):
-        entities = part.entities(candidates, correction)
-        assert sum(map(len, entities.given)) == part.num_queries > 0
-        assert all((np.diff(of_class) > 0).all() for of_class in entities.given)
-        given_entities = np.concatenate(entities.given).tolist()
-        for entity, answer in product(given_entities, entities.answers.tolist()):
+    for part in search_parts(candidates, correction):
+        given, answers, _ = part.entities(candidates, correction)
+        assert sum(map(len, given.values())) == part.num_queries > 0
+        assert all((np.diff(of_class) > 0).all() for of_class in given.values())
+        given_entities = np.concatenate([*given.values()]).tolist()
+        for entity, answer in product(given_entities, answers.tolist()):
             pair = (entity, answer) if part.given == HEADS else (answer, entity)
             searched.append((part.relation, *pair))
 
@@ -72,7 +78,7 @@ def test_entities_in_the_domain_and_range_are_searched_first(reverse):
         more = HEADS
     graph = graph_of(train, valid, num_entities=40, num_relations=1)
     correction = PriorCorrection.of(random_calibration(0, 1), graph)
-    parts = plan_search(CandidateFilter(graph), correction)
+    parts = search_parts(CandidateFilter(graph), correction)
     assert [part.given for part in parts] == [few, more, few]
     assert [part.num_queries for part in parts] == [2, 3, 38]
     assert [part.given_classes for part in parts] == [KNOWN, KNOWN, NEW]

@@ -2,19 +2,16 @@
 as a file.
 """
 
-from dualkg.inference.completion.api import complete
 from dualkg.inference.completion.check import (
     CompletionCheck,
     check_completion,
     completion_reliability,
     sizes_up_to,
 )
-from dualkg.inference.completion.queries import MAX_SCORES
 from dualkg.inference.completion.result import Completion, check_file, check_path
-from dualkg.inference.completion.search import CompletionSettings
+from dualkg.inference.completion.search import CompletionSettings, complete, warm_up_kernels
 
 __all__ = [
-    "MAX_SCORES",
     "Completion",
     "CompletionCheck",
     "CompletionSettings",
@@ -24,4 +21,5 @@ __all__ = [
     "complete",
     "completion_reliability",
     "sizes_up_to",
+    "warm_up_kernels",
 ]

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dualkg.data.graph import Graph, distinct_triples, triple_keys
-from dualkg.errors import PYTHON, DataError, Words
+from dualkg.errors import DataError
 from dualkg.inference.calibration import Calibration
-from dualkg.inference.completion.api import complete
 from dualkg.inference.completion.candidates import CandidateFilter
 from dualkg.inference.completion.result import Column, Completion
+from dualkg.inference.completion.search import complete
 from dualkg.inference.reliability import LIKELY, ReliabilityBin, reliability_table
 from dualkg.inference.scoring import Flags, Ids
 from dualkg.models.base import Model
@@ -23,21 +23,6 @@ CHECK_KNOWN = ("train", "valid")
 MAX_SCORES = 2 * 10**9
 MAX_TRIPLES = 100_000
 FILTERS = ("relations", "heads", "types", "loops")  # options that choose the candidates
-
-
-class NoTestCandidates(DataError):
-    """No test triple of a graph is a candidate of the search."""
-
-    def __init__(self, graph: str, num_test: int) -> None:
-        super().__init__()
-        self.graph = graph
-        self.num_test = num_test
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            f"None of the {self.num_test:,} test triples of {self.graph} is a candidate of this "
-            "search."
-        )
 
 
 @dataclass(frozen=True)
@@ -88,7 +73,10 @@ def check_completion(
     degrees = _degree_products(candidates, distinct.astype(np.int64))
     num_test = len(degrees.test)
     if not num_test:
-        raise NoTestCandidates(graph.name, len(distinct))
+        raise DataError(
+            f"None of the {len(distinct):,} test triples of {graph.name} is a candidate of this "
+            "search."
+        )
 
     completion = complete(model, graph, top=max(sizes), known=CHECK_KNOWN, **options)
     is_hit = _are_in_test(completion, degrees.test)
@@ -168,17 +156,31 @@ class _DegreeProducts(NamedTuple):
 
 
 def _degree_products(candidates: CandidateFilter, test: Ids) -> _DegreeProducts:
-    no_numbers = test[:0, 0]
-    test_parts = [test[:0]]
-    of_test_parts = [no_numbers]
-    product_parts = [no_numbers]
-    count_parts = [no_numbers]
+    """All pairs are counted by the degrees of their ends, and excluded pairs as −1."""
+    num_entities = candidates.graph.shape.num_entities
+    keys = np.array([num_entities, 1])
+    test_parts = []
+    of_test_parts = []
+    product_parts = []
+    count_parts = []
     for relation in candidates.relations.tolist():
-        part = _degree_products_of_relation(relation, candidates, test)
-        test_parts.append(part.test)
-        of_test_parts.append(part.of_test)
-        product_parts.append(part.products)
-        count_parts.append(part.counts)
+        heads, tails = candidates.heads_and_tails(relation)
+        train = candidates.train[relation]
+        head_degrees = np.bincount(train[:, 0], minlength=num_entities)
+        tail_degrees = np.bincount(train[:, 2], minlength=num_entities)
+
+        excluded = _among_ends(candidates.excluded_pairs(relation), heads, tails)
+        test_pairs = _among_ends(test[test[:, 1] == relation][:, [0, 2]], heads, tails)
+        test_pairs = test_pairs[~np.isin(test_pairs @ keys, excluded @ keys)]
+        test_parts.append(np.insert(test_pairs, 1, relation, axis=1))
+        of_test_parts.append(head_degrees[test_pairs[:, 0]] * tail_degrees[test_pairs[:, 1]])
+
+        degrees_of_heads, num_heads = np.unique(head_degrees[heads], return_counts=True)
+        degrees_of_tails, num_tails = np.unique(tail_degrees[tails], return_counts=True)
+        product_parts.append(np.outer(degrees_of_heads, degrees_of_tails).ravel())
+        product_parts.append(head_degrees[excluded[:, 0]] * tail_degrees[excluded[:, 1]])
+        count_parts.append(np.outer(num_heads, num_tails).ravel())
+        count_parts.append(np.full(len(excluded), -1))
 
     products, places = np.unique(np.concatenate(product_parts), return_inverse=True)
     counts = np.zeros(len(products), np.int64)
@@ -188,41 +190,9 @@ def _degree_products(candidates: CandidateFilter, test: Ids) -> _DegreeProducts:
     )
 
 
-def _degree_products_of_relation(
-    relation: int, candidates: CandidateFilter, test: Ids
-) -> _DegreeProducts:
-    """The products of one relation, neither distinct nor ascending.
-
-    All pairs are counted by the degrees of their ends, and excluded pairs are counted as −1.
-    """
-    num_entities = candidates.graph.shape.num_entities
-    heads, tails = candidates.heads_and_tails(relation)
-    train = candidates.train[relation]
-    head_degrees = np.bincount(train[:, 0], minlength=num_entities)
-    tail_degrees = np.bincount(train[:, 2], minlength=num_entities)
-
-    def among_ends(pairs: Ids) -> Ids:
-        return pairs[np.isin(pairs[:, 0], heads) & np.isin(pairs[:, 1], tails)]
-
-    def products_of(pairs: Ids) -> Ids:
-        products: Ids = head_degrees[pairs[:, 0]] * tail_degrees[pairs[:, 1]]
-        return products
-
-    excluded = among_ends(candidates.excluded_pairs(relation))
-    test_pairs = among_ends(test[test[:, 1] == relation][:, [0, 2]])
-    keys = np.array([num_entities, 1])
-    test_pairs = test_pairs[~np.isin(test_pairs @ keys, excluded @ keys)]
-
-    degrees_of_heads, num_heads = np.unique(head_degrees[heads], return_counts=True)
-    degrees_of_tails, num_tails = np.unique(tail_degrees[tails], return_counts=True)
-    products = np.outer(degrees_of_heads, degrees_of_tails).ravel()
-    counts = np.outer(num_heads, num_tails).ravel()
-    return _DegreeProducts(
-        test=np.insert(test_pairs, 1, relation, axis=1),
-        of_test=products_of(test_pairs),
-        products=np.concatenate([products, products_of(excluded)]),
-        counts=np.concatenate([counts, np.full(len(excluded), -1)]),
-    )
+def _among_ends(pairs: Ids, heads: Ids, tails: Ids) -> Ids:
+    """The pairs of a candidate head and a candidate tail."""
+    return pairs[np.isin(pairs[:, 0], heads) & np.isin(pairs[:, 1], tails)]
 
 
 def _expected_hits(

@@ -1,8 +1,11 @@
-"""New triples as columns, as a table and as a file."""
+"""The best new triples: those that a search has found so far, and its result as columns, as a
+table and as a file.
+"""
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,20 +13,89 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
+import torch
 
 from dualkg.data.graph import Graph
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.delimited import SEPARATORS, check_tsv_cell, tsv_line
 from dualkg.errors import InvalidValue, RequestError
 from dualkg.files import atomic_write, check_new_file
-from dualkg.inference.completion.search import SearchState, best_first, probabilities_of
+from dualkg.inference.calibration import PriorCorrection
+from dualkg.without_torch.probabilities import TripleProbabilities
 
 # `pyarrow.compute` is imported in functions: it is slow to import, and `import dualkg` loads this
 # module.
 
 LINES_AT_ONCE = 10_000
-
+# One new triple. Its sort key is the log odds, or without a calibration the log-probability.
+NEW_TRIPLE = np.dtype(
+    [
+        ("head", "i8"),
+        ("relation", "i8"),
+        ("tail", "i8"),
+        ("score", "f4"),
+        ("log_probability", "f4"),
+        ("sort_key", "f8"),
+    ]
+)
+NewTriples = npt.NDArray[Any]
 Column = npt.NDArray[Any]
+
+
+# -- the best triples so far -------------------------------------------------
+
+
+def best_first(triples: NewTriples) -> NewTriples:
+    """By decreasing sort key; ties by log-probability and then by ascending ids."""
+    ids = (triples["tail"], triples["relation"], triples["head"])
+    return triples[np.lexsort((*ids, -triples["log_probability"], -triples["sort_key"]))]
+
+
+def _probabilities_of(triples: NewTriples, correction: PriorCorrection) -> TripleProbabilities:
+    ids = np.stack([triples["head"], triples["relation"], triples["tail"]], axis=1)
+    return correction.of_triples(ids, torch.from_numpy(triples["log_probability"].copy()))
+
+
+@dataclass(frozen=True, eq=False)
+class BestTriples:
+    """The best `top` triples so far, none less probable than `min_probability`."""
+
+    top: int
+    prior_correction: PriorCorrection | None
+    min_probability: float
+    triples: NewTriples = field(default_factory=lambda: np.empty(0, NEW_TRIPLE))
+
+    @property
+    def last_sort_key(self) -> float:
+        """That of the last triple, once there are `top`."""
+        return float(self.triples["sort_key"].min()) if len(self.triples) >= self.top else -inf
+
+    def merge(self, new: NewTriples) -> Self:
+        """The best of these triples and of new ones, whose sort keys are not set."""
+        if not len(new):
+            return self
+        triples = np.concatenate([self.triples, self._with_sort_keys(new)])
+        if len(triples) > self.top:
+            sort_keys = triples["sort_key"]
+            last_sort_key = np.partition(sort_keys, -self.top)[-self.top]
+            triples = triples[sort_keys >= last_sort_key]
+        if len(triples) > self.top:  # Some tie with the last one.
+            triples = best_first(triples)[: self.top]
+        return replace(self, triples=triples)
+
+    def _with_sort_keys(self, new: NewTriples) -> NewTriples:
+        """A copy with sort keys, without triples that are less probable than the minimum."""
+        new = new.copy()
+        if self.prior_correction is None:
+            new["sort_key"] = new["log_probability"]
+            return new
+
+        probabilities = _probabilities_of(new, self.prior_correction)
+        new["sort_key"] = probabilities.log_odds
+        return new[probabilities.probability >= self.min_probability]
+
+
+# -- the result --------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,13 +117,13 @@ class Completion:
     log_probability: Column
 
     @classmethod
-    def of(cls, graph: Graph, state: SearchState) -> Self:
-        triples = best_first(state.triples)
-        correction = state.prior_correction
+    def of(cls, graph: Graph, best: BestTriples) -> Self:
+        triples = best_first(best.triples)
+        correction = best.prior_correction
         probability: Column | None = None
         answer_probability: Column | None = None
         if correction is not None:
-            of_triples = probabilities_of(triples, correction)
+            of_triples = _probabilities_of(triples, correction)
             probability = of_triples.probability.astype(np.float32)
             answer_probability = of_triples.answer_probability.astype(np.float32)
         return cls(
@@ -70,12 +142,12 @@ class Completion:
 
     def first(self, number: int) -> Self:
         """The first triples."""
-        columns: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            is_column = isinstance(value, np.ndarray)
-            columns[field.name] = value[:number] if is_column else value
-        return type(self)(**columns)
+        columns = {
+            name: value[:number]
+            for name, value in vars(self).items()
+            if isinstance(value, np.ndarray)
+        }
+        return replace(self, **columns)
 
     @property
     def triples(self) -> Column:
