@@ -25,7 +25,7 @@ from dualkg.data.filters import Ids, with_reciprocals
 from dualkg.data.graph import SPLITS, Triples
 from dualkg.errors import InvalidValue, RequestError
 from dualkg.extras import optional_import
-from dualkg.inference import calibration, completion, extension, index, inductive, reliability
+from dualkg.inference import calibration, completion, extension, inductive, reliability
 from dualkg.inference.explanation import Influence, influence
 from dualkg.training.api import HELD_OUT, choose_device, data_of, default_recipe, spread
 from dualkg.training.costs import WorkEstimate
@@ -36,7 +36,7 @@ from dualkg.training.trainer import Trainer
 from dualkg.tuning.automatic import AutomaticTuner, starting_recipe
 from dualkg.tuning.plan import SearchPlan
 from dualkg.tuning.starting_recipe import fast_softmax
-from paper import figures, registry
+from paper import figures, quantization, registry
 from paper.deletion import correct_triples, delete_paths
 from paper.figures import (
     Projection,
@@ -700,8 +700,7 @@ def draw_calibration(results: Results, graph: str) -> Drawing:
 def measure_quantization(config: Config, graph: kg.Graph) -> Iterator[Results]:
     """MRR with entity embeddings in storage formats of fewer bytes."""
     model = config.load_trained(STUDIED, graph, 0).model
-    for point in index.measure_storage_formats(model, graph):
-        yield {**asdict(point), "metrics": point.metrics.as_dict()}
+    yield from quantization.measure(model, graph)
 
 
 def quantization_rows(results: Results) -> Iterator[list[str]]:

@@ -105,10 +105,10 @@ def _few_threads():
 @pytest.fixture(scope="session", autouse=True)
 def _short_measurements():
     """Measure the speed of an index with three queries, not for a second."""
-    from dualkg.inference import index_build
+    from dualkg.inference import index
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(index_build, "SECONDS", 0.0)
+    patch.setattr(index, "SECONDS", 0.0)
     yield
     patch.undo()
 

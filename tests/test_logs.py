@@ -15,7 +15,7 @@ import dualkg as kg
 from dualkg import logs
 from dualkg.inference.calibration import calibrate
 from dualkg.inference.completion import complete
-from dualkg.inference.index_build import build_index
+from dualkg.inference.index import build_index
 from dualkg.training.api import data_of, default_recipe
 from dualkg.training.trainer import ProgressEvent, Trainer
 from dualkg.tuning.plan import SearchPlan
@@ -219,10 +219,10 @@ def test_automatic_tuning_logs_the_time_left_of_its_budget(small_graph, clock, l
 
 
 def test_an_index_logs_what_it_builds(small_graph, clock, lines):
-    build_index(kg.ComplEx(small_graph, dim=4, init_scale=0.5), small_graph, kind="exact")
+    build_index(kg.ComplEx(small_graph, dim=4, init_scale=0.5), small_graph, recall=0.5)
     first, second = lines()
-    assert first == "Index exact of made: building, 30 entities"
-    assert second.startswith("Index exact of made: built in ")
+    assert first == "Index of made: building, 30 entities"
+    assert second.startswith("Index of made: built in ")
 
 
 def test_commands_write_lines_to_stderr_where_there_is_no_terminal(run_cli, monkeypatch, tmp_path):

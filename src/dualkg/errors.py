@@ -109,7 +109,7 @@ class PythonWords(Words):
         "tune": "search",
         "recipes": "list_recipes",
         "datasets": "data.catalogue.catalogue",
-        "index": "inference.index_build.build_index",
+        "index": "inference.index.build_index",
         "check": "inference.integrity.check_run",
     }
 

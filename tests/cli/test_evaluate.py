@@ -110,22 +110,6 @@ def test_classification_with_given_negatives(run_cli, run, tmp_path):
     assert facts["metrics"]["num_false"] == len(read_negatives(path, run.graph)) == 20
 
 
-def test_storage_formats(run_cli, run):
-    out = run_cli("evaluate", run.folder, "--storage", "float32,bf16,int8,sparse:0.5").out
-    assert [line.split()[0] for line in out.splitlines()[1:]] == [
-        "float32",
-        "bf16",
-        "int8",
-        "sparse",
-    ]
-    points = run_cli(
-        "evaluate", run.folder, "--storage", "int8, sparse", "--split", "valid", "--json"
-    ).json
-    assert [point["name"] for point in points[:3]] == ["int8", "sparse 50%", "sparse 60%"]
-    dense = run_cli("evaluate", run.folder, "--storage", "float32", "--json").json
-    assert dense[0]["metrics"] == run_cli("evaluate", run.folder, "--json").json["metrics"]
-
-
 def test_an_empty_reliability_diagram_is_refused():
     with refused(
         InvalidValue,

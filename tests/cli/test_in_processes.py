@@ -156,7 +156,7 @@ def triple_of(row: dict[str, Any]) -> tuple[str, str, str]:
 def test_what_several_processes_do_not_do_is_refused(folder: Path) -> None:
     for words, what in (
         (("calibrate", "one"), "calibrate"),
-        (("evaluate", "one", "--task", "classification"), "evaluate with --storage"),
+        (("evaluate", "one", "--task", "classification"), "evaluate with --task classification"),
         (("predict", "one", "--queries", "-"), "predict with --queries -"),
     ):
         first, second = in_two_processes(*words, cwd=folder)

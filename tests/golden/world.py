@@ -1,7 +1,6 @@
 """A run on the bundled graph, and what is computed from it, as plain data."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,11 @@ import numpy as np
 import dualkg as kg
 from dualkg.analysis import sparsity_curve
 from dualkg.evaluation import Metrics, evaluate_relations
-from dualkg.inference import Prediction, Predictor, index_build
+from dualkg.inference import Prediction, Predictor
 from dualkg.inference.calibration import calibration_for
 from dualkg.inference.classification import evaluate_classification
 from dualkg.inference.completion import check_completion, complete
 from dualkg.inference.export import export
-from dualkg.inference.index import measure_storage_formats
 from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 from dualkg.inference.scoring import triple_log_probabilities
 from dualkg.serve.entity_facts import predicted_facts
@@ -90,7 +88,6 @@ NEW_QUERIES: tuple[Query, ...] = ((NEW_ENTITY, "currency", None), (None, "border
 
 COVERAGE = 0.9
 ZERO_SHARES = (0.5, 0.9)
-INDEXES = (("exact", "float32"), ("exact", "float16"), ("exact", "int8"), ("ivf", "float32"))
 EXPORT_FORMATS = ("numpy", "tsv", "safetensors")
 DURA_WEIGHTS = {"plain": 0.5, "mapped": 1.5}
 
@@ -294,41 +291,7 @@ def _similar_entities(run: kg.Run) -> Any:
     }
 
 
-# -- index, storage and analysis ---------------------------------------------
-
-
-@contextmanager
-def _no_speed_measurement() -> Iterator[None]:
-    """Building an index also measures its speed, for a second each."""
-    original = index_build.SECONDS
-    index_build.SECONDS = 0.0
-    try:
-        yield
-    finally:
-        index_build.SECONDS = original
-
-
-def _index(run: kg.Run) -> Any:
-    return {f"{kind} {storage}": _search(run, kind, storage) for kind, storage in INDEXES}
-
-
-def _search(run: kg.Run, kind: str, storage: str) -> dict[str, Any]:
-    with _no_speed_measurement():
-        index = index_build.build_index(run.model, run.graph, kind=kind, storage=storage)
-    predictor = Predictor.of(run, calibrated=True, index=index, loops=True)
-    recall = {}
-    for side, stats in index.stats.items():
-        for k, share in stats.recall.items():
-            recall[f"{side} {k}"] = share
-    return {
-        "recall": recall,
-        "answers": [_answers(predictor, query, 5) for query in QUERIES[:2]],
-    }
-
-
-def _storage(run: kg.Run) -> Any:
-    formats = measure_storage_formats(run.model, run.graph, shares=ZERO_SHARES)
-    return [[row.storage, row.share, row.bytes, _metrics(row.metrics)] for row in formats]
+# -- export and analysis ---------------------------------------------------------
 
 
 def _export(run: kg.Run) -> Any:
@@ -376,8 +339,6 @@ PARTS: Mapping[str, Callable[[kg.Run], Any]] = {
     "new_entity": _new_entity,
     "explanations": _explanations,
     "similar_entities": _similar_entities,
-    "index": _index,
-    "storage": _storage,
     "export": _export,
     "analysis": _analysis,
 }

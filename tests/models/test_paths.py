@@ -293,7 +293,6 @@ def test_commands_for_embeddings_say_that_there_are_none(run_cli, tmp_path):
         ("index", tmp_path / "run"),
         ("export", tmp_path / "run", "--out", tmp_path / "exported"),
         ("predict", tmp_path / "run", "--similar", "e0"),
-        ("evaluate", tmp_path / "run", "--storage", "int8"),
     ):
         told = run_cli(*command)
         assert told.code == 2, command

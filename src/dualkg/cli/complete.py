@@ -30,7 +30,6 @@ INDEX_STATISTICS = {
     "bytes": "bytes",
 }
 TOP = "Number of triples (default: 20; 10,000 with --out; 100,000 with --check)."
-StorageFormat = Literal["float32", "float16", "bf16", "int8", "sparse"]
 
 
 @cli.command()
@@ -59,10 +58,7 @@ def complete(
     ] = False,
     device: cli.Device = None,
 ) -> cli.Output:
-    """Print the most probable triples that the graph lacks, or write them.
-
-    With --out, it resumes after Ctrl-C.
-    """
+    """Print the most probable triples that the graph lacks, or write them."""
     if check and (out is not None or min_probability):
         raise RequestError("--check writes no file. Leave out --out and --min-probability.")
     if not kg.workflows.is_first_process():
@@ -100,8 +96,7 @@ def complete(
                 opened, top=top, out=out, min_probability=min_probability, **arguments
             )
         except KeyboardInterrupt:
-            advice = "" if out is None else " Run the same command again to resume."
-            cli.note(f"dualkg: stopped.{advice}", style=None)
+            cli.note("dualkg: stopped.", style=None)
             raise typer.Exit(130) from None
         highest = None
         if not len(made) and min_probability:
@@ -290,18 +285,11 @@ def ensemble(
 @cli.command()
 def index(
     run: cli.RunPath,
-    kind: Annotated[Literal["exact", "ivf", "hnsw", "sq8"], Option(help="Type of index.")] = "ivf",
-    recall: Annotated[
-        float, Option(help="Minimum recall@10 and recall@100 of an approximate index.")
-    ] = 0.95,
-    storage: Annotated[
-        StorageFormat | None, Option(help="Storage format of an exact index.")
-    ] = None,
+    recall: Annotated[float, Option(help="Minimum recall@10 and recall@100.")] = 0.95,
     out: Annotated[Path | None, Option(help="New folder (default: RUN-index).")] = None,
 ) -> cli.Output:
     """Build a nearest-neighbour index of the entities of a run and measure its recall and speed."""
-    from dualkg.inference.index import metric_of
-    from dualkg.inference.index_build import build_index, describe_index, save_index
+    from dualkg.inference.index import build_index, metric_of, save_index
 
     folder = out or run.resolve().with_name(f"{run.resolve().name}-index")
     is_first = kg.workflows.is_first_process()
@@ -316,31 +304,14 @@ def index(
         model = kg.workflows.in_first_process(loaded)
         if model is None:
             return
-        if storage is None:
-            is_sparse = isinstance(loaded, kg.TrainedRun) and loaded.sparsity is not None
-            storage = "sparse" if is_sparse and kind == "exact" else "float32"
-        built = build_index(
-            model,
-            loaded.graph,
-            kind=kind,
-            recall=recall,
-            storage=storage,
-            made_from=loaded.identity,
-        )
-        facts = describe_index(save_index(built, folder))
+        built = build_index(model, loaded.graph, recall=recall, made_from=loaded.identity)
+        facts = save_index(built, folder).as_dict()
     yield cli.Result({"index": str(folder), **facts})
-    tables = facts["tables"]
-    rows = []
-    for side, table in tables.items():
-        name = f"{side}s" if len(tables) > 1 else "tails and heads"
-        stats = table["stats"]
-        recalls = [f"{share:.3f}" for share in stats["recall"].values()]
-        rates = [f"{stats[key]:,.0f}" for key in INDEX_STATISTICS]
-        seconds = f"{stats['build_seconds']:.1f} s"
-        rows.append([name, table["shape"][0], *recalls, *rates, seconds])
-    columns = ["entities", *(f"recall@{k}" for k in tables["tail"]["stats"]["recall"])]
-    columns += [*INDEX_STATISTICS.values(), "build time"]
-    cli.print_table([f"{facts['kind']}, {facts['metric']}", *columns], rows)
+    stats = facts["stats"]
+    columns = ["entities", *(f"recall@{k}" for k in stats["recall"]), *INDEX_STATISTICS.values()]
+    row = [facts["shape"][0], *(f"{share:.3f}" for share in stats["recall"].values())]
+    row += [f"{stats[key]:,.0f}" for key in INDEX_STATISTICS]
+    cli.print_table([*columns, "build time"], [[*row, f"{stats['build_seconds']:.1f} s"]])
     cli.note_saved(folder)
 
 

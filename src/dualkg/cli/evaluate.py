@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from typer import Argument, Option
 
 import dualkg as kg
 from dualkg.cli import common as cli
-from dualkg.errors import InvalidValue, RequestError
+from dualkg.errors import RequestError
 
 if TYPE_CHECKING:
     from dualkg.analysis.records import RankedRuns
@@ -26,10 +26,6 @@ CANDIDATES = (
 )
 QUERIES = "Rank a sample of N queries (default: all queries of the split)."
 TYPES = "Rank only among entities that train has on the same side of the relation."
-STORAGE = (
-    "Storage formats of the entity table to compare: float32,float16,bf16,int8,sparse:0.9 (90 % "
-    "zeros)."
-)
 RUNS = "Folder of a run, an ensemble, runs with several seeds, or a record."
 # What an option of `evaluate` is for, and the evaluations that take it.
 PURPOSES = {
@@ -57,7 +53,6 @@ def evaluate(
     negatives: Annotated[
         Path | None, Option(help="False triples for classification (default: sampled).")
     ] = None,
-    storage: Annotated[str | None, Option(help=STORAGE)] = None,
     max_size: cli.MaxSize = None,
     device: cli.Device = None,
 ) -> cli.Output:
@@ -73,11 +68,11 @@ def evaluate(
         "--queries": queries,
         "--negatives": negatives,
     }
-    _check_evaluation(given, task=task, storage=bool(storage))
+    _check_evaluation(given, task=task)
     ks = cli.parse_hits(hits)
     if kg.workflows.num_processes() > 1:
-        if storage or task == "classification":
-            raise cli.one_process_only("evaluate with --storage or --task classification")
+        if task == "classification":
+            raise cli.one_process_only("evaluate with --task classification")
         if not kg.workflows.is_first_process():
             cli.silence()
     with kg.workflows.opened(run, device=device) as opened:
@@ -92,7 +87,6 @@ def evaluate(
             queries=queries,
             task=task,
             negatives=negatives,
-            storage=storage,
             max_size=max_size,
         )
 
@@ -109,13 +103,10 @@ def _evaluate(
     queries: int | None,
     task: Task,
     negatives: Path | None,
-    storage: str | None,
     max_size: str | None,
 ) -> cli.Output:
     if not len(opened.graph.split(split)):
         raise RequestError(f"The graph of {run} has no {split} triples to evaluate on.")
-    if storage:
-        return _evaluate_storage(opened, split, storage)
     if task == "classification":
         return _classify(opened, split, by=by, negatives=negatives, max_size=max_size)
     if task == "relation":
@@ -132,11 +123,9 @@ def _evaluate(
     return _rank(report, by, ks)
 
 
-def _check_evaluation(given: Mapping[str, object], *, task: Task, storage: bool) -> None:
+def _check_evaluation(given: Mapping[str, object], *, task: Task) -> None:
     """Refuse options of `evaluate`, by name, that do not go together."""
-    job = "--storage" if storage else f"--task {task}"
-    if storage and task != "link":
-        raise RequestError(f"--storage ranks heads and tails. Leave out --task {task}.")
+    job = f"--task {task}"
     for option, value in given.items():
         purpose, jobs = PURPOSES[option]
         if value not in (None, False) and job not in jobs:
@@ -214,31 +203,6 @@ def _classify(
     source = "given" if report.negatives == "given" else "sampled, one for each true triple"
     thresholds = f"chosen on valid with {report.valid_negatives} false triples"
     cli.stdout.print(f"[dim]False triples: {source}; thresholds: {thresholds}.[/dim]")
-
-
-def _evaluate_storage(run: kg.Run, split: kg.data.graph.Split, storage: str) -> cli.Output:
-    index = kg.inference.index
-    dense: list[kg.inference.index.StorageFormat] = []
-    shares: list[float] = []
-    for text in storage.split(","):
-        name, _, share = text.strip().partition(":")
-        if name not in index.STORAGE_FORMATS:
-            formats = ", ".join(index.STORAGE_FORMATS)
-            raise InvalidValue("storage", expected=f"one of {formats}", found=name)
-        if name != "sparse":
-            dense.append(cast("kg.inference.index.StorageFormat", name))
-        elif share:
-            expected = "a format such as float16, or sparse:SHARE with a number"
-            shares += cli.parse_numbers("storage", share, expected=expected)
-        else:
-            shares += index.SHARES
-    points = index.measure_storage_formats(
-        run.model, run.graph, formats=dense, shares=shares, split=split
-    )
-    yield cli.Result([point.as_dict() for point in points])
-    metrics = kg.evaluation.metrics.columns()
-    rows = [[point.name, point.bytes, *point.metrics.row()[: len(metrics)]] for point in points]
-    cli.print_table([f"{run.graph.name} {split}", "bytes", *metrics], rows)
 
 
 def _by_size(groups: Mapping[str, T], size: Callable[[T], int]) -> dict[str, T]:

@@ -66,7 +66,7 @@ def predict(
             yield from _query_output(given, predictions)
             return
 
-    from dualkg.inference.index_build import load_index
+    from dualkg.inference.index import load_index
     from dualkg.workflows.predict import (
         FileOfQueries,
         check_suffix,

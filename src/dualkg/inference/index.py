@@ -1,404 +1,139 @@
-"""Exact search for the entities that score best, in tables of several storage formats.
+"""Approximate search for the entities that a model scores best, by a graph of FAISS (HNSW).
 
-The index is not an `IndexFlat` or `IndexScalarQuantizer` of FAISS: it needs no extra package, has
-sparse tables, and answers batches of queries several times faster. FAISS answers single queries
-faster. `benchmarks/exact_search.py` measures both.
+A query of a bilinear model is a vector whose inner products with the rows of the entity table are
+the scores. HNSW finds near rows, so each row x gets the coordinate √(M² − ‖x‖²), where M is the
+largest norm, and a query gets 0: then all rows are M long, and the nearest row has the largest
+product. Exact search needs no index; it is what a predictor does without one.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import KW_ONLY, asdict, dataclass
-from functools import cached_property
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from dualkg.analysis.sparsity import entity_tables, find_thresholds, sparsified
-from dualkg.data.filters import KnownAnswers
-from dualkg.data.graph import Graph, Split
-from dualkg.errors import PYTHON, DivergedError, InvalidValue, Unsupported, Words
-from dualkg.evaluation.metrics import Metrics
-from dualkg.evaluation.ranking import full_precision
-from dualkg.evaluation.report import evaluate
-from dualkg.files import regular_file, writing
+from dualkg.data.graph import Graph
+from dualkg.errors import DamagedFile, DivergedError, DualkgError, InvalidValue, RequestError
+from dualkg.evaluation.ranking import eval_mode, full_precision
+from dualkg.extras import optional_import
+from dualkg.files import (
+    atomic_folder,
+    check_new_folder,
+    file_damage,
+    file_record,
+    locked,
+    read_json,
+    regular_file,
+    write_json,
+)
+from dualkg.logs import ProgressLog
 from dualkg.models.base import Model
 from dualkg.models.bilinear import BilinearModel, Dual
 from dualkg.models.distance import NormModel
 from dualkg.tables.lookup import Side
-from dualkg.training.checkpoint import all_finite, compress, expand
 
-Shape = tuple[int, int]  # rows and width of a table
+Vectors = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
 # The best rows x for a query q have the largest ⟨q, x⟩ or the largest −‖q − x‖².
 Metric = Literal["inner product", "euclidean"]
-StorageFormat = Literal["float32", "float16", "bf16", "int8", "sparse"]
-STORAGE_FORMATS: tuple[StorageFormat, ...] = get_args(StorageFormat)
-ENCODED_ROWS = 2**16  # rows that are converted at once: the whole table is never copied
-BLOCK_ELEMENTS = 2**22  # scores, and decoded numbers of rows, held at once: 16 MB of each
-FILE = "table.safetensors"
-DENSE: tuple[StorageFormat, ...] = ("float32", "bf16", "int8")
-SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)  # of zeros, in sparse tables
-
-
-class NotFinite(DivergedError):
-    """Vectors that should be searched hold NaN or infinity; `what` is "The table" or "A query"."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self.what = what
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            f"{self.what} holds NaN or infinity, so there are no best rows. Its training has "
-            "diverged."
-        )
-
-
-def check_table(table: Tensor) -> Tensor:
-    """Return a table on the CPU, not copied if it is there; refuse one that is not finite."""
-    table = table.detach().cpu()
-    if not all_finite(table):
-        raise NotFinite("The table")
-    return table
-
-
-def check_queries(queries: Tensor) -> Tensor:
-    """Return queries `(num_queries, width)` as float32 on the CPU; refuse NaN and infinity."""
-    queries = queries.detach().to("cpu", torch.float32).contiguous()
-    if not all_finite(queries):
-        raise NotFinite("A query")
-    return queries
-
-
-# -- storage formats ---------------------------------------------------------
-
-
-class TableCodec(ABC):
-    """How a storage format keeps a table: as named arrays, its parts."""
-
-    @abstractmethod
-    def encode(self, table: Tensor) -> dict[str, Tensor]:
-        """The parts of a table `(rows, width)`."""
-
-    @abstractmethod
-    def decode(self, parts: Mapping[str, Tensor], rows: slice, *, width: int) -> Tensor:
-        """Some rows as float32."""
-
-    @abstractmethod
-    def part_shapes(self, parts: Mapping[str, Tensor], shape: Shape) -> dict[str, tuple[int, ...]]:
-        """The shapes that the parts of a table of this shape should have."""
-
-
-class FloatCodec(TableCodec):
-    """Numbers of a floating-point type. A float32 table is not copied, neither in nor out."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
-    def encode(self, table: Tensor) -> dict[str, Tensor]:
-        return {"values": table.to(self.dtype)}
-
-    def decode(self, parts: Mapping[str, Tensor], rows: slice, *, width: int) -> Tensor:
-        values = parts["values"][rows]
-        if self.dtype == torch.float16:
-            # NumPy converts float16 several times faster than PyTorch.
-            return torch.from_numpy(values.numpy().astype(np.float32))
-        return values.float()
-
-    def part_shapes(self, parts: Mapping[str, Tensor], shape: Shape) -> dict[str, tuple[int, ...]]:
-        return {"values": shape}
-
-
-class Int8Codec(TableCodec):
-    """Codes from −127 to 127, and a scale for each row: its largest magnitude / 127."""
-
-    def encode(self, table: Tensor) -> dict[str, Tensor]:
-        codes = torch.empty(table.shape, dtype=torch.int8)
-        scales = torch.empty(len(table))
-        for start in range(0, len(table), ENCODED_ROWS):
-            rows = slice(start, start + ENCODED_ROWS)
-            block = table[rows].float()
-            largest = block.abs().amax(1)
-            scales[rows] = largest / 127
-            codes_per_unit = torch.where(largest > 0, 127 / largest, 0.0)
-            codes[rows] = (block * codes_per_unit[:, None]).round()
-        return {"codes": codes, "scales": scales}
-
-    def decode(self, parts: Mapping[str, Tensor], rows: slice, *, width: int) -> Tensor:
-        return parts["codes"][rows].float() * parts["scales"][rows, None]
-
-    def part_shapes(self, parts: Mapping[str, Tensor], shape: Shape) -> dict[str, tuple[int, ...]]:
-        return {"codes": shape, "scales": shape[:1]}
-
-
-class SparseCodec(TableCodec):
-    """The CSR form of run folders: `values`, their `columns`, and where each row `starts`."""
-
-    def encode(self, table: Tensor) -> dict[str, Tensor]:
-        return compress(table)
-
-    def decode(self, parts: Mapping[str, Tensor], rows: slice, *, width: int) -> Tensor:
-        starts = parts["starts"][rows.start : rows.stop + 1].long()
-        first = int(starts[0])
-        last = int(starts[-1])
-        return expand(
-            parts["values"][first:last],
-            parts["columns"][first:last],
-            starts - first,
-            shape=(rows.stop - rows.start, width),
-        )
-
-    def part_shapes(self, parts: Mapping[str, Tensor], shape: Shape) -> dict[str, tuple[int, ...]]:
-        nonzero = tuple(parts["values"].shape) if "values" in parts else (0,)
-        return {"starts": (shape[0] + 1,), "columns": nonzero, "values": nonzero}
-
-
-CODECS: dict[StorageFormat, TableCodec] = {
-    "float32": FloatCodec(torch.float32),
-    "float16": FloatCodec(torch.float16),
-    "bf16": FloatCodec(torch.bfloat16),
-    "int8": Int8Codec(),
-    "sparse": SparseCodec(),
-}
-
-
-# -- the index ---------------------------------------------------------------
-
-
-class SearchResult(NamedTuple):
-    """Scores and rows, `(num_queries, k)` each, best first.
-
-    Where too few rows were found, the score is −∞ and the row −1.
-    """
-
-    scores: Tensor
-    ids: Tensor
-
-
-@dataclass(eq=False)
-class ExactIndex:
-    """Compares a query with every row of a stored table, decoded to float32 in blocks of rows.
-
-    Rows of equal score are in the order of their numbers, whatever the size of the blocks.
-    """
-
-    parts: dict[str, Tensor]
-    metric: Metric
-    shape: Shape
-    _: KW_ONLY
-    storage: StorageFormat
-    kind: ClassVar[str] = "exact"
-
-    @classmethod
-    def build(
-        cls, table: Tensor, metric: Metric = "inner product", *, storage: StorageFormat = "float32"
-    ) -> Self:
-        """Store a table; one of float32 is not copied, so it may be memory-mapped."""
-        if storage not in STORAGE_FORMATS:
-            expected = f"one of {', '.join(STORAGE_FORMATS)}"
-            raise InvalidValue("storage", expected=expected, found=storage)
-        table = check_table(table)
-        shape = (table.shape[0], table.shape[1])
-        return cls(CODECS[storage].encode(table), metric, shape, storage=storage)
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The keywords that `load` needs besides the file of `save`."""
-        return {"storage": self.storage}
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(part.nbytes for part in self.parts.values())
-
-    def save(self, folder: Path) -> None:
-        parts = {name: part.contiguous() for name, part in self.parts.items()}
-        with writing(folder / FILE, SafetensorError):
-            save_file(parts, folder / FILE)
-
-    @classmethod
-    def load(
-        cls,
-        folder: Path,
-        metric: Metric,
-        shape: Shape,
-        *,
-        storage: StorageFormat,
-        in_memory: bool = True,
-    ) -> Self:
-        """Read what `save` wrote; a file that does not fit raises ValueError.
-
-        Unless `in_memory`, the file is memory-mapped and only blocks are held.
-        """
-        if storage not in STORAGE_FORMATS:
-            raise ValueError(f"its storage format is '{storage}'")
-        try:
-            with safe_open(regular_file(folder / FILE), framework="pt") as file:
-                names = file.keys()
-                parts = {name: file.get_tensor(name) for name in names}
-        except SafetensorError as error:
-            raise ValueError(str(error)) from None
-
-        shapes = {name: tuple(part.shape) for name, part in parts.items()}
-        if shapes != CODECS[storage].part_shapes(parts, shape):
-            raise ValueError(
-                f"its arrays {shapes} are no {storage} table of {shape[0]:,} × {shape[1]:,}"
-            )
-        if in_memory:
-            parts = {name: part.clone() for name, part in parts.items()}
-        return cls(parts, metric, shape, storage=storage)
-
-    def rows(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows as float32, `(stop − start, width)`; a view if the table is float32."""
-        num_rows, width = self.shape
-        stop = num_rows if stop is None else min(stop, num_rows)
-        return CODECS[self.storage].decode(self.parts, slice(start, stop), width=width)
-
-    def _blocks(self, size: int) -> Iterator[tuple[int, Tensor]]:
-        """Blocks of at most `size` decoded rows, each with the number of its first row."""
-        for start in range(0, self.shape[0], size):
-            yield start, self.rows(start, start + size)
-
-    @cached_property
-    def _squared_norms(self) -> Tensor:
-        """‖x‖² of every row, `(num_rows,)`."""
-        size = max(1, BLOCK_ELEMENTS // self.shape[1])
-        return torch.cat([rows.square().sum(1) for _, rows in self._blocks(size)])
-
-    @torch.no_grad()
-    def search(
-        self, queries: Tensor, k: int, *, block_elements: int = BLOCK_ELEMENTS
-    ) -> SearchResult:
-        """Find the best `k` rows for each of the queries `(num_queries, width)`.
-
-        All rows are returned if there are fewer than `k`.
-        """
-        queries = check_queries(queries)
-        num_queries = len(queries)
-        k = min(k, self.shape[0])
-
-        # Rows of float32 are views, so that only scores take memory.
-        decoded_width = 1 if self.storage == "float32" else self.shape[1]
-        size = max(1, block_elements // max(num_queries, decoded_width))
-
-        best = SearchResult(
-            queries.new_empty(num_queries, 0), torch.empty(num_queries, 0, dtype=torch.int64)
-        )
-        with full_precision():
-            for start, rows in self._blocks(size):
-                scores = queries @ rows.T
-                if self.metric == "euclidean":
-                    scores = scores.mul_(2).sub_(self._squared_norms[start : start + size])
-                in_block = best_of(scores, k)
-
-                # The sort is stable and earlier rows come first: ties stay in the order of rows.
-                scores = torch.cat([best.scores, in_block.scores], 1)
-                ids = torch.cat([best.ids, in_block.ids + start], 1)
-                order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
-                best = SearchResult(scores.gather(1, order), ids.gather(1, order))
-
-        if self.metric == "euclidean":
-            distances = best.scores - queries.square().sum(1, keepdim=True)
-            best = SearchResult(distances, best.ids)
-        return best
-
-
-def best_of(scores: Tensor, k: int) -> SearchResult:
-    """The best `k` columns of each row of scores, ties in the order of columns.
-
-    All columns are returned if there are fewer than `k`.
-    """
-    k = min(k, scores.shape[1])
-    values, columns = scores.topk(k)
-
-    # Of the columns that tie with the last one, `topk` takes any.
-    last = values[:, -1:]
-    is_ambiguous = (scores == last).sum(1) > (values == last).sum(1)
-    for row in is_ambiguous.nonzero()[:, 0].tolist():
-        columns[row] = scores[row].argsort(descending=True, stable=True)[:k]
-
-    columns = columns.sort(1).values
-    values = scores.gather(1, columns)
-    order = values.argsort(dim=1, descending=True, stable=True)
-    return SearchResult(values.gather(1, order), columns.gather(1, order))
-
-
-# -- the cost of a storage format --------------------------------------------
+ABOUT = "index.json"
+FILE = "index.faiss"
+LINKS = 32  # of a row to its neighbours
+BUILD_EFFORT = 80  # efConstruction
+FIRST_EFFORT = 16  # the first efSearch that is tried; it is doubled until it is enough
+MAX_EFFORT = 4096
+BLOCK_ROWS = 2**16  # rows that are converted at once: the whole table is never copied
+BLOCK_QUERIES = 64  # queries whose scores are held at once
+DEPTHS = (1, 10, 100)  # k of the reported recall@k
+# Values of k at which the recall must be reached. Known answers are searched for too, and omitted
+# later, so that a search for 10 predictions may be one for 100 rows.
+CHOSEN_DEPTHS = (10, 100)
+NUM_QUERIES = 1000  # half for choosing the effort, half for measuring
+SECONDS = 1.0  # duration of a speed measurement
+BUILD_AGAIN = "Build it again with: dualkg index RUN"
 
 
 @dataclass(frozen=True)
-class StoragePoint:
-    """The bytes of entity tables in a storage format, and the metrics with them.
+class IndexStats:
+    """Recall@k on queries that did not choose the effort, and speed.
 
-    `share` is the share of zeros of a sparse table.
+    Speeds are of single queries: of the index, and of scoring all entities. `bytes` is the size of
+    the file, once it is saved.
     """
 
-    storage: StorageFormat
-    share: float
-    bytes: int
-    metrics: Metrics
+    recall: dict[int, float]
+    queries_per_second: float
+    exact_queries_per_second: float
+    build_seconds: float
+    bytes: int | None = None
 
-    @property
-    def name(self) -> str:
-        if self.storage == "sparse":
-            return f"sparse {self.share:.0%}"
-        return self.storage
+
+@dataclass(frozen=True, eq=False)
+class ModelIndex:
+    """The index of a model's entities: a graph of FAISS, searched with `effort` (efSearch).
+
+    `shape` is that of the table, (rows, width), and `checksum` the hash of all rows. `made_from` is
+    the identity of the run, if the model is of a saved one.
+    """
+
+    index: Any
+    model: str
+    metric: Metric
+    shape: tuple[int, int]
+    checksum: str
+    effort: int = FIRST_EFFORT
+    made_from: str | None = None
+    stats: IndexStats | None = None
+
+    def search(self, model: Model, given: Tensor, relations: Tensor, side: Side, *, k: int) -> Ids:
+        """The best `k` entities for the missing `side` of queries, `(batch, k)`, best first.
+
+        Where the index finds fewer, the id is −1.
+        """
+        return self.nearest(query_vectors(model, given, relations, side), k)
+
+    def nearest(self, queries: Vectors, k: int) -> Ids:
+        """The best `k` rows for vectors `(num_queries, width)`."""
+        if self.metric == "inner product":
+            queries = _with_coordinate(queries, 0.0)
+        effort = math.ceil(self.effort * max(1.0, k / max(CHOSEN_DEPTHS)))
+        parameters = faiss().SearchParametersHNSW(efSearch=effort)
+        _, ids = self.index.search(queries, min(k, self.shape[0]), params=parameters)
+        found: Ids = ids
+        return found
+
+    def check_model(self, model: Model, *, identity: str | None = None) -> None:
+        """Refuse a model other than the one that was indexed.
+
+        The model of a run with the same identity has the same rows. Otherwise all are compared.
+        """
+        is_same = metric_of(model) == self.metric
+        if identity is None or identity != self.made_from:
+            is_same = is_same and table_checksum(_table_of(model)) == self.checksum
+        if not is_same:
+            raise RequestError(
+                f"The index was made of another model, {self.model} by {self.metric}: its rows are "
+                f"not the entities of this {type(model.embedding).__name__}. {BUILD_AGAIN}"
+            )
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "name": self.name, "metrics": self.metrics.as_dict()}
+        """Everything about an index except its rows, for JSON."""
+        about = {field: value for field, value in vars(self).items() if field != "index"}
+        return {"kind": "hnsw", **about, "stats": self.stats and asdict(self.stats)}
 
 
-def measure_storage_formats(
-    model: Model,
-    graph: Graph,
-    *,
-    formats: Sequence[StorageFormat] = DENSE,
-    shares: Sequence[float] = SHARES,
-    split: Split = "test",
-) -> list[StoragePoint]:
-    """Evaluate a model with its entity tables in dense formats, then in sparse ones.
-
-    `shares` are the shares of zeros of the sparse tables. The model is not changed.
-    """
-    if not len(graph.split(split)):
-        raise Unsupported(graph.name, f"has no {split} triples to rank")
-    thresholds: Sequence[float] = []
-    if shares:
-        thresholds = find_thresholds(entity_tables(model).values(), shares)
-    known = KnownAnswers.of(graph)
-
-    def point(pruned: Model, storage: StorageFormat, share: float) -> StoragePoint:
-        stored, num_bytes = quantized(pruned, storage)
-        metrics = evaluate(stored, graph, split=split, known=known).metrics
-        return StoragePoint(storage, share, num_bytes, metrics)
-
-    points = [point(model, storage, 0.0) for storage in formats]
-    for share, threshold in zip(shares, thresholds, strict=True):
-        pruned = sparsified(model, threshold) if threshold else model
-        points.append(point(pruned, "sparse", share))
-    return points
+# -- the vectors of a model --------------------------------------------------
 
 
 @torch.no_grad()
-def quantized(model: Model, storage: StorageFormat) -> tuple[Model, int]:
-    """A copy of a model with its entity tables rounded to a storage format, and their bytes."""
-    copy = deepcopy(model)
-    num_bytes = 0
-    for table in entity_tables(copy).values():
-        stored = ExactIndex.build(table, storage=storage)
-        table.copy_(stored.rows())
-        num_bytes += stored.num_bytes
-    return copy, num_bytes
-
-
-# -- models ------------------------------------------------------------------
-
-
-def query_vectors(model: Model, given: Tensor, relations: Tensor, side: Side) -> Tensor:
+def query_vectors(model: Model, given: Tensor, relations: Tensor, side: Side) -> Vectors:
     """The vectors `(batch, width)` to search an index with for the missing `side` of queries.
 
     Heads are searched as tails of the inverse relation where there is one.
@@ -406,48 +141,255 @@ def query_vectors(model: Model, given: Tensor, relations: Tensor, side: Side) ->
     if side == "head" and model.reciprocal:
         side = "tail"
         relations = relations + model.shape.num_relations
-    return model.queries(given, relations, side).query(side)
+    vectors = model.queries(given, relations, side).query(side)
+    return _finite(vectors.to("cpu", torch.float32).contiguous().numpy(), "A query")
 
 
 def metric_of(model: Model) -> Metric:
     """The metric by which an index finds what a model scores best; refuse a model without one."""
     model = model.whole
-    if isinstance(model, BilinearModel):
-        return "inner product"
     obstacle = _obstacle(model)
     if obstacle is not None:
-        raise Unsupported(
-            "An index",
-            "finds the largest inner products or the smallest Euclidean distances in one table, "
-            f"but {obstacle}",
-            advice="Predict without an index.",
+        raise RequestError(
+            "An index finds the largest inner products or the smallest Euclidean distances in one "
+            f"table, but {obstacle}. Predict without an index."
         )
-    return "euclidean"
+    return "inner product" if isinstance(model, BilinearModel) else "euclidean"
 
 
 def _obstacle(model: Model) -> str | None:
-    """Why the score of a model that is not bilinear is no Euclidean distance, or None."""
+    """Why the score of a model is no product with, or distance to, the rows of one table."""
     name = type(model.embedding).__name__
-    maps_heads = f"{name} without reciprocal relations compares with heads that each relation maps"
+    if isinstance(model, BilinearModel):
+        has_two = model.head_table is not model.tail_table and not model.reciprocal
+        return f"{name} without reciprocal relations has two tables" if has_two else None
     if isinstance(model, Dual):
         if model.side == "head":
-            return (
-                f"the dual of {name} on the side of the head compares with tails that each "
-                "relation maps"
-            )
-        return None if model.reciprocal else f"the dual of {maps_heads}"
-
-    if not isinstance(model, NormModel) or model.maps_both_sides:
+            return f"the dual of {name} on the side of the head maps the tails by each relation"
+        maps_heads = not model.reciprocal
+    elif isinstance(model, NormModel) and not model.maps_both_sides:
+        if model.norm == 1:
+            return f"{name} with norm 1 adds absolute differences"
+        maps_heads = not model.reciprocal and not model.isometric
+    else:
         return f"{name} scores in another way"
-    if model.norm == 1:
-        return f"{name} with norm 1 adds absolute differences"
-    return None if model.reciprocal or model.isometric else maps_heads
+    if maps_heads:
+        return f"{name} without reciprocal relations maps the heads by each relation"
+    return None
 
 
-def tables_of(model: Model) -> dict[Side, Tensor]:
-    """The tables to search: for tails, and for heads if they are in another table."""
-    embedding = model.embedding
-    tables: dict[Side, Tensor] = {"tail": embedding.tail_table.detach().cpu()}
-    if not model.reciprocal and embedding.head_table is not embedding.tail_table:
-        tables["head"] = embedding.head_table.detach().cpu()
-    return tables
+def _table_of(model: Model) -> Tensor:
+    return model.embedding.tail_table.detach().cpu()
+
+
+def table_checksum(table: Tensor) -> str:
+    """A hash of the shape and of all rows of a table."""
+    digest = sha256(str(tuple(table.shape)).encode())
+    for rows in torch.split(table, BLOCK_ROWS):
+        digest.update(rows.float().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _finite(vectors: Vectors, what: str) -> Vectors:
+    if not np.isfinite(vectors).all():
+        raise DivergedError(
+            f"{what} holds NaN or infinity, so there are no best rows. Its training has diverged."
+        )
+    return vectors
+
+
+# -- building ----------------------------------------------------------------
+
+
+def build_index(
+    model: Model,
+    graph: Graph,
+    *,
+    recall: float = 0.95,
+    num_queries: int = NUM_QUERIES,
+    seconds: float | None = None,
+    seed: int = 0,
+    made_from: str | None = None,
+) -> ModelIndex:
+    """Index the entities of a model, with an effort that reaches a recall@10 and recall@100.
+
+    Half of `num_queries` queries of training triples, drawn by `seed`, choose the effort, and the
+    others measure the result; each speed is measured for `seconds` (default: 1). `made_from` is the
+    identity of a saved run, by which its model is known again without a comparison of all rows.
+    """
+    if not 0 < recall < 1:
+        raise InvalidValue("recall", expected="above 0 and below 1, such as 0.95", found=recall)
+    metric = metric_of(model)
+    model.check_shape(graph.shape)
+    if not len(graph.train):
+        raise RequestError(f"{graph.name} has no training triples to measure an index with.")
+    seconds = SECONDS if seconds is None else seconds
+    log = ProgressLog(f"Index of {graph.name}")
+    log(lambda: f"building, {graph.shape.num_entities:,} entities", last=True)
+    started = time.perf_counter()
+    table = _table_of(model)
+    index = ModelIndex(
+        index=_hnsw(table, metric),
+        model=type(model.embedding).__name__,
+        metric=metric,
+        shape=(table.shape[0], table.shape[1]),
+        checksum=table_checksum(table),
+        made_from=made_from,
+    )
+    with eval_mode(model), full_precision():
+        sides: tuple[Side, Side] = ("tail", "head")
+        samples = [
+            _sample(model, graph, side, num=max(1, num_queries // 2), seed=seed) for side in sides
+        ]
+        vectors = np.concatenate([query_vectors(model, *sample) for sample in samples])
+        best = np.concatenate([_best_entities(model, *sample) for sample in samples])
+        index = _with_effort(index, vectors[::2], best[::2], recall=recall)
+        build_seconds = time.perf_counter() - started
+        log(lambda: f"built in {build_seconds:.1f} s, now measured", last=True)
+        given, relations, side = samples[0]
+        one = (model, given[:1], relations[:1], side)
+        stats = IndexStats(
+            recall=recalls(index, vectors[1::2], best[1::2]),
+            queries_per_second=_rate(lambda: index.search(*one, k=10), seconds),
+            exact_queries_per_second=_rate(lambda: _best_entities(*one, k=10), seconds),
+            build_seconds=build_seconds,
+        )
+    return replace(index, stats=stats)
+
+
+def _hnsw(table: Tensor, metric: Metric) -> Any:
+    """The graph of FAISS; only blocks of rows are copied."""
+    blocks = torch.split(table, BLOCK_ROWS)
+    by_product = metric == "inner product"
+    index = faiss().IndexHNSWFlat(table.shape[1] + by_product, LINKS)
+    index.hnsw.efConstruction = BUILD_EFFORT
+    max_norm = max(float(rows.float().norm(dim=1).max()) for rows in blocks)
+    for rows in blocks:
+        vectors = _finite(rows.float().contiguous().numpy(), "The table")
+        if by_product:
+            squared = np.maximum(max_norm**2 - np.square(vectors).sum(1), 0)
+            vectors = _with_coordinate(vectors, np.sqrt(squared))
+        index.add(vectors)
+    return index
+
+
+def _with_coordinate(vectors: Vectors, coordinate: Vectors | float) -> Vectors:
+    """Vectors `(num_vectors, width)` with one more coordinate."""
+    longer = np.empty((len(vectors), vectors.shape[1] + 1), dtype=np.float32)
+    longer[:, :-1] = vectors
+    longer[:, -1] = coordinate
+    return longer
+
+
+def faiss() -> Any:
+    """Import FAISS, or raise how to install it."""
+    with optional_import("faiss", purpose="An index"):
+        import faiss as module
+    return module
+
+
+def _sample(
+    model: Model, graph: Graph, side: Side, *, num: int, seed: int
+) -> tuple[Tensor, Tensor, Side]:
+    """Distinct queries of training triples for a missing side: given entities, and relations."""
+    columns = graph.train[:, :2] if side == "tail" else graph.train[:, [2, 1]]
+    pairs = np.unique(columns, axis=0)
+    chosen = pairs[np.random.default_rng(seed).permutation(len(pairs))[:num]]
+    given, relations = torch.from_numpy(chosen.astype(np.int64)).to(model.device).unbind(1)
+    return given, relations, side
+
+
+@torch.no_grad()
+def _best_entities(
+    model: Model, given: Tensor, relations: Tensor, side: Side, k: int = max(DEPTHS)
+) -> Ids:
+    """The `k` entities that the model scores best, best first."""
+    best = []
+    for entities, of_entities in zip(
+        given.split(BLOCK_QUERIES), relations.split(BLOCK_QUERIES), strict=True
+    ):
+        if side == "tail":
+            scores = model.predict_tails(entities, of_entities)
+        else:
+            scores = model.predict_heads(of_entities, entities)
+        best.append(scores.topk(min(k, scores.shape[1])).indices.cpu().numpy())
+    return np.concatenate(best)
+
+
+def _with_effort(index: ModelIndex, vectors: Vectors, best: Ids, *, recall: float) -> ModelIndex:
+    """The index with the first effort that reaches a recall: 16, 32, 64 and so on."""
+    while True:
+        reached = min(recalls(index, vectors, best, CHOSEN_DEPTHS).values())
+        if reached >= recall:
+            return index
+        if index.effort >= min(MAX_EFFORT, index.shape[0]):
+            raise RequestError(
+                f"The index reaches a recall of {reached:.3f} with all its effort, which is too "
+                f"little for {recall:g}. Choose a lower `recall`, or predict without an index."
+            )
+        index = replace(index, effort=2 * index.effort)
+
+
+def recalls(
+    index: ModelIndex, vectors: Vectors, best: Ids, depths: Sequence[int] = DEPTHS
+) -> dict[int, float]:
+    """Recall@k for each k: the share of the best k entities among the k that the index finds."""
+    by_depth = {}
+    for k in depths:
+        ids = index.nearest(vectors, k)
+        is_found = (best[:, :k, None] == ids[:, None, :]).any(-1)
+        by_depth[k] = float(is_found.mean())
+    return by_depth
+
+
+def _rate(query: Callable[[], object], seconds: float) -> float:
+    """How often a query is answered in a second; the first time is not counted."""
+    query()
+    num_done = 0
+    started = time.perf_counter()
+    while num_done < 3 or time.perf_counter() - started < seconds:
+        query()
+        num_done += 1
+    return num_done / (time.perf_counter() - started)
+
+
+# -- files -------------------------------------------------------------------
+
+
+def save_index(index: ModelIndex, folder: str | Path) -> ModelIndex:
+    """Write a new folder with the file of FAISS and its description; return it with its size."""
+    folder = Path(folder)
+    with locked(folder):
+        check_new_folder(folder)
+        with atomic_folder(folder) as fresh:
+            try:
+                faiss().write_index(index.index, str(fresh / FILE))
+            except RuntimeError as error:
+                raise DualkgError(f"{folder / FILE} cannot be written ({error}).") from None
+            record = file_record(fresh / FILE)
+            stats = index.stats and replace(index.stats, bytes=record["bytes"])
+            saved = replace(index, stats=stats)
+            write_json(fresh / ABOUT, {**saved.as_dict(), "file": record})
+    return saved
+
+
+def load_index(folder: str | Path) -> ModelIndex:
+    """Read an index. A file that has changed is refused, since FAISS may crash on a damaged one."""
+    folder = Path(folder)
+    if not (folder / ABOUT).exists():
+        raise RequestError(
+            f"{folder} holds no index (there is no {ABOUT}). Build one with: dualkg index RUN"
+        )
+    about = read_json(folder / ABOUT, dict[str, Any], checksum=True)
+    if about.pop("kind", None) != "hnsw" or "file" not in about:
+        raise DamagedFile(folder / ABOUT, "it describes no index of HNSW", advice=BUILD_AGAIN)
+    damage = file_damage(folder / FILE, about.pop("file"))
+    if damage:
+        raise DamagedFile(folder / FILE, damage, advice=BUILD_AGAIN)
+    stats = about.pop("stats")
+    recall = {int(k): share for k, share in stats["recall"].items()}  # JSON has strings as keys
+    return ModelIndex(
+        faiss().read_index(str(regular_file(folder / FILE))),
+        **{**about, "shape": tuple(about["shape"])},
+        stats=IndexStats(**{**stats, "recall": recall}),
+    )

@@ -26,8 +26,7 @@ from dualkg.inference.explanation import (
     has_supporting_triples,
 )
 from dualkg.inference.extension import Context, Name, NamedTriple, PathContext, add_entity
-from dualkg.inference.index import best_of, query_vectors
-from dualkg.inference.index_build import ModelIndex
+from dualkg.inference.index import ModelIndex
 from dualkg.inference.inductive import FrozenContext
 from dualkg.inference.prediction_sets import PredictionSet, PredictionSets
 from dualkg.inference.scoring import (
@@ -539,7 +538,7 @@ class Predictor:
 
     def _search_index(
         self,
-        indexes: ModelIndex,
+        index: ModelIndex,
         *,
         entity: int,
         relation: int,
@@ -557,9 +556,8 @@ class Predictor:
         relations = torch.tensor([relation % num_relations], device=device)
         side: Side = "tail" if relation < num_relations else "head"
 
-        index = indexes.for_side(side)
-        vectors = query_vectors(self.model, given, relations, side)
-        ids = index.search(vectors, query.k + len(omitted)).ids[0].tolist()
+        k = query.k + len(omitted)
+        ids = index.search(self.model, given, relations, side, k=k)[0].tolist()
         candidates = sorted(id for id in ids if id >= 0 and id not in omitted)
         wanted = min(query.k, index.shape[0] - len(omitted))
         if not 0 < wanted <= len(candidates):
@@ -570,9 +568,9 @@ class Predictor:
         scores = self.model.predict_candidates(
             given, relations, candidate_ids[None].to(device), side
         )
-        best = best_of(scores.cpu(), wanted)
-        best_ids = candidate_ids[best.ids[0]].tolist()
-        best_scores = best.scores[0].tolist()
+        best = scores[0].cpu().sort(descending=True, stable=True)
+        best_ids = candidate_ids[best.indices[:wanted]].tolist()
+        best_scores = best.values[:wanted].tolist()
         return _predictions(self.graph.entities, [best_ids], [best_scores], [known])[0]
 
     def _with_probabilities(
