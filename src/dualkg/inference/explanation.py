@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dualkg.data.graph import SPLITS, Graph, Triples
-from dualkg.errors import PYTHON, InvalidValue, RequestError, Words
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.inference.inductive import SIDES, EmbeddingProblem, FrozenContext, with_adjoint
 from dualkg.inference.rules import RuleCount, count_rule
 from dualkg.inference.supporting_paths import find_paths
@@ -275,42 +275,19 @@ class Explanation:
         return sentences
 
 
-class NotPathNetwork(RequestError):
-    """Paths were asked of a run whose model is no path network."""
-
-    def __init__(self, model: str) -> None:
-        super().__init__()
-        self.model = model
-
-    def message(self, words: Words = PYTHON) -> str:
-        network = words.option("network")
-        return f"{network} should be a run of a PathNetwork; it has the model {self.model}."
-
-
-class NetworkOfOtherGraph(RequestError):
-    """Predictions were to be explained by a path network that reads another graph."""
-
-    def __init__(self, graph: str, network_graph: str) -> None:
-        super().__init__()
-        self.graph = graph
-        self.network_graph = network_graph
-
-    def message(self, words: Words = PYTHON) -> str:
-        network = words.option("network")
-        if self.graph == self.network_graph:
-            found = f"it has other names, triples or splits of {self.graph}"
-        else:
-            found = f"it was trained on {self.network_graph}, the predictions are of {self.graph}"
-        return f"{network} should be a run of the same graph; {found}."
-
-
 def check_network(model: Model, network_graph: Graph, *, graph: Graph) -> PathNetwork:
     """A model that explains predictions for a graph by paths; refuse any other."""
     network = model.path_network
     if network is None:
-        raise NotPathNetwork(type(model).__name__)
+        raise RequestError(
+            f"`network` should be a run of a PathNetwork; it has the model {type(model).__name__}."
+        )
     if not is_same_graph(graph, network_graph):
-        raise NetworkOfOtherGraph(graph.name, network_graph.name)
+        if graph.name == network_graph.name:
+            found = f"it has other names, triples or splits of {graph.name}"
+        else:
+            found = f"it was trained on {network_graph.name}, the predictions are of {graph.name}"
+        raise RequestError(f"`network` should be a run of the same graph; {found}.")
     return network
 
 

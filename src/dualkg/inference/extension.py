@@ -18,14 +18,7 @@ from dualkg.data.encoding import ReadTriples, read_triples
 from dualkg.data.graph import Graph, GraphShape, Triples, distinct_triples
 from dualkg.data.readers import one_source
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import (
-    PYTHON,
-    InvalidValue,
-    RequestError,
-    Unsupported,
-    Words,
-    did_you_mean,
-)
+from dualkg.errors import InvalidValue, RequestError, did_you_mean
 from dualkg.files import check_new_folder, locks, read_json
 from dualkg.inference.inductive import FrozenContext, embed_entities, with_adjoint
 from dualkg.models.base import Model
@@ -44,32 +37,6 @@ CALIBRATION_NOT_KEPT = (
 )
 Name = str | int
 NamedTriple = tuple[Name, Name, Name]
-
-
-class NotConnected(RequestError):
-    """New entities have no triples that connect them to an entity of the graph."""
-
-    def __init__(self, entities: Sequence[str]) -> None:
-        super().__init__()
-        self.entities = list(entities)
-
-    def message(self, words: Words = PYTHON) -> str:
-        verb = "has" if len(self.entities) == 1 else "have"
-        return f"{_listed(self.entities)} {verb} no triple that connects to an entity of the graph."
-
-
-class NoNewEntity(RequestError):
-    """No triple of a file adds a new entity; `remarks` say why triples are left out."""
-
-    def __init__(self, source: str, *, num_known: int, remarks: Sequence[str]) -> None:
-        super().__init__()
-        self.source = source
-        self.num_known = num_known
-        self.remarks = list(remarks)
-
-    def message(self, words: Words = PYTHON) -> str:
-        sentence = f"{self.source} connects no new entity to the {self.num_known:,} of the run."
-        return " ".join([sentence, *self.remarks])
 
 
 # -- models that can be extended ---------------------------------------------
@@ -136,26 +103,27 @@ def extend(context: Context, triples: Sequence[NamedTriple]) -> Extension:
     for row, (head, relation, tail) in zip(ids, triples, strict=True):
         row[:] = (entity_id(head), graph.relations.id(relation), entity_id(tail))
         if max(row[0], row[2]) < num_known:
-            raise Unsupported(
-                f"({head}, {relation}, {tail})",
-                "has no new entity: both are in the graph already",
+            raise RequestError(
+                f"({head}, {relation}, {tail}) has no new entity: both are in the graph already."
             )
 
     names = list(new_ids)
     is_known = np.arange(num_known + len(names)) < num_known
     is_connected = _connected(ids, is_known)[num_known:]
     if not is_connected.all():
-        raise NotConnected(list(compress(names, ~is_connected)))
+        isolated = list(compress(names, ~is_connected))
+        verb = "has" if len(isolated) == 1 else "have"
+        raise RequestError(
+            f"{_listed(isolated)} {verb} no triple that connects to an entity of the graph."
+        )
     return extend_by_ids(context, names, ids)
 
 
 def add_entity(context: Context, name: str, triples: Sequence[NamedTriple]) -> Extension:
     """Add one new entity by triples that all contain it, each with an entity of the graph."""
     if _find(context.graph.entities, name) >= 0:
-        raise Unsupported(
-            f"'{name}'",
-            "is an entity of the graph already",
-            advice="Give the new one another name.",
+        raise RequestError(
+            f"'{name}' is an entity of the graph already. Give the new one another name."
         )
     if not triples:
         expected = f"at least one triple of '{name}', which is known by its triples alone"
@@ -163,10 +131,9 @@ def add_entity(context: Context, name: str, triples: Sequence[NamedTriple]) -> E
     for head, relation, tail in triples:
         others = [entity for entity in (head, tail) if entity != name]
         if len(others) == 2:
-            raise Unsupported(
-                f"({head}, {relation}, {tail})",
-                f"does not contain '{name}'",
-                advice="It should be the head or the tail of each triple.",
+            raise RequestError(
+                f"({head}, {relation}, {tail}) does not contain '{name}'. It should be the head or "
+                "the tail of each triple."
             )
         for entity in others:
             context.graph.entities.id(entity)
@@ -225,11 +192,9 @@ def with_rows(model: BilinearModel, rows: Tensor) -> BilinearModel:
         elif parameter is model.tail_table:
             state[name] = torch.cat([parameter, rows[:, -1]])
     if any(value.shape != state[name].shape for name, value in larger.state_dict().items()):
-        raise Unsupported(
-            type(model).__name__,
-            "has parameters of entities in other tables than `entities` and `tails`, so no row can "
-            "be appended",
-            advice="Train it again with the new triples.",
+        raise RequestError(
+            f"{type(model).__name__} has parameters of entities in other tables than entities and "
+            "tails, so no row can be appended. Train it again with the new triples."
         )
     larger.load_state_dict(state, assign=True)  # without another copy
     return larger.eval()
@@ -329,7 +294,8 @@ def _new_triples(
         remarks.append(f"No triple connects {_listed(isolated)} to an entity of the run: left out.")
     triples = triples[is_connected[triples[:, 0]] & is_connected[triples[:, 2]]]
     if not len(triples):
-        raise NoNewEntity(source, num_known=num_known, remarks=remarks)
+        sentence = f"{source} connects no new entity to the {num_known:,} of the run."
+        raise RequestError(" ".join([sentence, *remarks]))
 
     positions = np.unique(triples[:, [0, 2]]).tolist()
     new_positions = [position for position in positions if ids[position] < 0]

@@ -1,15 +1,14 @@
 """Embedding unseen entities by their triples, while everything the model has learned stays fixed.
 
 A bilinear score is linear in the row of either entity, so the training loss of an entity's triples
-is convex in it. `docs/inductive.md` has the derivation, and `lbfgs.py` the solver. A mapped
-entity is hR or tRᵀ, the vector that scores of a query are products with.
+is convex in it. `docs/inductive.md` has the derivation. A mapped entity is hR or tRᵀ, the vector
+that scores of a query are products with.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -17,18 +16,20 @@ from torch.nn import functional as F
 
 from dualkg.data.filters import with_reciprocals
 from dualkg.data.graph import Graph, Triples
-from dualkg.errors import PYTHON, RequestError, Words
-from dualkg.inference.lbfgs import minimize
+from dualkg.errors import RequestError
 from dualkg.losses import Loss, OneVsAll
 from dualkg.models import MODELS
 from dualkg.models.base import Factors, Model
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.diagonal import CP, ComplEx, DistMult, QuatE, SimplE
 from dualkg.regularizers import DURA, PowerSum, Regularizer, is_power_sum
 from dualkg.tables.lookup import Side, lookup
 from dualkg.training.recipe import Recipe
 
-MAX_SCORES = 16_000_000  # of a block
+MAX_SCORES = 2**24  # of a batch of entities, 64 MiB
+HISTORY = 20  # steps of L-BFGS that are remembered
+MAX_STEPS = 200
+# The largest number of a gradient that counts as 0: about four and eight digits of a row.
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 MIN_EXAMPLES = 1_000
 # Training examples sampled as negative queries, and the multiplications to score all entities for
 # them, which take about a second.
@@ -37,28 +38,8 @@ MAX_PRODUCTS = {"cpu": 10**11, "cuda": 10**13}
 MAX_PROBABILITY = 1 - 1e-6
 RIDGE = 0.03  # per example, where the regularizer is not strongly convex
 SIDES: tuple[Side, Side] = ("head", "tail")
-MAX_BATCH = 1024  # entities
 MAX_ROUNDS = 5  # over entities that have triples with each other
 ROUND_TOLERANCE = 1e-3  # change of the rows in a round, relative to their norm
-# Models whose relations map entities without waiting for a GPU. Matrices are multiplied in groups
-# by relation, whose sizes the host reads, and models of others may do anything.
-CAPTURABLE = (CP, DistMult, ComplEx, QuatE, SimplE)
-
-
-class NoAdjoint(RequestError):
-    """Relations of a model are no linear maps with a transpose."""
-
-    def __init__(self, model: str) -> None:
-        super().__init__()
-        self.model = model
-
-    def message(self, words: Words = PYTHON) -> str:
-        bilinear = [name for name, kind in MODELS.items() if issubclass(kind, BilinearModel)]
-        return (
-            "Explanations and unseen entities need a model that scores by ⟨h R, t⟩: "
-            f"{', '.join(bilinear)}; TuckER only without batch_norm. {self.model} is none of them. "
-            "A PathNetwork takes unseen entities, too."
-        )
 
 
 def with_adjoint(model: Model) -> BilinearModel:
@@ -66,7 +47,12 @@ def with_adjoint(model: Model) -> BilinearModel:
     if isinstance(model, BilinearModel) and model.has_adjoint:
         return model
     _ = model.embedding  # an ensemble has none, and says so
-    raise NoAdjoint(type(model).__name__)
+    bilinear = [name for name, kind in MODELS.items() if issubclass(kind, BilinearModel)]
+    raise RequestError(
+        f"Explanations and unseen entities need a model that scores by ⟨h R, t⟩: "
+        f"{', '.join(bilinear)}; TuckER only without batch_norm. {type(model).__name__} is none of "
+        "them. A PathNetwork takes unseen entities, too."
+    )
 
 
 def row_of(rows: Tensor, side: Side) -> Tensor:
@@ -82,53 +68,14 @@ def row_of(rows: Tensor, side: Side) -> Tensor:
 
 
 def log_normalizers(mapped: Tensor, candidates: Tensor) -> Tensor:
-    """log Σ exp(mapped @ candidatesᵀ) over the candidates, `(num_mapped,)`.
+    """log Σ exp(candidates @ mapped) over the candidates, `(num_mapped,)`.
 
-    It is differentiable twice in the mapped entities `(num_mapped, width)`.
+    The candidate table is the left factor of the product and of its gradient: a product that sums
+    over all candidates row by row is split over threads that wait for each other, and takes a
+    hundred times as long when another process keeps a core busy.
     """
-    if mapped.requires_grad:
-        result: Tensor = _LogNormalizers.apply(mapped, candidates)  # type: ignore[no-untyped-call]
-        return result
-    normalizers = []
-    for block in _blocks(mapped, len(candidates)):
-        normalizers.append(torch.logsumexp(block @ candidates.T, dim=-1))
-    return torch.cat(normalizers)
-
-
-def _blocks(mapped: Tensor, num_candidates: int) -> tuple[Tensor, ...]:
-    """Blocks of mapped entities whose scores fit in memory together."""
-    size = max(1, MAX_SCORES // max(num_candidates, 1))
-    return torch.split(mapped, size)
-
-
-class _LogNormalizers(torch.autograd.Function):
-    """Log-normalizers whose gradient is computed in the forward pass, in bounded memory.
-
-    The gradient is the mean of the candidates under the softmax. The candidate table is always the
-    left factor: a product that sums over all candidates row by row is split over threads that wait
-    for each other, and takes a hundred times as long when another process keeps a core busy.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, mapped: Tensor, candidates: Tensor) -> Tensor:
-        normalizers = []
-        means = []
-        for block in _blocks(mapped, len(candidates)):
-            scores = candidates @ block.T
-            of_block = scores.logsumexp(0)
-            probabilities = scores.sub_(of_block).exp_()
-            normalizers.append(of_block)
-            means.append((candidates.T @ probabilities).T)
-        ctx.save_for_backward(mapped, candidates, torch.cat(means))
-        return torch.cat(normalizers)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        mapped, candidates, means = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            # Second derivatives need the means as a function of the mapped entities.
-            means = torch.softmax(mapped @ candidates.T, dim=-1) @ candidates
-        return gradients[0][:, None] * means, None
+    size = max(1, MAX_SCORES // max(len(candidates), 1))
+    return torch.cat([(candidates @ block.T).logsumexp(0) for block in mapped.split(size)])
 
 
 # -- the frozen context ------------------------------------------------------
@@ -407,27 +354,6 @@ class ExampleGroup:
             f.mapped_head = zero
         return f
 
-    def select(self, kept: Tensor) -> Self:
-        """The examples of some entities of the batch, `kept` `(batch,)` boolean."""
-        kept_pairs = kept[self.positions]
-        kept_examples = kept_pairs[self.pairs]
-        new_positions = kept.cumsum(0) - 1
-        new_pairs = kept_pairs.cumsum(0) - 1
-        normalizers = self.normalizers
-        if self.candidates is None:
-            normalizers = normalizers[kept_examples]
-        return replace(
-            self,
-            normalizers=normalizers,
-            positions=new_positions[self.positions[kept_pairs]],
-            relations=self.relations[kept_pairs],
-            pairs=new_pairs[self.pairs[kept_examples]],
-            triples=self.triples[kept_examples],
-            vectors=self.vectors[kept_examples],
-            is_extra=self.is_extra[kept_examples],
-            weights=self.weights[kept_examples],
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class EmbeddingProblem:
@@ -503,19 +429,31 @@ class EmbeddingProblem:
             objectives = objectives + self.negative_weights * queries.losses(rows)
         return objectives
 
-    @property
-    def capturable(self) -> bool:
-        """Whether a CUDA graph can evaluate them."""
-        model = self.context.model
-        return type(model) in CAPTURABLE and model.device.type == "cuda"
+    def minimum(self, start: Tensor) -> Tensor:
+        """The rows that minimize each objective, `(batch, num_rows, width)`, from a start on.
 
-    def value_and_gradient(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The objectives per triple, and the gradient of each in its own rows."""
+        The objectives have no rows in common, so the rows that minimize their sum minimize each.
+        """
+        rows = start.clone().requires_grad_()
+        optimizer = torch.optim.LBFGS(
+            [rows],
+            max_iter=MAX_STEPS,
+            history_size=HISTORY,
+            tolerance_grad=TOLERANCE[rows.dtype],
+            tolerance_change=0.0,
+            line_search_fn="strong_wolfe",
+        )
+
+        def loss() -> Tensor:
+            optimizer.zero_grad()
+            # The sum is in float64, since the line search compares sums of many entities.
+            total = (self(rows) / self.num_triples.clamp(min=1)).double().sum()
+            total.backward()
+            return total
+
         with torch.enable_grad():
-            rows = rows.detach().requires_grad_()
-            values = self(rows) / self.num_triples.clamp(min=1)
-            (gradient,) = torch.autograd.grad(values.sum(), rows)
-        return values.detach(), gradient
+            optimizer.step(loss)
+        return rows.detach()
 
     def start(self) -> Tensor:
         """Initial rows: the mean of the vectors that each is multiplied with."""
@@ -528,15 +466,6 @@ class EmbeddingProblem:
             row_of(sums, group.side).index_add_(0, positions, group.vectors)
             row_of(counts, group.side).index_add_(0, positions, ones)
         return sums / counts.clamp(min=1)
-
-    def select(self, kept: Tensor) -> Self:
-        """The problem of some entities of the batch, `kept` `(batch,)` boolean."""
-        return replace(
-            self,
-            groups=tuple(group.select(kept) for group in self.groups),
-            negative_weights=self.negative_weights[kept],
-            num_triples=self.num_triples[kept],
-        )
 
 
 def _shares_of_mean_degree(degrees: Tensor, context: FrozenContext) -> Tensor:
@@ -622,68 +551,49 @@ def _example_groups(
 # -- several entities --------------------------------------------------------
 
 
-def embed_entities(
-    triples: Triples, context: FrozenContext, *, max_batch: int = MAX_BATCH
-) -> Tensor:
+@torch.no_grad()
+def embed_entities(triples: Triples, context: FrozenContext) -> Tensor:
     """Rows `(num_new, num_rows, width)` of new entities, each connected to a known entity.
 
     An entity is embedded as soon as one of its triples has an entity that has a row. Entities that
-    have triples with each other are then embedded again, in turns, until nothing moves: every turn
-    lowers the same objective.
+    have triples with each other are then embedded again, from each other's rows before, until
+    nothing moves.
     """
     ids = torch.from_numpy(triples).long().to(context.model.device)
     rows = context.new_rows.clone()
     context = replace(context, new_rows=rows)  # later problems read the rows of earlier ones
     num_entities = context.num_known + len(rows)
     has_row = torch.arange(num_entities, device=ids.device) < context.num_known
-
-    def embed(entities: Tensor, start: Callable[[EmbeddingProblem, Tensor], Tensor]) -> None:
-        for batch in torch.split(entities, max_batch):
-            problem = EmbeddingProblem.of(batch, ids, context, embedded=has_row)
-            positions = batch - context.num_known
-            rows[positions] = minimize(problem, start(problem, positions))
-
     ends = ids[:, [0, 2]]
+
+    def embed(entities: Tensor, *, again: bool = False) -> Tensor:
+        """Rows of entities in batches whose scores fit in memory together."""
+        num_triples = torch.bincount(ends.flatten(), minlength=num_entities)[entities]
+        num_scores = 2 * num_triples.cumsum(0) * context.num_known
+        sizes = torch.bincount(num_scores // MAX_SCORES)
+        batches = torch.split(entities, sizes[sizes > 0].tolist())
+        embedded = []
+        for batch in batches:
+            problem = EmbeddingProblem.of(batch, ids, context, embedded=has_row)
+            start = rows[batch - context.num_known] if again else problem.start()
+            embedded.append(problem.minimum(start))
+        return torch.cat(embedded)
+
     while not bool(has_row.all()):
         end_has_row = has_row[ends]
-        other_has_row = end_has_row.flip(1)
-        ready = torch.unique(ends[~end_has_row & other_has_row])
+        ready = torch.unique(ends[~end_has_row & end_has_row.flip(1)])
         if not len(ready):
             raise ValueError(
                 "some inductive entities have no triples that connect them to a known entity"
             )
-        embed(ready, lambda problem, _: problem.start())
+        rows[ready - context.num_known] = embed(ready)
         has_row[ready] = True
 
-    turns = _independent_sets(ids, context.num_known)
-    if not turns:
-        return rows
-    for _ in range(MAX_ROUNDS):
+    is_pair = (ends >= context.num_known).all(1) & (ends[:, 0] != ends[:, 1])
+    joined = torch.unique(ends[is_pair])
+    for _ in range(MAX_ROUNDS if len(joined) else 0):
         before = rows.clone()
-        for entities in turns:
-            embed(entities, lambda _, positions: rows[positions])
+        rows[joined - context.num_known] = embed(joined, again=True)
         if float((rows - before).norm()) <= ROUND_TOLERANCE * float(before.norm()):
             break
     return rows
-
-
-def _independent_sets(triples: Tensor, num_known: int) -> list[Tensor]:
-    """The new entities that have triples with each other, in sets without common triples.
-
-    The sets are those of a greedy coloring.
-    """
-    ends = triples[:, [0, 2]]
-    is_new_pair = (ends >= num_known).all(1) & (ends[:, 0] != ends[:, 1])
-    neighbours = defaultdict(set)
-    for head, tail in ends[is_new_pair].tolist():
-        neighbours[head].add(tail)
-        neighbours[tail].add(head)
-
-    color_of: dict[int, int] = {}
-    entities_of = defaultdict(list)
-    for entity in sorted(neighbours):
-        taken = {color_of[other] for other in neighbours[entity] if other in color_of}
-        color = next(color for color in range(len(taken) + 1) if color not in taken)
-        color_of[entity] = color
-        entities_of[color].append(entity)
-    return [triples.new_tensor(entities_of[color]) for color in sorted(entities_of)]
