@@ -20,7 +20,6 @@ from torch.func import functional_call
 from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import PYTHON, InvalidValue, RequestError, Unsupported, Words
 from dualkg.kernels.noise import fill_normal_, fill_uniform_, table_key
-from dualkg.models.score_text import ScoreText
 from dualkg.registry import Registry
 from dualkg.tables.base import EntityTables, local_tables
 from dualkg.tables.lookup import TABLE_NAMES, Side, lookup
@@ -146,8 +145,6 @@ def overridden(instance: object) -> set[str]:
     names = set()
     for kind in classes[:nearest]:
         names |= {name for name in vars(kind) if hasattr(classes[nearest], name)}
-    # The text of a score changes nothing that is computed.
-    names.discard("score_text")
     return {name for name in names if not name.startswith(("__", "_abc_"))}
 
 
@@ -497,8 +494,6 @@ class EmbeddingModel(Model):
     # Whether an entity has one vector as head and another as tail.
     two_entity_tables = False
     default_init_scale: InitScale = 1e-3
-    # The score for readers of exported embeddings. A subclass that scores otherwise has its own.
-    score_text: ClassVar[ScoreText | None] = None
 
     _tables: EntityTables | None = None
 

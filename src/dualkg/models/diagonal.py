@@ -12,7 +12,6 @@ from dualkg.data.graph import Graph, GraphShape
 from dualkg.kernels import products
 from dualkg.models.base import MODELS, Factors
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.score_text import BilinearText, Formula, OptionText
 from dualkg.tables.lookup import lookup
 
 __all__ = ["CP", "ComplEx", "DistMult", "QuatE", "SimplE"]
@@ -107,9 +106,6 @@ class DiagonalModel(BilinearModel):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
-REAL_PRODUCT = BilinearText(head=Formula("h ∘ r", "h * r"), tail=Formula("t ∘ r", "t * r"))
-
-
 class RealDiagonalModel(DiagonalModel):
     """A relation scales each real coordinate, so its map is its own transpose."""
 
@@ -132,14 +128,6 @@ class ComplEx(DiagonalModel):
     numbers_per_coordinate = 2
     times = staticmethod(products.complex_product)
     conjugate = staticmethod(products.complex_conjugate)
-    score_text = BilinearText(
-        head=Formula("h ∘ r, complex", "h * r"),
-        tail=Formula("t ∘ r̄, complex", "t * r.conj()"),
-        product=Formula("Re Σ xᵢ t̄ᵢ", "(x * t.conj()).sum().real"),
-        prepare=("h, r, t = (x[:d] + 1j * x[d:] for x in (h, r, t))",),
-        entity=("real parts", "imaginary parts"),
-        relation=("real parts", "imaginary parts"),
-    )
 
 
 @MODELS.register
@@ -155,7 +143,6 @@ class CP(RealDiagonalModel):
     """
 
     two_entity_tables = True
-    score_text = REAL_PRODUCT
 
 
 @MODELS.register
@@ -167,8 +154,6 @@ class DistMult(RealDiagonalModel):
         >>> model.score_tails(torch.tensor([3]), torch.tensor([1])).shape
         torch.Size([1, 1945])
     """
-
-    score_text = REAL_PRODUCT
 
 
 @MODELS.register
@@ -195,30 +180,6 @@ class QuatE(DiagonalModel):
     times = staticmethod(products.quaternion_product)
     conjugate = staticmethod(products.quaternion_conjugate)
     options = ("normalized",)
-    score_text = BilinearText(
-        head=Formula("h ⊗ r, the Hamilton product of quaternions", "times(h, r)"),
-        tail=Formula(
-            "t ⊗ r̄, the Hamilton product of quaternions",
-            "times(t, np.stack([r[0], -r[1], -r[2], -r[3]]))",
-        ),
-        prepare=(
-            "h, r, t = (x.reshape(4, d) for x in (h, r, t))",
-            "times = lambda x, y: np.stack([",
-            "    x[0] * y[0] - x[1] * y[1] - x[2] * y[2] - x[3] * y[3],",
-            "    x[0] * y[1] + x[1] * y[0] + x[2] * y[3] - x[3] * y[2],",
-            "    x[0] * y[2] - x[1] * y[3] + x[2] * y[0] + x[3] * y[1],",
-            "    x[0] * y[3] + x[1] * y[2] - x[2] * y[1] + x[3] * y[0],",
-            "])",
-        ),
-        options={
-            "normalized": OptionText(
-                ", with r divided by its moduli",
-                before=("r = r / np.maximum(np.linalg.norm(r, axis=0), 1e-30)",),
-            )
-        },
-        entity=("real parts", "i parts", "j parts", "k parts"),
-        relation=("real parts", "i parts", "j parts", "k parts"),
-    )
 
     def __init__(
         self, shape: Graph | GraphShape, *, normalized: bool = True, **config: Any
@@ -261,12 +222,6 @@ class SimplE(DiagonalModel):
     multiplicative_modulus = False
     times = staticmethod(products.swapped_product)
     conjugate = staticmethod(products.swapped_conjugate)
-    score_text = BilinearText(
-        head=Formula("½ (h″ ∘ r″, h′ ∘ r′)", "np.concatenate([h[d:] * r[d:], h[:d] * r[:d]]) / 2"),
-        tail=Formula("½ (t″ ∘ r′, t′ ∘ r″)", "np.concatenate([t[d:] * r[:d], t[:d] * r[d:]]) / 2"),
-        entity=("h′, the vector as head", "h″, the vector as tail"),
-        relation=("r′, the relation", "r″, its inverse"),
-    )
 
     def squared_scale(self, relation: Tensor) -> Tensor:
         """A product swaps the halves and multiplies each number by the one at its position."""

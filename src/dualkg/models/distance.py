@@ -17,7 +17,6 @@ from dualkg.models.base import MODELS, EmbeddingModel, Factors, InitScale, Score
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import ComplEx, DistMult
 from dualkg.models.matrix import RelationGroups, multiply_groups
-from dualkg.models.score_text import Formula, NormText, WholeText
 from dualkg.tables.base import local_tables
 from dualkg.tables.lookup import Side, lookup
 
@@ -278,7 +277,6 @@ class ModE(NormModel):
     has_adjoint = True
     capturable = True
     diagonal = True
-    score_text = NormText(Formula("h ∘ r − t", "h * r - t"))
 
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
         """Near 1 or −1."""
@@ -318,19 +316,6 @@ class RotatE(NormModel, AngleModel):
     capturable = True
     isometric = True
     numbers_per_coordinate = 2
-    score_text = NormText(
-        Formula(
-            "h ∘ exp(iθ) − t, complex, with the angles θ = π r / half_turn",
-            "h * np.exp(1j * angle) - t",
-        ),
-        prepare=(
-            "h, t = (x[:d] + 1j * x[d:] for x in (h, t))",
-            'angle = np.pi * r / arrays["half_turn"]',
-        ),
-        entity=("real parts", "imaginary parts"),
-        relation=("angles, of which half_turn is π",),
-        arrays=HALF_TURN,
-    )
 
     def relation_width(self, dim: int) -> int:
         """One angle for each coordinate."""
@@ -382,11 +367,6 @@ class SE(NormModel):
     """
 
     maps_both_sides = True
-    score_text = NormText(
-        Formula("h R₁ − t R₂", "h @ R[0] - t @ R[1]"),
-        prepare=("R = r.reshape(2, d, d)",),
-        relation=("R₁ of heads, dim × dim, row by row", "R₂ of tails, dim × dim, row by row"),
-    )
 
     def relation_width(self, dim: int) -> int:
         """Two matrices, dim × dim."""
@@ -463,7 +443,6 @@ class TransE(NormModel):
     has_adjoint = True
     capturable = True
     isometric = True
-    score_text = NormText(Formula("h + r − t", "h + r - t"))
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
         return head + lookup(self.relations, relations)
@@ -498,21 +477,6 @@ class HAKE(AngleModel):
     euclidean = False
     capturable = True
     numbers_per_coordinate = 2
-    score_text = WholeText(
-        "−a ‖h′ ∘ (m + b) − t′ ∘ (1 − b)‖₂ − c Σ |sin((h″ + r″ − t″) / 2)|, with m = |r′|, b "
-        "limited to −m ≤ b ≤ 1, angles in units of half_turn / π, and (a, c) = scales",
-        prepare=(
-            'angle = np.pi * (h[d:] + r[2 * d :] - t[d:]) / arrays["half_turn"]',
-            "m = np.abs(r[:d])",
-            "b = np.maximum(np.minimum(r[d : 2 * d], 1), -m)",
-            "x = h[:d] * (m + b) - t[:d] * (1 - b)",
-            'a, c = arrays["scales"]',
-            "return -a * np.linalg.norm(x) - c * np.abs(np.sin(angle / 2)).sum()",
-        ),
-        entity=("moduli h′", "angles h″, of which half_turn is π"),
-        relation=("moduli r′", "biases b", "angles r″, of which half_turn is π"),
-        arrays={"scales": "the weights a of moduli and c of angles", **HALF_TURN},
-    )
 
     def __init__(
         self,
@@ -641,21 +605,6 @@ class MuRP(DistanceModel):
     euclidean = False
     num_biases = 2
     capturable = True
-    score_text = WholeText(
-        "−d(R h, t ⊕ r)² + b_h + b_t in the Poincaré ball; a stored vector v is the point "
-        "tanh(‖v‖) v / ‖v‖, ⊕ is Möbius addition, and R is diagonal",
-        prepare=(
-            "length = lambda v: max(np.linalg.norm(v), 1e-15**0.5)",
-            "ball = lambda v: min(np.tanh(length(v)), 1 - 1e-5) / length(v) * v",
-            "x, y, s = ball(h[:d] * r[:d]), ball(t[:d]), ball(r[d:])",
-            "sum = (1 + 2 * y @ s + s @ s) * y + (1 - y @ y) * s",
-            "y = sum / (1 + 2 * y @ s + (y @ y) * (s @ s))",
-            "distance = 2 * np.arcsinh(np.linalg.norm(x - y) / np.sqrt((1 - x @ x) * (1 - y @ y)))",
-            "return h[d] + t[d + 1] - distance**2",
-        ),
-        entity=("tangent vector at the origin", "bias as head", "bias as tail"),
-        relation=("diagonal of R", "tangent vector of r"),
-    )
 
     def __init__(self, shape: Graph | GraphShape, *, signs: bool = False, **config: Any) -> None:
         # The constructor of the base class makes the relations, which depend on it.

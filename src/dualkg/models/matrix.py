@@ -12,7 +12,6 @@ from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import InvalidValue, Unsupported
 from dualkg.models.base import MODELS, Factors, InitScale
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.score_text import BilinearText, Formula, OptionText
 from dualkg.tables.lookup import lookup
 
 __all__ = ["RESCAL", "TuckER"]
@@ -120,12 +119,6 @@ class RESCAL(MatrixModel):
     """
 
     relation_kernel = "matrices"
-    score_text = BilinearText(
-        head=Formula("h R", "h @ R"),
-        tail=Formula("t Rᵀ", "t @ R.T"),
-        prepare=("R = r.reshape(d, d)",),
-        relation=("the matrix R, dim × dim, row by row",),
-    )
 
     def relation_width(self, dim: int) -> int:
         """A matrix, dim × dim."""
@@ -177,31 +170,6 @@ class TuckER(MatrixModel):
 
     relation_kernel = "mixtures"
     options = ("relation_dim", "batch_norm")
-    score_text = BilinearText(
-        head=Formula("h Σₖ rₖ Wₖ", "h @ R"),
-        tail=Formula("t Σₖ rₖ Wₖᵀ", "t @ R.T"),
-        prepare=('R = np.tensordot(r, arrays["core"], axes=1)',),
-        options={
-            "batch_norm": OptionText(
-                ", with batch normalization of h and of the result",
-                before=(
-                    "def normalize(x, name):",
-                    '    mean = arrays[f"{name}.mean"]',
-                    '    deviation = np.sqrt(arrays[f"{name}.variance"] + 1e-5)',
-                    '    scale = arrays[f"{name}.scale"]',
-                    '    return (x - mean) / deviation * scale + arrays[f"{name}.shift"]',
-                    'h = normalize(h, "before")',
-                ),
-                after=('x = normalize(x, "after")',),
-                only_heads=True,
-            )
-        },
-        arrays={
-            "core": "the matrices Wₖ that all relations share: [k, row, column]",
-            **batch_norm_arrays("before", "heads"),
-            **batch_norm_arrays("after", "mapped heads"),
-        },
-    )
 
     def __init__(
         self,
