@@ -216,22 +216,20 @@ def _print_seeds(results: kg.workflows.SeedResults) -> cli.Output:
 
 @cli.command(threads=False, trust_code=False)
 def check(run: cli.RunPath) -> cli.Output:
-    """Check every file of a run by its checksum, and say what can be saved.
+    """Check every file of a run by its checksum.
 
     The exit status is 1 if a file is damaged.
     """
     from dualkg.inference.integrity import check_run
 
-    checks = check_run(run, words=COMMAND)
+    checks = check_run(run)
     ok = all(of_run.ok for of_run in checks)
-    data = {"ok": ok, "runs": [of_run.as_dict(COMMAND) for of_run in checks]}
+    data = {"ok": ok, "runs": [of_run.as_dict() for of_run in checks]}
     yield cli.Result(data, status=0 if ok else 1)
     for of_run in checks:
         rows = [[file.file, file.state, file.reason] for file in of_run.files]
         damaged = [number for number, file in enumerate(of_run.files) if file.reason]
         cli.print_table([of_run.run, "state", ""], rows, left=3, bold=damaged)
-        for sentence in of_run.advice:
-            cli.stdout.print(f"\n{sentence.in_words(COMMAND)}", soft_wrap=True, markup=False)
         if of_run.written_by:
             cli.note(f"{of_run.run} is being written by {of_run.written_by}.")
         if not of_run.finished:
