@@ -21,7 +21,7 @@ import torch
 import dualkg as kg
 from dualkg.analysis.figures import Drawing, draw_reliability
 from dualkg.analysis.sparsity import SHARES, CurvePoint, rotated, sparsity_curve
-from dualkg.data.filters import Ids, with_reciprocals
+from dualkg.data.filters import Ids, KnownAnswers, with_reciprocals
 from dualkg.data.graph import SPLITS, Triples
 from dualkg.errors import InvalidValue, RequestError
 from dualkg.extras import optional_import
@@ -29,7 +29,6 @@ from dualkg.inference import calibration, completion, extension, inductive, reli
 from dualkg.inference.explanation import Influence, influence
 from dualkg.training.api import HELD_OUT, choose_device, data_of, default_recipe, spread
 from dualkg.training.costs import WorkEstimate
-from dualkg.training.ensemble_weights import mrr_by_weight
 from dualkg.training.environment import describe_device
 from dualkg.training.recipe import RegularizerConfig
 from dualkg.training.trainer import Trainer
@@ -546,6 +545,18 @@ def measure_path_duality(config: Config, graph: kg.Graph) -> Iterator[Results]:
     for seed in config.missing_seeds(**about):
         run = config.load_trained(PATH_NETWORK, graph, seed)
         yield {**about, "seed": seed, **study_path_duality(run, graph)}
+
+
+def mrr_by_weight(
+    both: kg.EnsembleModel, graph: kg.Graph, weights: Sequence[float]
+) -> dict[float, float]:
+    """The validation MRR by the weight of the second member, filtered by train and valid."""
+    known = KnownAnswers.of(graph, ("train", "valid"))
+    mrrs = {}
+    for weight in weights:
+        both.weights = [1.0, weight]
+        mrrs[weight] = kg.evaluate(both, graph, split="valid", known=known).mrr
+    return mrrs
 
 
 def study_path_duality(run: kg.Run, graph: kg.Graph) -> dict[str, Any]:

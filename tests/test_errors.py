@@ -12,12 +12,12 @@ from dualkg.errors import (
     LockedError,
     MissingExtra,
     PathExists,
+    RequestError,
     UnknownName,
     Unsupported,
     close_matches,
 )
 from dualkg.training.api import WrongArgument
-from dualkg.training.ensemble import InvalidMembers
 from tests.raising import refused
 
 
@@ -78,7 +78,7 @@ def test_what_a_vocabulary_has_is_told_at_once():
             NotInVocabulary,
             {"kind": "relation", "name": "q"},
         ),
-        (lambda run: kg.Ensemble(3), InvalidMembers, {}),
+        (lambda run: kg.Ensemble(3), RequestError, {}),
         (
             lambda run: kg.fit(run.graph, changes="x"),
             WrongArgument,

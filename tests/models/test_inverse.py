@@ -4,8 +4,6 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.errors import Unsupported
-from tests.raising import refused
 
 SHAPE = kg.GraphShape(7, 3)
 
@@ -35,7 +33,7 @@ def model(request, small_graph):
 @torch.no_grad()
 @pytest.mark.parametrize("normalized", [False, True])
 def test_all_ways_to_score_agree(model, normalized, small_graph, monkeypatch):
-    monkeypatch.setattr("dualkg.models.inverse.MAX_SCORES", 3 * small_graph.shape.num_entities)
+    monkeypatch.setattr("dualkg.models.ensemble.MAX_SCORES", 3 * small_graph.shape.num_entities)
     inverse = kg.InverseModel(model, normalized=normalized).eval()
     num_entities, num_relations = small_graph.shape
     relations = torch.arange(2 * num_relations).repeat(2)
@@ -82,5 +80,5 @@ def test_both_directions_are_ranked_as_an_ensemble(model, small_graph):
 
 
 def test_a_model_without_inverse_relations_is_refused():
-    with refused(Unsupported):
+    with pytest.raises(kg.RequestError, match="have no inverses"):
         kg.InverseModel(kg.ComplEx(SHAPE, dim=2, reciprocal=False))

@@ -9,7 +9,6 @@ from dualkg.models import (
     diagonal,
     distance,
     ensemble,
-    inverse,
     matrix,
     partial,
     paths,
@@ -20,7 +19,6 @@ from dualkg.models.bilinear import *  # noqa: F403
 from dualkg.models.diagonal import *  # noqa: F403
 from dualkg.models.distance import *  # noqa: F403
 from dualkg.models.ensemble import *  # noqa: F403
-from dualkg.models.inverse import *  # noqa: F403
 from dualkg.models.matrix import *  # noqa: F403
 from dualkg.models.partial import *  # noqa: F403
 from dualkg.models.paths import *  # noqa: F403
@@ -31,7 +29,6 @@ __all__ += bilinear.__all__
 __all__ += diagonal.__all__
 __all__ += distance.__all__
 __all__ += ensemble.__all__
-__all__ += inverse.__all__
 __all__ += matrix.__all__
 __all__ += partial.__all__
 __all__ += paths.__all__

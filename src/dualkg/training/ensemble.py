@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
 import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor
 
+from dualkg.data.filters import KnownAnswers, with_reciprocals
 from dualkg.data.graph import SPLITS, Graph
-from dualkg.errors import (
-    DamagedFile,
-    InvalidValue,
-    PathExists,
-    RequestError,
-    Unsupported,
-)
-from dualkg.files import check_type, exists, locks, read_json, recover, write_text
+from dualkg.errors import DamagedFile, DivergedError, InvalidValue, PathExists, RequestError
+from dualkg.evaluation.ranking import eval_mode, full_precision, sample_triples
+from dualkg.files import exists, locks, read_json, recover, write_text
 from dualkg.models.ensemble import EnsembleModel, no_embeddings
-from dualkg.training.ensemble_weights import MIN_GAIN, fit_weights
 from dualkg.training.run import Run, RunFolder, TrainedRun, load_single_run
 from dualkg.without_torch.identity import hash_of
 
 Weights = Sequence[float] | Literal["equal"]
 
 MAKE_AGAIN = "Make the ensemble again from its runs, and save it."
+MIN_GAIN = 1e-4  # of MRR, by which a member has to be better: the last digit that is shown
+EXCLUDED = -1e15  # the margin of known answers; its square is finite in float32
+MAX_SCORES = 2**24  # scores of a member by which it is scaled, 64 MB
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,8 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class WeightFit:
-    """How the weights of an ensemble were fitted, as far as it is read again."""
-
-    mrr: float
-    mrr_of_members: list[float]
-
-
-@dataclass(frozen=True)
 class SavedEnsemble:
-    """The file of an ensemble; `fit` is empty if the weights were given."""
+    """The file of an ensemble; `fit` says how weights were fitted, and is empty if not."""
 
     members: list[Reference]
     fit: dict[str, Any]
@@ -61,10 +53,6 @@ class SavedEnsemble:
         """Read and check the file."""
         try:
             saved: SavedEnsemble = read_json(path, cls)
-            if saved.fit:
-                fit: WeightFit = check_type(saved.fit, WeightFit, source=path)
-                if len(fit.mrr_of_members) != len(saved.members):
-                    raise DamagedFile(path, "fit: mrr_of_members is not of all members")
         except DamagedFile as error:
             raise DamagedFile(path, error.reason, advice=MAKE_AGAIN) from None
         if not any(member.weight for member in saved.members):
@@ -78,34 +66,9 @@ class SavedEnsemble:
         return [RunFolder(os.path.normpath(home / member.run)) for member in self.members]
 
 
-class InvalidMembers(RequestError):
-    """Runs that cannot form an ensemble; `reason` is the whole sentence."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class ChangedMember(RequestError):
-    """A run of a saved ensemble is missing, or has other weights than the ensemble was made of."""
-
-    def __init__(self, ensemble: Path, member: Path, *, missing: bool) -> None:
-        sentence = (
-            f"The weights of {member} are not those that the ensemble {ensemble} was made of."
-        )
-        if missing:
-            sentence = (
-                f"The ensemble {ensemble} needs the run {member}, which is not there. Move it back."
-            )
-        super().__init__(f"{sentence} {MAKE_AGAIN}")
-        self.ensemble = ensemble
-        self.member = member
-        self.missing = missing
-
-
 @dataclass(frozen=True)
 class BetterMember:
-    """A run whose validation MRR is above that of an ensemble which it is a member of."""
+    """A member of an ensemble whose validation MRR is above the MRR of the ensemble."""
 
     run: str
     mrr: float
@@ -122,15 +85,16 @@ class BetterMember:
 class Ensemble(Run):
     """Several runs on one graph as one run, accepted wherever a run is.
 
-    Its score is the weighted sum of the scores of its `members`, which ranks as the sum of their
-    log-softmax does. Without `weights` they are fitted on the validation split; "equal" is 1 for
-    each. Runs are given as such or by their folders; an ensemble among them stands for its members.
-    Models are moved to the device of the first. Folders may name classes that are not part of
-    dualkg with `trust_code`.
+    Its score is the weighted sum of the scores of its `members`, which ranks as the weighted sum of
+    their log-softmax does. Without `weights` members have equal shares, after their scores are
+    scaled to the temperature with the best likelihood of the validation triples; "equal" is the
+    weight 1 for each. Runs are given as such or by their folders; an ensemble among them stands for
+    its members. Models are moved to the device of the first. Folders may name classes that are not
+    part of dualkg with `trust_code`.
 
     Args:
         runs: Runs or their folders.
-        weights: Weights of the members, "equal", or fitted on the validation split if left out.
+        weights: Weights of the members, "equal", or equal shares of scaled scores if left out.
         trust_code: Whether recipes in the folders may name classes that are not part of dualkg.
 
     Examples:
@@ -161,7 +125,7 @@ class Ensemble(Run):
             if weights != "equal":
                 raise InvalidValue(
                     "weights",
-                    expected='numbers, "equal", or None to fit them on validation',
+                    expected='numbers, "equal", or None to scale scores on validation',
                     found=weights,
                 )
             model = EnsembleModel([member.model for member in self.members])
@@ -176,41 +140,17 @@ class Ensemble(Run):
         if weights is None and len(first.graph.valid):
             self.fit_weights()
 
-    def __repr__(self) -> str:
-        text = super().__repr__()
-        better = self._known_better_member()
-        if better is None:
-            return text
-        mrrs = f"{better.ensemble_mrr:.4f} against {better.mrr:.4f}"
-        return f"{text.removesuffix(')')}, valid MRR below that of {better.run} alone: {mrrs})"
-
     @property
     def better_member(self) -> BetterMember | None:
-        """The best member, if its validation MRR is above that of the ensemble.
+        """The best member, if its validation MRR is above the MRR of the ensemble.
 
-        The reports on the validation split are compared, which have one filter. Those that are
-        missing are evaluated now. A difference of at most `MIN_GAIN` does not count.
+        Reports on the validation split are compared, and evaluated now if they are missing. A
+        difference of at most `MIN_GAIN` does not count.
         """
         if not len(self.graph.valid):
             return None
-        for run in (self, *self.members):
-            run.report_on("valid")
-        return self._known_better_member()
-
-    def _known_better_member(self) -> BetterMember | None:
-        """By the reports on the validation split, or else by the queries that weights were fitted
-        on.
-        """
-        if not len(self.graph.valid):
-            return None
-        runs = (self, *self.members)
-        if all("valid" in run.reports for run in runs):
-            mrr, *of_members = [run.reports["valid"].mrr for run in runs]
-        elif self.fit:
-            mrr = self.fit["mrr"]
-            of_members = self.fit["mrr_of_members"]
-        else:
-            return None
+        mrr = self.report_on("valid").mrr
+        of_members = [member.report_on("valid").mrr for member in self.members]
         best = max(range(len(of_members)), key=of_members.__getitem__)
         if of_members[best] <= mrr + MIN_GAIN:
             return None
@@ -248,17 +188,16 @@ class Ensemble(Run):
         return "\n".join(parts)
 
     def fit_weights(self) -> tuple[float, ...]:
-        """Set the weights that have the best MRR on the validation split, and return them.
+        """Set weights that scale the scores of all members alike, and return them.
 
         A folder that the ensemble was loaded from keeps the old weights: save it to another one.
         """
         if not len(self.graph.valid):
-            raise Unsupported(
-                self.graph.name,
-                "has no validation triples to fit weights on",
-                advice="Give weights instead.",
+            raise RequestError(
+                f"{self.graph.name} has no validation triples to fit weights on. Give `weights` "
+                "instead."
             )
-        self.model.weights, self.fit = fit_weights(self.model, self.graph)
+        self.model.weights, self.fit = fit_scales(self.model, self.graph)
         self.reports = {}
         self.folder = None
         self.identity = None
@@ -287,7 +226,7 @@ class Ensemble(Run):
         references = []
         for name, member, weight in zip(self.names, self.members, self.model.weights, strict=True):
             if member.folder is None:
-                raise InvalidMembers(
+                raise RequestError(
                     f"The run {name} of the ensemble has no folder. Save it first: "
                     "run.save(folder)."
                 )
@@ -323,9 +262,15 @@ class Ensemble(Run):
         for member, reference in zip(members, saved.members, strict=True):
             # A member is no ensemble: the members of one are saved in its place.
             if not member.finished or member.ensemble.exists():
-                raise ChangedMember(folder.path, member.path, missing=True)
+                raise RequestError(
+                    f"The ensemble {folder.path} needs the run {member.path}, which is not there. "
+                    f"Move it back. {MAKE_AGAIN}"
+                )
             if member.weights_checksum() != reference.sha256:
-                raise ChangedMember(folder.path, member.path, missing=False)
+                raise RequestError(
+                    f"The weights of {member.path} are not those that the ensemble {folder.path} "
+                    f"was made of. {MAKE_AGAIN}"
+                )
         identity = None
         if exists(folder.report):
             folder.check_files()
@@ -346,13 +291,13 @@ class Ensemble(Run):
 def _members(runs: Sequence[Run | str | Path], *, trust_code: bool) -> list[TrainedRun]:
     """The runs of an ensemble; folders are loaded, and ensembles stand for their members."""
     if isinstance(runs, (str, Path, Run)) or not isinstance(runs, Iterable):
-        raise InvalidMembers(
+        raise RequestError(
             "kg.Ensemble takes a list of runs. kg.load_run(folder) loads a folder of several seeds."
         )
     members: list[TrainedRun] = []
     for given in runs:
         if not isinstance(given, (Run, str, Path)):
-            raise InvalidMembers(
+            raise RequestError(
                 "An ensemble is made of runs or of their folders; got "
                 f"{type(given).__name__}. kg.train returns a run."
             )
@@ -362,7 +307,7 @@ def _members(runs: Sequence[Run | str | Path], *, trust_code: bool) -> list[Trai
         elif isinstance(run, TrainedRun):
             members.append(run)
     if not members:
-        raise InvalidMembers("An ensemble has at least one run; none was given.")
+        raise RequestError("An ensemble has at least one run; none was given.")
     return members
 
 
@@ -402,6 +347,61 @@ def load_trained_run(path: str | Path) -> TrainedRun:
     return run
 
 
+# -- scales ------------------------------------------------------------------
+
+
+@torch.no_grad()
+def fit_scales(model: EnsembleModel, graph: Graph) -> tuple[list[float], dict[str, Any]]:
+    """The factor of each member's scores with the best likelihood of validation answers.
+
+    Also returns how many queries were used: those of the validation split, or a sample that has at
+    most `MAX_SCORES` scores. Known answers in train and valid are left out.
+    """
+    num_entities, num_relations = graph.shape
+    triples = sample_triples(graph.valid, max(2, MAX_SCORES // num_entities), seed=0)
+    queries = with_reciprocals(triples, num_relations)
+    known = KnownAnswers.of(graph, ("train", "valid"))(queries[:, 0], queries[:, 1])
+    is_known = torch.from_numpy(np.stack(known)).to(model.device)
+    heads, relations, tails = torch.from_numpy(triples).long().to(model.device).unbind(1)
+    answers = torch.cat([tails, heads])[:, None]
+    scales = []
+    with full_precision(), eval_mode(model):
+        for member in model.members:
+            of_tails = member.predict_tails(heads, relations)
+            of_heads = member.predict_heads(relations, tails)
+            scores = torch.cat([of_tails, of_heads])
+            if not bool(scores.isfinite().all()):
+                raise DivergedError(
+                    "A run of the ensemble scores NaN or infinity, so its training has diverged."
+                )
+            margins = scores - scores.gather(1, answers)
+            margins[tuple(is_known)] = EXCLUDED
+            margins.scatter_(1, answers, 0.0)
+            scales.append(float(f"{_temperature(margins):.4g}"))
+    return scales, {"split": "valid", "num_queries": len(queries)}
+
+
+def _temperature(margins: Tensor) -> float:
+    """The factor of scores with the best likelihood of the answers.
+
+    It is found by bisection between 2⁻¹⁰ and 2¹⁰, since the loss is convex.
+    """
+    low = -10.0
+    high = 10.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        probabilities = (2**middle * margins).softmax(-1)
+        slope = (probabilities * margins).sum(-1).mean()
+        if slope < 0:
+            low = middle
+        else:
+            high = middle
+    return float(2 ** ((low + high) / 2))
+
+
+# -- loading -----------------------------------------------------------------
+
+
 NamedGraph = tuple[str, Graph]  # of a run, with the name of the run
 
 
@@ -417,7 +417,7 @@ def _check_same_graph(first: NamedGraph, second: NamedGraph) -> None:
     trained = f"{name_a} on {a.name} and {name_b} on {b.name}"
     if a.name == b.name:
         trained = f"{name_a} and {name_b} on different triples or splits of {a.name}"
-    raise InvalidMembers(
+    raise RequestError(
         f"The runs of an ensemble are trained on one graph; these were trained {trained}."
     )
 
