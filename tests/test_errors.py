@@ -17,7 +17,6 @@ from dualkg.errors import (
     Unsupported,
     close_matches,
 )
-from dualkg.training.api import WrongArgument
 from tests.raising import refused
 
 
@@ -79,11 +78,6 @@ def test_what_a_vocabulary_has_is_told_at_once():
             {"kind": "relation", "name": "q"},
         ),
         (lambda run: kg.Ensemble(3), RequestError, {}),
-        (
-            lambda run: kg.fit(run.graph, changes="x"),
-            WrongArgument,
-            {"argument": "changes", "found": "'x'"},
-        ),
         (
             lambda run: kg.Graph.from_triples([("a", "r", "b")], labels=["x"]),
             InvalidValue,

@@ -6,7 +6,7 @@ from typing import TypeGuard
 
 from torch import Tensor
 
-from dualkg.errors import PYTHON, InvalidValue, RequestError, Unsupported, Words
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.models import MODELS
 from dualkg.models.base import EmbeddingModel, Factors, Model, overridden
 from dualkg.models.bilinear import BilinearModel
@@ -26,32 +26,6 @@ __all__ = [
 
 REGULARIZERS: Registry[type["Regularizer"]] = Registry("regularizer", group="dualkg.regularizers")
 """Regularizers by name, as recipes write them: `REGULARIZERS["N3"]` is `kg.N3`."""
-
-
-class AdjointNeeded(RequestError):
-    """A regularizer reads mapped tails, and those of a model are not by the adjoint of its heads.
-
-    `is_own` is whether the model is a class of the user's own, which can say that they are.
-    """
-
-    def __init__(self, regularizer: str, model: str, *, is_own: bool) -> None:
-        super().__init__()
-        self.regularizer = regularizer
-        self.model = model
-        self.is_own = is_own
-
-    def message(self, words: Words = PYTHON) -> str:
-        if not self.is_own:
-            return (
-                f"{self.regularizer} needs the adjoint of the map of heads (t Rᵀ beside h R), and "
-                f"this {self.model} has none. Use Frobenius, or no regularizer."
-            )
-        return (
-            f"{self.regularizer} needs a map_tail that is the adjoint of map_head (t Rᵀ beside "
-            f"h R), and {self.model} does not say that its map_tail is: has_adjoint is False. If "
-            "map_tail maps a tail to where its head is expected, set has_adjoint = True in the "
-            "class; otherwise use Frobenius, or no regularizer."
-        )
 
 
 class Regularizer(ABC):
@@ -114,15 +88,23 @@ class PowerSum(Regularizer):
         name = type(self).__name__
         kind = type(model).__name__
         if self.term_weights and not model.euclidean:
-            raise Unsupported(
-                name,
-                f"adds up powers of coordinates, and the numbers of {kind} are not coordinates of "
-                "a vector space",
-                advice=f"Train {kind} without a regularizer.",
+            raise RequestError(
+                f"{name} adds up powers of coordinates, and the numbers of {kind} are not "
+                f"coordinates of a vector space. Train {kind} without a regularizer."
             )
-        if MAPPED & set(self.term_weights) and not model.has_adjoint:
-            is_own = not type(model).__module__.startswith("dualkg.")
-            raise AdjointNeeded(name, kind, is_own=is_own)
+        if not MAPPED & set(self.term_weights) or model.has_adjoint:
+            return
+        if type(model).__module__.startswith("dualkg."):
+            raise RequestError(
+                f"{name} needs the adjoint of the map of heads (t Rᵀ beside h R), and this {kind} "
+                "has none. Use Frobenius, or no regularizer."
+            )
+        raise RequestError(
+            f"{name} needs a map_tail that is the adjoint of map_head (t Rᵀ beside h R), and "
+            f"{kind} does not say that its map_tail is: has_adjoint is False. If map_tail maps a "
+            "tail to where its head is expected, set has_adjoint = True in the class; otherwise "
+            "use Frobenius, or no regularizer."
+        )
 
     def per_triple(self, f: Factors) -> Tensor:
         terms = [weight * self._size(f, name) for name, weight in self.term_weights.items()]
@@ -220,12 +202,10 @@ class N3(PowerSum):
     def check(self, model: EmbeddingModel) -> None:
         super().check(model)
         if not model.diagonal:
-            raise Unsupported(
-                "N3",
-                "bounds a norm of CP decompositions, so it needs a model whose relations are "
-                "diagonal (CP, DistMult, ComplEx, SimplE, QuatE); those of "
-                f"{type(model).__name__} are not",
-                advice="Use DURA or Frobenius.",
+            raise RequestError(
+                "N3 bounds a norm of CP decompositions, so it needs a model whose relations are "
+                "diagonal (CP, DistMult, ComplEx, SimplE, QuatE); the relations of "
+                f"{type(model).__name__} are not. Use DURA or Frobenius."
             )
 
 
@@ -316,20 +296,17 @@ class UnweightedDURA(PlainAndMapped):
     def check(self, model: EmbeddingModel) -> None:
         kind = type(model)
         if not (isinstance(model, BilinearModel) and model.has_adjoint):
-            raise Unsupported(
-                "UnweightedDURA",
-                "sums over all triples in a closed form that bilinear models have, and "
-                f"{kind.__name__} has none",
-                advice="Use DURA.",
+            raise RequestError(
+                "UnweightedDURA sums over all triples in a closed form that bilinear models have, "
+                f"and {kind.__name__} has none. Use DURA."
             )
         registered = set(MODELS.values())
         parents = [base.__name__ for base in kind.__mro__[1:] if base in registered]
         if kind not in registered and parents:
-            raise Unsupported(
-                "UnweightedDURA",
-                f"sums over all triples in a closed form that is {parents[0]}'s, and "
-                f"{kind.__name__}, which is derived from {parents[0]}, may map differently",
-                advice="Derive it from BilinearModel, or use DURA.",
+            raise RequestError(
+                f"UnweightedDURA sums over all triples in the closed form of {parents[0]}, and "
+                f"{kind.__name__}, which is derived from {parents[0]}, may map differently. Derive "
+                "it from BilinearModel, or use DURA."
             )
 
 

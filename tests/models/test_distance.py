@@ -10,15 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.errors import InvalidValue, Unsupported
+from dualkg.errors import InvalidValue
 from dualkg.models import distance
 from dualkg.models import distance as se
-from dualkg.models.base import TablesTooLarge
-from dualkg.regularizers import REGULARIZERS, AdjointNeeded
+from dualkg.regularizers import REGULARIZERS
 from dualkg.training.engines import EngineUnavailable, choose_engine
 from tests.families import DISTANCE
 from tests.models.test_contract import all_triples, build
-from tests.raising import refused as raises_error
 
 SHAPE = kg.GraphShape(7, 3)
 ONE = kg.GraphShape(2, 1)
@@ -283,12 +281,7 @@ def test_full_turns_do_not_change_entity_vectors_of_hake():
 @pytest.mark.parametrize("name", ["HAKE", "MuRP"])
 def test_dropout_requires_euclidean_coordinates(name, small_graph):
     torch.set_default_dtype(torch.float32)
-    with raises_error(
-        Unsupported,
-        what="Dropout",
-        reason=f"sets coordinates to zero, and the numbers of {name} are not coordinates of a "
-        "vector space",
-    ):
+    with pytest.raises(kg.RequestError, match="Dropout"):
         kg.train(
             DISTANCE[name](small_graph.shape, dim=2),
             small_graph,
@@ -298,7 +291,7 @@ def test_dropout_requires_euclidean_coordinates(name, small_graph):
 
 
 def test_a_core_larger_than_memory_is_refused():
-    with raises_error(TablesTooLarge, model="TuckER", dim=200_000):
+    with pytest.raises(kg.RequestError):
         kg.TuckER(SHAPE, dim=200_000)
 
 
@@ -339,11 +332,8 @@ def test_regularizers_that_a_model_does_not_define_are_refused(name, regularizer
     )
     f = model.factors(torch.tensor([0]), torch.tensor([1]), torch.tensor([2]))
     chosen = REGULARIZERS[regularizer](0.5)
-    if name == "SE" and regularizer in UNDEFINED["SE"]:
-        with raises_error(AdjointNeeded, regularizer=regularizer, model="SE"):
-            chosen(f)
-    elif regularizer in refused:
-        with raises_error(Unsupported, what=regularizer):
+    if (name == "SE" and regularizer in UNDEFINED["SE"]) or regularizer in refused:
+        with pytest.raises(kg.RequestError):
             chosen(f)
     else:
         assert torch.isfinite(chosen(f))
@@ -351,9 +341,8 @@ def test_regularizers_that_a_model_does_not_define_are_refused(name, regularizer
 
 @pytest.mark.parametrize("name", DISTANCE)
 def test_a_distance_has_no_dual_and_no_fused_step(name):
-    with pytest.raises(Unsupported) as refused:
+    with pytest.raises(kg.RequestError):
         kg.Dual(build(name))
-    assert refused.value.what == f"The dual of this {name}"
     recipe = kg.Recipe().with_changes({"training.engine": "fast"})
     with pytest.raises(EngineUnavailable) as unavailable:
         choose_engine(recipe, build(name), kg.NoRegularizer())

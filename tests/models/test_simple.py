@@ -5,9 +5,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.errors import Unsupported
 from dualkg.training.engines import Job, kernels_know_relations
-from tests.raising import refused
 
 
 def test_the_score_is_the_mean_of_two_of_cp():
@@ -41,7 +39,7 @@ def test_kernels_require_sums_of_squares_for_separate_moduli(regularizer, known)
 
 def test_complex_arrays_are_refused_by_simple():
     table = np.ones((2, 3), dtype=np.complex64)
-    with refused(Unsupported, what="entities", reason="are complex numbers; SimplE has real ones"):
+    with pytest.raises(kg.RequestError, match="entities"):
         kg.from_arrays(
             "SimplE",
             entities=table,

@@ -22,10 +22,8 @@ from dualkg.inference.decisions import Decision, DecisionStore, as_json_lines
 from dualkg.serve.app import application
 from dualkg.serve.served import ServedRun, ServedRuns
 from dualkg.training.ensemble import load_run
-from dualkg.training.errors import DecisionsExist
 from dualkg.training.run import RunFolder
 from tests.processes import COMMAND, LIMIT, Started
-from tests.raising import refused
 from tests.serve.conftest import HOSTILE, serving
 
 ACCEPT = {"head": "thing 30", "relation": "likes", "tail": "thing 31", "verdict": "accepted"}
@@ -528,7 +526,7 @@ def test_a_damaged_file(tmp_path, line, reason):
 
 def test_training_again_does_not_delete_decisions(folder):
     DecisionStore(RunFolder(folder).decisions).update([some()])
-    with refused(DecisionsExist, path=folder, file="decisions.jsonl"):
+    with pytest.raises(RequestError):
         RunFolder(folder).check_free(overwrite=True)
     RunFolder(folder).decisions.unlink()
     RunFolder(folder).check_free(overwrite=True)

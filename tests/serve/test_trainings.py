@@ -21,7 +21,7 @@ from dualkg.serve.training_process import Reporter
 from dualkg.serve.trainings import MAX_REPORT, Trainings, TrainingState, WatchedTraining
 from dualkg.training.callbacks import Callback
 from dualkg.training.checkpoint import save_tensors
-from dualkg.training.errors import TrainingInterrupted
+from dualkg.training.errors import InterruptedRunError
 from dualkg.workflows.events import GraphChecked
 from tests.conftest import graph_of
 from tests.processes import LIMIT, until
@@ -243,7 +243,7 @@ def test_a_folder_that_was_interrupted_has_curves(tmp_path):
     graph = graph_of([(i, 0, (i * 3 + 1) % 20) for i in range(20)], num_entities=20)
     folder = tmp_path / "watched"
     model = kg.ComplEx(graph.shape, dim=2)
-    with pytest.raises(TrainingInterrupted):
+    with pytest.raises(InterruptedRunError):
         kg.train(model, graph, epochs=5, out=folder, callbacks=[Interrupt()])
     served = []
     trainings = Trainings(None, on_finish=served.append)

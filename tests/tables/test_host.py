@@ -16,7 +16,7 @@ from dualkg.tables.base import local_tables
 from dualkg.tables.host import HostTables
 from dualkg.training.api import start_training
 from dualkg.training.engines import Engine
-from dualkg.training.errors import TrainingInterrupted
+from dualkg.training.errors import InterruptedRunError
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.run import RunFolder
 from dualkg.training.steps import build_step
@@ -270,7 +270,7 @@ def test_a_run_that_is_stopped_in_an_epoch_resumes_with_tables_anywhere(tmp_path
         stopped.stop.requested = (event.epoch, event.step) == (2, 5)
 
     stopped.on_progress = stop
-    with pytest.raises(TrainingInterrupted):
+    with pytest.raises(InterruptedRunError):
         stopped.run()
     on_host = trainer_on(HostTables(NUM_ENTITIES), recipe)
     on_device = ordinary_trainer(recipe)

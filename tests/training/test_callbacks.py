@@ -10,7 +10,7 @@ import torch
 import dualkg as kg
 from dualkg.errors import InvalidValue, MissingExtra, UnknownName
 from dualkg.training import callbacks as module
-from dualkg.training.callbacks import TRACKERS, MissingFolder, Tracker, find_callbacks
+from dualkg.training.callbacks import TRACKERS, Tracker, find_callbacks
 from dualkg.training.errors import InterruptedRunError
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
@@ -218,14 +218,8 @@ def test_tensorboard_reads_what_was_written_also_after_resuming(small_graph, tmp
         run.recipe, graph=small_graph, out=folder, overwrite=True
     )  # a run with tracking is a run
     assert not (folder / "tensorboard").exists()
-    with refused(MissingFolder, tracker="TensorBoard"):
+    with pytest.raises(kg.RequestError):
         train(small_graph, kg.TensorBoard())
-
-
-def test_words_of_a_missing_folder():
-    assert str(MissingFolder("TensorBoard")) == (
-        "TensorBoard needs a folder: TensorBoard(folder='logs'), or a run folder, out='runs/mine'."
-    )
 
 
 @pytest.mark.slow

@@ -1,39 +1,26 @@
 """Run folders: what they hold, what they refuse, and embeddings from elsewhere."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 import dualkg as kg
-from dualkg.errors import DamagedFile, InvalidValue, PathExists, Unsupported
+from dualkg.errors import DamagedFile, PathExists
 from dualkg.evaluation.report import load_ranks
 from dualkg.files import lock_holder, locked, write_json
 from dualkg.inference.integrity import check_run
-from dualkg.models.base import TablesTooLarge, WrongShape
-from dualkg.training.checkpoint import (
-    UnreadableWeights,
-    WrongTables,
-    load_tensors,
-    save_tensors,
-)
+from dualkg.training.checkpoint import load_tensors, save_tensors
 from dualkg.training.errors import (
     DamagedRun,
-    DecisionsExist,
-    ForeignFiles,
     InterruptedRunError,
     NotARun,
-    OptimizerChanged,
-    RecipeChanged,
-    RunFinished,
     RunInTraining,
     RunNotFinished,
 )
-from dualkg.training.recipe import InvalidRecipe, NotImportable, Recipe, load_recipe
+from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import RunFolder
 from dualkg.workflows import train_seeds
-from dualkg.workflows.train import OtherData
 from tests.models import odd_models as odd
 from tests.processes import Started, until
 from tests.raising import refused
@@ -76,12 +63,10 @@ def run(small_graph, tmp_path) -> kg.Run:
 
 
 def test_a_run_in_place_of_its_model_or_folder_gets_the_right_call(run, small_graph):
-    with pytest.raises(kg.RequestError, match="takes a model and its graph, as in kg.evaluate"):
+    with pytest.raises(kg.RequestError, match="takes a model and its graph"):
         kg.evaluate(run, small_graph)
-    with pytest.raises(InvalidValue) as invalid:
+    with pytest.raises(kg.RequestError, match="Use the run as it is"):
         kg.load_run(run)
-    assert invalid.value.found is run
-    assert invalid.value.advice == "Use the run as it is."
     assert (
         repr(run) == f"TrainedRun(ComplEx on made, test MRR {run.report.mrr:.4f}, '{run.folder}')"
     )
@@ -124,156 +109,24 @@ def test_a_folder_with_files_is_not_overwritten(run, small_graph, tmp_path):
     def train_into(folder, **more):
         return kg.train_recipe(Recipe(), graph=small_graph, out=folder, **more)
 
-    with pytest.raises(PathExists) as exists:
+    with pytest.raises(PathExists, match="is a finished run"):
         train_into(run.folder)
-    assert exists.value.path == run.folder
-    assert exists.value.what == "a finished run"
-    assert exists.value.overwritable
     RunFolder(run.folder).report.unlink()
-    with pytest.raises(RunNotFinished) as unfinished:
+    with pytest.raises(RunNotFinished, match=r"or replace it with `overwrite=True`\."):
         train_into(run.folder)
-    assert unfinished.value.path == run.folder
-    assert unfinished.value.wanted == "write"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
-    with pytest.raises(ForeignFiles) as foreign:
+    with pytest.raises(kg.RequestError, match="it has letter.txt, no recipe.toml"):
         train_into(tmp_path / "other", overwrite=True)
-    assert foreign.value.names == ["letter.txt", "no recipe.toml"]
     assert (tmp_path / "other" / "letter.txt").read_text() == "dear"
-
-
-def test_a_file_that_is_named_like_its_folder_is_foreign(run, small_graph):
-    (run.folder / run.folder.name).touch()
-    with pytest.raises(ForeignFiles) as foreign:
-        kg.train_recipe(Recipe(), graph=small_graph, out=run.folder, overwrite=True)
-    assert foreign.value.names == [run.folder.name]
 
 
 def test_decisions_are_not_overwritten(run, small_graph):
     folder = RunFolder(run.folder)
     folder.decisions.touch()
     _ = folder.saved_environment  # which is cached beside the paths of the folder
-    with pytest.raises(DecisionsExist) as refused:
+    with pytest.raises(kg.RequestError, match="has decisions on new facts"):
         folder.check_free(overwrite=True)
-    assert refused.value.path == run.folder
-    assert refused.value.file == "decisions.jsonl"
-
-
-def test_folders_that_are_not_runs_are_refused(tmp_path, run):
-    with pytest.raises(NotARun) as refused:
-        kg.load_run(tmp_path / "runn")
-    assert refused.value.path == tmp_path / "runn"
-    assert refused.value.reason == "does not exist"
-    assert refused.value.nearby == [str(run.folder)]
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(NotARun) as refused:
-        kg.load_run(tmp_path / "empty")
-    assert refused.value.reason == "is not a run (there is no recipe.toml)"
-    with pytest.raises(NotARun) as refused:
-        kg.load_run(run.folder / "recipe.toml")
-    assert refused.value.reason == "is a file; the folder of a run was expected"
-    with pytest.raises(RunFinished) as finished:
-        kg.resume(run.folder)
-    assert finished.value.path == run.folder
-
-
-RUN = Path("runs/a")
-
-
-@pytest.mark.parametrize(
-    ("error", "sentence"),
-    [
-        (
-            NotARun(RUN, "does not exist", nearby=["runs/b", "runs/c"]),
-            "runs/a does not exist. Runs nearby: runs/b, runs/c.",
-        ),
-        (
-            NotARun(RUN, "does not exist"),
-            "runs/a does not exist. Make one with: kg.train_recipe('RECIPE')",
-        ),
-        (
-            ForeignFiles(RUN, ["letter.txt", "no recipe.toml"]),
-            "runs/a exists and is not a run: it has letter.txt, no recipe.toml. Name another "
-            "folder with out.",
-        ),
-        (
-            DecisionsExist(RUN, "decisions.jsonl"),
-            "runs/a has decisions on new facts (decisions.jsonl), which would be lost. Move that "
-            "file elsewhere first, or name another folder with out.",
-        ),
-        (
-            RunNotFinished(RUN, resumable=True, wanted="write"),
-            "The run runs/a is not finished. Resume it with: kg.resume('runs/a'), or replace it "
-            "with overwrite=True.",
-        ),
-        (
-            RunNotFinished(RUN, resumable=False, wanted="resume"),
-            "The run runs/a cannot be resumed. It has no checkpoint; train it again: "
-            "kg.train_recipe('runs/a/recipe.toml', overwrite=True, out='runs/a')",
-        ),
-        (
-            RunInTraining(RUN, "process 12 on host"),
-            "The run runs/a is in training (process 12 on host). Its results come when that is "
-            "done.",
-        ),
-        (
-            RunFinished(RUN),
-            "The run runs/a is finished. To train longer, start a new run with more epochs.",
-        ),
-        (
-            DamagedRun(RUN, "report.json", "it is empty"),
-            "runs/a/report.json is damaged: it is empty. To see what can be saved: "
-            "kg.inference.integrity.check_run('runs/a')",
-        ),
-        (
-            UnreadableWeights("a.safetensors", "header too small"),
-            "a.safetensors cannot be read as a file of weights: header too small.",
-        ),
-        (
-            WrongTables("a.safetensors", expected={"entities": (2, 3)}, found={}),
-            "a.safetensors does not fit the model: tables {'entities': (2, 3)} were expected, "
-            "{} were found.",
-        ),
-        (
-            OptimizerChanged(RUN, saved="Adagrad", expected="Adam"),
-            "runs/a was written with Adagrad; the recipe says Adam. The optimizer cannot change "
-            "during a run: start a new run.",
-        ),
-        (
-            RecipeChanged(RUN / "recipe.toml", RUN / "checkpoint.safetensors"),
-            "runs/a/recipe.toml is not the recipe that runs/a/checkpoint.safetensors was written "
-            "with: one of them was damaged or changed, or is of another run. Restore it from a "
-            "copy, or start a new run.",
-        ),
-        (
-            OtherData(RUN, "mine"),
-            "runs/a was trained on other data than mine is now. Use overwrite=True, or name "
-            "another folder with out.",
-        ),
-        (
-            WrongShape(kg.GraphShape(30, 5), kg.GraphShape(30, 4)),
-            "The model was made for 30 entities and 5 relations; the graph has 30 and 4.",
-        ),
-        (
-            NotImportable("Local"),
-            "Local cannot be imported by its name, so a run with it cannot be saved: define it at "
-            "the top level of a module and import it from there.",
-        ),
-        (
-            InvalidRecipe("train", InvalidValue("training.epochs", expected="1", found=0)),
-            "train: training.epochs should be 1; 0 was given.",
-        ),
-    ],
-)
-def test_words_of_messages(error, sentence):
-    assert str(error) == sentence
-
-
-def test_a_run_opens_a_predictor_only_with_the_package_of_predictors(run, monkeypatch):
-    assert isinstance(run.predictor(), kg.Predictor)
-    monkeypatch.setattr(kg.Run, "predictor_factory", None)
-    with pytest.raises(Unsupported):
-        run.predictor()
 
 
 def forget_checksums(run: kg.Run) -> None:
@@ -285,30 +138,21 @@ def forget_checksums(run: kg.Run) -> None:
 @pytest.mark.parametrize("content", [b"", b"not weights at all, really"])
 def test_damaged_weights_are_refused(run, content):
     RunFolder(run.folder).weights.write_bytes(content)
-    with pytest.raises(DamagedRun) as damaged:
+    with pytest.raises(DamagedRun, match=f"it has {len(content)} bytes in place of"):
         kg.load_run(run.folder)
-    assert damaged.value.run == run.folder
-    assert damaged.value.file == "weights.safetensors"
-    assert damaged.value.reason.startswith(f"it has {len(content)} bytes in place of")
     forget_checksums(run)
-    with pytest.raises(UnreadableWeights) as unreadable:
+    with pytest.raises(kg.RequestError, match="cannot be read as a file of weights: .*header too"):
         kg.load_run(run.folder)
-    assert unreadable.value.path == RunFolder(run.folder).weights
-    assert "header too" in unreadable.value.reason
 
 
 def test_weights_of_another_model_are_refused(run):
     folder = RunFolder(run.folder)
     folder.recipe.write_text(folder.recipe.read_text().replace("dim = 4", "dim = 5"))
-    with pytest.raises(DamagedRun) as damaged:
+    with pytest.raises(DamagedRun, match=r"recipe\.toml is damaged"):
         kg.load_run(run.folder)
-    assert damaged.value.file == "recipe.toml"
     forget_checksums(run)
-    with pytest.raises(WrongTables) as refused:
+    with pytest.raises(kg.RequestError, match=r"\(30, 10\).* were expected, .*\(30, 8\)"):
         kg.load_run(run.folder)
-    assert refused.value.path == folder.weights
-    assert refused.value.expected == {"entities": (30, 10), "relations": (8, 10)}
-    assert refused.value.found == {"entities": (30, 8), "relations": (8, 8)}
 
 
 def test_a_model_of_your_own_trains_saves_and_loads(small_graph, tmp_path):
@@ -351,18 +195,6 @@ def test_finished_seeds_are_not_repeated(tmp_path):
     with pytest.raises(PathExists):
         kg.train_recipe(recipe, out=first.path)
     assert not first.checkpoint.exists()
-
-
-@pytest.mark.parametrize(("argument", "value"), [("epochs", 0), ("batch_size", 0), ("seed", -1)])
-def test_invalid_arguments_of_train_are_refused(small_graph, argument, value):
-    with pytest.raises(InvalidRecipe) as refused:
-        kg.train(kg.CP(small_graph.shape, dim=2), small_graph, **{argument: value})
-    assert refused.value.source == "train"
-    problem = refused.value.problem
-    assert isinstance(problem, InvalidValue)
-    assert problem.setting == f"training.{argument}"
-    assert problem.expected == f"greater than or equal to {value + 1}"
-    assert problem.found == value
 
 
 def test_a_loaded_run_still_has_its_reports(run):
@@ -444,10 +276,8 @@ def test_a_checkpoint_without_weights_is_refused(small_graph, tmp_path):
     checkpoint = RunFolder(tmp_path / "run").checkpoint
     _, about = load_tensors(checkpoint)
     save_tensors({}, checkpoint, about=about)
-    with pytest.raises(WrongTables) as refused:
+    with pytest.raises(kg.RequestError, match=r"\{\} were found"):
         kg.resume(tmp_path / "run")
-    assert refused.value.path == checkpoint
-    assert refused.value.found == {}
 
 
 def test_a_failed_overwrite_keeps_the_old_run(run, small_graph):
@@ -464,7 +294,7 @@ def test_a_failed_overwrite_keeps_the_old_run(run, small_graph):
 
 def test_overwriting_never_removes_files_that_are_not_of_a_run(run, small_graph):
     (run.folder / "thesis.txt").write_text("years of work")
-    with pytest.raises(ForeignFiles):
+    with pytest.raises(kg.RequestError, match="is not a run"):
         kg.train_recipe(Recipe(), graph=small_graph, out=run.folder, overwrite=True)
     assert (run.folder / "thesis.txt").exists()
 
@@ -483,34 +313,35 @@ def test_a_run_that_another_process_trains_is_not_to_be_resumed(run):
     code = "import sys; from dualkg.files import locked\nwith locked(sys.argv[1]): input()"
     with Started(code, run.folder):
         until(lambda: lock_holder(run.folder))
-        with refused(RunInTraining, path=run.folder, holder=lock_holder(run.folder)):
+        with pytest.raises(RunInTraining, match="is in training"):
             kg.load_run(run.folder)
         # A search for several seeds has no recipe yet.
         folder.recipe.unlink()
-        with refused(RunInTraining, path=run.folder):
+        with pytest.raises(RunInTraining):
             kg.load_run(run.folder)
 
 
 def test_the_lock_of_this_process_is_no_training(run):
     RunFolder(run.folder).report.unlink()
-    with locked(run.folder), refused(RunNotFinished, path=run.folder, resumable=True):
+    with locked(run.folder), pytest.raises(RunNotFinished, match="Resume it with: dualkg resume"):
         kg.load_run(run.folder)
-
-
-def test_incomplete_results_are_not_a_finished_run(run):
-    RunFolder(run.folder).report.unlink()
-    with pytest.raises(RunNotFinished) as unfinished:
-        kg.load_run(run.folder)
-    assert unfinished.value.resumable
     RunFolder(run.folder).weights.unlink()
-    with pytest.raises(RunNotFinished) as unfinished:
+    with pytest.raises(RunNotFinished, match="train it again: dualkg train"):
         kg.load_run(run.folder)
-    assert not unfinished.value.resumable
-    assert unfinished.value.wanted == "use"
-    with pytest.raises(RunNotFinished) as unfinished:
+    with pytest.raises(RunNotFinished, match="cannot be resumed"):
         kg.resume(run.folder)
-    assert not unfinished.value.resumable
-    assert unfinished.value.wanted == "resume"
+
+
+def test_folders_that_are_not_runs_are_refused(tmp_path, run):
+    with pytest.raises(NotARun, match=f"does not exist. Runs nearby: {run.folder}"):
+        kg.load_run(tmp_path / "runn")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotARun, match="there is no recipe.toml"):
+        kg.load_run(tmp_path / "empty")
+    with pytest.raises(NotARun, match="is a file"):
+        kg.load_run(run.folder / "recipe.toml")
+    with pytest.raises(kg.RequestError, match="is finished"):
+        kg.resume(run.folder)
 
 
 def test_a_damaged_file_is_named(run):
@@ -541,21 +372,8 @@ def test_a_recipe_cannot_change_during_a_run(small_graph, tmp_path):
         kg.train(kg.CP(small_graph.shape, dim=4), small_graph, out=folder.path, on_progress=kill)
     text = folder.recipe.read_text()
     folder.recipe.write_text(text.replace("Adagrad", "Adam"))
-    with pytest.raises(RecipeChanged):
+    with pytest.raises(kg.RequestError, match="is not the recipe that"):
         kg.resume(folder.path)
-    # A checkpoint of an earlier version does not have the checksum of its recipe.
-    groups, about = load_tensors(folder.checkpoint)
-    del about["recipe"]
-    save_tensors(groups, folder.checkpoint, about=about)
-    with pytest.raises(OptimizerChanged) as changed:
-        kg.resume(folder.path)
-    assert changed.value.saved == "Adagrad"
-    assert changed.value.expected == "Adam"
-    folder.recipe.write_text(text.replace("dim = 4", "dim = 5"))
-    with pytest.raises(WrongTables) as refused:
-        kg.resume(folder.path)
-    assert refused.value.expected["entities"] == (30, 5)
-    assert refused.value.found["entities"] == (30, 4)
 
 
 def test_a_changed_digit_of_a_recipe_is_found(small_graph, tmp_path):
@@ -567,12 +385,11 @@ def test_a_changed_digit_of_a_recipe_is_found(small_graph, tmp_path):
         kg.train(kg.CP(small_graph.shape, dim=4), small_graph, out=folder.path, on_progress=kill)
     text = folder.recipe.read_text()
     folder.recipe.write_text(text.replace("\nseed = 0", "\nseed = 1"))
-    with pytest.raises(RecipeChanged) as refused:
+    with pytest.raises(kg.RequestError, match="is not the recipe that"):
         kg.resume(folder.path)
-    assert (refused.value.path, refused.value.checkpoint) == (folder.recipe, folder.checkpoint)
     assert damaged_files(folder.path) == ["recipe.toml"]
     folder.recipe.write_text(text.replace('name = "CP"', 'name = "CQ"'))
-    with pytest.raises(RecipeChanged):
+    with pytest.raises(kg.RequestError, match="is not the recipe that"):
         kg.resume(folder.path)
     folder.recipe.write_text(text.replace("[model]", "[modeL]"))
     assert damaged_files(folder.path) == ["recipe.toml"]
@@ -593,10 +410,8 @@ def test_seeds_trained_on_other_data_are_refused(tmp_path):
     path.write_text("".join(rows))
     train_seeds(recipe, 1, out=tmp_path / "runs")
     path.write_text("".join(rows[:-1]))
-    with pytest.raises(OtherData) as refused:
+    with pytest.raises(kg.RequestError, match="was trained on other data than mine is now"):
         train_seeds(recipe, 1, out=tmp_path / "runs")
-    assert refused.value.path == tmp_path / "runs" / "seed-0"
-    assert refused.value.graph == "mine"
 
 
 def test_the_saved_recipe_has_the_options_of_reading_the_graph(tmp_path):
@@ -614,23 +429,8 @@ def test_the_saved_recipe_has_the_options_of_reading_the_graph(tmp_path):
 def test_a_model_for_another_graph_is_refused_everywhere(small_graph):
     model = kg.CP(kg.GraphShape(30, 5), dim=2)
     for use in (kg.evaluate, kg.train, kg.Predictor):
-        with pytest.raises(WrongShape) as refused:
+        with pytest.raises(kg.RequestError, match="was made for 30 entities and 5 relations"):
             use(model, small_graph)
-        assert refused.value.model_shape == kg.GraphShape(30, 5)
-        assert refused.value.graph_shape == small_graph.shape
-
-
-def test_a_class_that_cannot_be_imported_is_not_saved(small_graph, tmp_path):
-    class Local(kg.Regularizer):
-        def per_triple(self, f):
-            return f.head.square().sum(-1)
-
-    model = kg.CP(small_graph.shape, dim=2)
-    kg.train(model, small_graph, regularizer=Local(0.1), epochs=1)  # in memory it is as good as any
-    with pytest.raises(NotImportable) as refused:
-        kg.train(model, small_graph, regularizer=Local(0.1), epochs=1, out=tmp_path / "run")
-    assert refused.value.name == Local.__qualname__
-    assert not (tmp_path / "run").exists()
 
 
 def test_settings_of_your_own_regularizer_are_saved(small_graph, tmp_path):
@@ -645,18 +445,3 @@ def test_settings_of_your_own_regularizer_are_saved(small_graph, tmp_path):
     recipe = kg.load_run(tmp_path / "run").recipe
     assert recipe.regularizer.options == {"power": 2.0}
     assert recipe.regularizer.build().power == 2.0
-
-
-def test_a_dim_too_large_for_memory_is_refused(small_graph):
-    with pytest.raises(TablesTooLarge) as refused:
-        kg.ComplEx(small_graph.shape, dim=10**12)
-    assert (refused.value.model, refused.value.dim) == ("ComplEx", 10**12)
-    assert refused.value.num_bytes == (30 + 8) * 2 * 10**12 * 4
-    assert refused.value.num_bytes > refused.value.available
-
-
-def test_words_of_tables_too_large():
-    error = TablesTooLarge("CP", 1000, num_bytes=3 << 30, available=1 << 30, device=None)
-    assert str(error).startswith(
-        "CP with dim 1,000 needs 3.0 GiB for its tables; this machine has 1.0. Choose a smaller dim"
-    )

@@ -18,13 +18,8 @@ from dualkg.errors import (
     MissingExtra,
     PathExists,
     UnknownName,
-    Unsupported,
 )
-from dualkg.settings import UnknownSetting
-from dualkg.training.api import WrongArgument
-from dualkg.training.callbacks import MissingFolder
 from dualkg.training.errors import InterruptedRunError, RunNotFinished
-from dualkg.training.recipe import InvalidRecipe
 from dualkg.training.run import RunFolder
 from dualkg.training.trainer import ProgressEvent
 from dualkg.tuning.automatic import AutomaticProgress, AutomaticTuner
@@ -44,9 +39,8 @@ from dualkg.workflows.events import (
     TuningStarted,
 )
 from dualkg.workflows.sources import check_graph
-from dualkg.workflows.train import SeveralSeeds
 from tests.conftest import graph_of
-from tests.raising import check_error, refused
+from tests.raising import refused
 
 QUICK = {"model.dim": 4, "training.epochs": 2}
 TWO_TRIALS = SearchPlan(max_trials=(2, 2))
@@ -219,15 +213,13 @@ def test_fit_refuses_what_it_cannot_train_with_the_right_call(graph):
     ) as caught:
         kg.fit(rows)
     assert len(str(caught.value)) < 150
-    with refused(WrongArgument, argument="model") as wrong:
+    with pytest.raises(kg.RequestError) as wrong:
         kg.fit(graph, model=kg.ComplEx(graph, dim=2))
-    assert wrong.value.found.startswith("ComplEx(dim=2")
     assert "kg.train(model, graph) trains an instance" in str(wrong.value)
-    with refused(WrongArgument, argument="changes"):
+    with pytest.raises(kg.RequestError):
         kg.fit(graph, changes=["model.dim"])
-    with refused(InvalidRecipe, source="") as invalid_recipe:
+    with pytest.raises(kg.RequestError):
         kg.fit(graph, changes={"optimizer.lr": 1})
-    check_error(invalid_recipe.value.problem, UnknownSetting, setting="optimizer.lr")
     with pytest.raises(InvalidValue) as invalid:
         kg.fit(graph, changes={"data.graph": "other"})
     assert invalid.value.setting == "data.graph"
@@ -240,7 +232,7 @@ def test_fit_refuses_what_it_cannot_train_with_the_right_call(graph):
 def test_a_tracker_that_has_no_folder_is_refused_before_tuning(graph):
     """Or because its package is not installed."""
     events = []
-    with pytest.raises((MissingFolder, MissingExtra)):
+    with pytest.raises((kg.RequestError, MissingExtra)):
         kg.fit(graph, callbacks=[kg.TensorBoard()], on_event=events.append)
     assert TuningStarted not in [type(event) for event in events]
 
@@ -384,9 +376,8 @@ def test_several_seeds_are_tuned_once_and_resume(graph, tmp_path):
     with pytest.raises(PathExists) as refused:
         train_source_seeds(graph, 2, tune="1m", **options)
     assert refused.value.path == tmp_path / "seeds" / "tuning.json"
-    with pytest.raises(SeveralSeeds) as several:
+    with pytest.raises(kg.RequestError):
         kg.resume(tmp_path / "seeds")
-    assert several.value.path == tmp_path / "seeds"
 
 
 def test_several_processes_train_the_recipe_of_one(tmp_path, monkeypatch):
@@ -425,13 +416,9 @@ def test_several_processes_train_one_recipe(graph, tmp_path, monkeypatch):
         "MASTER_PORT": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    with refused(
-        Unsupported,
-        what="A training in several processes",
-        reason="is of one recipe, with one seed and without tuning",
-    ):
+    with pytest.raises(kg.RequestError, match="A training in several processes"):
         train_source_seeds(graph, 2, out=tmp_path / "run")
-    with refused(Unsupported, what="kg.train"):
+    with pytest.raises(kg.RequestError, match=r"kg\.train"):
         kg.train("ComplEx", graph)
     with pytest.raises(InvalidValue) as invalid:
         train_source(graph)

@@ -18,7 +18,6 @@ from dualkg.inference.calibration import (
 from dualkg.inference.completion import Completion, check_file, completion_reliability
 from dualkg.inference.completion import complete as complete_graph
 from dualkg.inference.prediction_sets import PredictionSets
-from dualkg.inference.predictor import Predictor
 from dualkg.inference.reliability import (
     CalibrationReport,
     CoverageReport,
@@ -26,13 +25,10 @@ from dualkg.inference.reliability import (
     evaluate_calibration,
     evaluate_coverage,
 )
-from dualkg.training.api import WrongArgument, choose_device
+from dualkg.training.api import choose_device, wrong_argument
 from dualkg.training.ensemble import load_run
 from dualkg.training.run import Run, RunFolder
 from dualkg.without_torch.priors import AssumedMissing, check_missing_share
-
-# `run.predictor()` is defined in a package that may not import this one.
-Run.predictor_factory = Predictor.of
 
 
 class RunReplaced(RequestError):
@@ -219,7 +215,7 @@ def open_run(
             run.model.to(choose_device(device))
         return run
     if not isinstance(run, (str, Path)):
-        raise WrongArgument(
+        raise wrong_argument(
             "run",
             expected="a run or the folder of one, such as 'runs/world'",
             found=f"an object of type {type(run).__name__}",

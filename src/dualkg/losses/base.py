@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from dualkg.data.graph import Graph, Triples
-from dualkg.errors import Unsupported
+from dualkg.errors import RequestError
 from dualkg.models.base import Factors, Model
 from dualkg.registry import Registry
 from dualkg.settings import Settings
@@ -35,8 +35,6 @@ class Loss(Settings, ABC):
     table: ClassVar[str] = "loss"
     # What an example of a batch is; a query has one of its tails.
     examples: ClassVar[Literal["triples", "queries"]] = "triples"
-    # Keys of earlier versions, with what replaced them.
-    renamed: ClassVar[Mapping[str, str]] = {}
     # Values that automatic tuning tries, most important setting first.
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {}
 
@@ -66,12 +64,9 @@ class Loss(Settings, ABC):
         answers of a query would be read from there. A loss of your own says this itself.
         """
         if model.reads_graph and type(self).__module__.startswith("dualkg."):
-            name = type(model).__name__
-            raise Unsupported(
-                type(self).__name__,
-                f"would show {name} answers in the graph, of which only the triples of a batch "
-                "are removed",
-                advice="Train it with OneVsAll.",
+            raise RequestError(
+                f"{type(self).__name__} would show {type(model).__name__} answers in the graph, "
+                "from which only the triples of a batch are removed. Train it with OneVsAll."
             )
 
     @property

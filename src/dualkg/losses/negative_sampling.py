@@ -37,13 +37,6 @@ class SampledLoss(Loss):
     queries are.
     """
 
-    renamed: ClassVar[Mapping[str, str]] = {
-        "negatives": "sampler",
-        "sides": "corruption",
-        "temperature": "adversarial_temperature",
-        "known": "filtered, with the opposite meaning",
-    }
-
     num_negatives: int = Field(NUM_NEGATIVES, ge=1)
     sampler: Literal["uniform", "shared", "in-batch"] = "uniform"
     corruption: Literal["uniform", "bernoulli", "both"] = "uniform"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dualkg.data.filters import inverse_relations
 from dualkg.data.graph import Graph, Triples
-from dualkg.errors import Unsupported
+from dualkg.errors import RequestError
 from dualkg.kernels.hashing import STEP, hash_columns, reaches_share, shift_right, splitmix64
 from dualkg.losses.base import LOSSES, Loss
 from dualkg.losses.negative_sampling import (
@@ -129,8 +129,10 @@ class OneVsAll(Loss):
             return
         for key in ("relation_weight", "dropout", "head_dropout"):
             if getattr(self, key):
-                reason = f"applies to embeddings, and {type(model).__name__} has none"
-                raise Unsupported(f"loss.{key}", reason, advice="Set it to 0.")
+                raise RequestError(
+                    f"`loss.{key}` applies to embeddings, and {type(model).__name__} has none. Set "
+                    "it to 0."
+                )
 
 
 @LOSSES.register
@@ -153,7 +155,6 @@ class KvsAll(Loss):
     """
 
     examples: ClassVar[Literal["triples", "queries"]] = "queries"
-    renamed: ClassVar[Mapping[str, str]] = {"count_power": "count_exponent"}
     tuned: ClassVar[Mapping[str, tuple[float, ...]]] = {
         "label_smoothing": (0.0, 0.1, 0.3),
         "dropout": (0.0, 0.2, 0.4),
@@ -315,11 +316,9 @@ class Dropouts:
         for key in ("dropout", "head_dropout"):
             if getattr(loss, key) and not model.embedding.euclidean:
                 name = type(model.whole).__name__
-                raise Unsupported(
-                    "Dropout",
-                    f"sets coordinates to zero, and the numbers of {name} are not coordinates of "
-                    "a vector space",
-                    advice=f"Set loss.{key} to 0.",
+                raise RequestError(
+                    f"Dropout sets coordinates to zero, and the numbers of {name} are not "
+                    f"coordinates of a vector space. Set `loss.{key}` to 0."
                 )
         return cls(mapped=loss.dropout, given=loss.head_dropout, seed=seed)
 

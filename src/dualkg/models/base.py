@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dualkg.data.graph import Graph, GraphShape
-from dualkg.errors import PYTHON, InvalidValue, RequestError, Unsupported, Words
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.kernels.noise import fill_normal_, fill_uniform_, table_key
 from dualkg.registry import Registry
 from dualkg.tables.base import EntityTables, local_tables
@@ -72,68 +72,6 @@ class Epoch(NamedTuple):
     num_relations: int = 0
 
 
-class NotAGraph(RequestError):
-    """A model was built for something that is neither a graph nor the shape of one."""
-
-    def __init__(self, given: object) -> None:
-        super().__init__()
-        self.given = given
-
-    def message(self, words: Words = PYTHON) -> str:
-        given = f"{type(self.given)} was given"
-        if isinstance(self.given, (str, Path)):
-            given = f"'{self.given}' was given. Load it: kg.load_graph('{self.given}')"
-        return (
-            f"A model is built for a graph or its shape, as in kg.ComplEx(graph, dim=100); {given}."
-        )
-
-
-class NoEmbeddings(Unsupported):
-    """A model has no embeddings of its own, which were asked for."""
-
-    def __init__(self, what: str, *, advice: str) -> None:
-        super().__init__(what, "has no embeddings of its own, which this needs", advice=advice)
-
-
-class WrongShape(RequestError):
-    """A graph has other numbers of entities or relations than the model was made for."""
-
-    def __init__(self, model_shape: GraphShape, graph_shape: GraphShape) -> None:
-        super().__init__()
-        self.model_shape = model_shape
-        self.graph_shape = graph_shape
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            f"The model was made for {self.model_shape.num_entities:,} entities and "
-            f"{self.model_shape.num_relations:,} relations; the graph has "
-            f"{self.graph_shape.num_entities:,} and {self.graph_shape.num_relations:,}."
-        )
-
-
-class TablesTooLarge(RequestError):
-    """The tables of a model do not fit into the memory for them."""
-
-    def __init__(
-        self, model: str, dim: int, *, num_bytes: int, available: int, device: torch.device | None
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.dim = dim
-        self.num_bytes = num_bytes
-        self.available = available
-        self.device = device
-
-    def message(self, words: Words = PYTHON) -> str:
-        has = "this machine has" if self.device is None else f"free on {self.device} are"
-        num_processes = math.ceil(2 * self.num_bytes / self.available)
-        return (
-            f"{self.model} with dim {self.dim:,} needs {self.num_bytes / 2**30:,.1f} GiB for its "
-            f"tables; {has} {self.available / 2**30:,.1f}. Choose a smaller dim, or split the "
-            f"tables over several processes: torchrun --nproc-per-node {num_processes} -m dualkg …"
-        )
-
-
 def overridden(instance: object) -> set[str]:
     """Names of the nearest class of dualkg that the class of an instance defines again.
 
@@ -152,7 +90,12 @@ def _shape_of(graph: Graph | GraphShape) -> GraphShape:
     shape = graph.shape if isinstance(graph, Graph) else graph
     is_pair = isinstance(shape, tuple) and len(shape) == 2
     if not is_pair or not all(isinstance(size, int) for size in shape):
-        raise NotAGraph(graph)
+        given = f"{type(graph)} was given"
+        if isinstance(graph, (str, Path)):
+            given = f"'{graph}' was given. Load it: kg.load_graph('{graph}')"
+        raise RequestError(
+            f"A model is built for a graph or its shape, as in kg.ComplEx(graph, dim=100); {given}."
+        )
     return GraphShape(*shape)
 
 
@@ -203,7 +146,11 @@ class Model(nn.Module, ABC):
     def check_shape(self, shape: GraphShape) -> None:
         """Refuse a graph with another number of entities or relations than the model has."""
         if tuple(shape) != tuple(self.shape):
-            raise WrongShape(self.shape, shape)
+            raise RequestError(
+                f"The model was made for {self.shape.num_entities:,} entities and "
+                f"{self.shape.num_relations:,} relations; the graph has "
+                f"{shape.num_entities:,} and {shape.num_relations:,}."
+            )
 
     @property
     def num_relation_ids(self) -> int:
@@ -574,12 +521,14 @@ class EmbeddingModel(Model):
             device = None
             available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if 4 * numbers > available:
-            raise TablesTooLarge(
-                type(self).__name__,
-                self.dim,
-                num_bytes=4 * numbers,
-                available=available,
-                device=device,
+            has = "this machine has" if device is None else f"free on {device} are"
+            # Twice the tables are Adagrad's sums and gradients, at least.
+            num_processes = math.ceil(2 * 4 * numbers / available)
+            raise RequestError(
+                f"{type(self).__name__} with dim {self.dim:,} needs {4 * numbers / 2**30:,.1f} GiB "
+                f"for its tables; {has} {available / 2**30:,.1f}. Choose a smaller `model.dim`, or "
+                "split the tables over several processes: "
+                f"torchrun --nproc-per-node {num_processes} -m dualkg …"
             )
 
     @property

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dualkg.errors import InvalidValue, Unsupported
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm
 from dualkg.tables.lookup import Side, lookup
 
@@ -109,11 +109,9 @@ class Dual(Model):
         if side not in ("tail", "head"):
             raise InvalidValue("side", expected="'tail' or 'head'", found=side)
         if not (isinstance(primal, BilinearModel) and primal.has_adjoint):
-            raise Unsupported(
-                f"The dual of this {type(primal).__name__}",
-                "does not exist: a dual is that of a bilinear model, whose relations are linear "
-                "maps with a transpose",
-                advice="Leave model.dual out.",
+            raise RequestError(
+                f"The dual of this {type(primal).__name__} does not exist: duals are of bilinear "
+                "models, whose relations are linear maps with a transpose. Leave `model.dual` out."
             )
         super().__init__(primal.shape, reciprocal=primal.reciprocal)
         self.primal = primal

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dualkg.data.filters import inverse_relations
 from dualkg.data.graph import Graph
 from dualkg.errors import InvalidValue, RequestError
-from dualkg.models.base import EmbeddingModel, Factors, Model, NoEmbeddings
+from dualkg.models.base import EmbeddingModel, Factors, Model
 from dualkg.tables.base import EntityTables, local_tables
 from dualkg.tables.lookup import Side
 
@@ -23,9 +23,12 @@ __all__ = ["EnsembleModel", "InverseModel"]
 MAX_SCORES = 2**26  # of all entities for the entities that are asked for
 
 
-def no_embeddings(name: str) -> NoEmbeddings:
+def no_embeddings(name: str) -> RequestError:
     """The error of asking an ensemble for embeddings."""
-    return NoEmbeddings(f"An ensemble ({name})", advice="Name one of its runs instead.")
+    return RequestError(
+        f"An ensemble ({name}) has no embeddings of its own, which this needs. Name one of its "
+        "runs instead."
+    )
 
 
 class EnsembleModel(Model):

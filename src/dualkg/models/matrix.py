@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dualkg.data.graph import Graph, GraphShape
-from dualkg.errors import InvalidValue, Unsupported
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.models.base import MODELS, Factors, InitScale
 from dualkg.models.bilinear import BilinearModel
 from dualkg.tables.lookup import lookup
@@ -223,11 +223,10 @@ class TuckER(MatrixModel):
 
     def relation_scores(self, f: Factors) -> Tensor:
         if self.batch_norm and self.training:
-            raise Unsupported(
-                "TuckER with batch_norm",
-                "learns the statistics of the mapped heads of a batch, and relation prediction "
-                "would mix in those by every other relation",
-                advice="Set loss.relation_weight to 0, or batch_norm to false.",
+            raise RequestError(
+                "TuckER with batch_norm learns the statistics of the mapped heads of a batch, and "
+                "relation prediction would mix in the heads mapped by every other relation. Set "
+                "`loss.relation_weight` to 0, or batch_norm to false."
             )
         return super().relation_scores(f)
 
@@ -253,12 +252,11 @@ class TuckER(MatrixModel):
             raise no_transpose("this", advice="Set batch_norm to false.")
 
 
-def no_transpose(purpose: str, *, advice: str) -> Unsupported:
+def no_transpose(purpose: str, *, advice: str) -> RequestError:
     """The error of TuckER with batch_norm where a transpose is needed."""
-    return Unsupported(
-        "TuckER with batch_norm",
-        f"has relations that are not linear maps and have no transpose, which {purpose} needs",
-        advice=advice,
+    return RequestError(
+        "TuckER with batch_norm has relations that are not linear maps and have no transpose, "
+        f"which {purpose} needs. {advice}"
     )
 
 

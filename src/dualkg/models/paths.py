@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dualkg.data.filters import inverse_relations
 from dualkg.data.graph import Graph, GraphShape, Triples
-from dualkg.errors import InvalidValue, RequestError, Unsupported
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.kernels import paths
 from dualkg.kernels.hardware import gpu_kernels_unavailable
 from dualkg.kernels.hashing import STEP, hash_columns, reaches_share, splitmix64
@@ -25,7 +25,6 @@ from dualkg.models.base import (
     Epoch,
     Factors,
     Model,
-    NoEmbeddings,
     Work,
 )
 from dualkg.tables.base import EntityTables, local_tables
@@ -43,16 +42,6 @@ RANKING_PASSES = {"cpu": 0.5, "cuda": 1.5}
 STEP_CALLS = {"cpu": 750, "cuda": 0}  # small operations of a step, whatever the size of the graph
 # What the dense layers of an entity take on a CPU, in messages for each of its numbers.
 DENSE_MESSAGES = 1.25
-
-
-class NoGraph(RequestError):
-    """A path network was asked before it was given a graph."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "A path network reads the training triples of a graph: build it for a graph, as in "
-            "kg.PathNetwork(graph, dim=32), or call its read_graph(graph)."
-        )
 
 
 @MODELS.register
@@ -118,15 +107,12 @@ class PathNetwork(Model):
         seed: int = 0,
     ) -> None:
         if not reciprocal:
-            raise Unsupported(
-                "PathNetwork",
-                "follows edges in both directions, with inverse relations",
-                advice="Leave model.reciprocal out.",
+            raise RequestError(
+                "PathNetwork follows edges in both directions, with inverse relations. Leave "
+                "`model.reciprocal` out."
             )
         if init_scale is not None:
-            raise Unsupported(
-                "PathNetwork", "has no init_scale", advice="Leave model.init_scale out."
-            )
+            raise RequestError("PathNetwork has no `model.init_scale`. Leave it out.")
         super().__init__(shape, reciprocal=True)
         if not isinstance(dim, int) or dim < 1:
             raise InvalidValue("dim", expected="a whole number of at least 1", found=dim)
@@ -189,7 +175,10 @@ class PathNetwork(Model):
     def edges(self) -> paths.Edges:
         """The edges of the graph on the device of the model."""
         if self._triples is None:
-            raise NoGraph
+            raise RequestError(
+                "A path network reads the training triples of a graph: build it for a graph, as in "
+                "kg.PathNetwork(graph, dim=32), or call its read_graph(graph)."
+            )
         if self._edges is None or self._edges.heads.device != self.device:
             triples = self._triples.to(self.device)
             num_entities, num_relations = self.shape
@@ -513,8 +502,10 @@ class PathNetwork(Model):
 
     @property
     def embedding(self) -> EmbeddingModel:
-        advice = "It reads paths in the graph. Train a model such as ComplEx for embeddings."
-        raise NoEmbeddings(type(self).__name__, advice=advice)
+        raise RequestError(
+            f"{type(self).__name__} has no embeddings of its own, which this needs. It reads paths "
+            "in the graph. Train a model such as ComplEx for embeddings."
+        )
 
     @property
     def entity_tables(self) -> list[nn.Parameter]:

@@ -15,7 +15,7 @@ from dualkg.errors import DualkgError
 from dualkg.inference.api import calibrate
 from dualkg.inference.scoring import MissingTriples
 from dualkg.serve.errors import reason_of
-from dualkg.training.errors import TrainingInterrupted
+from dualkg.training.errors import InterruptedRunError
 from dualkg.workflows import events
 from dualkg.workflows.train import train_source
 
@@ -98,7 +98,7 @@ def main(arguments: str) -> int:
             on_event=Reporter(_print),
         )
         calibrate_result(Path(given["out"]), _print)
-    except TrainingInterrupted:
+    except InterruptedRunError:
         return 130
     except (DualkgError, OSError) as error:
         _print(kind="error", error=reason_of(error))

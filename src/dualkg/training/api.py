@@ -16,7 +16,7 @@ from dualkg.data.decisions import with_decisions
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, GraphShape, Split
 from dualkg.data.loading import load_graph
-from dualkg.errors import InvalidValue, RequestError, Sentence, Unsupported
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.evaluation.report import Report, evaluate
 from dualkg.files import folder_check, locks
 from dualkg.logs import ProgressLog
@@ -40,7 +40,7 @@ from dualkg.training.callbacks import (
 )
 from dualkg.training.checkpoint import read_about
 from dualkg.training.classes import find_class, known_name, name_of
-from dualkg.training.errors import RunFinished, RunNotFinished
+from dualkg.training.errors import RunNotFinished
 from dualkg.training.launcher import num_processes
 from dualkg.training.optimizers import OPTIMIZERS, Optimizer
 from dualkg.training.recipe import (
@@ -82,16 +82,12 @@ HELD_OUT: tuple[Split, ...] = ("valid", "test")
 SMALL_DIM = 8  # of a model that is made to see what is defined for it
 
 
-class WrongArgument(RequestError):
-    """An argument is of a type that it cannot have; `found` describes it in words."""
-
-    def __init__(self, argument: str, *, expected: str, found: str, advice: str = "") -> None:
-        if len(found) > MAX_SHOWN:
-            found = f"{found[: MAX_SHOWN - 3]}…"
-        super().__init__(f"{argument} should be {expected}; {found} was given. {advice}".rstrip())
-        self.argument = argument
-        self.expected = expected
-        self.found = found
+def wrong_argument(argument: str, *, expected: str, found: str, advice: str = "") -> RequestError:
+    """The error of an argument of a wrong type, which `found` describes in words."""
+    if len(found) > MAX_SHOWN:
+        found = f"{found[: MAX_SHOWN - 3]}…"
+    sentence = f"`{argument}` should be {expected}; {found} was given. {advice}"
+    return RequestError(sentence.rstrip())
 
 
 def data_of(graph: Graph) -> Data:
@@ -237,10 +233,9 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     if chosen.type not in ("cpu", "cuda"):
         raise InvalidValue("device", expected="cpu, cuda or cuda:1", found=str(device))
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise Unsupported(
-            f"The device {chosen}",
-            "was requested, but PyTorch finds no such GPU here",
-            advice=Sentence("Use {device}.", {"device": "cpu"}),
+        raise RequestError(
+            f"The device {chosen} was requested, but PyTorch finds no such GPU here. Use "
+            "`device=cpu`."
         )
     return chosen
 
@@ -297,7 +292,7 @@ def train(
         True
     """
     if isinstance(graph, Model):
-        raise WrongArgument(
+        raise wrong_argument(
             "graph",
             expected="a graph",
             found="a model",
@@ -362,10 +357,9 @@ def train(
 def _check_alone() -> None:
     """Refuse a model of this process where a launcher has started several for one training."""
     if num_processes() > 1:
-        raise Unsupported(
-            "kg.train",
-            "trains a model that is in one process, so each of several would train one of its own",
-            advice="Use kg.train_recipe or kg.fit, whose processes share one model.",
+        raise RequestError(
+            "kg.train trains a model that is in one process, so each of several would train one of "
+            "its own. Use kg.train_recipe or kg.fit, whose processes share one model."
         )
 
 
@@ -384,7 +378,7 @@ def _name_given(argument: str, value: object) -> str | None:
         found = f"the class {value.__name__}"
     else:
         found = f"{type(value).__name__} {value!r}"
-    raise WrongArgument(argument, expected=expected, found=found)
+    raise wrong_argument(argument, expected=expected, found=found)
 
 
 # -- a training of a recipe --------------------------------------------------
@@ -444,7 +438,9 @@ def resume_training(
     damage = folder.damage() if folder.finished else {}
     if folder.finished and not damage:
         folder.remove_checkpoint()
-        raise RunFinished(folder.path)
+        raise RequestError(
+            f"The run {folder.path} is finished. To train longer, start a new run with more epochs."
+        )
     recipe = load_recipe(folder.recipe, trust_code=trust_code)
     graph = folder.load_graph()
 

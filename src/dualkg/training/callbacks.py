@@ -12,12 +12,10 @@ from typing import Any, ClassVar
 
 from dualkg.data.graph import Graph
 from dualkg.errors import (
-    PYTHON,
     DamagedFile,
     InvalidValue,
     RequestError,
     UnknownName,
-    Words,
     close_matches,
 )
 from dualkg.evaluation.report import Report
@@ -41,20 +39,6 @@ class StopTraining(Exception):
         >>> len(kg.train("ComplEx", graph, epochs=50, callbacks=[Once()]).history)
         1
     """
-
-
-class MissingFolder(RequestError):
-    """A tracker writes into a folder, and neither it nor the run has one."""
-
-    def __init__(self, tracker: str) -> None:
-        super().__init__()
-        self.tracker = tracker
-
-    def message(self, words: Words = PYTHON) -> str:
-        out = words.option("out", "runs/mine")
-        return (
-            f"{self.tracker} needs a folder: {self.tracker}(folder='logs'), or a run folder, {out}."
-        )
 
 
 @dataclass(frozen=True)
@@ -211,7 +195,10 @@ def check_folder(tracker: Callback, folder: str | Path | None) -> None:
     It may have a folder of its own.
     """
     if isinstance(tracker, TensorBoard | WandB) and not (tracker.folder or folder):
-        raise MissingFolder(type(tracker).__name__)
+        name = type(tracker).__name__
+        raise RequestError(
+            f"{name} needs a folder: {name}(folder='logs'), or a run folder, `out=runs/mine`."
+        )
 
 
 class TensorBoard(Tracker):

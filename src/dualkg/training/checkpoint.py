@@ -34,36 +34,9 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-class WeightsNotFinite(DivergedError):
-    """A tensor that was to be saved holds NaN or infinity."""
-
-    def __init__(self, tensor: str, path: Path) -> None:
-        super().__init__(
-            f"{tensor} contains NaN or infinity, so it was not saved; {path.name} is unchanged."
-        )
-        self.tensor = tensor
-        self.path = path
-
-
-class UnreadableWeights(RequestError):
-    """A file is no file of weights, or a damaged one."""
-
-    def __init__(self, path: object, reason: str) -> None:
-        super().__init__(f"{path} cannot be read as a file of weights: {reason}.")
-        self.path = path
-        self.reason = reason
-
-
-class WrongTables(RequestError):
-    """A file has tables of other names or shapes than the model."""
-
-    def __init__(self, path: object, *, expected: object, found: object) -> None:
-        super().__init__(
-            f"{path} does not fit the model: tables {expected} were expected, {found} were found."
-        )
-        self.path = path
-        self.expected = expected
-        self.found = found
+def unreadable(path: Path, reason: str) -> RequestError:
+    """The error of a file that has no weights, or damaged ones."""
+    return RequestError(f"{path} cannot be read as a file of weights: {reason}.")
 
 
 def check_history(value: Any, *, source: object) -> list[dict[str, Any]]:
@@ -89,7 +62,9 @@ def save_tensors(
     # They are checked on their device, which is faster.
     for name, value in named.items():
         if not all_finite(value):
-            raise WeightsNotFinite(name, path)
+            raise DivergedError(
+                f"{name} contains NaN or infinity, so it was not saved; {path.name} is unchanged."
+            )
     tensors = {name: value.cpu().contiguous() for name, value in named.items()}
     about = {**about, "sha256": _checksum(tensors, about)}
     with atomic_write(path) as fresh, writing(fresh, SafetensorError):
@@ -138,7 +113,7 @@ def load_tensors(
             group, _, name = key.partition("/")
             groups.setdefault(group, {})[name] = tensor
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        raise UnreadableWeights(path, str(error)) from None
+        raise unreadable(path, str(error)) from None
     return groups, about
 
 
@@ -157,7 +132,10 @@ def load_weights(model: nn.Module, tensors: dict[str, Any], *, source: object) -
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     if shapes != expected:
-        raise WrongTables(source, expected=expected, found=shapes)
+        raise RequestError(
+            f"{source} does not fit the model: tables {expected} were expected, {shapes} were "
+            "found."
+        )
     model.load_state_dict(tensors)
 
 
@@ -183,7 +161,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             tables[name] = expand(*parts, shape=shape)
         except (KeyError, IndexError, RuntimeError, TypeError):
             # A part is missing or has another size.
-            raise UnreadableWeights(path, f"its CSR of {name} is damaged") from None
+            raise unreadable(path, f"its CSR of {name} is damaged") from None
     return tables
 
 

@@ -7,16 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dualkg.errors import RequestError, UnknownName, Unsupported, close_matches
+from dualkg.errors import RequestError, UnknownName, close_matches
 
 
-class ImportFailed(RequestError):
-    """A class of the user's own cannot be imported."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"'{name}' cannot be imported: {reason}.")
-        self.name = name
-        self.reason = reason
+def import_failed(name: str, reason: str) -> RequestError:
+    """The error of a class of the user's own that cannot be imported."""
+    return RequestError(f"'{name}' cannot be imported: {reason}.")
 
 
 def name_of(instance: object, registered: Mapping[str, type]) -> str:
@@ -63,15 +59,16 @@ def find_class(name: str, registered: Mapping[str, type], base: type) -> Any:
         )
     module = _import(module_name, name)
     if not hasattr(module, class_name):
-        raise ImportFailed(name, f"the module {module_name} has no {class_name}")
+        raise import_failed(name, f"the module {module_name} has no {class_name}")
     kind = getattr(module, class_name)
     if not (isinstance(kind, type) and issubclass(kind, base)):
         actual = "another class" if isinstance(kind, type) else f"a {type(kind).__name__}"
-        expected = f"should be a subclass of dualkg's {base.__name__}"
-        raise Unsupported(f"'{name}'", f"{expected}; it is {actual}")
+        raise RequestError(
+            f"'{name}' should be a subclass of dualkg's {base.__name__}; it is {actual}."
+        )
     if inspect.isabstract(kind):
         missing = ", ".join(_abstract_methods(kind))
-        raise Unsupported(f"'{name}'", f"does not implement {missing}, which a class needs")
+        raise RequestError(f"'{name}' does not implement {missing}, which a class needs.")
     return kind
 
 
@@ -89,6 +86,6 @@ def _import(module_name: str, name: str) -> Any:
     try:
         return importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything
-        raise ImportFailed(name, f"{type(error).__name__}: {error}") from None
+        raise import_failed(name, f"{type(error).__name__}: {error}") from None
     finally:
         sys.path.remove(working_folder)

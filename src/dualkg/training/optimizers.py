@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from dualkg.errors import Unsupported
+from dualkg.errors import RequestError
 from dualkg.registry import Registry
 from dualkg.settings import InvalidSettings, Settings
 from dualkg.training.classes import find_class, name_of
@@ -113,10 +113,9 @@ def _own_settings(kind: type[Optimizer], settings: dict[str, Any]) -> dict[str, 
         default = OPTIMIZERS[owners[0]].model_fields[key].default
         if value != default:
             name = next((name for name in OPTIMIZERS if OPTIMIZERS[name] is kind), kind.__name__)
-            raise Unsupported(
-                f"optimizer.{key}",
-                f"is a setting of {' and '.join(owners)}, and optimizer.name is '{name}'",
-                advice=f"Leave {key} out.",
+            raise RequestError(
+                f"`optimizer.{key}` is a setting of {' and '.join(owners)}, and optimizer.name is "
+                f"'{name}'. Leave {key} out."
             )
     return own
 

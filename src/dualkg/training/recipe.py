@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -17,16 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, field_serializer, model_validator
 
 from dualkg.data.graph import GraphShape
-from dualkg.errors import (
-    PYTHON,
-    InvalidValue,
-    RequestError,
-    Unsupported,
-    Words,
-    close_matches,
-    close_settings,
-    one_of,
-)
+from dualkg.errors import RequestError, close_matches, close_settings, one_of
 from dualkg.extras import check_trusted, trusted_code
 from dualkg.files import read_text
 from dualkg.losses import LOSSES, Loss, OneVsAll
@@ -38,131 +28,8 @@ from dualkg.tables.base import EntityTables, local_tables
 from dualkg.training.classes import find_class, known_name, name_of
 from dualkg.training.optimizers import OPTIMIZERS, Adagrad, Optimizer
 
-MAX_DEPTH = 20  # of nested tables and lists
 MAX_RECIPE = 1 << 20  # bytes of a file
-MAX_VALUE = 4096  # characters of a text, as of a path
-# A dotted key with more parts, which may be quoted.
-KEY_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
-LONG_KEY = re.compile(rf"(?<![\w-]){KEY_PART}(?:[ \t]*+\.[ \t]*+{KEY_PART}){{{MAX_DEPTH + 1}}}")
 MAX_SUGGESTIONS = 3
-
-
-# -- errors ------------------------------------------------------------------
-
-
-class InvalidRecipe(RequestError):
-    """A problem of a recipe, with the file or the argument that it comes from."""
-
-    def __init__(self, source: str, problem: RequestError) -> None:
-        super().__init__()
-        self.source = source
-        self.problem = problem
-
-    def message(self, words: Words = PYTHON) -> str:
-        if not self.source:
-            return self.problem.message(words)
-        # A file has keys, whoever reads the message.
-        return f"{self.source}: {self.problem.message(PYTHON).replace('`', '')}"
-
-
-class UnreadableRecipe(RequestError):
-    """A file that was given as a recipe cannot be read as one."""
-
-    def __init__(self, path: object, reason: str) -> None:
-        super().__init__(f"{path} {reason}.")
-        self.path = path
-        self.reason = reason
-
-
-class RecipeNotFound(RequestError):
-    """A name that is neither a file nor a recipe that ships with dualkg."""
-
-    def __init__(self, name: str, suggestions: Sequence[str]) -> None:
-        super().__init__()
-        self.name = name
-        self.suggestions = list(suggestions)
-
-    def message(self, words: Words = PYTHON) -> str:
-        listing = f" {words.call('recipes')} lists those that ship with dualkg."
-        similar = one_of(self.suggestions) or listing
-        return f"{self.name} is neither a file nor the name of a recipe.{similar}"
-
-
-class RenamedKey(RequestError):
-    """A key of an earlier version."""
-
-    def __init__(self, old: str, new: str) -> None:
-        super().__init__()
-        self.old = old
-        self.new = new
-
-    def message(self, words: Words = PYTHON) -> str:
-        return f"{self.old} is now {self.new}."
-
-
-class MissingSetting(RequestError):
-    """A class needs a setting that has no default."""
-
-    def __init__(self, owner: str, setting: str, *, meaning: str) -> None:
-        super().__init__()
-        self.owner = owner
-        self.setting = setting
-        self.meaning = meaning
-
-    def message(self, words: Words = PYTHON) -> str:
-        return f"{self.owner} needs {self.meaning}: set {words.key(self.setting)}."
-
-
-class ForeignSetting(RequestError):
-    """A setting of other losses than the one that a recipe names."""
-
-    def __init__(self, setting: str, owners: Sequence[str], *, name: str) -> None:
-        super().__init__()
-        self.setting = setting
-        self.owners = list(owners)
-        self.name = name
-
-    def message(self, words: Words = PYTHON) -> str:
-        table, _, key = self.setting.partition(".")
-        owners = " and ".join(self.owners)
-        return (
-            f"{table}: {key} is a setting of {owners}; {table}.name is '{self.name}'; leave it out."
-        )
-
-
-class InvalidChange(RequestError):
-    """A change of a recipe that is not written `section.key=value`."""
-
-    def __init__(self, change: str, suggestions: Sequence[str] = ()) -> None:
-        super().__init__()
-        self.change = change
-        self.suggestions = list(suggestions)
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            "A change is written section.key=value, as in training.epochs=5; it is "
-            f"'{self.change}'.{one_of(self.suggestions)}"
-        )
-
-
-class NotATable(RequestError):
-    """A key that cannot be set, since a part of its path is a value."""
-
-    def __init__(self, key: str, part: str) -> None:
-        super().__init__(f"{key} cannot be set: {part} is not a table of the recipe.")
-        self.key = key
-        self.part = part
-
-
-class NotImportable(RequestError):
-    """A class that another process could not import, so that a run with it cannot be saved."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"{name} cannot be imported by its name, so a run with it cannot be saved: define it "
-            "at the top level of a module and import it from there."
-        )
-        self.name = name
 
 
 # -- tables ------------------------------------------------------------------
@@ -239,7 +106,7 @@ class ModelConfig(Section):
             keywords |= self.options
             model: Model = kind.with_tables(tables, shape, seed=seed, **keywords)
         except TypeError as error:
-            raise Unsupported(self.name, f"cannot be made from [model]: {error}") from None
+            raise RequestError(f"{self.name} cannot be made from [model]: {error}.") from None
         if self.dual == "none":
             return model
         return Dual(model, self.dual)  # type: ignore[arg-type]
@@ -265,13 +132,15 @@ class RegularizerConfig(Section):
         """The regularizer; `plain` and `mapped` are refused by those that have none."""
         kind = find_class(self.name, REGULARIZERS, Regularizer)
         if self.weight is None and self.name != "none":
-            raise MissingSetting(self.name, "regularizer.weight", meaning="a weight, the paper's λ")
+            raise RequestError(
+                f"{self.name} needs a weight, the paper's λ: set `regularizer.weight`."
+            )
         keywords = self.model_dump(include={"weight", "plain", "mapped"}, exclude_none=True)
         keywords |= self.options
         try:
             regularizer: Regularizer = kind(**keywords)
         except TypeError:
-            raise Unsupported(self.name, f"has no {_refused_keywords(keywords)}") from None
+            raise RequestError(f"{self.name} has no {_refused_keywords(keywords)}.") from None
         return regularizer
 
 
@@ -370,24 +239,16 @@ def _loss_of_table(table: Any) -> Loss:
     if isinstance(table, Loss):
         return table
     name, settings = _name_and_settings(table, default="OneVsAll")
-    _check_renamed(settings)
     kind = find_class(name, LOSSES, Loss)
     for key in settings.keys() - kind.model_fields.keys():
         owners = [known for known, loss in LOSSES.items() if key in loss.model_fields]
         if owners:
-            raise ForeignSetting(f"loss.{key}", owners, name=name)
+            raise RequestError(
+                f"loss: {key} is a setting of {' and '.join(owners)}; loss.name is '{name}'; leave "
+                "it out."
+            )
     loss: Loss = kind(**settings)
     return loss
-
-
-def _check_renamed(settings: Mapping[str, Any]) -> None:
-    """Refuse keys of earlier versions, which losses list in `renamed`."""
-    if "kind" in settings:
-        raise RenamedKey("loss.kind", f"loss.name, which is one of {', '.join(LOSSES)}")
-    for loss in LOSSES.values():
-        for old, new in loss.renamed.items():
-            if old in settings:
-                raise RenamedKey(f"loss.{old}", f"loss.{new}")
 
 
 def _optimizer_of_table(table: Any) -> Optimizer:
@@ -515,7 +376,10 @@ class Recipe(Section):
         for name in self.own_classes:
             module, _, kind = name.partition(":")
             if module == "__main__" or "<locals>" in kind:
-                raise NotImportable(kind)
+                raise RequestError(
+                    f"{kind} cannot be imported by its name, so a run with it cannot be saved: "
+                    "define it at the top level of a module and import it from there."
+                )
 
     def value_of(self, key: str) -> Any:
         """The value of `section.key`; settings of the loss are among them."""
@@ -559,15 +423,12 @@ def read_tables(path: str | Path) -> dict[str, Any]:
     Classes that the tables name are checked: they must be trusted, or imported already.
     """
     try:
-        tables = parse_toml(_read(path))
+        tables = tomllib.loads(_read(path))
     except OSError as error:
-        raise UnreadableRecipe(path, f"cannot be read: {error.strerror}") from None
-    except RecursionError:
-        reason = "is no recipe: its tables or lists are nested too deeply"
-        raise UnreadableRecipe(path, reason) from None
-    except ValueError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except (ValueError, RecursionError) as error:
         # Also text that is not UTF-8, a number with thousands of digits, or a null in the path.
-        raise UnreadableRecipe(path, f"is not TOML: {error}") from None
+        raise RequestError(f"{path} is not TOML: {error}.") from None
     check_trusted(named_classes(tables), source=path)
     return tables
 
@@ -580,33 +441,10 @@ def _read(path: str | Path) -> str:
         return read_text(file, max_bytes=MAX_RECIPE)
     names = list_recipes()
     if name not in names:
-        raise RecipeNotFound(name, close_matches(name, names))
+        similar = one_of(close_matches(name, names))
+        listed = similar or " `dualkg recipes` lists those that ship with dualkg."
+        raise RequestError(f"{name} is neither a file nor the name of a recipe.{listed}")
     return files("dualkg").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8")
-
-
-def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML text; nested too deeply they raise RecursionError.
-
-    That is found first, as the time of `tomllib` for a key grows with the square of its parts.
-    """
-    if LONG_KEY.search(text):
-        raise RecursionError
-    tables = tomllib.loads(text)
-    if _nested(tables):
-        raise RecursionError
-    return tables
-
-
-def _nested(value: Any, depth: int = MAX_DEPTH) -> bool:
-    """Whether tables and lists are nested deeper than any recipe needs."""
-    if depth < 0:
-        return True
-    items: Iterable[Any] = ()
-    if isinstance(value, dict):
-        items = value.values()
-    elif isinstance(value, list):
-        items = value
-    return any(_nested(item, depth - 1) for item in items)
 
 
 CLASS_KEYS = (".model.name", ".loss.name", ".regularizer.name", ".optimizer.name")
@@ -614,7 +452,7 @@ CLASS_KEYS = (".model.name", ".loss.name", ".regularizer.name", ".optimizer.name
 
 def named_classes(tables: Any, path: str = "") -> Iterator[object]:
     """Values of `model.name`, `loss.name` and so on, also in lists of values to search."""
-    if not isinstance(tables, dict) or path.count(".") >= MAX_DEPTH:
+    if not isinstance(tables, dict):
         return
     for key, value in tables.items():
         key_path = f"{path}.{key}"
@@ -652,7 +490,7 @@ def checksum(text: str) -> str:
 
     It is that of the text, because a later version of dualkg has more keys.
     """
-    return hashlib.sha256(json.dumps(parse_toml(text), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(tomllib.loads(text), sort_keys=True).encode()).hexdigest()
 
 
 def changed(tables: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -676,24 +514,19 @@ def changed(tables: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 def recipe_from(tables: Mapping[str, Any], *, source: str) -> Recipe:
     """Validate tables as a recipe; the error is about the first problem."""
     try:
-        _check_lengths(tables)
         return Recipe.model_validate(tables)
     except RequestError as error:
-        raise InvalidRecipe(source, error) from None
+        raise invalid_recipe(source, error) from None
 
 
-def _check_lengths(value: Any, key: str = "") -> None:
-    """Refuse texts that are longer than any name or path: they are printed."""
-    if isinstance(value, str) and len(value) > MAX_VALUE:
-        expected = f"at most {MAX_VALUE:,} characters long"
-        raise InvalidValue(key, expected=expected, found=f"{value[:50]}…")
-    items: Iterable[tuple[str, Any]] = ()
-    if isinstance(value, Mapping):
-        items = ((f"{key}.{name}" if key else str(name), item) for name, item in value.items())
-    elif isinstance(value, list | tuple):
-        items = ((key, item) for item in value)
-    for name, item in items:
-        _check_lengths(item, name)
+def invalid_recipe(source: str, problem: RequestError) -> RequestError:
+    """A problem of a recipe, with the file or the argument that it comes from.
+
+    A file has keys, so that they are not marked as options.
+    """
+    if not source:
+        return problem
+    return RequestError(f"{source}: {problem}".replace("`", ""))
 
 
 def keys_like(key: str) -> list[str]:
@@ -721,25 +554,31 @@ def parse_changes(settings: Sequence[str]) -> dict[str, Any]:
         key, equals, text = setting.partition("=")
         key = key.strip()
         if not equals:
-            raise InvalidChange(setting)
+            raise invalid_change(setting)
         if "." not in key:
-            raise InvalidChange(setting, [f"{similar}={text}" for similar in keys_like(key)])
+            raise invalid_change(setting, [f"{similar}={text}" for similar in keys_like(key)])
         try:
-            changes[key] = parse_toml(f"value = {text}")["value"]
+            changes[key] = tomllib.loads(f"value = {text}")["value"]
         except (ValueError, RecursionError):  # no TOML, or a number or brackets without end
             changes[key] = text
     return changes
 
 
+def invalid_change(change: str, suggestions: Sequence[str] = ()) -> RequestError:
+    """The error of a change that is not written `section.key=value`."""
+    return RequestError(
+        "A change is written section.key=value, as in training.epochs=5; it is "
+        f"'{change}'.{one_of(suggestions)}"
+    )
+
+
 def put(tables: dict[str, Any], name: str, value: Any) -> None:
     """Set `section.key`, or `model.options.key`, in nested tables."""
     *path, key = name.split(".")
-    if len(path) >= MAX_DEPTH:
-        raise InvalidChange(f"{name[:50]}…")
     for part in path:
         tables = tables.setdefault(part, {})
         if not isinstance(tables, dict):
-            raise NotATable(name, part)
+            raise RequestError(f"{name} cannot be set: {part} is not a table of the recipe.")
     tables[key] = value
 
 

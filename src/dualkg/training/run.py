@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, final
+from typing import Any, Literal, final
 
 import torch
 
@@ -21,7 +21,6 @@ from dualkg.errors import (
     DamagedFile,
     PathExists,
     RequestError,
-    Unsupported,
 )
 from dualkg.evaluation.ranking import Ranks
 from dualkg.evaluation.report import Report, build_report, evaluate, load_ranks, save_ranks
@@ -31,8 +30,6 @@ from dualkg.training import checkpoint
 from dualkg.training.environment import environment
 from dualkg.training.errors import (
     DamagedRun,
-    DecisionsExist,
-    ForeignFiles,
     NotARun,
     OtherSource,
     RunInTraining,
@@ -65,10 +62,6 @@ class Run(ABC):
         >>> kg.load_run("runs/world").report_on("valid").metrics.num_queries == 2 * len(graph.valid)
         True
     """
-
-    # How a predictor of a run is made. `dualkg.inference` sets it: it depends on this package, and
-    # this package may not depend on it.
-    predictor_factory: ClassVar[Callable[..., Any] | None] = None
 
     model: Model
     graph: Graph
@@ -137,12 +130,9 @@ class Run(ABC):
 
         The options are those of `Predictor.of`.
         """
-        factory = type(self).predictor_factory
-        if factory is None:
-            raise Unsupported(
-                "Run.predictor", "needs dualkg.inference", advice="Import that package first."
-            )
-        return factory(self, **options)
+        from dualkg.inference.predictor import Predictor  # of a package that depends on this one
+
+        return Predictor.of(self, **options)
 
 
 @final
@@ -325,10 +315,16 @@ class RunFolder:
             return
         foreign = self._foreign_files()
         if foreign:
-            raise ForeignFiles(self.path, foreign[:3])
+            raise RequestError(
+                f"{self.path} exists and is not a run: it has {', '.join(foreign[:3])}. Name "
+                "another folder with `out`."
+            )
         if overwrite:
             if files.exists(self.decisions):
-                raise DecisionsExist(self.path, self.decisions.name)
+                raise RequestError(
+                    f"{self.path} has decisions on new facts ({self.decisions.name}), which would "
+                    "be lost. Move that file elsewhere first, or name another folder with `out`."
+                )
             return
         if self.finished:
             self.remove_checkpoint()
@@ -582,8 +578,8 @@ class RunFolder:
         try:
             return load_saved_graph(self.graph)
         except (OSError, ValueError, KeyError) as error:
-            raise Unsupported(
-                f"The graph of the run {self.path}", f"cannot be read: {error}"
+            raise RequestError(
+                f"The graph of the run {self.path} cannot be read: {error}."
             ) from None
 
     def load_weights(self, model: Model, graph: Graph) -> None:
@@ -615,8 +611,8 @@ def gather(path: str | Path, *, trust_code: bool = False) -> TrainedRun:
     folder = RunFolder(path)
     folder.check_is_run()
     if not folder.weights_index.exists():
-        raise Unsupported(
-            f"The weights of {path}", "are in one file already, or the run is not finished"
+        raise RequestError(
+            f"The weights of {path} are in one file already, or the run is not finished."
         )
     run = load_single_run(path, trust_code=trust_code)
     folder.join_weights(run.graph)

@@ -6,6 +6,7 @@ import gc
 import math
 import os
 import resource
+import shlex
 import sys
 import time
 from collections import Counter
@@ -24,10 +25,7 @@ from torch import Tensor
 from dualkg.data.filters import KnownAnswers, with_reciprocals
 from dualkg.data.graph import Graph
 from dualkg.data.triples import NO_TRIPLES
-from dualkg.errors import (
-    DamagedFile,
-    Unsupported,
-)
+from dualkg.errors import DamagedFile, DivergedError, RequestError
 from dualkg.evaluation.ranking import sample_triples
 from dualkg.evaluation.report import Report, evaluate
 from dualkg.files import check_type, read_text
@@ -53,14 +51,7 @@ from dualkg.training.checkpoint import (
     Progress,
 )
 from dualkg.training.engines import choose_engine
-from dualkg.training.errors import (
-    EmptySplit,
-    NotACheckpoint,
-    OptimizerChanged,
-    RecipeChanged,
-    TrainingDiverged,
-    TrainingInterrupted,
-)
+from dualkg.training.errors import InterruptedRunError
 from dualkg.training.memory import check_memory
 from dualkg.training.optimizers import build_optimizer, learning_rate
 from dualkg.training.placement import check_placement, choose_tables
@@ -81,7 +72,10 @@ When = Literal["start", "between", "end"]  # when a checkpoint is written
 def check_recipe(path: Path, about: dict[str, Any], *, checkpoint: Path) -> None:
     """Refuse a file that is not the recipe of a checkpoint; earlier versions noted none."""
     if about.get("recipe") not in (None, recipe_checksum(read_text(path))):
-        raise RecipeChanged(path, checkpoint)
+        raise RequestError(
+            f"{path} is not the recipe that {checkpoint} was written with: one of them was damaged "
+            "or changed, or is of another run. Restore it from a copy, or start a new run."
+        )
 
 
 @dataclass(frozen=True)
@@ -223,9 +217,11 @@ class Trainer:
     def _examples(self) -> Tensor | ComputedExamples:
         triples = self.graph.train
         if not len(triples):
-            raise EmptySplit(self.graph.name, "train")
+            raise RequestError(f"{self.graph.name} has no training triples.")
         if self.recipe.validation.every and not len(self.graph.valid):
-            raise EmptySplit(self.graph.name, "valid")
+            raise RequestError(
+                f"{self.graph.name} has no validation triples, so `validation.every` should be 0."
+            )
         num_relations = self.graph.shape.num_relations
         reciprocal = self.model.reciprocal
         if self.graph.is_large and self.recipe.training.order == "triples":
@@ -272,7 +268,7 @@ class Trainer:
             try:
                 while self._goes_on:
                     self._run_epoch()
-            except TrainingDiverged:
+            except DivergedError:
                 # All processes have found it, and the last good state is being written.
                 self._finish_save()
                 raise
@@ -368,14 +364,14 @@ class Trainer:
         if self.group.any(not are_finite):
             raise self._divergence("the weights hold NaN or infinity")
 
-    def _divergence(self, what: str) -> TrainingDiverged:
+    def _divergence(self, what: str) -> DivergedError:
         path = self.checkpoint_path
-        return TrainingDiverged(
-            what,
-            epoch=self.progress.epoch + 1,
-            step=self.progress.step,
-            learning_rate=self.recipe.optimizer.learning_rate,
-            checkpoint=path if path and path.exists() else None,
+        saved = f" The last good state is in {path}." if path and path.exists() else ""
+        rate = self.recipe.optimizer.learning_rate
+        return DivergedError(
+            f"Training diverged in epoch {self.progress.epoch + 1}, step {self.progress.step}: "
+            f"{what}. Lower the learning rate (now {rate:g}), for instance to "
+            f"`optimizer.learning_rate = {rate / 10:g}`, or use a smaller init_scale.{saved}"
         )
 
     def _end_epoch(self) -> None:
@@ -483,7 +479,13 @@ class Trainer:
         if self.group.any(self.stop.requested):
             self._finish_save()
             epochs = self.recipe.training.epochs
-            raise TrainingInterrupted(self.progress.epoch + 1, epochs, self.checkpoint_path)
+            stopped = f"Stopped in epoch {self.progress.epoch + 1} of {epochs}"
+            if self.checkpoint_path is None:
+                raise InterruptedRunError(f"{stopped}.")
+            folder = shlex.quote(str(self.checkpoint_path.parent))
+            raise InterruptedRunError(
+                f"{stopped}, all work saved. Resume with: dualkg resume {folder}"
+            )
 
     def describe_engine(self) -> str:
         """The engine, and the number of processes."""
@@ -524,7 +526,7 @@ class Trainer:
         started = time.monotonic()
         try:
             self.store.write(groups, path, self.about(when))
-        except checkpoint.WeightsNotFinite:
+        except DivergedError:
             raise self._divergence("the weights hold NaN or infinity") from None
         now = time.monotonic()
         self.schedule.saved(now, cost=now - started)
@@ -552,13 +554,18 @@ class Trainer:
         groups, about = self.store.read(path)
         when = about.get("when", "between")
         if "progress" not in about:
-            raise NotACheckpoint(path)
+            raise RequestError(
+                f"{path} holds weights alone, of a model that was not trained in this folder."
+            )
         if groups or when != "start":
             checkpoint.load_weights(self.weights, groups.get("model", {}), source=path)
         saved_optimizer = about.get("optimizer")
         if saved_optimizer not in (None, self.recipe.optimizer.name):
-            expected = self.recipe.optimizer.name
-            raise OptimizerChanged(path, saved=saved_optimizer, expected=expected)
+            raise RequestError(
+                f"{path} was written with {saved_optimizer}; the recipe says "
+                f"{self.recipe.optimizer.name}. The optimizer cannot change during a run: start a "
+                "new run."
+            )
         if recipe is not None:
             check_recipe(recipe, about, checkpoint=path)
             self._recipe_checksum = recipe_checksum(read_text(recipe))
@@ -601,10 +608,9 @@ def check_regularizer(model: Model, regularizer: Regularizer) -> None:
     if isinstance(model.named, EmbeddingModel):
         regularizer.check(model.named)
     elif regularizer.weight:
-        raise Unsupported(
-            type(regularizer).__name__,
-            f"regularizes embeddings, and {type(model.named).__name__} has none",
-            advice="Train it without a regularizer.",
+        raise RequestError(
+            f"{type(regularizer).__name__} regularizes embeddings, and "
+            f"{type(model.named).__name__} has none. Train it without a regularizer."
         )
 
 
@@ -612,10 +618,9 @@ def _check_tables(model: Model, regularizer: Regularizer) -> None:
     """Refuse a regularizer that needs the rows of other processes."""
     needs_all_rows = regularizer.reads_whole_tables and not regularizer.sums_over_rows
     if needs_all_rows and not model.tables.has_all_entities:
-        raise Unsupported(
-            type(regularizer).__name__,
-            "reads whole tables, and each process has a part of them",
-            advice="Use DURA, or one process.",
+        raise RequestError(
+            f"{type(regularizer).__name__} reads whole tables, and each process has a part of "
+            "them. Use DURA, or one process."
         )
 
 

@@ -16,19 +16,19 @@ from typing import Any
 import torch
 
 from dualkg.data.graph import Graph
-from dualkg.errors import PYTHON, PathExists, RequestError, Sentence, Unsupported, Words
+from dualkg.errors import PathExists, RequestError
 from dualkg.evaluation.metrics import columns
 from dualkg.extras import trusted_code
 from dualkg.files import locked, locks, write_text
 from dualkg.logs import logger
 from dualkg.training.api import (
-    WrongArgument,
     choose_device,
     load_recipe_graph,
     resume_training,
     spread,
     start_training,
     train_in_folder,
+    wrong_argument,
 )
 from dualkg.training.callbacks import (
     Callback,
@@ -66,36 +66,6 @@ from dualkg.workflows.sources import TrainingSource, read_graph, read_source, re
 Device = str | torch.device | None
 Tune = bool | float | str | SearchPlan | None
 ReadSource = Callable[[OnEvent], TrainingSource]
-
-
-class SeveralSeeds(RequestError):
-    """A folder of several seeds was to be resumed as if it were one run."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            f"{self.path} has several seeds. Repeat the command or the call that started them: "
-            "finished seeds are not repeated."
-        )
-
-
-class OtherData(RequestError):
-    """A run of the same recipe was trained on other data than its graph has now."""
-
-    def __init__(self, path: Path, graph: str) -> None:
-        super().__init__()
-        self.path = path
-        self.graph = graph
-
-    def message(self, words: Words = PYTHON) -> str:
-        overwrite = words.option("overwrite", True)
-        return (
-            f"{self.path} was trained on other data than {self.graph} is now. Use {overwrite}, or "
-            f"name another folder with {words.option('out')}."
-        )
 
 
 def fit(
@@ -138,14 +108,14 @@ def fit(
         8
     """
     if not isinstance(model, str):
-        raise WrongArgument(
+        raise wrong_argument(
             "model",
             expected="a name, such as 'ComplEx', with changes={'model.dim': 200}",
             found=repr(model),
             advice="kg.train(model, graph) trains an instance.",
         )
     if not isinstance(changes, Mapping | None):
-        raise WrongArgument(
+        raise wrong_argument(
             "changes", expected="a mapping such as {'model.dim': 200}", found=repr(changes)
         )
     given = {"model.name": model, "training.seed": seed, **(changes or {})}
@@ -394,7 +364,10 @@ def _resume_in_one_process(
 ) -> TrainedRun:
     is_tuned_for_seeds = folder.tuning.exists() and not folder.recipe.exists()
     if folder.seeds() or is_tuned_for_seeds:
-        raise SeveralSeeds(folder.path)
+        raise RequestError(
+            f"{folder.path} has several seeds. Repeat the command or the call that started them: "
+            "finished seeds are not repeated."
+        )
     folder.check_is_run()
     if folder.checkpoint_folder.exists() and not folder.finished:
         return resume_together(
@@ -497,8 +470,8 @@ def train_source_seeds(
             on_event=report,
         )
     if not len(read.graph.test):
-        raise Unsupported(
-            read.graph.name, f"has no test triples to report on; the runs are saved in {folder}"
+        raise RequestError(
+            f"{read.graph.name} has no test triples to report on; the runs are saved in {folder}."
         )
     results = SeedResults(read.graph.name, folder, reports)
     results.save_summary()
@@ -565,7 +538,10 @@ def _has_run_of(folder: RunFolder, recipe: Recipe, graph: Graph) -> bool:
     if load_recipe(folder.recipe, trust_code=bool(recipe.own_classes)) != recipe:
         return False
     if folder.saved_environment.get("data") != graph.fingerprint:
-        raise OtherData(folder.path, graph.name)
+        raise RequestError(
+            f"{folder.path} was trained on other data than {graph.name} is now. Use "
+            "`overwrite=True`, or name another folder with `out`."
+        )
     return True
 
 
@@ -679,12 +655,8 @@ def _untuned_source(source: TrainingSource, tune: Tune, device: torch.device) ->
     return replace(source, recipe=_untuned_recipe(source, device))
 
 
-def _one_recipe_only() -> Unsupported:
-    return Unsupported(
-        "A training in several processes",
-        "is of one recipe, with one seed and without tuning",
-        advice=Sentence(
-            "Use {tune}, or a recipe file, such as that of a run that one process has tuned.",
-            {"tune": False},
-        ),
+def _one_recipe_only() -> RequestError:
+    return RequestError(
+        "A training in several processes is of one recipe, with one seed and without tuning. Use "
+        "`tune=False`, or a recipe file, such as the recipe of a run that one process has tuned."
     )
