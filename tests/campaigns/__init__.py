@@ -1,0 +1,1 @@
+"""Slow tests of what docs/promises.md promises: kills, malformed inputs, two writers."""
