@@ -23,7 +23,9 @@ DEFAULTS: Settings = {
 
 FAST: Settings = {"training.engine": "fast"}
 ENGINES: tuple[Settings, ...] = ({"training.engine": "reference"}, FAST)
-DIRECTIONS: tuple[Settings, ...] = ({"model.reciprocal": True}, {"model.reciprocal": False})
+
+RECIPROCAL: Settings = {"model.reciprocal": True}
+NOT_RECIPROCAL: Settings = {"model.reciprocal": False}
 
 DURA: Settings = {
     "regularizer.name": "DURA",
@@ -31,12 +33,10 @@ DURA: Settings = {
     "regularizer.plain": 0.5,
     "regularizer.mapped": 1.5,
 }
-K_VS_ALL: Settings = {"loss.name": "KvsAll"}
 UNIFORM: Settings = {"loss.sampler": "uniform", "loss.num_negatives": 8}
 SHARED: Settings = {"loss.sampler": "shared", "loss.num_negatives": 8}
 IN_BATCH: Settings = {"loss.sampler": "in-batch"}
 NEGATIVE_SAMPLING: Settings = {"loss.name": "NegativeSampling"}
-MARGIN_RANKING: Settings = {"loss.name": "MarginRanking"}
 
 # The models that every regularizer, optimizer and precision is trained with: one table of entities,
 # two tables, and matrices.
@@ -45,7 +45,6 @@ CP: Settings = {"model.name": "CP"}
 RESCAL: Settings = {"model.name": "RESCAL"}
 FACTORIZATIONS = (COMPLEX, CP, RESCAL)
 TRANSE: Settings = {"model.name": "TransE"}
-TRANSE_SQUARED: Settings = TRANSE | {"model.options.norm": "squared"}
 
 MODEL_OPTIONS: tuple[Settings, ...] = (
     *(
@@ -71,7 +70,6 @@ ONE_VS_ALL: tuple[Settings, ...] = (
     {"loss.dropout": 0.3},
     {"loss.head_dropout": 0.3},
     {"loss.label_smoothing": 0.1},
-    {"loss.frequency_weight": 0.5, "loss.relation_weight": 0.25, "loss.dropout": 0.2},
     {
         "loss.dropout": 0.2,
         "loss.head_dropout": 0.2,
@@ -104,9 +102,6 @@ PATH_NETWORK: Settings = {
 NETWORKS: tuple[Settings, ...] = (
     {},
     {"model.options.remove_pairs": True},
-    {"model.options.steps": 1, "model.options.edge_dropout": 0.0},
-    {"model.options.steps": 6, "model.options.edge_dropout": 0.5, "model.dim": 5},
-    {"loss.exclude_known": False, "optimizer.name": "SGD", "optimizer.learning_rate": 0.5},
     {"optimizer.warm_up": 0.25, "optimizer.decay_from": 0.5, "training.seed": 7},
 )
 
@@ -135,117 +130,34 @@ def _id(settings: Settings) -> str:
 
 
 def _all_settings() -> Iterator[Settings]:
-    for name in adapter.MODELS:
-        yield from _of_model({"model.name": name})
-    for model, dual in product(FACTORIZATIONS, ("tail", "head")):
-        yield from _of_model(model | {"model.dual": dual})
+    """One training of each class, and of each setting that changes how a step is computed."""
+    for name, engine in product(adapter.MODELS, ENGINES):
+        yield {"model.name": name} | RECIPROCAL | engine
+    yield from MODEL_OPTIONS
+    for model in FACTORIZATIONS:
+        yield model | {"model.dual": "tail"} | RECIPROCAL | FAST
+        yield model | NOT_RECIPROCAL | FAST
 
-    for options, engine in product(MODEL_OPTIONS, ENGINES):
-        yield options | engine
-    yield TRANSE_SQUARED | {"model.reciprocal": False} | FAST
+    for name, engine in product(adapter.REGULARIZERS, ENGINES):
+        if name != "none":
+            yield COMPLEX | {"regularizer.name": name, "regularizer.weight": 0.1} | engine
 
-    for name in adapter.REGULARIZERS:
-        yield from _of_regularizer(name)
-    yield from _of_losses()
-    yield from _of_optimizers()
-    yield from _of_sizes_and_precisions()
-
-
-def _of_model(model: Settings) -> Iterator[Settings]:
-    for direction, engine in product(DIRECTIONS, ENGINES):
-        yield model | direction | engine
-    yield model | K_VS_ALL
-    yield model | NEGATIVE_SAMPLING | UNIFORM | {"loss.subsampling": True}
-    yield model | NEGATIVE_SAMPLING | IN_BATCH
-    yield (
-        model
-        | {"model.reciprocal": False}
-        | MARGIN_RANKING
-        | SHARED
-        | {"loss.corruption": "bernoulli"}
-    )
-    yield model | {"loss.relation_weight": 0.5}
-    for engine in ENGINES:
-        yield model | DURA | engine
-
-
-def _of_regularizer(name: str) -> Iterator[Settings]:
-    if name == "none":
-        return
-    regularizer = {"regularizer.name": name, "regularizer.weight": 0.1}
-    for model, engine in product(FACTORIZATIONS, ENGINES):
-        yield model | regularizer | engine
-    yield COMPLEX | {"model.reciprocal": False} | regularizer | FAST
-    yield TRANSE_SQUARED | regularizer
-
-
-def _of_losses() -> Iterator[Settings]:
-    for name, direction in product(adapter.LOSSES, DIRECTIONS):
-        loss = {"loss.name": name} | LOSS_SETTINGS.get(name, {})
-        yield COMPLEX | direction | loss
-
+    for name in adapter.LOSSES:
+        yield COMPLEX | RECIPROCAL | {"loss.name": name} | LOSS_SETTINGS.get(name, {})
+    for sampler in (SHARED, IN_BATCH):
+        sampling = NOT_RECIPROCAL | sampler | {"loss.corruption": "both"}
+        yield {"model.name": "RotatE"} | NEGATIVE_SAMPLING | sampling
     for settings, engine in product(ONE_VS_ALL, ENGINES):
         yield COMPLEX | settings | engine
-        yield RESCAL | {"model.reciprocal": False} | settings | DURA | engine
-    yield TRANSE_SQUARED | ONE_VS_ALL[-2] | FAST
-    yield TRANSE | {"loss.dropout": 0.2}
-
     for model, engine in product((COMPLEX, RESCAL), ENGINES):
-        grouped = model | DURA | engine | {"training.order": "queries"}
-        yield grouped
-        yield grouped | {"loss.dropout": 0.3}
+        yield model | DURA | engine | {"training.order": "queries"}
 
-    yield COMPLEX | K_VS_ALL | {"loss.count_exponent": 0.5}
-    yield COMPLEX | K_VS_ALL | {"loss.label_smoothing": 0.1}
-    yield COMPLEX | K_VS_ALL | {"loss.dropout": 0.2, "loss.head_dropout": 0.3}
-
-    corruptions = ("uniform", "bernoulli", "both")
-    for sampler, corruption in product((UNIFORM, SHARED, IN_BATCH), corruptions):
-        sampling = {"model.reciprocal": False} | sampler | {"loss.corruption": corruption}
-        yield COMPLEX | MARGIN_RANKING | sampling
-        yield {"model.name": "RotatE"} | NEGATIVE_SAMPLING | sampling
-
-    transe = TRANSE | {"model.reciprocal": False} | NEGATIVE_SAMPLING | UNIFORM
-    yield transe | {"loss.adversarial_temperature": 0.5}
-    yield transe | {"loss.adversarial_temperature": 0.0}
-    yield transe | {"loss.margin": 3.0}
-    yield transe | {"loss.filtered": False}
-    yield RESCAL | MARGIN_RANKING | SHARED | {"loss.margin": 2.0, "loss.subsampling": True} | DURA
-
-
-def _of_optimizers() -> Iterator[Settings]:
     for name in adapter.OPTIMIZERS:
-        optimizer = {"optimizer.name": name} | OPTIMIZER_SETTINGS.get(name, {})
-        for model, engine in product(FACTORIZATIONS, ENGINES):
-            yield model | optimizer | DURA | engine
-        yield TRANSE | optimizer | MARGIN_RANKING | UNIFORM
-        yield {"model.name": "HAKE"} | optimizer | NEGATIVE_SAMPLING | SHARED
-
-    for settings, engine in product(SCHEDULES, ENGINES):
-        yield COMPLEX | settings | engine | {"training.epochs": 3}
-    yield CP | {"optimizer.name": "Adam", "optimizer.epsilon": 1e-4, "training.epochs": 3}
-    yield (
-        COMPLEX
-        | LOSS_SETTINGS["SampledSoftmax"]
-        | {
-            "loss.name": "SampledSoftmax",
-            "optimizer.sums": "rows",
-        }
-    )
-
-
-def _of_sizes_and_precisions() -> Iterator[Settings]:
+        yield COMPLEX | {"optimizer.name": name} | OPTIMIZER_SETTINGS.get(name, {}) | DURA
+    for settings in SCHEDULES:
+        yield COMPLEX | settings | {"training.epochs": 3}
     for model in FACTORIZATIONS:
-        yield model | DURA | {"training.engine": "auto", "training.precision": "auto"}
         yield model | DURA | FAST | {"training.precision": "bf16"}
-    yield TRANSE_SQUARED | {"training.engine": "auto", "training.precision": "auto"}
-    yield COMPLEX | {"training.precision": "tf32"}
-
-    yield COMPLEX | {"model.init_scale": "xavier", "training.seed": 7}
-    yield RESCAL | {"model.dim": 5, "model.init_scale": 0.1, "training.batch_size": 50} | FAST
-    yield TRANSE | {"model.dim": 13, "model.init_scale": "xavier", "training.batch_size": 1000}
-    yield {"model.name": "DistMult", "model.dim": 1, "training.batch_size": 7} | FAST
-    yield CP | {"model.init_scale": 0.0}
 
 
 def depends_on_processor(settings: Settings) -> bool:

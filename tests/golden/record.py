@@ -29,13 +29,12 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 
-from . import adapter, world
+from . import adapter
 from .cases import DEFAULTS, FAST, Settings, cases, depends_on_processor, network_cases
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -185,24 +184,6 @@ def _tolerances(settings: Settings, graph: Any, numbers: Record) -> Record:
     }
 
 
-def world_record(folder: Path) -> Record:
-    """The run on the bundled graph: of each part a hash of all results, and some of its numbers."""
-    results = world.results(folder)
-    record: Record = {}
-    for part, values in results.items():
-        text = json.dumps(values, ensure_ascii=False)
-        record[part] = {"numbers": _sample(values), "sha256": _sha256([text.encode()])}
-    record["evaluation"]["mrr"] = results["evaluation"]["realistic"]["mrr"]
-    return record
-
-
-def _sample(values: Any, num: int = 4) -> Record:
-    """Some numbers of nested results by their paths, at equal distances."""
-    numbers = [(path, number) for path, number in flattened(values) if isinstance(number, float)]
-    positions = np.unique(np.linspace(0, len(numbers) - 1, min(num, len(numbers))).astype(int))
-    return {numbers[position][0]: _short(numbers[position][1]) for position in positions}
-
-
 def flattened(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of nested dictionaries and lists, by paths such as `norms.entities`."""
     if isinstance(values, Mapping):
@@ -271,14 +252,11 @@ def record_all(*, perturb: bool) -> Record:
         trainings[id] = training_record(settings, graph, perturb=perturb)
         if number % 50 == 0:
             print(f"{number} of {len(settings_by_id)} trainings", file=sys.stderr)
-    with TemporaryDirectory() as folder:
-        of_world = world_record(Path(folder) / "run")
     networks = {id: network_record(settings, graph) for id, settings in network_cases().items()}
     return {
         "machine": machine(),
         "trainings": trainings,
         "bootstrap": adapter.bootstrap(num_samples=1000, seed=0),
-        "world": of_world,
         "networks": networks,
     }
 
