@@ -6,8 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import dualkg as kg
 from safetensors.numpy import load_file
+
+import dualkg as kg
 
 CPU = ("--device", "cpu", "--threads", 1)
 SMALL = ("--dim", 2, "--epochs", 2, "--batch-size", 60, "--engine", "reference", *CPU)
