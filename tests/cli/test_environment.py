@@ -12,7 +12,7 @@ import dualkg as kg
 from dualkg.cli.main import REPORT_SECONDS, main
 from dualkg.data.errors import UnusableData
 from dualkg.errors import DualkgError, OutOfMemory, out_of_memory
-from dualkg.tables.barrier import OtherProcessFailed
+from dualkg.tables.liveness import OtherProcessFailed
 from dualkg.training.errors import InterruptedRunError
 from tests.conftest import CommandResult
 from tests.raising import check_error, refused

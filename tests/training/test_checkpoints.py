@@ -11,8 +11,8 @@ import torch
 
 import dualkg as kg
 from dualkg.files import read_json
-from dualkg.tables.barrier import OtherProcessFailed
 from dualkg.tables.checkpoints import CheckpointFolder
+from dualkg.tables.liveness import OtherProcessFailed
 from dualkg.tables.processes import Processes
 from dualkg.training import distributed
 from dualkg.training.checkpoint import CheckpointSchedule

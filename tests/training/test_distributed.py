@@ -25,7 +25,7 @@ from dualkg.data.graph import Graph
 from dualkg.errors import DamagedFile, DualkgError, Unsupported
 from dualkg.evaluation import ranking
 from dualkg.evaluation.candidates import CandidateLists
-from dualkg.files import file_record, read_json, write_json
+from dualkg.files import file_record, read_json
 from dualkg.inference.integrity import check_run
 from dualkg.losses.base import BoundLoss
 from dualkg.losses.rejected import WithRejected
@@ -33,10 +33,9 @@ from dualkg.models.base import EmbeddingModel, Factors, Model
 from dualkg.models.bilinear import Dual
 from dualkg.models.partial import PartialModel
 from dualkg.regularizers import REGULARIZERS, Regularizer
-from dualkg.tables.barrier import Barrier
 from dualkg.tables.base import DeviceTables, EntityTables, local_tables
-from dualkg.tables.checkpoints import DAMAGED_SHARD
-from dualkg.tables.files import shard_file
+from dualkg.tables.checkpoints import DAMAGED_SHARD, shard_file
+from dualkg.tables.liveness import Liveness
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.tables.processes import Processes
 from dualkg.tables.shard import Shard
@@ -128,8 +127,8 @@ def _member(
     torch.set_num_threads(1)
     store = dist.FileStore(meeting, world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    barrier = Barrier(store, rank, world_size)
-    function(Processes(rank, world_size, torch.device("cpu"), barrier=barrier), *arguments)
+    liveness = Liveness(store, rank, world_size)
+    function(Processes(rank, world_size, torch.device("cpu"), liveness=liveness), *arguments)
     dist.destroy_process_group()
 
 
@@ -841,19 +840,6 @@ def test_callbacks_are_called_where_a_run_of_several_processes_is_resumed(tmp_pa
     assert epochs.seen[0] == 1
     assert epochs.seen[-1] == 2
     assert len(epochs.seen) > 1
-
-
-def test_a_checkpoint_of_an_earlier_version_has_no_checksums(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    group = Processes(0, 1, torch.device("cpu"))
-    path = tmp_path / "checkpoint"
-    train_some_steps(group, CHANGES, path, 0, 1, None)
-    about = read_json(path / "latest.json", checksum=True)
-    assert list(about.pop("files")) == ["shard-00001-model-00001-of-00001.safetensors"]
-    write_json(path / "latest.json", about)
-    train_some_steps(group, CHANGES, path, 1, 2, None)
-    assert "has no checksums: an earlier version wrote it" in caplog.text
 
 
 def save_and_damage(group: Processes, path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dualkg.tables.barrier import Barrier
+from dualkg.tables.liveness import Liveness
 
 T = TypeVar("T")
 TEXT_END = b"\xff"  # a byte that no text in UTF-8 has
@@ -21,14 +21,14 @@ class Processes:
     """This process among those that train one model.
 
     `capturable` says whether a CUDA graph can contain the collectives, which is so with NCCL.
-    Several processes have a `barrier`, where they wait for each other without a limit of time.
+    Several processes have a `liveness`, by which they wait for each other without a limit of time.
     """
 
     index: int
     count: int
     device: torch.device
     capturable: bool = True
-    barrier: Barrier | None = None
+    liveness: Liveness | None = None
     num_sharing: int = 1  # processes that share the memory of the device, this one included
 
     @property
@@ -40,15 +40,21 @@ class Processes:
         """Call a function in process 0, then in one process per machine, and then in the others.
 
         What process 0 caches is then read by others. All wait as long as those whose turn it is
-        show signs of life, and fail if one fails.
+        live, and fail if one fails.
         """
-        if self.barrier is None:
+        if self.liveness is None:
             return function()
-        return self.barrier.call(function, after=self.barrier.turn_after)
+        hosts = self.liveness.hosts
+        own_turn = 2
+        if hosts.index(hosts[self.index]) == self.index:
+            own_turn = 0 if self.first else 1
+        results = [self.together(function if turn == own_turn else _nothing) for turn in range(3)]
+        result: Any = results[own_turn]
+        return result  # type: ignore[no-any-return]
 
     def together(self, function: Callable[[], T]) -> T:
         """Call a function in all processes at once; all wait for all, and fail if one fails."""
-        return function() if self.barrier is None else self.barrier.call(function)
+        return function() if self.liveness is None else self.liveness.call(function)
 
     def on_first(self, function: Callable[[], T]) -> T | None:
         """Call a function in process 0 alone when all are here.
@@ -56,7 +62,7 @@ class Processes:
         The others wait, and fail if it fails.
         """
         self.largest(0)
-        return self.together(function if self.first else lambda: None)
+        return self.together(function if self.first else _nothing)
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process."""
@@ -129,6 +135,10 @@ class _JoinedRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         return gradients[0][ctx.part], None, None
+
+
+def _nothing() -> None:
+    """Have nothing to do where other processes have."""
 
 
 def one_process(device: torch.device) -> Processes:

@@ -26,35 +26,19 @@ from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from dualkg.data.graph import Graph
-from dualkg.errors import (
-    PYTHON,
-    DivergedError,
-    DualkgError,
-    InvalidValue,
-    RequestError,
-    Unsupported,
-    Words,
-)
-from dualkg.files import (
-    file_record,
-    locked,
-    read_text,
-    remove,
-    sync,
-)
+from dualkg.errors import DivergedError, DualkgError, InvalidValue, RequestError
+from dualkg.files import file_record, locked, read_text, remove, sync
 from dualkg.models.base import Model
-from dualkg.tables.barrier import Barrier, Pace
 from dualkg.tables.base import DeviceTables
-from dualkg.tables.checkpoints import CheckpointFolder
-from dualkg.tables.files import (
+from dualkg.tables.checkpoints import (
+    CheckpointFolder,
     checkpoint_failures,
-    is_divided,
+    checkpoint_writer,
     load_checkpoint,
-    read_own_rows,
     shard_file,
-    start_checkpoint,
 )
-from dualkg.tables.heartbeat import Heartbeat
+from dualkg.tables.files import is_divided, read_own_rows
+from dualkg.tables.liveness import Liveness, Pace
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.tables.processes import Processes
 from dualkg.tables.shard import Shard
@@ -85,50 +69,6 @@ MAX_REASON = 300  # characters of a reason that a library gives
 ENGINE = "the engine"  # which the kind of a GPU may decide
 
 
-class ProcessesDidNotMeet(DualkgError):
-    """The process group could not be formed."""
-
-    def __init__(self, index: int, count: int, *, address: str, reason: str) -> None:
-        minutes = MEETING_TIME.total_seconds() / 60
-        super().__init__(
-            f"Process {index} of {count} did not meet the others at {address} "
-            f"(it waits up to {minutes:.0f} minutes): {reason}"
-        )
-        self.index = index
-        self.count = count
-        self.address = address
-        self.reason = reason
-
-
-class ProcessesLost(DualkgError):
-    """Another process has ended, or does not answer."""
-
-    def __init__(self, index: int, count: int, reason: str) -> None:
-        super().__init__(
-            f"Process {index} of {count} has lost the others: {reason} If one of them was killed, "
-            "resume the run from its last checkpoint with: torchrun … -m dualkg resume RUN"
-        )
-        self.index = index
-        self.count = count
-        self.reason = reason
-
-
-class CannotResumeInProcesses(RequestError):
-    """A run cannot be resumed by several processes."""
-
-    def __init__(self, path: Path, reason: str, *, resume_alone: str = "") -> None:
-        super().__init__()
-        self.path = path
-        self.reason = reason
-        self.resume_alone = resume_alone
-
-    def message(self, words: Words = PYTHON) -> str:
-        sentence = f"The run {self.path} {self.reason}."
-        if not self.resume_alone:
-            return f"{sentence} To train longer, start a new run with more epochs."
-        return f"{sentence} {self.resume_alone} without torchrun: {words.call('resume', self.path)}"
-
-
 @contextmanager
 def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
     """Join the process group that the environment describes; a single process has none."""
@@ -138,11 +78,12 @@ def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
         return
     pace = pace_of_environment()
     group, store = _join_group(int(os.environ["RANK"]), count, device)
-    heartbeat = Heartbeat(store, group.index, group.count, pace=pace)
-    heartbeat.start()
+    liveness: Liveness | None = None
     has_failed = True
     try:
-        yield replace(group, barrier=Barrier(store, group.index, group.count))
+        liveness = Liveness(store, group.index, group.count, pace=pace)
+        liveness.start()
+        yield replace(group, liveness=liveness)
         has_failed = False
     except (InterruptedRunError, DivergedError) as error:
         # All processes raise it at once, and the first reports it.
@@ -155,9 +96,14 @@ def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
-        raise ProcessesLost(group.index, group.count, _reason(error)) from None
+        raise DualkgError(
+            f"Process {group.index} of {group.count} has lost the others: {_reason(error)} If one "
+            "of them was killed, resume the run from its last checkpoint with: torchrun … -m "
+            "dualkg resume RUN"
+        ) from None
     finally:
-        heartbeat.stop(failed=has_failed)
+        if liveness is not None:
+            liveness.stop(failed=has_failed)
         dist.destroy_process_group()
 
 
@@ -188,7 +134,11 @@ def _join_group(
         )
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise ProcessesDidNotMeet(index, count, address=address, reason=_reason(error)) from None
+        minutes = MEETING_TIME.total_seconds() / 60
+        raise DualkgError(
+            f"Process {index} of {count} did not meet the others at {address} "
+            f"(it waits up to {minutes:.0f} minutes): {_reason(error)}"
+        ) from None
     group = Processes(
         index,
         count,
@@ -231,10 +181,10 @@ def group_shard(group: Processes, graph: Graph) -> Shard:
 # -- checkpoints --------------------------------------------------------------
 
 
-def in_thread(function: Callable[[], T]) -> Future[T]:
-    """The future result of a function in a thread for which the end of the process does not wait.
+def start(function: Callable[[], T], *, in_thread: bool) -> Future[T]:
+    """The future result of a function, in a thread or at once.
 
-    The threads of a pool are waited for.
+    The end of the process does not wait for the thread, as it would for those of a pool.
     """
     future: Future[T] = Future()
 
@@ -244,7 +194,10 @@ def in_thread(function: Callable[[], T]) -> Future[T]:
         except BaseException as error:
             future.set_exception(error)
 
-    Thread(target=run, name="checkpoint", daemon=True).start()
+    if in_thread:
+        Thread(target=run, name="checkpoint", daemon=True).start()
+    else:
+        run()
     return future
 
 
@@ -299,28 +252,24 @@ class FolderStore(CheckpointStore):
         divided = [key for key, value in tensors.items() if self._is_divided(key, value.shape)]
         checkpoint = CheckpointFolder(path, self.group)
         folder = checkpoint.next_folder()
-        written = start_checkpoint(
-            tensors, folder, self.shard, divided=divided, group=self._writers
-        )
+        write = checkpoint_writer(tensors, folder, self.shard, divided=divided, group=self._writers)
         own = shard_file(folder, self.group.index)
 
-        def finish_file() -> _Shard:
-            self._wait(written, own)
+        def write_file() -> _Shard:
+            self._write(write, own)
             record = None
             if own.exists():
                 sync(own)
                 record = file_record(own)
             return _Shard(record, time.monotonic() - started)
 
-        self._writing = _Writing(checkpoint, folder, about, in_thread(finish_file))
+        future = start(write_file, in_thread=self.group.count > 1)
+        self._writing = _Writing(checkpoint, folder, about, future)
 
-    def _wait(self, written: Future[Any], file: Path) -> None:
-        """Wait for a thread that writes a file.
-
-        The error of another process is that process's to report.
-        """
+    def _write(self, write: Callable[[], None], file: Path) -> None:
+        """Write a file; the error of another process is that process's to report."""
         try:
-            written.result()
+            write()
         except BaseException as error:
             failures = checkpoint_failures(error)
             if failures is None:
@@ -561,10 +510,9 @@ def _check_divisible(folder: RunFolder) -> None:
     folder.check_is_run()
     if folder.ensemble.exists() or folder.sparsity.exists():
         what = "is an ensemble" if folder.ensemble.exists() else "was sparsified"
-        raise Unsupported(
-            f"The run {folder.path}",
-            f"{what}, and several processes open runs of one model with dense tables",
-            advice="Open it in one process, without torchrun.",
+        raise RequestError(
+            f"The run {folder.path} {what}, and several processes open runs of one model with "
+            "dense tables. Open it in one process, without torchrun."
         )
     folder.check_finished()
     folder.check_files()
@@ -574,16 +522,22 @@ def _check_resumable(folder: RunFolder, group: Processes) -> None:
     if folder.finished:
         folder.remove_checkpoint()
         if folder.damage():
-            reason = "is finished, and some of its files are damaged"
-            raise CannotResumeInProcesses(folder.path, reason, resume_alone="Evaluate it again")
-        raise CannotResumeInProcesses(folder.path, "is finished")
+            raise RequestError(
+                f"The run {folder.path} is finished, and some of its files are damaged. Evaluate "
+                f"it again without torchrun: dualkg resume {folder.path}"
+            )
+        raise RequestError(
+            f"The run {folder.path} is finished. To train longer, start a new run with more epochs."
+        )
     if folder.checkpoint.exists() and load_tensors(folder.checkpoint)[1].get("when") == "start":
         # The run was only prepared, by one process.
         start_checkpoints(folder, group)
         remove(folder.checkpoint)
     if not folder.checkpoint_folder.exists():
-        reason = "was started in one process"
-        raise CannotResumeInProcesses(folder.path, reason, resume_alone="Resume it")
+        raise RequestError(
+            f"The run {folder.path} was started in one process. Resume it without torchrun: "
+            f"dualkg resume {folder.path}"
+        )
 
 
 def _finish(trainer: Trainer, folder: RunFolder, on_start: OnStart | None) -> TrainedRun:
