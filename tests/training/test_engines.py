@@ -14,7 +14,6 @@ from dualkg.training.optimizers import Optimizer, build_optimizer
 from dualkg.training.steps import ReferenceStep
 from tests.families import BILINEAR
 from tests.models import odd_models as odd
-from tests.raising import refused as raises_error
 from tests.training.test_fused import batches
 
 
@@ -47,11 +46,7 @@ def test_products_are_bfloat16_on_processors_that_support_them(small_graph, monk
     if supported:
         assert chosen(model, precision="bf16").tables.copies
     else:
-        with raises_error(
-            engines.EngineUnavailable,
-            what="bf16",
-            reason="is not supported by this processor, and would be slow",
-        ):
+        with pytest.raises(kg.RequestError, match="bf16 is not supported by this processor"):
             chosen(model, precision="bf16")
     assert not chosen(model, optimizer="Adam").tables.copies
     assert not chosen(model.double()).tables.copies
@@ -87,47 +82,30 @@ def test_regularizers_of_whole_tables_are_not_trained_by_gpu_kernels(
     assert engines.choose_engine(kg.Recipe(), model, regularizer).step == engine
     if engine == "fused":
         requested = kg.Recipe().with_changes({"training.precision": "bf16"})
-        with pytest.raises(engines.EngineUnavailable) as refused:
+        sentence = (
+            f"{name} with {type(regularizer).__name__} is not. Use `training.precision=float32`"
+        )
+        with pytest.raises(kg.RequestError, match=sentence):
             engines.choose_engine(requested, model, regularizer)
-        assert refused.value.what == "bf16"
-        assert f"{name} with {type(regularizer).__name__} is not" in refused.value.reason
-        assert refused.value.settings == {"training.precision": "float32"}
 
 
-def test_engines_that_do_not_apply_are_refused(small_graph):
-    model = kg.RESCAL(small_graph.shape, dim=2)
-    not_reciprocal = kg.RESCAL(small_graph.shape, dim=2, reciprocal=False)
-    for dual in (kg.Dual(model, "head"), kg.Dual(not_reciprocal)):
-        with pytest.raises(engines.EngineUnavailable) as refused:
-            chosen(dual, engine="fast")
-        assert refused.value.reason.endswith("; this Dual is none")
-        assert refused.value.settings["training.engine"] == "reference"
-    with raises_error(
-        engines.EngineUnavailable, what="bf16", reason="is for models that score by products"
-    ):
-        chosen(kg.Dual(model), precision="bf16")
-    with raises_error(
-        engines.EngineUnavailable,
-        what="The reference engine",
-        reason="trains in float32; bf16 was requested",
-        settings={"training.engine": "fast"},
-    ):
-        chosen(model, engine="reference", precision="bf16")
-    with raises_error(
-        engines.EngineUnavailable,
-        what="bf16",
-        reason="is for training with Adagrad; optimizer.name is Adam",
-    ):
-        chosen(model, optimizer="Adam", precision="bf16")
+NOT_RECIPROCAL = {"reciprocal": False}
 
 
-def test_words_of_an_unavailable_engine():
-    settings = {"training.engine": "reference", "training.precision": "float32"}
-    error = engines.EngineUnavailable("The fast engine", "is for OneVsAll", settings)
-    assert str(error) == (
-        "The fast engine is for OneVsAll. Use training.engine = reference and "
-        "training.precision = float32."
-    )
+@pytest.mark.parametrize(
+    ("dual", "options", "requested", "sentence"),
+    [
+        ("head", {}, {"engine": "fast"}, "The fast engine needs .*; this Dual is none."),
+        ("tail", NOT_RECIPROCAL, {"engine": "fast"}, "Use `training.engine=reference` and"),
+        ("tail", {}, {"precision": "bf16"}, "bf16 is for models that score by products"),
+        ("", {}, {"engine": "reference", "precision": "bf16"}, "Use `training.engine=fast`"),
+        ("", {}, {"optimizer": "Adam", "precision": "bf16"}, "`optimizer.name` is Adam"),
+    ],
+)
+def test_engines_that_do_not_apply_are_refused(small_graph, dual, options, requested, sentence):
+    model = kg.RESCAL(small_graph.shape, dim=2, **options)
+    with pytest.raises(kg.RequestError, match=sentence):
+        chosen(kg.Dual(model, dual) if dual else model, **requested)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Where entity tables are: chosen by what fits a GPU, requested, or refused."""
 
+import re
+
 import pytest
 import torch
 
@@ -7,14 +9,12 @@ import dualkg as kg
 from dualkg.data.graph import GraphShape
 from dualkg.tables.base import DeviceTables
 from dualkg.tables.host import HostTables
-from dualkg.training.engines import EngineUnavailable
 from dualkg.training.memory import (
     RANKING_BYTES,
 )
 from dualkg.training.placement import bytes_of_weights, choose_tables
 from dualkg.training.trainer import Trainer
 from tests.conftest import graph_of
-from tests.raising import refused
 
 GPU = torch.device("cuda")
 CPU = torch.device("cpu")
@@ -83,7 +83,8 @@ REFUSED = {
     ),
     "Adam": (
         {"optimizer": {"name": "Adam"}, "loss": SAMPLED},
-        "are for Adagrad, which leaves rows without a gradient as they are; optimizer.name is Adam",
+        "are for Adagrad, which leaves rows without a gradient as they are; `optimizer.name` is "
+        "Adam",
     ),
     "UnweightedDURA": (
         {"regularizer": {"name": "UnweightedDURA", "weight": 0.1}, "loss": SAMPLED},
@@ -104,22 +105,9 @@ def test_what_host_memory_cannot_train_is_refused(name):
         for key, value in table.items():
             changes[key if "." in key else f"{section}.{key}"] = value
     graph = graph_of([(0, 0, 1), (1, 0, 2)])
-    with refused(
-        EngineUnavailable,
-        what="Entity tables in host memory",
-        reason=reason,
-        settings={"training.entity_tables": "device"},
-    ):
+    sentence = f"Entity tables in host memory {reason}. Use `training.entity_tables=device`."
+    with pytest.raises(kg.RequestError, match=re.escape(sentence)):
         Trainer.of_recipe(kg.Recipe().with_changes(changes), graph, device=CPU)
-
-
-def test_the_sentence_of_a_refusal():
-    error = EngineUnavailable(
-        "Entity tables in host memory", "are for Adagrad", {"training.entity_tables": "device"}
-    )
-    assert str(error) == (
-        "Entity tables in host memory are for Adagrad. Use training.entity_tables = device."
-    )
 
 
 def test_the_engine_says_where_tables_are():

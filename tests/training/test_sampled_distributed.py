@@ -160,7 +160,7 @@ def count_numbers(group: Processes) -> None:
 def train(group: Processes, expected: list[float]) -> None:
     """A recipe is trained by the fast step, and its losses are those of one process."""
     trainer = build_trainer(*recipe_and_graph(), group)
-    assert trainer.engine.step == "sampled"
+    assert trainer.engine.step == "fused"
     trainer.run()
     losses = [entry["loss"] for entry in trainer.progress.history]
     # In float32, Adagrad's first steps amplify rounding.

@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_leaves
 
 import dualkg as kg
 from dualkg.errors import Unsupported
-from dualkg.training.engines import EngineUnavailable, choose_engine
+from dualkg.training.engines import choose_engine
 from dualkg.training.errors import InterruptedRunError
 from dualkg.training.optimizers import Optimizer, build_optimizer
 from dualkg.training.steps import ReferenceStep
@@ -166,7 +166,7 @@ def test_a_step_creates_no_tensor_with_a_row_for_each_entity(name, sums):
         {**changes, "model.name": name, "model.dim": 4, "optimizer.sums": sums}
     )
     trainer = Trainer.of_recipe(recipe, graph, device=torch.device("cpu"))
-    assert trainer.engine.step == ("sparse" if name == "MuRP" else "sampled")
+    assert trainer.engine.step == ("reference" if name == "MuRP" else "fused")
     optimizer = trainer.optimizer
     assert isinstance(optimizer, OnePassAdagrad)
     sizes = {
@@ -186,7 +186,7 @@ def test_a_step_creates_no_tensor_with_a_row_for_each_entity(name, sums):
 def test_sparse_gradients_are_chosen_where_a_batch_reads_few_of_many_entities():
     def step(
         num_entities: int, regularizer: kg.Regularizer | None = None, **changes: object
-    ) -> str:
+    ) -> tuple[str, bool]:
         chosen = {
             "loss.name": "SampledSoftmax",
             "loss.num_negatives": 10,
@@ -197,19 +197,20 @@ def test_sparse_gradients_are_chosen_where_a_batch_reads_few_of_many_entities():
             {name.replace("__", "."): value for name, value in chosen.items()}
         )
         model = kg.ComplEx(kg.GraphShape(num_entities, 2), dim=2)
-        return choose_engine(recipe, model, regularizer or kg.DURA(0.1)).step
+        engine = choose_engine(recipe, model, regularizer or kg.DURA(0.1))
+        return engine.step, engine.sparse
 
     shared = {"loss__name": "NegativeSampling", "loss__sampler": "shared"}
     # Four times the rows of ten heads, ten tails and ten negatives.
-    assert step(120, **shared) == "sparse"
-    assert step(119, **shared) == "autograd"
-    assert step(10) == "sampled"
-    assert step(1000) == "sampled"
-    assert step(1000, loss__shared=False) == "sparse"
-    assert step(400, loss__shared=False) == "autograd"
-    assert step(1000, kg.UnweightedDURA(0.1)) == "autograd"
-    assert step(1000, optimizer__name="Adam") == "autograd"
-    assert step(1000, training__engine="reference") == "autograd"
+    assert step(120, **shared) == ("reference", True)
+    assert step(119, **shared) == ("reference", False)
+    assert step(10) == ("fused", False)
+    assert step(1000) == ("fused", False)
+    assert step(1000, loss__shared=False) == ("reference", True)
+    assert step(400, loss__shared=False) == ("reference", False)
+    assert step(1000, kg.UnweightedDURA(0.1)) == ("reference", False)
+    assert step(1000, optimizer__name="Adam") == ("reference", False)
+    assert step(1000, training__engine="reference") == ("reference", False)
 
 
 def test_sums_of_rows_with_the_fast_engine(small_graph):
@@ -226,11 +227,7 @@ def test_sums_of_rows_with_the_fast_engine(small_graph):
     )
     losses = [entry["loss"] for entry in trainer.progress.history]
     assert losses[-1] < losses[0]
-    with refused(
-        EngineUnavailable,
-        what="bf16",
-        reason="is for Adagrad with sums of single elements; optimizer.sums is rows",
-    ):
+    with pytest.raises(kg.RequestError, match=r"single elements; `optimizer\.sums` is rows"):
         Trainer.of_recipe(
             recipe.with_changes({"training.precision": "bf16"}),
             small_graph,
@@ -262,7 +259,7 @@ def test_an_interrupted_run_resumes_to_the_same_weights(tmp_path, sums):
         return Trainer.of_recipe(recipe, graph, device=torch.device("cpu"))
 
     whole = trainer()
-    assert whole.engine.step == "sampled"
+    assert whole.engine.step == "fused"
     whole.run()
     stopped = trainer()
     stopped.checkpoint_path = tmp_path / "checkpoint.safetensors"

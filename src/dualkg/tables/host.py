@@ -24,7 +24,8 @@ from weakref import WeakValueDictionary, finalize
 import torch
 from torch import Tensor, nn
 
-from dualkg.errors import InvalidValue
+from dualkg.errors import InvalidValue, RequestError
+from dualkg.kernels.hardware import gpu_kernels_unavailable
 from dualkg.kernels.scores import RankTargets
 from dualkg.tables.base import (
     BLOCK_ROWS,
@@ -340,6 +341,9 @@ class HostStep:
         self.num_in_flight = tables.num_in_flight
         self.num_slots = self.num_ahead + self.num_in_flight
         self.num_entities = tables.num_entities
+        reason = gpu_kernels_unavailable() if self.device.type == "cuda" else None
+        if reason:
+            raise RequestError(f"Training with entity tables in host memory on a GPU {reason}.")
         self._num_rows_copied = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.streams = Streams(self.device)
         self._replace_tables(optimizer)

@@ -1,18 +1,24 @@
 """Engines: which step trains a model, in which precision, and what prevents a faster one.
 
-The reference step is autograd, which fast steps are tested against: on a GPU captured as a CUDA
-graph where that is possible, and with sparse gradients where a batch reads few of many entities.
-The fast step computes the gradient of the softmax without autograd: fused on a CPU or a GPU, and
-with bfloat16 products on a GPU entirely in kernels.
+There are four steps:
+
+- reference: autograd, which the other steps are tested against. Its gradients are sparse where a
+  batch reads few of many entities.
+- captured: the reference step as a CUDA graph.
+- fused: the gradient of the softmax without autograd, by numba on a CPU and by PyTorch on a GPU.
+- kernels: with bfloat16 products on a GPU, entirely in Triton kernels.
+
+Users see the reference step and, for the last two, the fast step. A path network takes the
+reference step, in which its messages are passed by PyTorch or by compiled kernels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 
-from dualkg.errors import PYTHON, RequestError, Words
+from dualkg.errors import RequestError
 from dualkg.kernels.hardware import gpu_kernels_unavailable, has_bf16_products
 from dualkg.losses.base import Loss
 from dualkg.losses.softmax import SampledSoftmax
@@ -23,25 +29,13 @@ from dualkg.regularizers import Regularizer, is_power_sum
 from dualkg.training.fused import has_builtin_maps
 from dualkg.training.recipe import Recipe
 
-StepName = Literal[
-    "autograd", "captured", "sparse", "fused", "sampled", "kernels", "paths", "captured-paths"
-]
+StepName = Literal["reference", "captured", "fused", "kernels"]
 Precision = Literal["float32", "tf32", "bf16"]
 
 MAX_MATRICES = 65_535  # the most programs that a GPU starts along the axis of relations
 MAX_FORMED = 2**28  # numbers in the matrices that a step forms for all relations
 ENTITIES_PER_ROW = 4  # entities for each row of a batch from which on sparse gradients are faster
 
-STEP_WORDS: dict[StepName, str] = {
-    "autograd": "reference step",
-    "captured": "reference step in a CUDA graph",
-    "sparse": "reference step with sparse gradients",
-    "fused": "fast step",
-    "sampled": "fast step",
-    "kernels": "fast step",
-    "paths": "compiled message passing",
-    "captured-paths": "compiled message passing in a CUDA graph",
-}
 PRECISION_WORDS: dict[Precision, str] = {
     "float32": "float32",
     "tf32": "TensorFloat-32 products",
@@ -56,21 +50,14 @@ class Engine:
     step: StepName
     precision: Precision
     device: torch.device
+    sparse: bool = False  # whether gradients have only the rows of a batch
     on_host: bool = False  # whether the entity tables are in host memory
+    passes_messages: bool = False  # whether kernels pass the messages of a path network
 
     @property
     def fast(self) -> bool:
-        return self.step in ("fused", "sampled", "kernels")
-
-    @property
-    def captured(self) -> bool:
-        """Whether autograd and PyTorch's optimizer are captured as a CUDA graph."""
-        return self.step in ("captured", "captured-paths")
-
-    @property
-    def passes_messages(self) -> bool:
-        """Whether it is the compiled step of a path network."""
-        return self.step in ("paths", "captured-paths")
+        """Whether the gradient of the softmax is computed without autograd."""
+        return self.step in ("fused", "kernels")
 
     def __str__(self) -> str:
         """Such as `fast step, bfloat16 products, one NVIDIA H200`."""
@@ -79,27 +66,27 @@ class Engine:
         else:
             threads = torch.get_num_threads()
             device = "1 CPU thread" if threads == 1 else f"{threads} CPU threads"
-        words = [STEP_WORDS[self.step], PRECISION_WORDS[self.precision], device]
+        words = [self._step_words(), PRECISION_WORDS[self.precision], device]
         if self.on_host:
             words.append("entity tables in host memory")
         return ", ".join(words)
 
+    def _step_words(self) -> str:
+        if self.fast:
+            return "fast step"
+        words = "compiled message passing" if self.passes_messages else "reference step"
+        if self.sparse:
+            words += " with sparse gradients"
+        return f"{words} in a CUDA graph" if self.step == "captured" else words
 
-class EngineUnavailable(RequestError):
+
+def unavailable(what: str, reason: str, settings: Mapping[str, str]) -> RequestError:
     """The engine or the precision that was requested cannot train this model.
 
     `reason` completes a sentence about `what`. `settings` are recipe keys that would work.
     """
-
-    def __init__(self, what: str, reason: str, settings: dict[str, str]) -> None:
-        super().__init__()
-        self.what = what
-        self.reason = reason
-        self.settings = settings
-
-    def message(self, words: Words = PYTHON) -> str:
-        advice = " and ".join(words.key(key, value) for key, value in self.settings.items())
-        return f"{self.what} {self.reason}. Use {advice}."
+    advice = " and ".join(f"`{key}={value}`" for key, value in settings.items())
+    return RequestError(f"{what} {reason}. Use {advice}.")
 
 
 class Job(NamedTuple):
@@ -198,7 +185,7 @@ FAST = (
     ),
     Requirement(
         lambda job: not job.has_rejected,
-        lambda job: "has no rejected triples, and data.decisions has some",
+        lambda job: "has no rejected triples, and `data.decisions` has some",
     ),
     Requirement(
         lambda job: not reads_rows_elsewhere(job),
@@ -221,11 +208,11 @@ BF16 = (
     ),
     Requirement(
         lambda job: job.optimizer == "Adagrad",
-        lambda job: f"is for training with Adagrad; optimizer.name is {job.optimizer}",
+        lambda job: f"is for training with Adagrad; `optimizer.name` is {job.optimizer}",
     ),
     Requirement(
         lambda job: job.sums == "elements" or shares_negatives(job),
-        lambda job: f"is for Adagrad with sums of single elements; optimizer.sums is {job.sums}",
+        lambda job: f"is for Adagrad with sums of single elements; `optimizer.sums` is {job.sums}",
     ),
     Requirement(
         lambda job: job.model.embedding.entities.dtype == torch.float32,
@@ -318,10 +305,7 @@ def choose_engine(
         step: StepName = "kernels" if job.on_gpu else "fused"
         return Engine(step, "bf16", model.device, on_host=model.tables.on_host)
     _check_available(requested, precision, not_fast, not_bf16)
-    exact: Precision = "tf32" if precision == "tf32" and job.on_gpu else "float32"
-    return Engine(
-        _exact_step(job, recipe, not_fast), exact, model.device, on_host=model.tables.on_host
-    )
+    return _exact_engine(job, recipe, is_fast=is_fast and not not_fast)
 
 
 def _path_engine(job: Job, requested: str, precision: str) -> Engine:
@@ -332,12 +316,16 @@ def _path_engine(job: Job, requested: str, precision: str) -> Engine:
     not_bf16 = None if on_gpu else "of a path network is for a GPU"
     _check_available(requested, precision, obstacle_of_paths, not_bf16)
     if obstacle_of_paths or requested == "reference":
-        return Engine("autograd", "float32", model.device)
+        return Engine("reference", "float32", model.device)
     is_exact = precision in ("float32", "tf32") or not on_gpu
     has_fixed_shapes = job.loss.has_fixed_shapes(reciprocal=True)
     is_captured = on_gpu and model.capturable and has_fixed_shapes and job.optimizer == "Adam"
-    step: StepName = "captured-paths" if is_captured else "paths"
-    return Engine(step, "float32" if is_exact else "bf16", model.device)
+    return Engine(
+        "captured" if is_captured else "reference",
+        "float32" if is_exact else "bf16",
+        model.device,
+        passes_messages=True,
+    )
 
 
 def _check_available(
@@ -346,23 +334,26 @@ def _check_available(
     """Refuse an engine or a precision that was requested and does not apply."""
     exact = {"training.precision": "float32"}
     if not_bf16 and precision == "bf16":
-        raise EngineUnavailable("bf16", not_bf16, exact)
+        raise unavailable("bf16", not_bf16, exact)
     if not_fast and (requested == "fast" or precision == "bf16"):
         settings = {"training.engine": "reference", **exact}
-        raise EngineUnavailable("The fast engine", not_fast, settings)
+        raise unavailable("The fast engine", not_fast, settings)
     if requested == "reference" and precision == "bf16":
         reason = "trains in float32; bf16 was requested"
-        raise EngineUnavailable("The reference engine", reason, {"training.engine": "fast"})
+        raise unavailable("The reference engine", reason, {"training.engine": "fast"})
 
 
-def _exact_step(job: Job, recipe: Recipe, not_fast: str | None) -> StepName:
-    """The step in float32 or TensorFloat-32."""
+def _exact_engine(job: Job, recipe: Recipe, *, is_fast: bool) -> Engine:
+    """The engine in float32 or TensorFloat-32."""
+    training = recipe.training
+    device = job.model.device
     on_host = job.model.tables.on_host
-    if recipe.training.engine == "reference":
-        return "sparse" if on_host else "autograd"
-    if not not_fast:
-        return "sampled" if samples_rows(job) else "fused"
-    if can_capture(job):
-        return "captured"
-    is_sparse = on_host or reads_few_rows(job, recipe.training.batch_size)
-    return "sparse" if is_sparse else "autograd"
+    precision: Precision = "tf32" if training.precision == "tf32" and job.on_gpu else "float32"
+    if is_fast:
+        return Engine("fused", precision, device, on_host=on_host)
+    if training.engine != "reference":
+        if can_capture(job):
+            return Engine("captured", precision, device, on_host=on_host)
+        if reads_few_rows(job, training.batch_size):
+            return Engine("reference", precision, device, sparse=True, on_host=on_host)
+    return Engine("reference", precision, device, sparse=on_host, on_host=on_host)

@@ -10,7 +10,7 @@ from dualkg.regularizers import Regularizer
 from dualkg.tables.base import EntityTables, local_tables
 from dualkg.tables.host import HostTables
 from dualkg.tables.lookup import TABLE_NAMES
-from dualkg.training.engines import EngineUnavailable, Job, Requirement, obstacle
+from dualkg.training.engines import Job, Requirement, obstacle, unavailable
 from dualkg.training.memory import RANKING_BYTES, available_memory
 from dualkg.training.recipe import Recipe
 
@@ -33,15 +33,15 @@ HOST = (
     Requirement(
         lambda job: not job.has_rejected,
         lambda job: (
-            "are for losses over sampled entities, and rejected triples of data.decisions are "
+            "are for losses over sampled entities, and rejected triples of `data.decisions` are "
             "compared with all"
         ),
     ),
     Requirement(
         lambda job: job.optimizer == "Adagrad",
         lambda job: (
-            "are for Adagrad, which leaves rows without a gradient as they are; optimizer.name is "
-            f"{job.optimizer}"
+            "are for Adagrad, which leaves rows without a gradient as they are; `optimizer.name` "
+            f"is {job.optimizer}"
         ),
     ),
     Requirement(
@@ -77,7 +77,7 @@ def choose_tables(
     not_on_host = obstacle(HOST, job)
     if requested == "host":
         if not_on_host:
-            raise EngineUnavailable(WHAT, not_on_host, {"training.entity_tables": "device"})
+            raise unavailable(WHAT, not_on_host, {"training.entity_tables": "device"})
         return HostTables(shape.num_entities)
     free = available_memory(device) if available is None else available
     is_small = bytes_of_weights(recipe, small, shape) <= USED_SHARE * free
@@ -110,12 +110,12 @@ def check_placement(
     if not model.tables.on_host:
         if recipe.training.entity_tables == "host":
             reason = "are for one process, and each of several has a part of the tables"
-            raise EngineUnavailable(WHAT, reason, {"training.entity_tables": "device"})
+            raise unavailable(WHAT, reason, {"training.entity_tables": "device"})
         return
     job = _job(recipe, model, regularizer, has_rejected=has_rejected)
     not_on_host = obstacle(HOST, job)
     if not_on_host:
-        raise EngineUnavailable(WHAT, not_on_host, {"training.entity_tables": "device"})
+        raise unavailable(WHAT, not_on_host, {"training.entity_tables": "device"})
 
 
 def _job(recipe: Recipe, model: Model, regularizer: Regularizer, *, has_rejected: bool) -> Job:

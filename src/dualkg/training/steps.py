@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dualkg.errors import PYTHON, RequestError, Words
+from dualkg.errors import RequestError
 from dualkg.losses.base import BoundLoss
 from dualkg.losses.softmax import BoundSampledSoftmax
 from dualkg.models.base import Factors, Model
@@ -21,58 +21,36 @@ CAPACITY_STEP = 64  # queries by which the capacity of a captured step grows
 WARM_UP = 3  # eager steps before one is captured, in which libraries initialize
 
 
-class UnboundLoss(RequestError):
-    """`bind` of a loss returned no function; `found` describes what it returned."""
-
-    def __init__(self, found: str) -> None:
-        super().__init__()
-        self.found = found
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            "bind of a loss should return a function of the model and a batch; "
-            f"{self.found} was returned."
-        )
-
-
-class UnusableLoss(RequestError):
-    """A loss returned something else than a scalar with a gradient; `found` describes it."""
-
-    def __init__(self, found: str, *, advice: str) -> None:
-        super().__init__()
-        self.found = found
-        self.advice = advice
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            "The loss of a batch should be a scalar tensor with a gradient, the mean over the "
-            f"batch; {self.found} was returned. {self.advice}"
-        )
-
-
 def check_loss(loss: object) -> None:
     """Refuse what a loss of a user's own returned for a batch, unless it can be minimized.
 
     Where gradients are disabled, none is expected.
     """
-    if not isinstance(loss, Tensor):
+    found = ""
+    if loss is None:
+        found = "None"
+        advice = "Its function may lack a return statement."
+    elif not isinstance(loss, Tensor):
+        found = _described(loss)
         advice = "Compute it with operations of PyTorch."
-        if loss is None:
-            advice = "Its function may lack a return statement."
-        raise UnusableLoss(_described(loss), advice=advice)
-    if loss.dim() > 0:
+    elif loss.dim() > 0:
         found = f"a tensor of shape {tuple(loss.shape)}"
-        raise UnusableLoss(found, advice="Return its mean: losses.mean().")
-    if loss.is_complex():
+        advice = "Return its mean: losses.mean()."
+    elif loss.is_complex():
         found = f"a tensor of type {str(loss.dtype).removeprefix('torch.')}"
-        raise UnusableLoss(found, advice="Return a real number.")
-    # Beside a regularizer, PyTorch would train on that alone.
-    if torch.is_grad_enabled() and not loss.requires_grad:
+        advice = "Return a real number."
+    elif torch.is_grad_enabled() and not loss.requires_grad:
+        # Beside a regularizer, PyTorch would train on that alone.
+        found = "a tensor without a gradient"
         advice = (
             "Compute it from the scores of the model, without detach, item, NumPy or "
             "torch.no_grad()."
         )
-        raise UnusableLoss("a tensor without a gradient", advice=advice)
+    if found:
+        raise RequestError(
+            "The loss of a batch should be a scalar tensor with a gradient, the mean over the "
+            f"batch; {found} was returned. {advice}"
+        )
 
 
 def _described(value: object) -> str:
@@ -96,7 +74,10 @@ class ReferenceStep:
 
     def __post_init__(self) -> None:
         if not callable(self.loss):
-            raise UnboundLoss(_described(self.loss))
+            raise RequestError(
+                "bind of a loss should return a function of the model and a batch; "
+                f"{_described(self.loss)} was returned."
+            )
 
     def objective(self, batch: Tensor) -> Tensor:
         """Loss plus regularizer of a batch `(batch, 3)`, a scalar."""
@@ -219,21 +200,20 @@ def build_step(
 def _build_step(
     engine: Engine, model: Model, loss: BoundLoss, regularizer: Regularizer, optimizer: AnyOptimizer
 ) -> Step:
-    if engine.step in ("autograd", "sparse", "paths"):
-        is_sparse = engine.step == "sparse"
-        return ReferenceStep(model, loss, regularizer, optimizer, sparse=is_sparse)
-    if engine.captured:
-        return CudaGraphStep(ReferenceStep(model, loss, regularizer, optimizer))
+    if engine.step in ("reference", "captured"):
+        step = ReferenceStep(model, loss, regularizer, optimizer, sparse=engine.sparse)
+        return CudaGraphStep(step) if engine.step == "captured" else step
     # Each engine was chosen because model, loss and optimizer are of the types that its step takes.
     parts: Any = (loss, regularizer, optimizer)
+    is_sampled = isinstance(loss, BoundSampledSoftmax)
     if engine.step == "fused":
+        if is_sampled:
+            return SampledFusedStep(model, *parts)
         return OneVsAllFusedStep(model, *parts, bf16=engine.precision == "bf16")
-    if engine.step == "sampled":
-        return SampledFusedStep(model, *parts)
 
     from dualkg.training.gpu_step import OneVsAllBf16Step, SampledBf16Step  # It imports Triton.
 
-    kind = SampledBf16Step if isinstance(loss, BoundSampledSoftmax) else OneVsAllBf16Step
+    kind = SampledBf16Step if is_sampled else OneVsAllBf16Step
     whole: Any = model.whole
-    step = kind(whole, *parts)
-    return CudaGraphStep(step) if model.tables.capturable else step
+    gpu_step = kind(whole, *parts)
+    return CudaGraphStep(gpu_step) if model.tables.capturable else gpu_step

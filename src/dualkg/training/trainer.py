@@ -169,8 +169,8 @@ class Trainer:
             recipe.optimizer,
             model.parameters(),
             entity_tables=model.entity_tables,
-            one_pass=self.engine.fast or self.engine.step == "sparse",
-            captured=self.engine.captured,
+            one_pass=self.engine.fast or self.engine.sparse,
+            captured=self.engine.step == "captured",
         )
         self.step = self._step()
         self.num_steps = recipe.training.num_steps(len(self.examples))
