@@ -79,15 +79,15 @@ def load(job: Job, arrays: str) -> tuple[Any, Any]:
 
 def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> dict[str, Any]:
     """The calibration, and the list; on a GPU the first list is the warm-up."""
-    from dualkg.inference.calibration import calibrate
     from dualkg.inference.completion import complete
+    from dualkg.inference.probability import Calibration
 
     chosen = Job(**job)
     model, graph = load(chosen, arrays)
     measurement.forget_peak(device)
     model.to(device)
     started = time.perf_counter()
-    calibration = calibrate(model, graph)
+    calibration = Calibration.fit(model, graph)
     calibrating = time.perf_counter() - started
     choices = {"types": chosen.types, "calibration": calibration, "top": chosen.top}
     relations = list(range(5)) if quick else None

@@ -25,7 +25,6 @@ BASE = ["delimited", "errors", "registry", "settings", "files", "extras", "logs"
 PACKAGES = [
     "kernels",
     "data",
-    "without_torch",
     "tables",
     "models",
     "regularizers",

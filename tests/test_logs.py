@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg import logs
-from dualkg.inference.calibration import calibrate
 from dualkg.inference.completion import complete
 from dualkg.inference.index import build_index
+from dualkg.inference.probability import Calibration
 from dualkg.training.api import data_of, default_recipe
 from dualkg.training.trainer import ProgressEvent, Trainer
 from dualkg.tuning.plan import SearchPlan
@@ -166,7 +166,7 @@ def test_times_in_words(seconds, text):
 def test_completion_and_calibration_log(small_graph, clock, lines):
     model = kg.ComplEx(small_graph, dim=4, init_scale=0.5)
     complete(model, small_graph, top=5)
-    calibrate(model, small_graph)
+    Calibration.fit(model, small_graph)
     found = lines()
     assert any(line.startswith("Completing made: ") and line.endswith("queries") for line in found)
     assert found[-2].startswith("Calibrating made: 4 relations are fitted")

@@ -16,19 +16,19 @@ def calibrated():
 
 
 def test_bins_count_the_triples_of_a_completion(calibrated):
-    run, checked = calibrated
+    run, calibration = calibrated
     graph = run.graph
     found = complete(
         run.model,
         graph,
         top=100_000,
-        calibration=checked.calibration,
+        calibration=calibration,
         min_probability=0.01,
         known=("train", "valid"),
     )
     in_test = set(map(tuple, graph.test.tolist()))
     ratio = len(graph.test) / len(graph.valid)
-    bins = checked.new_triples
+    bins = completion_reliability(run.model, graph, calibration)
     assert sum(bin.num_candidates for bin in bins) == len(found)
     assert sum(bin.num_true for bin in bins) == len(
         in_test & set(map(tuple, found.triples.tolist()))
@@ -38,10 +38,10 @@ def test_bins_count_the_triples_of_a_completion(calibrated):
         hits = [tuple(triple) in in_test for triple in found.triples[chosen].tolist()]
         assert bin.observed == pytest.approx(np.mean(hits))
         assert bin.predicted == pytest.approx(ratio * found.probability[chosen].mean(), rel=1e-4)
-    assert checked.as_dict()["new_triples"][0]["num_candidates"] == bins[0].num_candidates
+    assert calibration.checks["new_triples"][0]["num_candidates"] == bins[0].num_candidates
 
 
 def test_a_long_search_is_left_out(calibrated, monkeypatch):
-    run, checked = calibrated
+    run, calibration = calibrated
     monkeypatch.setattr(check, "MAX_SCORES", 1000)
-    assert completion_reliability(run.model, run.graph, checked.calibration) is None
+    assert completion_reliability(run.model, run.graph, calibration) is None

@@ -5,12 +5,11 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.inference.calibration import Calibration, calibrate
+from dualkg.inference.probability import Calibration
 from dualkg.inference.reliability import (
     LIKELY,
     TABLE_EDGES,
@@ -22,6 +21,7 @@ from dualkg.inference.reliability import (
 )
 from dualkg.inference.scoring import MissingTriples
 from tests.conftest import graph_of
+from tests.inference.calibrations import calibration_on
 
 
 @given(
@@ -150,7 +150,7 @@ def test_no_candidates():
 
 def test_the_report(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.5)
-    report = evaluate_calibration(calibrate(model, small_graph), model, small_graph)
+    report = evaluate_calibration(Calibration.fit(model, small_graph), model, small_graph)
     assert report.split == "test"
     assert report.overall.num_true == 40
     assert sum(counts.num_true for counts in report.by_relation.values()) == 40
@@ -174,14 +174,16 @@ def test_expected_counts_on_valid_are_the_actual_ones(small_graph):
     effect of its prior.
     """
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.5)
-    report = evaluate_calibration(calibrate(model, small_graph), model, small_graph, split="valid")
+    report = evaluate_calibration(
+        Calibration.fit(model, small_graph), model, small_graph, split="valid"
+    )
     expected = sum(counts.expected for counts in report.by_relation.values())
     assert expected == pytest.approx(40, rel=0.05)
 
 
 def test_a_graph_without_test_triples_is_refused(small_graph):
     graph = graph_of(small_graph.train, small_graph.valid, num_entities=30, num_relations=4)
-    calibration = Calibration(torch.ones(4), torch.zeros(4, 4), torch.zeros(4, dtype=torch.bool))
+    calibration = calibration_on(graph)
     with pytest.raises(MissingTriples) as error:
         evaluate_calibration(calibration, kg.CP(graph.shape, dim=2), graph)
     assert (error.value.graph, error.value.split) == ("made", "test")

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from dualkg.inference.scoring import triple_log_probabilities
+from dualkg.inference.probability import triple_log_probabilities
 from dualkg.serve.app import application
 from dualkg.serve.served import ServedRuns
 from dualkg.serve.service import Limits
@@ -71,7 +71,7 @@ def test_the_first_prediction_is_the_best_of_all_triples(client, served):
     run = served.get("calibrated")
     predictor = run.predictor
     shape = run.graph.shape
-    prior_correction = predictor.prior_correction
+    calibration = predictor.calibration
     best = (-1.0, ())
     for relation in range(shape.num_relations):
         for other in range(shape.num_entities):
@@ -80,7 +80,7 @@ def test_the_first_prediction_is_the_best_of_all_triples(client, served):
                     continue
                 ids = np.array([triple])
                 log_probability = triple_log_probabilities(predictor.model, ids)
-                of_triples = prior_correction.of_triples(ids, log_probability)
+                of_triples = calibration.of_triples(ids, log_probability)
                 probability = float(of_triples.probability[0])
                 if probability > best[0] + 1e-6:
                     best = (probability, triple)

@@ -9,7 +9,7 @@ import torch
 
 import dualkg as kg
 from dualkg.errors import DamagedFile, RequestError
-from dualkg.inference.calibration import calibration_for
+from dualkg.inference.api import calibration_for
 from dualkg.training.ensemble import BetterMember
 from dualkg.training.errors import DamagedRun, RunNotFinished
 from dualkg.workflows import train_seeds
@@ -92,7 +92,7 @@ def test_an_ensemble_is_a_run(graph, folder):
     predictions = ensemble.predictor(loops=True).tails("e1", "r1", k=35)
     by_model = ensemble.model.predict_tails(torch.tensor([1]), torch.tensor([1]))[0]
     assert [one.id for one in predictions] == by_model.argsort(descending=True).tolist()
-    assert calibration_for(ensemble).calibration.slopes.shape == (3,)
+    assert calibration_for(ensemble).slopes.shape == (3,)
     with pytest.raises(kg.RequestError):
         predictor.add("new", triples=[("new", "r0", "e31")])
     with pytest.raises(kg.RequestError):

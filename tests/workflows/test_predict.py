@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.errors import InvalidValue, PathExists
-from dualkg.workflows.predict import (
-    MAX_MISTAKES,
-    BadQueries,
-    NotQueries,
-    read_queries,
-)
+from dualkg.workflows.predict import read_queries
 from tests.conftest import graph_of
 
 
@@ -54,25 +49,27 @@ def test_new_predictions_of_a_file(run, tmp_path):
     assert not any(prediction.known for prediction in answer.predictions)
 
 
-def test_files_that_have_no_queries_are_refused(run, tmp_path):
-    with pytest.raises(NotQueries) as missing:
-        kg.predict_file(run, tmp_path / "none.tsv")
-    assert missing.value.path == tmp_path / "none.tsv"
-    (tmp_path / "empty.tsv").write_text("head\trelation\ttail\n")
-    with pytest.raises(NotQueries, match="has no queries"):
-        kg.predict_file(run, tmp_path / "empty.tsv")
+MISTAKES = {
+    "head\trelation\ttail\n\n": "has no queries; lines of head, relation and tail were expected",
+    "e1\tr0\t?\ne99\tr0\t?\ne1\n": "Line 2: No entity is named 'e99'",
+    "?\tr0\t?": "Line 1: Only one of head, relation and tail may be [?] or empty; 2 are.",
+    "e1\tr0\te2\te3": "Line 1: 3 cells should be separated by tabs; found 4.",
+    "e1 r0 ?\n" * 9: "Line 5: 3 cells .* Later lines were not read.$",
+    b"e1\tr0\t\xff": "Line 1: It is not valid UTF-8.",
+}
 
 
-def test_bad_lines_are_collected(run, tmp_path):
+@pytest.mark.parametrize(("text", "sentence"), MISTAKES.items())
+def test_files_that_have_no_queries_are_refused(run, tmp_path, text, sentence):
     path = tmp_path / "queries.tsv"
-    path.write_text("e1\tr0\t?\ne99\tr0\t?\n?\tr0\t?\n")
-    with pytest.raises(BadQueries) as refused:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(kg.RequestError, match=sentence):
         kg.predict_file(run, path)
-    assert list(refused.value.mistakes) == [2, 3]
-    path.write_text("e1 r0 ?\n" * 9)
-    with pytest.raises(BadQueries, match="Later lines were not read") as refused:
-        kg.predict_file(run, path)
-    assert len(refused.value.mistakes) == MAX_MISTAKES
+
+
+def test_a_missing_file_is_refused(run, tmp_path):
+    with pytest.raises(kg.RequestError, match=r"none\.tsv is not a file"):
+        kg.predict_file(run, tmp_path / "none.tsv")
 
 
 CELL = st.sampled_from([None, 0, 1, 2])

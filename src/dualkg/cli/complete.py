@@ -17,7 +17,7 @@ from dualkg.errors import RequestError
 from dualkg.files import check_new_folder, locked
 
 if TYPE_CHECKING:
-    from dualkg.without_torch.priors import AssumedMissing
+    from dualkg.inference.query_classes import AssumedMissing
 
 NUM_PRINTED = 10  # triples that are printed beside a file, and entities of `extend`
 NUM_PRINTED_ALONE = 20
@@ -85,7 +85,7 @@ def complete(
                 opened.model,
                 opened.graph,
                 sizes=completion.sizes_up_to(NUM_CHECKED if top is None else top),
-                calibration=kg.inference.calibration.calibration_for(opened).calibration,
+                calibration=kg.inference.api.calibration_for(opened),
                 **arguments,
             )
             return _print_check(checked)
@@ -101,8 +101,7 @@ def complete(
         highest = None
         if not len(made) and min_probability:
             highest = _highest_probability(opened, arguments)
-        calibration = kg.inference.calibration.calibration_for(opened).calibration
-        missing = calibration.assumed_missing(opened.graph)
+        missing = kg.inference.api.calibration_for(opened).assumed_missing
     return _print_completion(
         made, out, min_probability=min_probability, highest=highest, missing=missing
     )

@@ -16,7 +16,7 @@ from dualkg.errors import RequestError
 
 if TYPE_CHECKING:
     from dualkg.analysis.records import RankedRuns
-    from dualkg.without_torch.priors import AssumedMissing
+    from dualkg.inference.query_classes import AssumedMissing
 
 Task = Literal["link", "relation", "classification"]
 TASK = "Rank heads and tails (link), rank relations, or classify triples as true or false."
@@ -238,7 +238,7 @@ def calibrate(
 ) -> cli.Output:
     """Fit probabilities and prediction sets on valid, save them, and check them on test."""
     cli.check_figure(figure, option="figure")
-    checked = kg.calibrate(
+    calibration = kg.calibrate(
         run,
         coverage=coverage,
         missing_share=missing_share,
@@ -247,16 +247,14 @@ def calibrate(
         types_file=types_file,
         device=device,
     )
-    figures = _draw_reliability(checked.report, figure) if figure else []
-    yield cli.Result(
-        {"run": str(run), **checked.as_dict(), "figures": [str(path) for path in figures]}
-    )
-    _print_calibration(checked)
+    checks = calibration.checks
+    figures = _draw_reliability(checks["calibration"], figure) if figure else []
+    yield cli.Result({"run": str(run), **checks, "figures": [str(path) for path in figures]})
+    _print_calibration(checks["calibration"], checks["recalibration"])
     cli.stdout.print()
-    _print_coverage(checked.coverage)
-    if checked.missing is not None:
-        cli.note(f"\n{missing_triples(checked.missing)}", style=None)
-    types = checked.calibration.types
+    _print_coverage(checks["coverage"])
+    cli.note(f"\n{missing_triples(calibration.assumed_missing)}", style=None)
+    types = calibration.types
     if types is not None:
         number = f"{types.num_entities:,} entities have types from {types.source}."
         cli.note(f"{number} All pages and commands use them.", style=None)
@@ -272,38 +270,38 @@ def missing_triples(missing: AssumedMissing) -> str:
     return f"{sentence}, {missing.number:,.0f} (--missing-share)."
 
 
-def _draw_reliability(report: kg.inference.reliability.CalibrationReport, path: Path) -> list[Path]:
+def _draw_reliability(report: Mapping[str, Any], path: Path) -> list[Path]:
     from dualkg.analysis.figures import draw_reliability
 
-    title = f"{report.graph} {report.split}"
-    points = [(group.predicted, group.observed, group.noise) for group in report.likely.bins]
-    figure = draw_reliability({title: points}, graph=title, ece=report.likely.ece)
+    title = f"{report['graph']} {report['split']}"
+    bins = report["likely"]["bins"]
+    points = [(bin["predicted"], bin["observed"], bin["noise"]) for bin in bins]
+    figure = draw_reliability({title: points}, graph=title, ece=report["likely"]["ece"])
     return list(figure.save(path))
 
 
-def _print_calibration(checked: kg.inference.CheckedCalibration) -> None:
+def _print_calibration(report: Mapping[str, Any], recalibration: Mapping[str, Any] | None) -> None:
     """Errors of all candidates and of likely ones; the reliability table; the recalibration."""
-    report = checked.report
     rows: list[Any] = []
-    for name, part in (("all candidates", report.overall), ("with p ≥ .01", report.likely)):
+    for name, part in (("all candidates", report["overall"]), ("with p ≥ .01", report["likely"])):
         errors: list[Any] = [None, None, None]
-        if part.bins:
-            errors = [_small(value) for value in (part.ece, part.noise, part.brier)]
-        rows.append([name, *errors, round(part.num_candidates), part.num_true])
-    title = f"{report.graph} {report.split}"
+        if part["bins"]:
+            errors = [_small(part[error]) for error in ("ece", "noise", "brier")]
+        rows.append([name, *errors, round(part["num_candidates"]), part["num_true"]])
+    title = f"{report['graph']} {report['split']}"
     cli.print_table([title, "ECE", "by chance", "Brier", "candidates", "true"], rows)
     cli.stdout.print()
 
     rows = []
-    for group in report.table:
-        least, most = group.interval
+    for group in report["table"]:
+        least, most = group["interval"]
         rows.append(
             [
-                f"{group.lower:.2f} to {group.upper:.2f}",
-                round(group.num_candidates),
-                group.num_true,
-                _small(group.predicted),
-                _small(group.observed),
+                f"{group['lower']:.2f} to {group['upper']:.2f}",
+                round(group["num_candidates"]),
+                group["num_true"],
+                _small(group["predicted"]),
+                _small(group["observed"]),
                 f"{_small_text(least)} to {_small_text(most)}",
             ]
         )
@@ -311,11 +309,10 @@ def _print_calibration(checked: kg.inference.CheckedCalibration) -> None:
     columns = ["probability", "candidates", "true", "predicted", "observed", interval]
     cli.print_table(columns, rows)
 
-    sentence = f"Log loss {report.log_loss:.4f}."
-    cross_fit = checked.calibration.cross_fit
-    if cross_fit is not None:
-        gain = f"{cross_fit.gain:+.4f} ± {cross_fit.standard_error:.4f}"
-        used = "Recalibrated" if checked.calibration.recalibration else "Not recalibrated"
+    sentence = f"Log loss {report['log_loss']:.4f}."
+    if recalibration is not None:
+        gain = f"{recalibration['gain']:+.4f} ± {recalibration['standard_error']:.4f}"
+        used = "Recalibrated" if recalibration["used"] else "Not recalibrated"
         sentence += f" {used}: the cross-fitted gain in log loss on valid is {gain}."
     cli.stdout.print(f"[dim]{sentence}[/dim]", soft_wrap=True)
 
@@ -329,18 +326,18 @@ def _small_text(value: float) -> str:
     return small if isinstance(small, str) else f"{small:.4f}"
 
 
-def _print_coverage(sets: kg.inference.reliability.CoverageReport) -> None:
+def _print_coverage(sets: Mapping[str, Any]) -> None:
     """Coverage and sizes of prediction sets: all, by direction and by relation."""
-    groups = {"all queries": sets.overall}
+    groups = {"all queries": sets["overall"]}
     for side in ("tail", "head"):
-        groups[f"  for {side}s"] = sets.by_direction[side]
-    groups |= _by_size(sets.by_relation, lambda group: group.num_queries)
+        groups[f"  for {side}s"] = sets["by_direction"][side]
+    groups |= _by_size(sets["by_relation"], lambda group: group["num_queries"])
     rows = []
     for name, group in groups.items():
-        sizes = [f"{group.mean_size:,.1f}", f"{group.median_size:,.0f}"]
-        threshold = "own threshold" if group.relation_specific else ""
-        rows.append([name, f"{group.coverage:.1%}", *sizes, group.num_queries, threshold])
-    title = f"prediction sets for {sets.target_coverage:.0%}"
+        sizes = [f"{group['mean_size']:,.1f}", f"{group['median_size']:,.0f}"]
+        threshold = "own threshold" if group.get("relation_specific") else ""
+        rows.append([name, f"{group['coverage']:.1%}", *sizes, group["num_queries"], threshold])
+    title = f"prediction sets for {sets['target_coverage']:.0%}"
     cli.print_table([title, "coverage", "mean size", "median", "queries", ""], rows)
 
 

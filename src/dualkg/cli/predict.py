@@ -59,12 +59,6 @@ def predict(
         return
     _check_query_options(given, queries=queries, out=out, coverage=coverage)
     num_processes = kg.workflows.num_processes() if os.environ.get("WORLD_SIZE") else 1
-    is_local = coverage is None and index is None and device in (None, "cpu")
-    if queries is None and is_local and num_processes == 1:
-        predictions = _predict_without_torch(run, given, top=top, new=new)
-        if predictions is not None:
-            yield from _query_output(given, predictions)
-            return
 
     from dualkg.inference.index import load_index
     from dualkg.workflows.predict import (
@@ -101,18 +95,6 @@ def predict(
         else:
             predictions = predict_queries(predictor, [given], top=top, known=known)[0]
             yield from _query_output(given, predictions)
-
-
-def _predict_without_torch(
-    run: Path, given: tuple[str | None, str | None, str | None], *, top: int, new: bool
-) -> list[kg.Prediction] | None:
-    """The predictions of a run that NumPy can query, in a fraction of the time; else None."""
-    if "torch" in sys.modules:
-        return None
-    from dualkg.without_torch.run import SavedRun
-
-    saved = SavedRun.load(run)
-    return None if saved is None else saved.predict(given, k=top, omit_known=new)
 
 
 def _similar(

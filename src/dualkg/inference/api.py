@@ -1,89 +1,23 @@
 """Entry points for a run or its folder: calibrate it, and complete its graph."""
 
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dualkg.data.entity_types import EntityTypes
-from dualkg.errors import PYTHON, RequestError, Words
+from dualkg.errors import LockedError, RequestError
 from dualkg.files import locked
-from dualkg.inference.calibration import (
-    Calibration,
-    calibration_for,
-    fit_calibration,
-    save_calibration,
-)
 from dualkg.inference.completion import Completion, check_file, completion_reliability
 from dualkg.inference.completion import complete as complete_graph
-from dualkg.inference.prediction_sets import PredictionSets
-from dualkg.inference.reliability import (
-    CalibrationReport,
-    CoverageReport,
-    ReliabilityBin,
-    evaluate_calibration,
-    evaluate_coverage,
-)
+from dualkg.inference.probability import Calibration
+from dualkg.inference.query_classes import check_missing_share
+from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 from dualkg.training.api import choose_device, wrong_argument
 from dualkg.training.ensemble import load_run
 from dualkg.training.run import Run, RunFolder
-from dualkg.without_torch.priors import AssumedMissing, check_missing_share
-
-
-class RunReplaced(RequestError):
-    """Another run has taken the place of a run in its folder since it was loaded."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"{path} was replaced after it was loaded. Load the run again.")
-        self.path = path
-
-
-@dataclass(frozen=True, eq=False)
-class CheckedCalibration:
-    """Calibration and prediction sets of a run, fitted on valid, and their evaluation on test.
-
-    `new_triples` is the reliability of the probabilities of a completion; None if it was not
-    measured. `missing` are the triples that the probabilities take the graph to lack.
-    """
-
-    calibration: Calibration
-    prediction_sets: PredictionSets
-    report: CalibrationReport
-    coverage: CoverageReport
-    new_triples: tuple[ReliabilityBin, ...] | None = None
-    missing: AssumedMissing | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The evaluation, and what cross-fitting says about a recalibration, for JSON."""
-        cross_fit = self.calibration.cross_fit
-        types = self.calibration.types
-        recalibration = None
-        if cross_fit is not None:
-            recalibration = {
-                "used": self.calibration.recalibration is not None,
-                **asdict(cross_fit),
-            }
-        return {
-            "calibration": self.report.as_dict(),
-            "recalibration": recalibration,
-            "coverage": self.coverage.as_dict(),
-            "types": types and {"source": types.source, "entities": types.num_entities},
-            "new_triples": self.new_triples and [asdict(bin) for bin in self.new_triples],
-            "missing": self.missing and self.missing._asdict(),
-        }
-
-
-class TwoSourcesOfTypes(RequestError):
-    """Types of entities are asked for from a relation and from a file."""
-
-    def __init__(self) -> None:
-        super().__init__()
-
-    def message(self, words: Words = PYTHON) -> str:
-        relation = words.option("type_relation", "instance_of")
-        file = words.option("types_file", "types.tsv")
-        return f"Types are from a relation or from a file: give {relation} or {file}, not both."
 
 
 def calibrate(
@@ -96,16 +30,16 @@ def calibrate(
     types_file: str | Path | None = None,
     device: str | torch.device | None = None,
     trust_code: bool = False,
-) -> CheckedCalibration:
+) -> Calibration:
     """Fit probabilities and prediction sets on valid, save them in the run, check them on test.
 
-    An existing calibration is checked again, unless `overwrite` replaces it; `coverage` is that of
-    the sets to check. Types of entities, from a relation or a file, are saved with it; they say how
-    probable a triple is of which an entity has no triple of that relation yet.
+    An existing calibration is checked again, unless `overwrite` replaces it. Types of entities,
+    from a relation or a file, are saved with it; they say how probable a triple is if one of its
+    entities has no triple of that relation yet.
 
     Args:
         run: A run, or its folder.
-        coverage: Coverage of the sets that are checked.
+        coverage: Coverage of the prediction sets that are checked.
         missing_share: Share of the true triples that the graph lacks. By default, it lacks as many
             as valid has; an existing calibration keeps its share.
         overwrite: Whether to replace an existing calibration, and its types.
@@ -115,17 +49,20 @@ def calibrate(
         trust_code: Whether the recipe may name classes that are not part of dualkg.
 
     Returns:
-        The calibration, and its evaluation on test.
+        The calibration, whose `checks` are the evaluation on test.
 
     Examples:
-        >>> checked = kg.calibrate(run)
-        >>> 0 <= checked.report.likely.ece <= 1
-        True
+        >>> calibration = kg.calibrate(run)
+        >>> sorted(calibration.checks)
+        ['calibration', 'coverage', 'missing', 'new_triples', 'recalibration', 'types']
     """
     if missing_share is not None:
         check_missing_share(missing_share)
     if type_relation is not None and types_file is not None:
-        raise TwoSourcesOfTypes
+        raise RequestError(
+            "Types are from a relation or from a file: give `type_relation` or `types_file`, not "
+            "both."
+        )
     run = open_run(run, device=device, trust_code=trust_code)
     types = None
     if type_relation is not None:
@@ -133,30 +70,74 @@ def calibrate(
     elif types_file is not None:
         types = EntityTypes.read(types_file, run.graph)
     with locked(run.folder):
-        has_calibration = run.folder is not None and RunFolder(run.folder).has_calibration
         # It is saved once, with its checks: a kill or a full disk leaves the former one.
-        is_fitted = overwrite or not has_calibration
-        saved = fit_calibration(run) if is_fitted else calibration_for(run)
+        if overwrite or not has_calibration(run):
+            calibration = Calibration.fit(run.model, run.graph)
+        else:
+            calibration = calibration_for(run)
+        # The fit depends neither on the share nor on types, so it need not be repeated.
         if missing_share is not None:
-            # The fit does not depend on the share, so that an existing one need not be repeated.
-            calibration = replace(saved.calibration, missing_share=missing_share)
-            saved = replace(saved, calibration=calibration)
+            calibration = replace(calibration, missing_share=missing_share)
         if types is not None:
-            saved = replace(saved, calibration=replace(saved.calibration, types=types))
-        checked = CheckedCalibration(
-            saved.calibration,
-            saved.prediction_sets,
-            evaluate_calibration(saved.calibration, run.model, run.graph),
-            evaluate_coverage(saved.prediction_sets, run.model, run.graph, coverage=coverage),
-            completion_reliability(run.model, run.graph, saved.calibration),
-            saved.calibration.assumed_missing(run.graph),
-        )
+            calibration = replace(calibration, types=types)
+        calibration = replace(calibration, checks=_checks(calibration, run, coverage=coverage))
         if run.folder:
             if not run.is_current:
-                raise RunReplaced(run.folder)
-            final = replace(saved, checks=checked.as_dict())
-            save_calibration(final, run.folder, run.graph)
-    return checked
+                raise RequestError(
+                    f"{run.folder} was replaced after it was loaded. Load the run again."
+                )
+            calibration.save(run.folder)
+    return calibration
+
+
+def _checks(calibration: Calibration, run: Run, *, coverage: float) -> dict[str, Any]:
+    """The evaluation of a calibration on test, and what it assumes, as plain data."""
+    assert calibration.prediction_sets is not None
+    reliability = evaluate_calibration(calibration, run.model, run.graph)
+    sets = evaluate_coverage(calibration.prediction_sets, run.model, run.graph, coverage=coverage)
+    new_triples = completion_reliability(run.model, run.graph, calibration)
+    types = calibration.types
+    recalibration = None
+    if calibration.cross_fit is not None:
+        is_used = calibration.recalibration is not None
+        recalibration = {"used": is_used, **calibration.cross_fit._asdict()}
+    return {
+        "calibration": reliability.as_dict(),
+        "recalibration": recalibration,
+        "coverage": sets.as_dict(),
+        "types": types and {"source": types.source, "entities": types.num_entities},
+        "new_triples": new_triples and [asdict(bin) for bin in new_triples],
+        "missing": calibration.assumed_missing._asdict(),
+    }
+
+
+def has_calibration(run: Run) -> bool:
+    """Whether the folder of a run has a calibration, even one that cannot be read."""
+    return run.folder is not None and RunFolder(run.folder).has_calibration
+
+
+def calibration_for(run: Run, *, overwrite: bool = False) -> Calibration:
+    """Read the calibration of a run from its folder, or fit it now.
+
+    A calibration that is fitted now is saved if the run has a folder. The former one is there until
+    then.
+    """
+    folder = run.folder
+    if folder is not None and has_calibration(run) and not overwrite:
+        return Calibration.load(folder, run.graph, identity=run.identity)
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder))
+        except LockedError:
+            if overwrite:
+                raise
+            folder = None  # Another process is about to save one, and this one is used once.
+
+        fitted = Calibration.fit(run.model, run.graph)
+        if folder and run.is_current:
+            fitted.save(folder)
+    return fitted
 
 
 def complete(
@@ -194,7 +175,7 @@ def complete(
     run = open_run(run, device=device, trust_code=trust_code)
     with locked(out if run.model.is_first else None):
         path = None if out is None else check_file(out, run.graph)
-        calibration = calibration_for(run).calibration
+        calibration = calibration_for(run)
         completion = complete_graph(
             run.model, run.graph, top=top, calibration=calibration, **options
         )

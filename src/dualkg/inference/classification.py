@@ -12,76 +12,15 @@ from dualkg.data.encoding import read_triples
 from dualkg.data.filters import occur
 from dualkg.data.graph import SPLITS, Graph, Split
 from dualkg.data.readers import one_source
-from dualkg.errors import PYTHON, DataError, DualkgError, InvalidValue, RequestError, Words
-from dualkg.inference.calibration import MIN_TRIPLES
-from dualkg.inference.scoring import Flags, Floats, Ids, MissingTriples, triple_log_probabilities
+from dualkg.errors import DataError, InvalidValue, RequestError
+from dualkg.inference.logistic import MIN_TRIPLES
+from dualkg.inference.probability import triple_log_probabilities
+from dualkg.inference.scoring import Flags, Floats, Ids, MissingTriples
 from dualkg.models.base import Model
-from dualkg.without_torch.domain_range import DomainRange
 
 # Attempts to draw an entity from the domain or range of a relation, and as many again to draw any
 # entity.
 MAX_DRAWS = 20
-
-NamedTriple = tuple[str, str, str]
-
-
-# -- errors ------------------------------------------------------------------
-
-
-class NoNegative(DataError):
-    """Every triple that differs from a triple in its head or in its tail is known."""
-
-    def __init__(self, triple: NamedTriple) -> None:
-        super().__init__()
-        self.triple = triple
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            f"No negative can be made of {_text(self.triple)}: it is a triple of the graph with "
-            f"every other entity too. Pass your own triples as {words.option('negatives')}."
-        )
-
-
-class NegativesOfOtherGraph(DataError):
-    """A file of negatives has names that the graph does not have; `cause` says which."""
-
-    def __init__(self, path: str | Path, graph: str, cause: DualkgError) -> None:
-        super().__init__()
-        self.path = path
-        self.graph = graph
-        self.cause = cause
-
-    def message(self, words: Words = PYTHON) -> str:
-        return f"{self.path} does not fit the graph {self.graph}: {self.cause.message(words)}"
-
-
-class KnownNegatives(DataError):
-    """Some of the given negatives are triples of the graph, such as `example`."""
-
-    def __init__(
-        self, graph: str, split: str, *, num_known: int, num_negatives: int, example: NamedTriple
-    ) -> None:
-        super().__init__()
-        self.graph = graph
-        self.split = split
-        self.num_known = num_known
-        self.num_negatives = num_negatives
-        self.example = example
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            f"{self.num_known:,} of the {self.num_negatives:,} negatives of {self.split} are "
-            f"triples of {self.graph}, such as {_text(self.example)}. Remove them."
-        )
-
-
-def _text(triple: NamedTriple) -> str:
-    return f"({', '.join(triple)})"
-
-
-def _named(graph: Graph, triple: Ids) -> NamedTriple:
-    head, relation, tail = triple.tolist()
-    return graph.entities[head], graph.relations[relation], graph.entities[tail]
 
 
 # -- negatives ---------------------------------------------------------------
@@ -96,7 +35,11 @@ def corrupt_triples(graph: Graph, triples: Ids, *, seed: int = 0) -> Ids:
     random = np.random.default_rng(seed)
     triples = np.asarray(triples, dtype=np.int64)
     num_entities = graph.shape.num_entities
-    train = DomainRange.of(graph)
+    # The heads and the tails of each relation, as sorted keys: relation · num_entities + entity.
+    train = graph.train.astype(np.int64)
+    keys_by_column = {
+        column: np.unique(train[:, 1] * num_entities + train[:, column]) for column in (0, 2)
+    }
 
     negatives = triples.copy()
     columns = np.where(random.random(len(triples)) < 0.5, 0, 2)
@@ -108,7 +51,7 @@ def corrupt_triples(graph: Graph, triples: Ids, *, seed: int = 0) -> Ids:
         entities = random.integers(0, num_entities, len(remaining))
         if attempt < MAX_DRAWS:
             relations = negatives[remaining, 1]
-            for column, keys in ((0, train.heads), (2, train.tails)):
+            for column, keys in keys_by_column.items():
                 first = np.searchsorted(keys, relations * num_entities)
                 last = np.searchsorted(keys, (relations + 1) * num_entities)
                 chosen = (replaced == column) & (last > first)
@@ -132,7 +75,15 @@ def _any_negative(graph: Graph, triple: Ids, random: np.random.Generator) -> Ids
         negatives = corrupted[~is_known(graph, corrupted)]
         if len(negatives):
             return np.asarray(random.choice(negatives), dtype=np.int64)
-    raise NoNegative(_named(graph, triple))
+    raise DataError(
+        f"No negative can be made of {_named(graph, triple)}: it is a triple of the graph with "
+        "every other entity too. Pass your own triples as `negatives`."
+    )
+
+
+def _named(graph: Graph, triple: Ids) -> str:
+    head, relation, tail = triple.tolist()
+    return f"({graph.entities[head]}, {graph.relations[relation]}, {graph.entities[tail]})"
 
 
 def is_known(graph: Graph, triples: Ids) -> Flags:
@@ -147,7 +98,7 @@ def read_negatives(path: str | Path, graph: Graph, *, max_size: int | str | None
         entities = np.array(graph.entities.ids(read.entities.to_pylist()), dtype=np.int64)
         relations = np.array(graph.relations.ids(read.relations.to_pylist()), dtype=np.int64)
     except RequestError as error:
-        raise NegativesOfOtherGraph(path, graph.name, error) from None
+        raise DataError(f"{path} does not fit the graph {graph.name}: {error}") from None
     file_heads, file_relations, file_tails = read.triples["negatives"].T
     return np.stack([entities[file_heads], relations[file_relations], entities[file_tails]], axis=1)
 
@@ -295,12 +246,9 @@ def _with_negatives(
 
     known = negatives[is_known(graph, negatives)]
     if len(known):
-        raise KnownNegatives(
-            graph.name,
-            split,
-            num_known=len(known),
-            num_negatives=len(negatives),
-            example=_named(graph, known[0]),
+        raise DataError(
+            f"{len(known):,} of the {len(negatives):,} negatives of {split} are triples of "
+            f"{graph.name}, such as {_named(graph, known[0])}. Remove them."
         )
 
     triples = np.concatenate([positives, negatives])

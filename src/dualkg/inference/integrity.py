@@ -12,11 +12,9 @@ import pyarrow.parquet as pq
 import torch
 
 from dualkg.data.graph import SPLITS
-from dualkg.errors import DamagedFile, DualkgError
 from dualkg.evaluation.report import load_ranks
 from dualkg.extras import UntrustedCode
 from dualkg.files import exists, lock_holder, read_json
-from dualkg.inference.calibration import priors_damage
 from dualkg.inference.decisions import DecisionStore
 from dualkg.tables.processes import one_process
 from dualkg.training.checkpoint import load_tensors
@@ -113,7 +111,7 @@ def _readers(folder: RunFolder) -> dict[Path, Callable[[Path], object]]:
         folder.checkpoint_folder: _read_shards,
         folder.ensemble: SavedEnsemble.read,
         folder.calibration: partial(read_json, checksum=True),
-        folder.priors: lambda _: _read_priors(folder),
+        folder.priors: lambda _: None,  # of an earlier version, and not used
         folder.map: pq.read_table,
         folder.decisions: lambda file: DecisionStore(file).load(),
     }
@@ -128,14 +126,6 @@ def _readers(folder: RunFolder) -> dict[Path, Callable[[Path], object]]:
 def _read_recipe(file: Path) -> None:
     with suppress(UntrustedCode):  # it is valid as far as can be said without its classes
         load_recipe(file)
-
-
-def _read_priors(folder: RunFolder) -> None:
-    damage = None
-    with suppress(OSError, DualkgError):  # damage of the calibration is reported as its own
-        damage = priors_damage(folder)
-    if damage:
-        raise DamagedFile(folder.priors, damage)
 
 
 def _read_shards(folder: Path) -> None:

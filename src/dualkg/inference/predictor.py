@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,65 +16,84 @@ from torch import Tensor
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import SPLITS, Graph, relations_with_self_loops
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import PYTHON, InvalidValue, RequestError, Unsupported, Words
-from dualkg.inference.calibration import Calibration, PriorCorrection, calibration_for
-from dualkg.inference.explanation import (
-    Explanation,
-    check_network,
-    explain,
-    explain_by_paths,
-    has_supporting_triples,
-)
-from dualkg.inference.extension import Context, Name, NamedTriple, PathContext, add_entity
-from dualkg.inference.index import ModelIndex
-from dualkg.inference.inductive import FrozenContext
+from dualkg.errors import InvalidValue, RequestError, Unsupported
 from dualkg.inference.prediction_sets import PredictionSet, PredictionSets
-from dualkg.inference.scoring import (
+from dualkg.inference.probability import (
     CachedLogProbabilities,
-    Ids,
-    query_block_size,
-    score_queries,
+    Calibration,
     triple_log_probabilities,
 )
+from dualkg.inference.scoring import Ids, query_block_size, score_queries
 from dualkg.models.base import Model
 from dualkg.tables.lookup import Side
-from dualkg.training.recipe import Recipe
-from dualkg.training.run import Run, RunFolder
-from dualkg.without_torch.prediction import Figures, calibrated
-from dualkg.without_torch.prediction import Prediction as Prediction
-from dualkg.without_torch.prediction import QueryType as QueryType
 
+if TYPE_CHECKING:
+    from dualkg.inference.explanation import Explanation
+    from dualkg.inference.extension import Context, NamedTriple
+    from dualkg.inference.index_build import ModelIndex
+    from dualkg.inference.inductive import FrozenContext
+    from dualkg.training.recipe import Recipe
+    from dualkg.training.run import Run
+
+Name = str | int
 # The name of one query, or the names of a batch of queries.
 Given = Name | list[str] | list[int] | list[Name] | tuple[Name, ...] | npt.NDArray[Any]
 Known = Literal["mark", "omit"]
+QueryType = Literal["tails", "heads", "relations", "triple", "similar"]
 QUERY_TYPES: tuple[QueryType, ...] = ("tails", "heads", "relations", "triple", "similar")
-MAX_SKIPPED = 32  # omitted candidates of a query that are taken among its best and left out
+# Candidates of a query that are no predictions: up to so many are taken among its best and left
+# out, which saves a copy of all scores. More would make the search for the best ones slower.
+MAX_SKIPPED = 32
 BLOCK_COLUMNS = 64  # of a table of scores
 MIN_BLOCKS_PER_COLUMN = 4  # for each of the best columns, so that few blocks have them
 
 
-class UnequalBatch(RequestError):
-    """The lists of a batch of queries have different lengths."""
+@dataclass(frozen=True)
+class Prediction:
+    """A candidate with its score.
 
-    def __init__(self, lengths: Mapping[str, int]) -> None:
-        super().__init__()
-        self.lengths = dict(lengths)
+    Attributes:
+        name: Name of the candidate.
+        label: Its label, or its name.
+        id: Its id.
+        score: Comparable within one query.
+        split: The first split that contains the triple; None if it is new.
+        probability: Of the triple, as in a completion; None without a calibration, and for triples
+            of train.
+        answer_probability: Of the triple if its queries are known to lack an answer; None likewise.
 
-    def message(self, words: Words = PYTHON) -> str:
-        counts = " and ".join(f"{length:,} {part}" for part, length in self.lengths.items())
-        return f"The lists of a batch should have the same length; got {counts}."
+    Examples:
+        >>> best = run.predictor().tails("France", "borders", k=1)[0]
+        >>> best.entity in graph.entities.names.to_pylist(), best.known == (best.split is not None)
+        (True, True)
+    """
 
+    name: str
+    label: str
+    id: int
+    score: float
+    split: str | None = None
+    probability: float | None = None
+    answer_probability: float | None = None
 
-class InvalidBatchQuery(RequestError):
-    """One query of a batch is wrong; `number` is its position and `cause` says why."""
+    @property
+    def known(self) -> bool:
+        """Whether the triple is in a split of the graph."""
+        return self.split is not None
 
-    def __init__(self, number: int, cause: RequestError) -> None:
-        super().__init__()
-        self.number = number
-        self.cause = cause
+    @property
+    def entity(self) -> str:
+        """The name of the predicted entity."""
+        return self.name
 
-    def message(self, words: Words = PYTHON) -> str:
-        return f"Query {self.number} of the batch: {self.cause.message(words)}"
+    @property
+    def relation(self) -> str:
+        """The name of the predicted relation."""
+        return self.name
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields and `known`, for JSON."""
+        return {**asdict(self), "known": self.known}
 
 
 @dataclass(frozen=True)
@@ -101,6 +120,11 @@ class Query:
         """The known answers, if they are no predictions."""
         return set(known_answers) if self.known == "omit" else set()
 
+    def completed(self, kind: QueryType, answer: int) -> tuple[int, ...]:
+        """The triple that an answer completes."""
+        position = {"heads": 0, "relations": 1}.get(kind, 2)
+        return (*self.given[:position], answer, *self.given[position:2])
+
 
 @dataclass(eq=False, repr=False)
 class Predictor:
@@ -116,19 +140,17 @@ class Predictor:
     has self-loops of the relation; with `loops`, it is a candidate for every relation. `recipe`
     defines the training loss that inductive entities and explanations need. With an `index`, tails
     and heads are searched in it and rescored by the model. With `cache`, normalizers of queries are
-    kept for later probabilities, which then agree up to rounding. `identity` is that of a saved
-    run, by which an index is known to be of it.
+    kept for later probabilities, which then agree up to rounding.
 
     Args:
         model: A trained model.
         graph: Its graph.
         recipe: Defines the training loss that inductive entities and explanations need.
-        calibration: Adds probabilities.
-        prediction_sets: Adds prediction sets.
+        calibration: Adds probabilities and prediction sets.
         index: Vectors of entities, which are searched in place of scoring all.
         loops: Whether the entity of a query is a candidate for every relation.
         cache: Keep normalizers of queries, for later probabilities.
-        identity: Identity of a saved run, by which an index is known to be of it.
+        identity: Identity of a saved run; an index of another run is refused.
 
     Examples:
         >>> predictor = kg.Predictor(run.model, graph)
@@ -146,7 +168,6 @@ class Predictor:
     _: KW_ONLY
     recipe: Recipe | None = None
     calibration: Calibration | None = None
-    prediction_sets: PredictionSets | None = None
     index: ModelIndex | None = None
     loops: bool = False
     cache: bool = False
@@ -156,6 +177,8 @@ class Predictor:
         self.model.check_shape(self.graph.shape)
         if self.index is not None:
             self.index.check_model(self.model, identity=self.identity)
+        if self.calibration is not None:
+            self.calibration = self.calibration.on(self.graph)
         self.model.eval()
 
     @classmethod
@@ -172,21 +195,18 @@ class Predictor:
 
         `calibrated` fits a missing calibration.
         """
-        predictor = cls(
+        from dualkg.inference.api import calibration_for, has_calibration
+
+        return cls(
             run.model,
             run.graph,
             recipe=run.recipe,
+            calibration=calibration_for(run) if calibrated or has_calibration(run) else None,
             index=index,
             loops=loops,
             cache=cache,
             identity=run.identity,
         )
-        has_calibration = run.folder is not None and RunFolder(run.folder).has_calibration
-        if calibrated or has_calibration:
-            saved = calibration_for(run)
-            predictor.calibration = saved.calibration
-            predictor.prediction_sets = saved.prediction_sets
-        return predictor
 
     # -- queries by name ------------------------------------------------------
 
@@ -275,8 +295,8 @@ class Predictor:
         ids = members.entities.tolist()
         predictions = _predictions(self.graph.entities, [ids], [members.scores.tolist()], [{}])
         if side == "head":
-            return self._with_probabilities("heads", [(relation_id, entity)], predictions)[0]
-        return self._with_probabilities("tails", [(entity, relation_id)], predictions)[0]
+            return self._with_probabilities("heads", [Query((relation_id, entity))], predictions)[0]
+        return self._with_probabilities("tails", [Query((entity, relation_id))], predictions)[0]
 
     def members(
         self, entity: int, relation: int, *, side: Side = "tail", coverage: float = 0.9
@@ -285,9 +305,7 @@ class Predictor:
 
         `side` is the missing part of the query. Probabilities of a large set take long.
         """
-        if self.prediction_sets is None:
-            self.prediction_sets = PredictionSets.fit(self.model, self.graph)
-        members = self.prediction_sets.of(
+        members = self._prediction_sets.of(
             self.model, self.all_known, entity, relation, side=side, coverage=coverage
         )
         if not self._omits_entity(relation):
@@ -301,6 +319,8 @@ class Predictor:
         It is embedded; a path network reads the triples as edges instead. The new predictor has no
         index. It has the calibration of this one, which was fitted without the entity.
         """
+        from dualkg.inference.extension import PathContext, add_entity
+
         network = self.model.path_network
         context: Context = PathContext(network, self.graph) if network else self._context
         extension = add_entity(context, name, triples)
@@ -315,14 +335,18 @@ class Predictor:
         PathNetwork that was trained on the same graph as `network`, it has the paths by which this
         finds the triple. The prediction of a PathNetwork is explained by its own paths.
         """
+        from dualkg.inference import explanation as explanations
+
         triple = (head, relation, tail)
         path_model = self.model.path_network
         if network is not None:
-            path_model = check_network(network.model, network.graph, graph=self.graph)
-        if path_model is None or has_supporting_triples(self.model):
-            explanation = explain(self._context, triple, k=k, network=path_model)
+            path_model = explanations.check_network(network.model, network.graph, graph=self.graph)
+        if path_model is None or explanations.has_supporting_triples(self.model):
+            explanation = explanations.explain(self._context, triple, k=k, network=path_model)
         else:
-            explanation = explain_by_paths(self.model, self.graph, triple, k=k, network=path_model)
+            explanation = explanations.explain_by_paths(
+                self.model, self.graph, triple, k=k, network=path_model
+            )
         if self.calibration is None:
             return explanation
         prediction = self.triple(head, relation, tail)
@@ -339,12 +363,15 @@ class Predictor:
         """The known answers of all queries, in any split."""
         return KnownAnswers.of(self.graph)
 
+    @property
+    def prediction_sets(self) -> PredictionSets | None:
+        """The prediction sets of the calibration; None without a calibration."""
+        return None if self.calibration is None else self.calibration.prediction_sets
+
     @cached_property
-    def prior_correction(self) -> PriorCorrection | None:
-        """The probability of arbitrary triples; None without a calibration."""
-        if self.calibration is None:
-            return None
-        return PriorCorrection.of(self.calibration, self.graph)
+    def _prediction_sets(self) -> PredictionSets:
+        """Those of the calibration, or fitted now."""
+        return self.prediction_sets or PredictionSets.fit(self.model, self.graph)
 
     @cached_property
     def _log_probabilities(self) -> Callable[[Ids], Tensor]:
@@ -382,7 +409,8 @@ class Predictor:
         if self.model.has_entity_vectors:
             _ = self._unit_vectors
         _ = self.relations_with_self_loops
-        _ = self.prior_correction
+        if self.calibration is not None:
+            self.calibration.warm_up()
         _ = self._log_probabilities
 
     # -- batches --------------------------------------------------------------
@@ -411,7 +439,8 @@ class Predictor:
                 lists[part] = list(names)
         lengths = {part: len(names) for part, names in lists.items()}
         if len(set(lengths.values())) > 1:
-            raise UnequalBatch(lengths)
+            counts = " and ".join(f"{length:,} {part}" for part, length in lengths.items())
+            raise RequestError(f"The lists of a batch should have the same length; got {counts}.")
 
         size = next(iter(lengths.values()), 1)
         columns = [lists.get(part, [names] * size) for part, names in given.items()]
@@ -422,7 +451,7 @@ class Predictor:
             except RequestError as error:
                 if not lists:
                     raise
-                raise InvalidBatchQuery(number, error) from None
+                raise RequestError(f"Query {number} of the batch: {error}") from None
             queries.append(Query(ids, k, known))
 
         predictions = self.predict(kind, queries)
@@ -437,8 +466,7 @@ class Predictor:
         return tuple(ids)
 
     def _predict_block(self, kind: QueryType, queries: Sequence[Query]) -> list[list[Prediction]]:
-        given = [query.given for query in queries]
-        columns = np.array(given).T
+        columns = np.array([query.given for query in queries]).T
         match kind:
             case "similar":
                 return self._similar(columns[0], queries)
@@ -455,7 +483,7 @@ class Predictor:
                 relations, tails = columns
                 inverse = relations + self.graph.shape.num_relations
                 predictions = self._entities(tails, inverse, queries)
-        return self._with_probabilities(kind, given, predictions)
+        return self._with_probabilities(kind, queries, predictions)
 
     def _tensor(self, ids: Ids) -> Tensor:
         """Ids on the device of the model; the columns of an array are copied."""
@@ -550,6 +578,7 @@ class Predictor:
 
         All entities are scored if the index returns too few.
         """
+
         num_relations = self.graph.shape.num_relations
         device = self.model.device
         given = torch.tensor([entity], device=device)
@@ -574,17 +603,38 @@ class Predictor:
         return _predictions(self.graph.entities, [best_ids], [best_scores], [known])[0]
 
     def _with_probabilities(
-        self, kind: QueryType, given: Sequence[tuple[int, ...]], predictions: list[list[Prediction]]
+        self, kind: QueryType, queries: Sequence[Query], predictions: list[list[Prediction]]
     ) -> list[list[Prediction]]:
-        """The predictions for queries with calibrated probabilities, if there is a calibration."""
-        correction = self.prior_correction
-        if correction is None:
+        """The predictions for queries of one type with probabilities, and by probability.
+
+        Triples of train have no probability, and come first. Without a calibration there are no
+        probabilities.
+        """
+        triples: dict[tuple[int, ...], None] = {}  # a set that keeps the order
+        for query, answers in zip(queries, predictions, strict=True):
+            for answer in answers:
+                if answer.split != "train":
+                    triples[query.completed(kind, answer.id)] = None
+        if self.calibration is None or not triples:
             return predictions
 
-        def figures_of(triples: Ids) -> Iterable[Figures]:
-            return correction.of_triples(triples, self._log_probabilities(triples)).figures()
-
-        return calibrated(kind, given, predictions, figures_of)
+        ids = np.array(list(triples), dtype=np.int64)
+        figures = self.calibration.of_triples(ids, self._log_probabilities(ids))
+        pairs = zip(figures.probability.tolist(), figures.answer_probability.tolist(), strict=True)
+        by_triple = dict(zip(triples, pairs, strict=True))
+        with_probabilities = []
+        for query, answers in zip(queries, predictions, strict=True):
+            new_answers = []
+            for answer in answers:
+                pair = by_triple.get(query.completed(kind, answer.id), (None, None))
+                # `dataclasses.replace` takes three times as long.
+                new_answers.append(
+                    Prediction(
+                        answer.name, answer.label, answer.id, answer.score, answer.split, *pair
+                    )
+                )
+            with_probabilities.append(sorted(new_answers, key=_by_probability))
+        return with_probabilities
 
     def _known_answers(self, entities: Ids, relations: Ids) -> list[dict[int, str]]:
         """The known answers of each query, and the first split that contains each."""
@@ -616,12 +666,22 @@ class Predictor:
 
     @cached_property
     def _context(self) -> FrozenContext:
+        """What explanations and new entities need of the model and its training."""
+        from dualkg.inference.inductive import FrozenContext
+
         return FrozenContext.of(self.model, self.graph, recipe=self.recipe)
 
     @cached_property
     def _unit_vectors(self) -> Tensor:
         """The vectors of all entities at length 1, `(num_entities, width)`."""
         return torch.nn.functional.normalize(self.model.entity_vectors().detach(), dim=-1)
+
+
+def _by_probability(prediction: Prediction) -> tuple[bool, float]:
+    """The sort key of predictions with probabilities, which keeps the order of equal ones."""
+    if prediction.probability is None:
+        return False, 0.0
+    return True, -prediction.probability
 
 
 def _predictions(

@@ -13,10 +13,10 @@ import torch
 
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split
-from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.prediction_sets import SIDES, PredictionSets, filtered_log_probabilities
+from dualkg.inference.probability import Calibration, triple_log_probabilities
 from dualkg.inference.sampling import sample_candidates
-from dualkg.inference.scoring import Flags, Floats, Ids, MissingTriples, triple_log_probabilities
+from dualkg.inference.scoring import Flags, Floats, Ids, MissingTriples
 from dualkg.models.base import Model
 
 NUM_BINS = 10
@@ -335,8 +335,8 @@ def evaluate_calibration(
     symmetric = graph.symmetric_relations
     log_probabilities = triple_log_probabilities(model, candidates.triples, symmetric=symmetric)
     # A split has only a part of the triples that the graph may be said to lack.
-    correction = PriorCorrection.of(calibration.as_measured, graph)
-    of_triples = correction.of_triples(candidates.triples, log_probabilities)
+    measured = calibration.on(graph).as_measured
+    of_triples = measured.of_triples(candidates.triples, log_probabilities)
     probabilities = of_triples.answer_probability
 
     by_relation = {}

@@ -6,7 +6,7 @@ A remark is what train says against a new triple: an end of an unusual type, or 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
@@ -17,9 +17,14 @@ from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.inspection import answers_per_query
 from dualkg.inference.predictor import Predictor
-from dualkg.inference.scoring import Ids, score_blocks, triple_log_probabilities
+from dualkg.inference.probability import (
+    query_classes,
+    score_facts,
+    triple_log_probabilities,
+)
+from dualkg.inference.query_classes import NUM_KNOWN, QueryClasses, is_unusual
+from dualkg.inference.scoring import Ids, score_blocks
 from dualkg.tables.lookup import Side
-from dualkg.without_torch.query_classes import NUM_KNOWN, QueryClasses, is_unusual
 
 TypeFit = Literal["known", "likely", "unusual"]
 # The mean number of answers per query up to which a second answer is remarkable: most queries of
@@ -76,9 +81,9 @@ def predicted_facts(predictor: Predictor, entity: int, *, k: int) -> list[Fact]:
     sort_keys = log_probabilities.numpy()
     probabilities: list[float | None] = [None] * len(triples)
     answer_probabilities = probabilities
-    correction = predictor.prior_correction
-    if correction is not None:
-        of_triples = correction.of_triples(triples, log_probabilities)
+    calibration = predictor.calibration
+    if calibration is not None:
+        of_triples = calibration.of_triples(triples, log_probabilities)
         sort_keys = of_triples.log_odds
         probabilities = of_triples.probability.tolist()
         answer_probabilities = of_triples.answer_probability.tolist()
@@ -114,7 +119,7 @@ def _likely_new_triples(predictor: Predictor, entity: int, *, number: int) -> Id
             predictor.model,
             entities,
             relations,
-            symmetric=predictor.graph.symmetric_relations,
+            score=partial(score_facts, symmetric=predictor.graph.symmetric_relations),
         )
         for block, scores in blocks:
             likely = _new_log_likelihoods(predictor, entity, relations[block], scores)
@@ -141,12 +146,10 @@ def _new_log_likelihoods(
     """
     num_relations = predictor.graph.shape.num_relations
     likely = scores.log_softmax(-1)
-    if predictor.prior_correction is not None:
+    if predictor.calibration is not None:
         side: Side = "head" if relations[0] < num_relations else "tail"
-        priors = predictor.prior_correction.query_priors(
-            entity, torch.from_numpy(relations % num_relations), side
-        )
-        likely += priors.log().to(likely)[:, None]
+        priors = predictor.calibration.query_priors(entity, relations % num_relations, side)
+        likely += torch.from_numpy(priors).log().to(likely)[:, None]
 
     rows, known = predictor.all_known(np.full(len(relations), entity), relations)
     row_ids = torch.from_numpy(rows).to(likely.device)
@@ -180,7 +183,7 @@ class Remarker:
 
     @classmethod
     def of(cls, graph: Graph, known: KnownAnswers, classes: QueryClasses | None = None) -> Self:
-        return cls(graph, known, classes or QueryClasses.of(graph))
+        return cls(graph, known, classes or query_classes(graph))
 
     @cached_property
     def functional(self) -> tuple[Ids, Ids]:
@@ -192,9 +195,8 @@ class Remarker:
     def of_triples(self, triples: Ids) -> list[Remarks]:
         """The remarks on triples `(num_triples, 3)`."""
         heads, relations, tails = np.asarray(triples, dtype=np.int64).reshape(-1, 3).T
-        head_roles = self.classes.roles(relations, tails=False)
-        tail_roles = self.classes.roles(relations, tails=True)
-        head_types = _type_fits(self.classes.of_pairs(heads, head_roles))
+        tail_roles = self.classes.tail_roles[relations]
+        head_types = _type_fits(self.classes.of_pairs(heads, relations))
         tail_types = _type_fits(self.classes.of_pairs(tails, tail_roles))
         known_tails = self._known_answers(heads, relations, self.functional[0])
         inverse = relations + self.graph.shape.num_relations

@@ -159,7 +159,6 @@ async def completion(
         predictor.model,
         run.graph,
         calibration=predictor.calibration,
-        prior_correction=predictor.prior_correction,
     )
     result: Completion | None = None
     async with aclosing(service.searches.reports(run.name, options, complete)) as reports:

@@ -19,7 +19,7 @@ from dualkg.evaluation.comparison import (
     stack_mean_ranks,
 )
 from dualkg.evaluation.metrics import METRICS
-from dualkg.inference.calibration import load_calibration
+from dualkg.inference.probability import Calibration
 from dualkg.serve import schemas
 from dualkg.serve.downloads import Table, flat_bin, table, triple_row
 from dualkg.serve.schemas import (
@@ -192,7 +192,7 @@ def calibration_checks(run: Run) -> dict[str, Any]:
     folder = RunFolder(run.folder) if run.folder else None
     if folder is None or not folder.has_calibration:
         return {}
-    return load_calibration(folder.path, run.graph, identity=run.identity).checks
+    return dict(Calibration.load(folder.path, run.graph, identity=run.identity).checks)
 
 
 def _reports(run: Run, folder: RunFolder | None) -> dict[str, Any]:

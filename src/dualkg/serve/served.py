@@ -90,8 +90,8 @@ class ServedRun:
 
     @cached_property
     def remarker(self) -> Remarker:
-        correction = self.predictor.prior_correction
-        classes = correction.query_classes if correction else None
+        calibration = self.predictor.calibration
+        classes = calibration.query_classes if calibration else None
         return Remarker.of(self.graph, self.predictor.all_known, classes)
 
     @property

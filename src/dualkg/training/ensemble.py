@@ -20,8 +20,7 @@ from dualkg.errors import DamagedFile, DivergedError, InvalidValue, PathExists, 
 from dualkg.evaluation.ranking import eval_mode, full_precision, sample_triples
 from dualkg.files import exists, locks, read_json, recover, write_text
 from dualkg.models.ensemble import EnsembleModel, no_embeddings
-from dualkg.training.run import Run, RunFolder, TrainedRun, load_single_run
-from dualkg.without_torch.identity import hash_of
+from dualkg.training.run import Run, RunFolder, TrainedRun, hash_of, load_single_run
 
 Weights = Sequence[float] | Literal["equal"]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,10 +37,14 @@ from dualkg.training.errors import (
     RunNotFinished,
 )
 from dualkg.training.recipe import Recipe, load_recipe
-from dualkg.without_torch.identity import hash_of, identity_of
 
 MAX_NEARBY = 5  # runs that a message names
 WEIGHT_FILES = "weights-?????-of-?????.safetensors"
+
+
+def hash_of(parts: Mapping[str, str | None]) -> str:
+    """One hash of several, by name."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def check_source(path: Path, made_from: object, identity: str | None) -> None:
@@ -268,7 +273,11 @@ class RunFolder:
             seeds[recipe.parent.name] = RunFolder(recipe.parent).identity()
         if seeds:
             return hash_of(seeds)
-        return identity_of(self._needed_records(), self.weights_checksum())
+        parts = {}
+        for name, record in self._needed_records().items():
+            if not name.startswith("weights"):
+                parts[name] = record["sha256"]
+        return hash_of({**parts, "weights": self.weights_checksum()})
 
     def known_identity(self) -> str | None:
         """The identity, or None of a run that is not finished or has a damaged report."""

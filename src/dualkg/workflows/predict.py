@@ -13,19 +13,11 @@ import torch
 
 from dualkg.data.graph import Graph
 from dualkg.delimited import tsv_line
-from dualkg.errors import (
-    PYTHON,
-    DataError,
-    DualkgError,
-    InvalidValue,
-    RequestError,
-    Words,
-)
+from dualkg.errors import DataError, InvalidValue, RequestError
 from dualkg.files import atomic_write, check_new_file, locked, read_bytes
 from dualkg.inference.api import open_run
 from dualkg.inference.predictor import Known, Prediction, Predictor, Query, QueryType
 from dualkg.training.run import Run
-from dualkg.without_torch.prediction import query_type
 
 PARTS = ("head", "relation", "tail")
 FIGURES = ("score", "probability", "split", "answer_probability")
@@ -36,43 +28,9 @@ SUFFIXES = (".tsv", ".jsonl")
 QUERIES_PER_BLOCK = 1000
 MAX_QUERY_FILE = 1 << 30  # bytes
 MAX_MISTAKES = 5  # bad lines that are named
+EXPECTED_LINES = "lines of head, relation and tail were expected, with ? for one."
 
 Given = tuple[str | int | None, str | int | None, str | int | None]
-
-
-# -- errors ------------------------------------------------------------------
-
-
-class NotQueries(RequestError):
-    """A file has no queries at all."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(
-            f"{path} {reason}; lines of head, relation and tail were expected, with ? for one."
-        )
-        self.path = path
-        self.reason = reason
-
-
-class BadQuery(RequestError):
-    """A line of a file of queries cannot be read."""
-
-
-class BadQueries(DataError):
-    """Some lines of a file of queries cannot be used; `mistakes` has an error by line number."""
-
-    def __init__(self, path: Path, mistakes: dict[int, DualkgError]) -> None:
-        super().__init__()
-        self.path = path
-        self.mistakes = mistakes
-
-    def message(self, words: Words = PYTHON) -> str:
-        sentences = [f"{self.path} cannot be used."]
-        for line, error in self.mistakes.items():
-            sentences.append(f"Line {line:,}: {error.in_words(words)}")
-        if len(self.mistakes) == MAX_MISTAKES:
-            sentences.append("Later lines were not read.")
-        return " ".join(sentences)
 
 
 # -- queries -----------------------------------------------------------------
@@ -226,6 +184,12 @@ def predict_queries(
     return answers
 
 
+def query_type(given: Sequence[object | None]) -> QueryType:
+    """The type of a query (head, relation, tail) by its part that is None."""
+    types: tuple[QueryType, ...] = ("heads", "relations", "tails")
+    return types[given.index(None)] if None in given else "triple"
+
+
 def read_queries(path: Path, graph: Graph) -> list[tuple[int, Given]]:
     """The queries of a file by ids, each with its line number; - is the standard input.
 
@@ -237,10 +201,10 @@ def read_queries(path: Path, graph: Graph) -> list[tuple[int, Given]]:
     elif path.is_file():
         content = read_bytes(path, max_bytes=MAX_QUERY_FILE)
     else:
-        raise NotQueries(path, "is not a file")
+        raise RequestError(f"{path} is not a file; {EXPECTED_LINES}")
 
     queries: list[tuple[int, Given]] = []
-    mistakes: dict[int, DualkgError] = {}
+    mistakes: list[str] = []
     columns = _Columns()
     lines = content.removeprefix(BYTE_ORDER_MARK).split(b"\n")
     for number, line in enumerate(lines, start=1):
@@ -253,13 +217,14 @@ def read_queries(path: Path, graph: Graph) -> list[tuple[int, Given]]:
             else:
                 queries.append((number, columns.query(cells, graph)))
         except RequestError as error:
-            mistakes[number] = error
+            mistakes.append(f"Line {number:,}: {error}")
             if len(mistakes) == MAX_MISTAKES:
+                mistakes.append("Later lines were not read.")
                 break
     if mistakes:
-        raise BadQueries(path, mistakes)
+        raise DataError(" ".join([f"{path} cannot be used.", *mistakes]))
     if not queries:
-        raise NotQueries(path, "has no queries")
+        raise RequestError(f"{path} has no queries; {EXPECTED_LINES}")
     return queries
 
 
@@ -281,11 +246,13 @@ class _Columns:
         if len(cells) == self.width - 1:
             cells = [*cells, ""]
         if len(cells) != self.width:
-            raise BadQuery(f"{self.width} cells should be separated by tabs; found {len(cells)}.")
+            raise RequestError(
+                f"{self.width} cells should be separated by tabs; found {len(cells)}."
+            )
         head, relation, tail = (cells[position] for position in self.positions)
         num_unknown = sum(cell in UNKNOWN for cell in (head, relation, tail))
         if num_unknown > 1:
-            raise BadQuery(
+            raise RequestError(
                 f"Only one of head, relation and tail may be ? or empty; {num_unknown} are."
             )
         return (
@@ -299,7 +266,7 @@ def _cells(line: bytes) -> list[str]:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError:
-        raise BadQuery("It is not valid UTF-8.") from None
+        raise RequestError("It is not valid UTF-8.") from None
     return [cell.strip() for cell in text.rstrip("\r").split("\t")]
 
 

@@ -6,11 +6,10 @@ import numpy as np
 import torch
 
 import dualkg as kg
-from dualkg.inference.calibration import Calibration, PriorCorrection
-from dualkg.inference.recalibration import Recalibration
-from dualkg.inference.scoring import triple_log_probabilities
-from dualkg.without_torch.query_classes import NUM_CLASSES, QueryClasses
+from dualkg.inference.probability import Calibration, query_classes, triple_log_probabilities
+from dualkg.inference.query_classes import NUM_CLASSES, QueryClasses
 from tests.conftest import graph_of
+from tests.inference.calibrations import calibration_on, recalibration_of
 
 MODELS = {
     "CP": lambda shape: kg.CP(shape, dim=3, init_scale=1.5, seed=1),
@@ -51,19 +50,17 @@ def graph_with_a_symmetric_relation(seed: int) -> kg.Graph:
 
 
 def random_calibration(seed: int, num_relations: int = 3) -> Calibration:
-    """A calibration that is recalibrated if the seed is even."""
+    """A calibration that is recalibrated if the seed is even, for any graph with the relations."""
     random = torch.Generator().manual_seed(seed)
     slopes = 0.3 + 2 * torch.rand(num_relations, generator=random)
     offsets = 4 * torch.rand(num_relations, 4, generator=random)
     recalibration = None
     if seed % 2 == 0:
-        knots = torch.tensor([-3.0, -1.0, 0.0, 1.0], dtype=torch.float64)
-        values = torch.tensor([-4.0, -1.2, 0.4, 0.9], dtype=torch.float64)
-        recalibration = Recalibration(knots, values)
-    return Calibration(
-        slopes,
-        offsets,
-        torch.ones(num_relations).bool(),
+        recalibration = recalibration_of([-3.0, -1.0, 0.0, 1.0], [-4.0, -1.2, 0.4, 0.9])
+    return calibration_on(
+        graph_of([(0, 0, 1)], num_relations=num_relations),
+        slopes=slopes.tolist(),
+        offsets=offsets.tolist(),
         max_probability=0.8,
         recalibration=recalibration,
     )
@@ -77,7 +74,7 @@ def every_new_triple(
     entity_ids = range(graph.shape.num_entities)
     relation_ids = range(graph.shape.num_relations)
 
-    classes = QueryClasses.of(graph)
+    classes = query_classes(graph)
     new_triples = []
     for head, relation, tail in product(entity_ids, relation_ids, entity_ids):
         if relations is not None and relation not in relations:
@@ -98,12 +95,8 @@ def every_new_triple(
 
 def _has_unusual_type(classes: QueryClasses, head: int, relation: int, tail: int) -> bool:
     """Whether a page would remark that the head or the tail is of an unusual type."""
-    relations = np.array([relation])
-    of_ends = [
-        classes.of_pairs(np.array([entity]), classes.roles(relations, tails=is_tail))
-        for entity, is_tail in ((head, False), (tail, True))
-    ]
-    return NUM_CLASSES - 1 in np.concatenate(of_ends)
+    roles = np.array([relation, classes.tail_roles[relation]])
+    return NUM_CLASSES - 1 in classes.of_pairs(np.array([head, tail]), roles)
 
 
 def _may_loop(entity: int, train_pairs: list[tuple[int, int]]) -> bool:
@@ -123,7 +116,7 @@ def complete_brute_force(
     sort_key = log_probability.numpy()
     probability = None
     if calibration is not None:
-        of_triples = PriorCorrection.of(calibration, graph).of_triples(triples, log_probability)
+        of_triples = calibration.on(graph).of_triples(triples, log_probability)
         sort_key = of_triples.log_odds
         probability = of_triples.probability
 

@@ -11,10 +11,10 @@ from dualkg.data.entity_types import EntityTypes
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import SPLITS
 from dualkg.errors import InvalidValue
-from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.completion import CompletionSettings, complete, search
 from dualkg.serve.entity_facts import Remarker
 from tests.conftest import graph_of
+from tests.inference.calibrations import calibration_on
 from tests.inference.completion.brute_force import (
     MODELS,
     complete_brute_force,
@@ -78,7 +78,7 @@ def test_types_leave_out_what_is_remarked_as_unusual(typed):
         calibration = dataclasses.replace(calibration, types=types)
     model = MODELS["CP"](graph.shape)
     every = complete(model, graph, calibration=calibration).triples
-    classes = PriorCorrection.of(calibration, graph).query_classes
+    classes = calibration.on(graph).query_classes
     remarks = Remarker.of(graph, KnownAnswers.of(graph), classes).of_triples(every)
     usual = ["unusual" not in (remark.head_type, remark.tail_type) for remark in remarks]
     assert 0 < sum(usual) < len(every)
@@ -193,7 +193,7 @@ def test_triples_of_equal_probability_are_ordered_by_log_probability():
     """
     graph = graph_of([(id, 0, (id + 1) % 9) for id in range(9)])
     model = MODELS["ComplEx"](graph.shape)
-    certain = Calibration(torch.ones(1), torch.full((1, 4), 80.0), torch.ones(1).bool())
+    certain = calibration_on(graph, offsets=80.0)
     options = {"top": 12, "types": True}
     completion = complete(model, graph, calibration=certain, **options)
     assert (completion.answer_probability == 1).all()

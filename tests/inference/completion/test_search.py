@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualkg.data.graph import relations_with_self_loops
-from dualkg.inference.calibration import PriorCorrection
 from dualkg.inference.completion.candidates import CandidateFilter
 from dualkg.inference.completion.search import (
     HEADS,
@@ -43,7 +42,7 @@ def test_one_self_loop_by_mistake_makes_no_others_candidates(num_others, has_sel
 def test_every_pair_is_in_one_part(seed, types, some, calibrated):
     graph = random_graph(seed, num_triples=20)
     candidates = CandidateFilter(graph, types=types, heads=[1, 4, 7] if some else None)
-    correction = PriorCorrection.of(random_calibration(seed), graph) if calibrated else None
+    correction = random_calibration(seed).on(graph) if calibrated else None
 
     searched = []
     for part in search_parts(candidates, correction):
@@ -77,7 +76,7 @@ def test_entities_in_the_domain_and_range_are_searched_first(reverse):
         few = TAILS
         more = HEADS
     graph = graph_of(train, valid, num_entities=40, num_relations=1)
-    correction = PriorCorrection.of(random_calibration(0, 1), graph)
+    correction = random_calibration(0, 1).on(graph)
     parts = search_parts(CandidateFilter(graph), correction)
     assert [part.given for part in parts] == [few, more, few]
     assert [part.num_queries for part in parts] == [2, 3, 38]

@@ -9,7 +9,7 @@ import pytest
 import dualkg as kg
 from dualkg.analysis.projection import save_map
 from dualkg.data.entity_types import EntityTypes
-from dualkg.inference.calibration import fit_calibration, save_calibration
+from dualkg.inference.probability import Calibration
 from dualkg.serve.app import application
 from dualkg.serve.served import ServedRuns
 from dualkg.training.recipe import ModelConfig
@@ -180,9 +180,8 @@ def many_entities(tmp_path_factory):
     kg.TrainedRun(model, graph, kg.Recipe(model=config)).save(folder)
     entities = np.arange(number)
     types = EntityTypes.of_pairs("a file", ["one", "two", "three"], entities, entities % 3)
-    fitted = fit_calibration(kg.load_run(folder))
-    calibration = replace(fitted.calibration, types=types)
-    save_calibration(replace(fitted, calibration=calibration), folder, graph)
+    run = kg.load_run(folder)
+    replace(Calibration.fit(run.model, run.graph), types=types).save(folder)
     centres = random.uniform(-0.9, 0.9, (50, 2))
     places = centres[entities % 50] + random.normal(0, 0.03, (number, 2))
     save_map(np.clip(places, -1, 1).astype(np.float32), folder / "map.parquet")

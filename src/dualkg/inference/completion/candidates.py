@@ -7,8 +7,9 @@ import numpy as np
 
 from dualkg.data.graph import SPLITS, Graph, Triples, relations_with_self_loops
 from dualkg.data.vocabulary import Vocabulary
+from dualkg.inference.probability import query_classes
+from dualkg.inference.query_classes import QueryClasses, is_unusual
 from dualkg.inference.scoring import Ids
-from dualkg.without_torch.query_classes import QueryClasses, is_unusual
 
 Names = Sequence[str | int]
 
@@ -54,7 +55,7 @@ class CandidateFilter:
     @cached_property
     def query_classes(self) -> QueryClasses:
         """The given ones, or those without types of entities, which only `types` needs."""
-        return self._query_classes or QueryClasses.of(self.graph)
+        return self._query_classes or query_classes(self.graph)
 
     def heads_and_tails(self, relation: int) -> tuple[Ids, Ids]:
         """The candidate heads and tails of a relation, ascending."""

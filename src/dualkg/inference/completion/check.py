@@ -8,14 +8,13 @@ import numpy as np
 
 from dualkg.data.graph import Graph, distinct_triples, triple_keys
 from dualkg.errors import DataError
-from dualkg.inference.calibration import Calibration
 from dualkg.inference.completion.candidates import CandidateFilter
 from dualkg.inference.completion.result import Column, Completion
 from dualkg.inference.completion.search import complete
+from dualkg.inference.probability import Calibration
 from dualkg.inference.reliability import LIKELY, ReliabilityBin, reliability_table
 from dualkg.inference.scoring import Flags, Ids
 from dualkg.models.base import Model
-from dualkg.without_torch.query_classes import QueryClasses
 
 CHECK_SIZES = (100, 1_000, 10_000, 100_000)
 CHECK_KNOWN = ("train", "valid")
@@ -66,7 +65,7 @@ def check_completion(
     query_classes = None
     if calibration is not None:
         options["calibration"] = calibration.as_measured
-        query_classes = QueryClasses.of(graph, types=calibration.types)
+        query_classes = calibration.on(graph).query_classes
     filters = {name: options[name] for name in FILTERS if name in options}
     candidates = CandidateFilter(graph, **filters, known=CHECK_KNOWN, query_classes=query_classes)
     distinct = distinct_triples(graph.test, graph.shape)

@@ -20,8 +20,7 @@ from dualkg.data.vocabulary import Vocabulary
 from dualkg.delimited import SEPARATORS, check_tsv_cell, tsv_line
 from dualkg.errors import InvalidValue, RequestError
 from dualkg.files import atomic_write, check_new_file
-from dualkg.inference.calibration import PriorCorrection
-from dualkg.without_torch.probabilities import TripleProbabilities
+from dualkg.inference.probability import Calibration, TripleProbabilities
 
 # `pyarrow.compute` is imported in functions: it is slow to import, and `import dualkg` loads this
 # module.
@@ -51,9 +50,9 @@ def best_first(triples: NewTriples) -> NewTriples:
     return triples[np.lexsort((*ids, -triples["log_probability"], -triples["sort_key"]))]
 
 
-def _probabilities_of(triples: NewTriples, correction: PriorCorrection) -> TripleProbabilities:
+def _probabilities_of(triples: NewTriples, calibration: Calibration) -> TripleProbabilities:
     ids = np.stack([triples["head"], triples["relation"], triples["tail"]], axis=1)
-    return correction.of_triples(ids, torch.from_numpy(triples["log_probability"].copy()))
+    return calibration.of_triples(ids, torch.from_numpy(triples["log_probability"].copy()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +60,7 @@ class BestTriples:
     """The best `top` triples so far, none less probable than `min_probability`."""
 
     top: int
-    prior_correction: PriorCorrection | None
+    calibration: Calibration | None
     min_probability: float
     triples: NewTriples = field(default_factory=lambda: np.empty(0, NEW_TRIPLE))
 
@@ -86,11 +85,11 @@ class BestTriples:
     def _with_sort_keys(self, new: NewTriples) -> NewTriples:
         """A copy with sort keys, without triples that are less probable than the minimum."""
         new = new.copy()
-        if self.prior_correction is None:
+        if self.calibration is None:
             new["sort_key"] = new["log_probability"]
             return new
 
-        probabilities = _probabilities_of(new, self.prior_correction)
+        probabilities = _probabilities_of(new, self.calibration)
         new["sort_key"] = probabilities.log_odds
         return new[probabilities.probability >= self.min_probability]
 
@@ -119,11 +118,11 @@ class Completion:
     @classmethod
     def of(cls, graph: Graph, best: BestTriples) -> Self:
         triples = best_first(best.triples)
-        correction = best.prior_correction
+        calibration = best.calibration
         probability: Column | None = None
         answer_probability: Column | None = None
-        if correction is not None:
-            of_triples = _probabilities_of(triples, correction)
+        if calibration is not None:
+            of_triples = _probabilities_of(triples, calibration)
             probability = of_triples.probability.astype(np.float32)
             answer_probability = of_triples.answer_probability.astype(np.float32)
         return cls(

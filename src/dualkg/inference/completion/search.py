@@ -17,15 +17,14 @@ from torch import Tensor
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.errors import InvalidValue, RequestError
 from dualkg.evaluation.ranking import eval_mode, full_precision
-from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.completion.candidates import CandidateFilter, Names
 from dualkg.inference.completion.result import NEW_TRIPLE, BestTriples, Completion, NewTriples
+from dualkg.inference.probability import Calibration, log_odds_of
+from dualkg.inference.query_classes import NUM_CLASSES, NUM_KNOWN
 from dualkg.inference.scoring import Ids, check_finite
 from dualkg.logs import ProgressLog
 from dualkg.models.base import Model
 from dualkg.tables.lookup import Side
-from dualkg.without_torch.probabilities import log_odds_of
-from dualkg.without_torch.query_classes import NUM_CLASSES, NUM_KNOWN
 
 # Scores of a block: few enough for a CPU's cache, enough to keep a GPU busy.
 MAX_SCORES = {"cpu": 2**22, "cuda": 2**26}
@@ -68,7 +67,6 @@ def complete(
     *,
     top: int = 10_000,
     calibration: Calibration | None = None,
-    prior_correction: PriorCorrection | None = None,
     relations: Names | None = None,
     heads: Names | None = None,
     min_probability: float = 0.0,
@@ -85,12 +83,11 @@ def complete(
     both are among all entities, whatever the filters, which are those of `CandidateFilter`.
     `on_progress` is called with the number of queries that are done, and of all, and what it raises
     ends the search. `on_best` is called now and then with the best triples so far.
-    `prior_correction` is that of the calibration, if it has been computed before.
     """
     model.check_shape(graph.shape)
     _check_request(top, min_probability, calibration, graph=graph)
-    if calibration is not None and prior_correction is None:
-        prior_correction = PriorCorrection.of(calibration, graph)
+    if calibration is not None:
+        calibration = calibration.on(graph)
     candidates = CandidateFilter(
         graph,
         relations=relations,
@@ -98,9 +95,9 @@ def complete(
         types=types,
         loops=loops,
         known=known,
-        query_classes=prior_correction.query_classes if prior_correction else None,
+        query_classes=calibration.query_classes if calibration else None,
     )
-    parts = search_parts(candidates, prior_correction)
+    parts = search_parts(candidates, calibration)
     reports = _Reports(
         graph,
         sum(part.num_queries for part in parts),
@@ -108,7 +105,7 @@ def complete(
         on_best=on_best,
         settings=settings,
     )
-    best = BestTriples(top, prior_correction, min_probability)
+    best = BestTriples(top, calibration, min_probability)
     with full_precision(), eval_mode(model):
         for part in parts:
             if not bool((required_log_probability(best, part) <= 0).any()):
@@ -322,11 +319,11 @@ class SearchPart:
     prior: float
 
     def entities(
-        self, candidates: CandidateFilter, prior_correction: PriorCorrection | None
+        self, candidates: CandidateFilter, calibration: Calibration | None
     ) -> tuple[dict[int, Ids], Ids, Ids]:
         """The given entities by class, the candidate answers, and the classes of all answers."""
         ends = candidates.heads_and_tails(self.relation)
-        classes = _classes_of(self.relation, candidates, prior_correction)
+        classes = _classes_of(self.relation, candidates, calibration)
         of_given = classes[self.given][ends[self.given]]
         given = {number: ends[self.given][of_given == number] for number in self.given_classes}
         answers = ends[1 - self.given]
@@ -335,17 +332,15 @@ class SearchPart:
         return given, answers, of_answers
 
 
-def _classes_of(
-    relation: int, candidates: CandidateFilter, prior_correction: PriorCorrection | None
-) -> Ids:
+def _classes_of(relation: int, candidates: CandidateFilter, calibration: Calibration | None) -> Ids:
     """The classes of all entities as heads and as tails, `(2, num_entities)`."""
-    if prior_correction is None:
+    if calibration is None:
         return np.zeros((2, candidates.graph.shape.num_entities), dtype=np.int64)
-    return prior_correction.query_classes.of_relation(relation)
+    return calibration.query_classes.of_relation(relation)
 
 
 def search_parts(
-    candidates: CandidateFilter, prior_correction: PriorCorrection | None = None
+    candidates: CandidateFilter, calibration: Calibration | None = None
 ) -> list[SearchPart]:
     """The parts of a search, the most probable first and then the cheapest.
 
@@ -357,22 +352,22 @@ def search_parts(
     """
     parts = []
     for relation in candidates.relations.tolist():
-        parts += _parts_of_relation(relation, candidates, prior_correction)
+        parts += _parts_of_relation(relation, candidates, calibration)
     return sorted(parts, key=lambda part: (-part.prior, part.num_queries, part.relation))
 
 
 def _parts_of_relation(
-    relation: int, candidates: CandidateFilter, prior_correction: PriorCorrection | None
+    relation: int, candidates: CandidateFilter, calibration: Calibration | None
 ) -> list[SearchPart]:
     priors = torch.zeros(NUM_CLASSES, NUM_CLASSES)  # by head, then by tail
     first_given = KNOWN_OR_NEW
-    if prior_correction is not None:
-        priors = prior_correction.priors(relation)
+    if calibration is not None:
+        priors = torch.from_numpy(calibration.priors(relation))
         first_given = KNOWN
 
     # The numbers of candidates of each class, by side.
     ends = candidates.heads_and_tails(relation)
-    classes = _classes_of(relation, candidates, prior_correction)
+    classes = _classes_of(relation, candidates, calibration)
     counts = np.stack(
         [
             np.bincount(of_side[entities], minlength=NUM_CLASSES)
@@ -389,7 +384,7 @@ def _parts_of_relation(
         first = TAILS
 
     choices = [(first, first_given, KNOWN_OR_NEW)]
-    if prior_correction is not None:
+    if calibration is not None:
         choices += [(1 - first, KNOWN, NEW), (first, NEW, NEW)]
     parts = []
     for given, given_classes, answer_classes in choices:
@@ -414,9 +409,9 @@ def required_log_probability(best: BestTriples, part: SearchPart) -> Tensor:
     """
     # By head, then by tail.
     required = torch.full((NUM_CLASSES, NUM_CLASSES), best.last_sort_key, dtype=torch.float64)
-    if best.prior_correction is not None:
+    if best.calibration is not None:
         log_odds = max(best.last_sort_key, log_odds_of(best.min_probability))
-        required = best.prior_correction.required_log_probability(log_odds, part.relation)
+        required = best.calibration.required_log_probability(log_odds, part.relation)
     with_slack = required - SLACK * (1 + required.abs())
     required = torch.where(required.isfinite(), with_slack, required)
 
@@ -441,7 +436,7 @@ def _search_part(
         excluded = excluded[by_tail, ::-1].copy()
     excluded_pairs = torch.from_numpy(excluded).to(model.device)
 
-    given_by_class, *of_answers = part.entities(candidates, best.prior_correction)
+    given_by_class, *of_answers = part.entities(candidates, best.calibration)
     answers, classes = (torch.from_numpy(array).to(model.device) for array in of_answers)
 
     symmetric = bool(candidates.symmetric[part.relation])

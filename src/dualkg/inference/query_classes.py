@@ -1,9 +1,9 @@
-"""Classes of queries by what train says about them: how many answers they have, or whether their
-entity is of the type that the relation has at that end.
+"""Classes of queries by what train says about them, and the prior of each class.
 
-A role is an end of a relation: `r` for its heads, and `r + num_relations` for its tails. So a role
-and an entity are a query, as in `inference.scoring`: for tails if the entity is a head, else for
-heads.
+A class says how many answers a query has in train, or whether its entity is of the type that the
+relation has at that end. A role is an end of a relation: `r` for its heads, and a number for its
+tails (see `probability.tail_roles`). So a role and an entity are a query, as in `scoring`: for
+tails if the entity is a head, else for heads.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,15 @@ from functools import cached_property
 from typing import NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from dualkg.data.entity_types import EntityTypes
-from dualkg.data.graph import Graph, Split
-from dualkg.without_torch.scores import Flags, Floats, Ids
+from dualkg.data.graph import SPLITS, Graph
+from dualkg.errors import InvalidValue
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 # Queries with answers in train: the smallest number of answers of each class.
 KNOWN_ANSWERS = (1, 2, 4, 8)
@@ -24,59 +29,63 @@ EVIDENCE = (0.5, 0.1, 0.0)
 NUM_CLASSES = NUM_KNOWN + len(EVIDENCE)
 ROUNDING = 1e-12  # error of a mean of shares, which must not change the class
 # In graphs with more relations, or whose evidence takes more additions, queries without answers are
-# one class.
+# one class. 2³¹ additions take some seconds.
 MAX_RELATIONS = 1500
 MAX_ADDITIONS = 2**31
 
 
 @dataclass(frozen=True, eq=False)
 class QueryClasses:
-    """The class of every role and entity, by the triples of train.
+    """The class of every role and entity, by the triples that are counted.
 
-    The first four are of queries with 1, 2 to 3, 4 to 7, and 8 or more known answers. The others
-    are of queries without any, by the evidence that the entity is of the type. It is a mean over
-    the roles that the entity has: of the entities with such a role, the share that has the role in
-    question, too. The ends of a symmetric relation are one role.
+    The first four classes are of queries with 1, 2 to 3, 4 to 7, and 8 or more known answers. The
+    others are of queries without any, by the evidence that the entity is of the type. The evidence
+    is a mean over the roles that the entity has: the share of the entities with such a role that
+    also have the role in question.
 
-    The evidence of an entity with `types` is the mean over its types instead: of the entities of
-    the type, the share that has the role in question.
+    The evidence of an entity with `types` is the mean over its types instead: the share of the
+    entities of the type that have the role in question.
 
     `keys` are the distinct numbers entity · num_roles + role, ascending, and `counts` the number of
-    triples of each. `saved_shares` are the `shares`, if they need not be computed.
+    triples of each. `tail_roles` `(num_relations,)` has the role of the tails of each relation.
     """
 
     num_entities: int
-    num_relations: int
+    tail_roles: Ids
     keys: Ids
     counts: Ids
-    symmetric: Flags
     types: EntityTypes | None = None
-    saved_shares: Floats | None = None
 
     @classmethod
-    def of(cls, graph: Graph, *, split: Split = "train", types: EntityTypes | None = None) -> Self:
-        shape = graph.shape
-        symmetric = graph.symmetric_relations
-        heads, relations, tails = graph.split(split).astype(np.int64).T
-        is_symmetric = symmetric[relations]
-        tail_roles = relations + np.where(is_symmetric, 0, shape.num_relations)
+    def of(
+        cls,
+        num_entities: int,
+        tail_roles: Ids,
+        *,
+        entities: Ids,
+        roles: Ids,
+        types: EntityTypes | None = None,
+    ) -> Self:
+        """Count pairs of an entity and a role; a pair may be there several times."""
+        keys, counts = np.unique(entities * 2 * len(tail_roles) + roles, return_counts=True)
+        return cls(num_entities, tail_roles, keys, counts, types)
 
-        num_roles = 2 * shape.num_relations
-        as_heads = heads * num_roles + relations
-        as_tails = tails * num_roles + tail_roles
-        keys, counts = np.unique(np.concatenate([as_heads, as_tails]), return_counts=True)
-        return cls(shape.num_entities, shape.num_relations, keys, counts, symmetric, types)
+    @property
+    def num_relations(self) -> int:
+        return len(self.tail_roles)
 
     @property
     def num_roles(self) -> int:
         return 2 * self.num_relations
 
-    def roles(self, relations: Ids, *, tails: bool) -> Ids:
-        """The roles of heads, or of `tails`, of relations."""
-        if not tails:
-            return relations
-        roles: Ids = np.where(self.symmetric[relations], relations, relations + self.num_relations)
-        return roles
+    def num_answers(self, entities: Ids, roles: Ids) -> Ids:
+        """The number of known answers to some queries, `(n,)`."""
+        if not len(self.keys):
+            return np.zeros(len(entities), dtype=np.int64)
+        keys = entities * self.num_roles + roles
+        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        counts: Ids = np.where(self.keys[places] == keys, self.counts[places], 0)
+        return counts
 
     def of_pairs(self, entities: Ids, roles: Ids) -> Ids:
         """The classes of some entities in some roles, `(n,)`."""
@@ -87,23 +96,18 @@ class QueryClasses:
         return of_pairs
 
     def _of_distinct(self, entities: Ids, roles: Ids) -> Ids:
-        keys = entities * self.num_roles + roles
-        counts = np.zeros(len(keys), dtype=np.int64)
-        if len(self.keys):
-            places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-            counts = np.where(self.keys[places] == keys, self.counts[places], 0)
-
-        evidence: Floats = np.zeros(len(keys))
+        counts = self.num_answers(entities, roles)
+        evidence: Floats = np.zeros(len(entities))
         if self.has_evidence:
             marks = self._evidence
             starts = marks.starts[entities]
             sizes = marks.starts[entities + 1] - starts
             # The places of all marks of the first entity, then of the second, and so on.
             ends = np.cumsum(sizes)
-            rows = np.repeat(np.arange(len(keys)), sizes)
+            rows = np.repeat(np.arange(len(entities)), sizes)
             places = np.arange(len(rows)) - np.repeat(ends - sizes, sizes) + starts[rows]
-            shares = self.shares[roles[rows], marks.columns[places]]
-            sums = np.bincount(rows, weights=shares, minlength=len(keys))
+            shares = self._shares[roles[rows], marks.columns[places]]
+            sums = np.bincount(rows, weights=shares, minlength=len(entities))
             evidence = sums / np.maximum(sizes, 1)
         return _classes(counts, evidence)
 
@@ -115,15 +119,21 @@ class QueryClasses:
         evidence: Floats = np.zeros(self.num_entities)
         if self.has_evidence:
             marks = self._evidence
-            shares = self.shares[role, marks.columns]
+            shares = self._shares[role, marks.columns]
             sums = np.bincount(marks.entities, weights=shares, minlength=self.num_entities)
             evidence = sums / np.maximum(np.diff(marks.starts), 1)
         return _classes(counts, evidence)
 
+    def of_relation(self, relation: int) -> Ids:
+        """The classes of all entities as heads and as tails of a relation, `(2, num_entities)`."""
+        tail_role = int(self.tail_roles[relation])
+        heads = self.of_role(relation)
+        return np.stack([heads, heads if tail_role == relation else self.of_role(tail_role)])
+
     def num_queries(self) -> Ids:
         """The number of entities of each class in each role, `(num_roles, NUM_CLASSES)`.
 
-        The roles of the tails of symmetric relations have the numbers of the heads.
+        The first rows are for the heads of relations, the others for their tails.
         """
         numbers = np.zeros((self.num_roles, NUM_CLASSES), dtype=np.int64)
         if self.has_evidence:
@@ -133,25 +143,18 @@ class QueryClasses:
             classes = _classes(self.counts, np.zeros(len(self.keys)))
             np.add.at(numbers, (self._roles, classes), 1)
             numbers[:, -1] = self.num_entities - numbers.sum(1)
-        return self._with_symmetric(numbers)
+        return self._by_end(numbers)
 
     def num_answered(self, answered: "QueryClasses") -> Ids:
         """The number of queries of each class that other triples answer, as `num_queries`."""
         entities, roles = np.divmod(answered.keys, max(self.num_roles, 1))
         numbers = np.zeros((self.num_roles, NUM_CLASSES), dtype=np.int64)
         np.add.at(numbers, (roles, self.of_pairs(entities, roles)), 1)
-        return self._with_symmetric(numbers)
+        return self._by_end(numbers)
 
-    def _with_symmetric(self, numbers: Ids) -> Ids:
-        symmetric = np.flatnonzero(self.symmetric)
-        numbers[symmetric + self.num_relations] = numbers[symmetric]
-        return numbers
-
-    def of_relation(self, relation: int) -> Ids:
-        """The classes of all entities as heads and as tails of a relation, `(2, num_entities)`."""
-        roles = [int(self.roles(np.array(relation), tails=tails)) for tails in (False, True)]
-        heads = self.of_role(roles[0])
-        return np.stack([heads, heads if roles[0] == roles[1] else self.of_role(roles[1])])
+    def _by_end(self, numbers: Ids) -> Ids:
+        """Numbers by role, for the heads and then for the tails of each relation."""
+        return np.concatenate([numbers[: self.num_relations], numbers[self.tail_roles]])
 
     @property
     def has_evidence(self) -> bool:
@@ -180,7 +183,7 @@ class QueryClasses:
 
     @cached_property
     def _evidence(self) -> "_Marks":
-        """The types of entities that have some, and the roles of the others."""
+        """The types of the entities that have types, and the roles of the others."""
         marks = self._marks
         if self.types is None:
             return marks
@@ -189,18 +192,11 @@ class QueryClasses:
         kept = (marks.columns >= self.num_roles) | ~is_typed[marks.entities]
         return _Marks.of(marks.entities[kept], marks.columns[kept], self.num_entities)
 
-    @property
-    def num_columns(self) -> int:
-        """The number of roles and types."""
-        return self.num_roles + (0 if self.types is None else len(self.types.names))
-
     @cached_property
-    def shares(self) -> Floats:
-        """The share of the entities with one role or type, by column, that have a role, by row."""
-        if self.saved_shares is not None:
-            return self.saved_shares
+    def _shares(self) -> Floats:
+        """The share of the entities with a role or type, by column, that have a role, by row."""
         entities, columns, starts = self._marks
-        num_columns = self.num_columns
+        num_columns = self.num_roles + (0 if self.types is None else len(self.types.names))
         num_both = np.zeros((self.num_roles, num_columns))
         sizes = np.diff(starts)
         for distance in range(1, int(sizes.max(initial=0))):
@@ -220,7 +216,7 @@ class _Marks(NamedTuple):
     """Entities, ascending, and the columns of their roles and types, both `(num_marks,)`.
 
     A type has its id after all roles. `starts` has the place of the first mark of each entity, and
-    the number of all.
+    the number of all marks.
     """
 
     entities: Ids
@@ -240,8 +236,55 @@ def is_unusual(classes: Ids) -> Flags:
 
 def _classes(counts: Ids, evidence: Floats) -> Ids:
     known = np.searchsorted(KNOWN_ANSWERS, counts, side="right") - 1
-    # EVIDENCE falls, and `searchsorted` needs what rises.
+    # EVIDENCE falls, and `searchsorted` needs ascending values.
     least = np.array(EVIDENCE[::-1]) - ROUNDING
     new = NUM_CLASSES - np.searchsorted(least, evidence, side="right")
     classes: Ids = np.where(counts > 0, known, new)
     return classes
+
+
+# -- priors ------------------------------------------------------------------
+
+
+def answered_shares(train: QueryClasses, valid: QueryClasses) -> tuple[Floats, Floats]:
+    """The shares of queries with a valid answer by class, for heads and for tails.
+
+    Both are `(num_relations, NUM_CLASSES)`. Additive smoothing towards the share of the class in
+    all relations adds one answered query to 1 / share queries. If no relation has an answered query
+    of a class, one is assumed.
+    """
+    num_queries = train.num_queries()
+    num_answered = train.num_answered(valid)
+    share_of_all = np.maximum(num_answered.sum(0), 1) / np.maximum(num_queries.sum(0), 1)
+    shares = (num_answered + 1) / (num_queries + 1 / share_of_all)
+    priors = np.minimum(shares, 1.0)
+    return priors[: train.num_relations], priors[train.num_relations :]
+
+
+class AssumedMissing(NamedTuple):
+    """The true triples that a graph is taken to lack: their number, their share of all true
+    triples, and their number for each validation triple.
+    """
+
+    number: float
+    share: float
+    per_valid: float
+
+    @classmethod
+    def of(cls, graph: Graph, missing_share: float | None) -> Self:
+        """As many triples as valid has, if no share is given."""
+        num_known = sum(len(graph.split(name)) for name in SPLITS)
+        num_valid = len(graph.valid)
+        if missing_share is None:
+            share = num_valid / max(1, num_known + num_valid)
+            return cls(float(num_valid), share, per_valid=1.0)
+        number = num_known * missing_share / (1 - missing_share)
+        return cls(number, missing_share, per_valid=number / max(1, num_valid))
+
+
+def check_missing_share(share: float) -> None:
+    """Refuse a share of the true triples that cannot be missing."""
+    if not 0 < share < 1:
+        raise InvalidValue(
+            "missing_share", expected="above 0 and below 1, such as 0.4", found=share
+        )

@@ -1,34 +1,28 @@
-"""Calibration: monotone probabilities, bounded by their examples, weighted fits, shrinkage to
-shared parameters.
-"""
+"""Lines of log odds: bounded by their examples, weighted fits, shrinkage to shared parameters."""
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.inference.calibration import (
+from dualkg.inference.logistic import (
     MIN_SLOPE,
     PRIOR_MEAN,
-    Calibration,
     Examples,
-    calibrate,
     fit_line,
     fit_relation_lines,
     line_values,
     max_supported_probability,
 )
+from dualkg.inference.probability import patterns_of, query_classes, triple_log_probabilities
 from dualkg.inference.sampling import (
     Candidates,
     SamplingSettings,
     sample_candidates,
 )
-from dualkg.inference.scoring import triple_log_probabilities
-from dualkg.without_torch.domain_range import DomainRange
 from tests.conftest import graph_of
-from tests.inference.test_calibration_sampling import all_candidates
+from tests.inference.test_sampling import all_candidates
 
 FLAT_PRIOR = {"centre": PRIOR_MEAN, "covariance": 1e3 * np.eye(5)}
 
@@ -62,29 +56,6 @@ def examples_of(
         np.ones(len(true)) if weights is None else weights,
         zeros if relations is None else relations,
     )
-
-
-def calibration_of_one_relation(slope: float, offset: float, max_probability: float) -> Calibration:
-    return Calibration(
-        slopes=torch.tensor([slope]),
-        offsets=torch.full((1, 4), offset),
-        relation_specific=torch.tensor([True]),
-        max_probability=max_probability,
-    )
-
-
-@given(
-    slope=st.floats(0.001, 20),
-    offset=st.floats(-20, 20),
-    pair=st.tuples(st.floats(-30, 0), st.floats(-30, 0)).map(sorted),
-    max_probability=st.floats(0.5, 1),
-)
-def test_probability_never_decreases_with_log_probability(slope, offset, pair, max_probability):
-    calibration = calibration_of_one_relation(slope, offset, max_probability)
-    zeros = torch.tensor([0, 0])
-    log_probability = torch.tensor(pair, dtype=torch.float64)
-    lower, higher = calibration.probability(log_probability, zeros, zeros)
-    assert 0 <= lower <= higher <= max_probability
 
 
 def test_fit_recovers_the_true_parameters():
@@ -200,9 +171,13 @@ def test_fit_to_a_sample_is_close_to_the_fit_to_all_candidates(seed):
 
     def lines_of(candidates: Candidates) -> np.ndarray:
         log_probability = triple_log_probabilities(model, candidates.triples).double().numpy()
+        heads, relations, tails = candidates.triples.T
+        train = query_classes(graph)
+        new_heads = train.num_answers(heads, relations) == 0
+        new_tails = train.num_answers(tails, relations + 2) == 0
         examples = Examples(
             log_probability,
-            DomainRange.of(graph)(candidates.triples),
+            patterns_of(new_heads, new_tails, symmetric=False),
             candidates.true,
             candidates.weights,
             candidates.relations,
@@ -219,26 +194,3 @@ def test_fit_to_a_sample_is_close_to_the_fit_to_all_candidates(seed):
     np.testing.assert_allclose(
         probabilities_by(lines_of(sample)), probabilities_by(lines_of(whole)), rtol=0.35
     )
-
-
-def test_calibrate(small_graph):
-    model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.5)
-    calibration = calibrate(model, small_graph)
-    assert calibration.slopes.shape == calibration.relation_specific.shape == (4,)
-    assert calibration.offsets.shape == (4, 4)
-    assert (calibration.slopes > 0).all()
-    assert 0 < calibration.max_probability < 1
-    assert calibration.metadata["num_true"] == 40
-    assert calibration.metadata["split"] == "valid"
-
-    restored = Calibration.from_dict(calibration.as_dict())
-    assert torch.equal(restored.slopes, calibration.slopes)
-    assert torch.equal(restored.relation_specific, calibration.relation_specific)
-    assert restored.max_probability == calibration.max_probability
-    assert restored.metadata == calibration.metadata
-
-
-def test_calibration_does_not_change_the_mode_of_the_model(small_graph):
-    model = kg.ComplEx(small_graph.shape, dim=4).train()
-    calibrate(model, small_graph)
-    assert model.training

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.data.graph import SPLITS
 from dualkg.inference.sampling import SamplingSettings, sample_candidates
-from dualkg.inference.scoring import MissingTriples, ProbabilitiesNotFinite
+from dualkg.inference.scoring import MissingTriples
 from tests.conftest import graph_of
-from tests.raising import refused
 
 
 def random_graph(
@@ -172,5 +171,12 @@ def test_a_diverged_model_is_refused(small_graph):
     model = kg.CP(small_graph.shape, dim=2)
     with torch.no_grad():
         model.entities[3] = torch.nan
-    with refused(ProbabilitiesNotFinite):
+    with pytest.raises(kg.DivergedError, match="scores NaN or infinity"):
         sample_candidates(model, small_graph, "valid")
+
+
+def test_test_triples_are_no_candidates(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.5)
+    candidates = sample_candidates(model, small_graph, "valid")
+    test = set(map(tuple, small_graph.test.tolist()))
+    assert test.isdisjoint(map(tuple, candidates.triples.tolist()))

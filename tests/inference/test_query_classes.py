@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualkg.data.entity_types import EntityTypes
-from dualkg.without_torch import query_classes
-from dualkg.without_torch.query_classes import EVIDENCE, KNOWN_ANSWERS, NUM_CLASSES, QueryClasses
+from dualkg.inference import query_classes as module
+from dualkg.inference.probability import query_classes
+from dualkg.inference.query_classes import EVIDENCE, KNOWN_ANSWERS, NUM_CLASSES
 from tests.conftest import graph_of
 from tests.inference.completion.brute_force import (
     graph_with_a_symmetric_relation,
@@ -26,7 +27,7 @@ def test_a_country_without_a_capital_is_of_the_type_of_its_heads():
     capitals = [(0, CAPITAL, 4), (1, CAPITAL, 5), (2, CAPITAL, 5)]
     near = [(4, NEAR, 5), (5, NEAR, 4), (6, NEAR, 4)]
     graph = graph_of(currencies + capitals + near, num_entities=9, num_relations=3)
-    heads, tails = QueryClasses.of(graph).of_relation(CAPITAL)
+    heads, tails = query_classes(graph).of_relation(CAPITAL)
 
     # Three of the four entities with a currency have a capital.
     assert heads.tolist() == [0, 0, 0, LIKELY, OTHER, OTHER, OTHER, OTHER, OTHER]
@@ -44,22 +45,22 @@ def test_the_types_of_an_entity_are_evidence_in_place_of_its_roles():
     cities = [(entity, 1) for entity in (4, 5, 6, 8)]
     pairs = np.array(countries + cities)
     types = EntityTypes.of_pairs("a file", ["country", "city"], pairs[:, 0], pairs[:, 1])
-    classes = QueryClasses.of(graph, types=types)
+    classes = query_classes(graph, types=types)
 
     # Three of five countries have a capital, and half of the cities are one.
     heads, tails = classes.of_relation(CAPITAL)
     assert heads.tolist() == [0, 0, 0, LIKELY, OTHER, OTHER, OTHER, LIKELY, OTHER]
     assert tails.tolist() == [OTHER, OTHER, OTHER, OTHER, 0, 1, LIKELY, OTHER, LIKELY]
     for end, expected in enumerate((heads, tails)):
-        roles = classes.roles(np.full(9, CAPITAL), tails=bool(end))
+        roles = np.full(9, classes.tail_roles[CAPITAL] if end else CAPITAL)
         assert classes.of_pairs(np.arange(9), roles).tolist() == expected.tolist()
-    assert QueryClasses.of(graph).of_relation(CAPITAL)[0][7] == OTHER
+    assert query_classes(graph).of_relation(CAPITAL)[0][7] == OTHER
 
 
 @pytest.mark.parametrize(("number", "expected"), [(1, 0), (2, 1), (3, 1), (4, 2), (7, 2), (8, 3)])
 def test_known_answers_are_counted(number, expected):
     triples = [(0, 0, tail) for tail in range(1, number + 1)]
-    heads, _ = QueryClasses.of(graph_of(triples, num_entities=12, num_relations=1)).of_relation(0)
+    heads, _ = query_classes(graph_of(triples, num_entities=12, num_relations=1)).of_relation(0)
     assert heads[0] == expected
 
 
@@ -91,14 +92,14 @@ def by_loop(graph, entity: int, relation: int, *, is_tail: bool) -> int:
 @given(seed=st.integers(0, 100), symmetric=st.booleans())
 def test_all_classes_are_those_of_the_definition(seed, symmetric):
     graph = graph_with_a_symmetric_relation(seed) if symmetric else random_graph(seed)
-    classes = QueryClasses.of(graph)
+    classes = query_classes(graph)
     numbers = np.zeros((2 * graph.shape.num_relations, NUM_CLASSES), dtype=int)
     for relation in range(graph.shape.num_relations):
         of_relation = classes.of_relation(relation)
         for end, is_tail in enumerate([False, True]):
             expected = [by_loop(graph, id, relation, is_tail=is_tail) for id in range(9)]
             assert of_relation[end].tolist() == expected
-            roles = classes.roles(np.full(9, relation), tails=is_tail)
+            roles = np.full(9, classes.tail_roles[relation] if is_tail else relation)
             assert classes.of_pairs(np.arange(9), roles).tolist() == expected
             for one in expected:
                 numbers[relation + end * graph.shape.num_relations, one] += 1
@@ -106,9 +107,9 @@ def test_all_classes_are_those_of_the_definition(seed, symmetric):
 
 
 def test_a_graph_with_very_many_relations_has_no_evidence(monkeypatch):
-    monkeypatch.setattr(query_classes, "MAX_RELATIONS", 2)
+    monkeypatch.setattr(module, "MAX_RELATIONS", 2)
     graph = random_graph(3)
-    classes = QueryClasses.of(graph)
+    classes = query_classes(graph)
     numbers = classes.num_queries()
     assert numbers[:, [LIKELY, POSSIBLE]].sum() == 0
     assert (numbers.sum(axis=1) == graph.shape.num_entities).all()
