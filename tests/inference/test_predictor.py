@@ -228,7 +228,7 @@ def test_wrong_batches_are_refused(predictor):
         predictor.tails(["e1", "e2"], ["r0"])
     with pytest.raises(kg.RequestError, match=r"Query 1 of the batch: .*'e33'"):
         predictor.heads("r0", ["e1", "e33"])
-    with pytest.raises(kg.RequestError, match="^entity should be"):
+    with pytest.raises(kg.RequestError, match="^`entity` should be"):
         predictor.tails(None, "r0")
 
 
