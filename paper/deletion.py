@@ -55,8 +55,8 @@ def delete_paths(
 ) -> Iterator[Deletion]:
     """Measure triples, as answers to (head, relation, ?), without their supporting paths.
 
-    `counts` are numbers of paths. In comparison, as many triples are deleted at random: those of
-    the head or the tail ("neighbours"), and any ("random").
+    `counts` are numbers of paths. In comparison, as many random triples are deleted: triples of the
+    head or the tail ("neighbours"), and any triples ("random").
     """
     known = KnownAnswers.of(graph)
     random = np.random.default_rng(seed)
@@ -96,7 +96,7 @@ def _choices(
     neighbours = np.flatnonzero(((ends == triple[0]) | (ends == triple[2])).any(1))
     choices: dict[tuple[Deleted, int], Rows] = {}
     for count in counts:
-        # The edges of inverses come after those of all triples.
+        # The inverse edges come after the edges of all triples.
         numbers = [number % num_train for path in found[:count] for number in path.edges]
         rows = np.unique(np.array(numbers, dtype=np.int64))
         choices["supporting paths", count] = rows
@@ -106,7 +106,7 @@ def _choices(
 
 
 def _candidates(triple: Ids, known: KnownAnswers, graph: Graph) -> npt.NDArray[np.bool_]:
-    """The tails that compete with that of a triple: all that are not known answers."""
+    """The tails that compete with the tail of a triple: all that are not known answers."""
     head, relation, tail = triple
     _, answers = known(np.array([head]), np.array([relation]))
     is_candidate = np.ones(len(graph.entities), dtype=bool)

@@ -24,7 +24,7 @@ Vectors = npt.NDArray[np.float64]
 # A map reduces its vectors to this number of principal components first, as van der Maaten and
 # Hinton (2008) do: neighbours are found much faster.
 MAX_COMPONENTS = 50
-NUM_SAMPLED = 5000  # vectors whose principal axes are those of the first positions
+NUM_SAMPLED = 5000  # vectors from which the axes of the first positions are computed
 NEIGHBOUR_SHARE = 0.2  # of the time of a map, in which openTSNE finds neighbours
 ITERATIONS = (250, 500)  # with early exaggeration, and after it: the defaults of openTSNE
 REPORT_EVERY = 5  # iterations
@@ -136,8 +136,8 @@ def principal_components(
 ) -> Vectors:
     """Vectors `(n, width)` along their first principal axes, `(n, min(count, width))`.
 
-    The axes are those of about so many of the vectors, if `num_sampled` is given. The sign of an
-    axis is arbitrary, so it is chosen such that its largest entry is positive.
+    If `num_sampled` is given, the axes are computed from about that number of vectors. The sign of
+    an axis is arbitrary, so it is chosen such that its largest entry is positive.
     """
     centred = vectors - vectors.mean(0)
     every = 1 if num_sampled is None else -(-len(vectors) // num_sampled)
@@ -241,7 +241,7 @@ def _spread(vectors: Vectors) -> Vectors:
 
 
 def save_map(positions: Vectors, path: Path, *, made_from: str | None = None) -> None:
-    """Write positions, and the identity of the run that they are of."""
+    """Write positions, and the identity of their run."""
     coordinates = positions.astype(np.float32)
     table = pa.table({"x": pa.array(coordinates[:, 0]), "y": pa.array(coordinates[:, 1])})
     table = table.replace_schema_metadata({"made_from": made_from or ""})
@@ -250,7 +250,7 @@ def save_map(positions: Vectors, path: Path, *, made_from: str | None = None) ->
 
 
 def load_map(path: Path, num_entities: int, *, identity: str | None = None) -> Vectors:
-    """Read positions that `save_map` wrote; those of a run of another identity are refused."""
+    """Read positions that `save_map` wrote; refuse positions of another run."""
     try:
         table = read_parquet(path)
         coordinates = np.stack([table["x"].to_numpy(), table["y"].to_numpy()], axis=1)

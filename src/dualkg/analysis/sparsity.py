@@ -196,9 +196,9 @@ Layout = Literal["dense", "CSR", "CSC"]
 
 @dataclass(frozen=True)
 class Size:
-    """The size of some tables in one layout, and the share saved against dense.
+    """The size of some tables in one layout, and the share that it saves compared to dense.
 
-    A saved share of 0.4 is 40 % less; below 0 is more.
+    A saved share of 0.4 is 40 % less; a negative share is more.
     """
 
     numbers: int

@@ -272,7 +272,7 @@ def _lists(column: pa.ChunkedArray, names: Vocabulary, place: str, rows: Ids) ->
 
 
 def _ids(column: pa.ChunkedArray, names: Vocabulary, place: str, rows: Callable[[int], Ids]) -> Ids:
-    """The ids of names; each distinct one is looked up once.
+    """The ids of names; each distinct name is looked up once.
 
     `rows(n)` are the rows of the n values, for errors.
     """

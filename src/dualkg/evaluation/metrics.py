@@ -235,7 +235,7 @@ class Metrics:
         return self.others.get(name)
 
     def hits(self, k: int) -> float:
-        """Hits@k, of those that were computed; `Report.hits` has it for any k."""
+        """Hits@k, if it was computed; `Report.hits` has it for any k."""
         computed = {k: float(getattr(self, f"hits_at_{k}")) for k in HITS}
         computed |= self.more_hits
         if k not in computed:

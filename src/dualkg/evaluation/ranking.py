@@ -81,10 +81,10 @@ class Ranks:
 
 
 def sample_triples(triples: Triples, num_queries: int | None, *, seed: int = 0) -> Triples:
-    """The triples of so many queries, two of each, in their order; all if there are not more.
+    """A sample of triples for `num_queries` queries, two for each triple; None takes all.
 
-    They are those with the lowest hashes of their positions, so that every process and every
-    machine takes the same, and a larger sample contains a smaller one.
+    The sample has the lowest hashes of positions, in the order of the triples. Every process and
+    every machine takes the same, and a larger sample contains a smaller one.
     """
     num_triples = len(triples) if num_queries is None else -(-num_queries // 2)
     if num_triples >= len(triples):
@@ -110,10 +110,10 @@ def rank(
 ) -> Ranks:
     """Rank every triple of a split in both directions, filtered by all three splits.
 
-    `triples` are ranked in place of the split, if given, such as a sample of it.
-    Candidates are all entities; with `type_constrained` those that train has on the same side of
-    the relation; or those of a list for each query. The answer is always one. A GPU is synchronized
-    at the end, not after each block.
+    If `triples` are given, such as a sample, they are ranked in place of the split. Candidates are
+    all entities; with `type_constrained` only entities that train has on the same side of the
+    relation; with `candidates` the entities of a list for each query. The answer is always a
+    candidate. A GPU is synchronized at the end, not after each block.
 
     At most `block_elements` scores are in memory at a time. Candidates are counted by `count`, or
     by the fastest form that is installed.
@@ -217,7 +217,7 @@ def rank_relations(
     """Filtered realistic ranks of the relations of triples, `(num_triples,)`.
 
     The second array has the number of candidates of each. `block_size` queries are scored at a
-    time, and `count` is that of `rank`.
+    time, and `count` counts candidates as in `rank`.
     """
     model.check_shape(graph.shape)
     num_relations = graph.shape.num_relations
@@ -259,7 +259,7 @@ def _pair_keys(triples: Triples, num_entities: int) -> npt.NDArray[np.int64]:
 def count_candidates(triples: Triples, known: KnownAnswers) -> Counts:
     """The number of candidates of each query, `(2, num_triples)`.
 
-    These are all entities but the other known answers.
+    Candidates are all entities except the other known answers.
     """
     given, relations, answers = _both_directions(triples, known, torch.device("cpu"))
     tensors = known.on(given.device)
@@ -278,7 +278,7 @@ def _rank_lists(
     *,
     block_elements: int,
 ) -> Ranks:
-    """Rank each answer among the candidates of its own list that are no other known answers."""
+    """Rank each answer among the candidates of its list, except the other known answers."""
     if lists.num_queries != 2 * len(triples):
         expected = f"lists for the {len(triples):,} triples of the split"
         number = f"lists for {lists.num_queries // 2:,} triples"
@@ -335,7 +335,7 @@ def _numbers_of_entity(model: Model) -> int:
 class _Block(NamedTuple):
     """Distinct queries of one direction and the answers to rank.
 
-    `positions` are those of the answers among all tails, then all heads.
+    `positions` are where the answers stand among all tails, then all heads.
     """
 
     given: Tensor
@@ -358,7 +358,7 @@ class _Block(NamedTuple):
 
 
 def _own_columns(values: Tensor, tables: EntityTables, rows: slice | None) -> Tensor:
-    """The columns of all entities that are those of some rows of this process; None are all."""
+    """The columns of the entities in some rows of this process; without `rows`, all columns."""
     if rows is None:
         return values
     return values[:, tables.entities_of(rows).to(values.device)]

@@ -66,8 +66,8 @@ def evaluate_relations(
 class Report:
     """Filtered link prediction on one split in both directions.
 
-    Ranks are realistic ones; `optimistic` and `pessimistic` are their bounds. Where only a sample
-    of the split was ranked, `sampled_from` is the number of triples of the split.
+    Ranks are realistic ranks; `optimistic` and `pessimistic` are their bounds. If only a sample of
+    the split was ranked, `sampled_from` is the number of triples of the split.
 
     Attributes:
         graph: Name of the graph.
@@ -292,7 +292,7 @@ def save_ranks(ranks: Ranks, path: Path) -> None:
 def load_ranks(path: Path, shape: GraphShape | None = None) -> Ranks:
     """Read what `save_ranks` wrote; a damaged file is refused.
 
-    With the `shape` of its graph, ids beyond it are refused, too.
+    With the `shape` of its graph, ids beyond it are also refused.
     """
     try:
         ranks = _ranks_of_table(read_parquet(path))

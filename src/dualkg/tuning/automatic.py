@@ -66,8 +66,8 @@ MIN_MEASURED_SHARE = 0.02  # of the budget, before the time left is told
 # saves half of its work, and a trial that is only a little slower at first goes on.
 HOPELESS = 0.8
 NUM_VALIDATIONS = 10  # of the final training
-# A path network answers queries more slowly, so it is chosen only if its MRR is larger by this
-# factor than that of the best embeddings.
+# A path network answers queries more slowly, so it is chosen only if its MRR is larger than the MRR
+# of the best embeddings by this factor.
 MIN_NETWORK_GAIN = 1.02
 # The steps between values of λ in the first round of the search and in later rounds: a half and a
 # quarter of √10 on a logarithmic scale.
