@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,6 @@ from dualkg.models.base import SIDES, Model
 from dualkg.tables.base import EntityTables
 from dualkg.tables.lookup import TABLE_NAMES, Side
 
-ArrayT = TypeVar("ArrayT", bound=Any)  # of NumPy or PyTorch
 Counts = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
 Counter = Callable[[Tensor, Tensor, RankTargets], Tensor]  # such as `count_with_torch`
@@ -41,10 +40,11 @@ CPU_BLOCK = 512  # queries per block on a CPU: more take more memory and are no 
 MIN_COMPARISONS_FOR_NUMBA = 50_000_000
 
 
-def realistic_rank(num_better: ArrayT, num_tied: ArrayT) -> ArrayT:
+def realistic_rank(num_better: Any, num_tied: Any) -> Any:
     """The rank of an answer: the mean of its optimistic and its pessimistic rank.
 
-    `num_better` and `num_tied` count the other candidates that score higher, and the same.
+    `num_better` and `num_tied` count the other candidates that score higher, and the same; they are
+    arrays of NumPy or PyTorch.
     """
     return 1 + num_better + num_tied / 2
 
@@ -77,7 +77,10 @@ class Ranks:
     @property
     def mean(self) -> npt.NDArray[np.float64]:
         """The realistic rank: the mean of the optimistic and the pessimistic rank."""
-        return realistic_rank(self.optimistic - 1, self.pessimistic - self.optimistic)
+        ranks: npt.NDArray[np.float64] = realistic_rank(
+            self.optimistic - 1, self.pessimistic - self.optimistic
+        )
+        return ranks
 
 
 def sample_triples(triples: Triples, num_queries: int | None, *, seed: int = 0) -> Triples:
