@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from dualkg.errors import PYTHON, MissingExtra, RequestError, Words
+from dualkg.errors import MissingExtra, RequestError
 
 EXTRAS = {
     "pyoxigraph": "rdf",
@@ -22,16 +22,12 @@ class UntrustedCode(RequestError):
     """A file names a class of another package, and importing it would run its code."""
 
     def __init__(self, source: object, name: str) -> None:
-        super().__init__()
+        super().__init__(
+            f"{source} names the class {name}, which is not part of dualkg, and importing it runs "
+            "its code. If you trust those who wrote both, use `trust_code=True`."
+        )
         self.source = source
         self.name = name
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            f"{self.source} names the class {self.name}, which is not part of dualkg, and "
-            "importing it runs its code. If you trust those who wrote both, use "
-            f"{words.option('trust_code', True)}."
-        )
 
 
 @contextmanager

@@ -91,10 +91,10 @@ def test_a_run_of_somebody_else_imports_nothing(here: Path, table: str) -> None:
         lambda: kg.complete("run"),
     ]
     for load in loads:
-        with pytest.raises(RequestError, match=REFUSED.format("trust_code=True")):
+        with pytest.raises(RequestError, match=REFUSED.format("`trust_code=True`")):
             load()
     name_class("unfinished", table)
-    with pytest.raises(RequestError, match=REFUSED.format("trust_code=True")):
+    with pytest.raises(RequestError, match=REFUSED.format("`trust_code=True`")):
         kg.resume("unfinished")
     assert not Path("imported").exists()
     run = kg.load_run("run", trust_code=True)
