@@ -75,12 +75,12 @@ def test_a_file_takes_the_place_of_the_former(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["report.json"]
 
 
-def test_a_link_is_followed(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("old")
+def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("of the user")
     (tmp_path / "link").symlink_to("file")
     write_text(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "file").read_text() == "new"
+    assert not (tmp_path / "link").is_symlink()
+    assert texts(tmp_path) == {"file": "of the user", "link": "new"}
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])

@@ -142,9 +142,11 @@ def _adapter(kind: Any) -> Any:
 def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary file that replaces `path` when the block succeeds, and is deleted when it fails.
 
-    Its name ends as that of the file, as some libraries choose a format by the ending.
+    Its name ends as that of the file, as some libraries choose a format by the ending. A link is
+    replaced: in the run of somebody else it could lead to any file of the user's.
     """
-    path = _place(path)
+    path = Path(os.path.realpath(path.parent), path.name)
+    _check_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = _temporary(path.parent, path.name)
     try:
@@ -236,13 +238,17 @@ def recover(path: str | Path) -> None:
 
 def _place(path: str | Path) -> Path:
     """Where a path leads; a name that JSON and libraries in C cannot hold is refused."""
-    place = os.path.realpath(path)
+    place = Path(os.path.realpath(path))
+    _check_name(place)
+    return place
+
+
+def _check_name(path: Path) -> None:
     try:
-        place.encode()
+        str(path).encode()
     except UnicodeEncodeError:
         sentence = f"{path}: its name, or that of its folder, is not UTF-8."
         raise RequestError(sentence) from None
-    return Path(place)
 
 
 def _temporary(folder: Path, name: str) -> Path:
