@@ -11,7 +11,6 @@ import fcntl
 import functools
 import glob
 import hashlib
-import inspect
 import io
 import json
 import os
@@ -27,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from dualkg.errors import DamagedFile, DualkgError, LockedError, PathExists, RequestError
 
@@ -44,8 +43,6 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # a file system without 
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # some file systems cannot sync a folder
 
-P = ParamSpec("P")
-T = TypeVar("T")
 _HELD: set[tuple[int, Path]] = set()  # the locks of this process, by thread and path
 
 
@@ -398,26 +395,6 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
         for parent in missing:
             with suppress(OSError):  # it is not empty
                 parent.rmdir()
-
-
-def locks(argument: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function that holds the lock of the file or folder given as this argument."""
-
-    def wrap(function: Callable[P, T]) -> Callable[P, T]:
-        signature = inspect.signature(function)
-
-        @functools.wraps(function)
-        def holding(*args: P.args, **options: P.kwargs) -> T:
-            path = None
-            # A wrong call raises TypeError; the call below raises it with the function's name.
-            with suppress(TypeError):
-                path = signature.bind(*args, **options).arguments.get(argument)
-            with locked(path):
-                return function(*args, **options)
-
-        return holding
-
-    return wrap
 
 
 def _acquire(file: Path, given: str | Path, *, wait: bool) -> int | None:

@@ -19,7 +19,7 @@ from dualkg.data.graph import Graph, GraphShape, Triples, distinct_triples
 from dualkg.data.readers import one_source
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import InvalidValue, RequestError, did_you_mean
-from dualkg.files import check_new_folder, locks, read_json
+from dualkg.files import check_new_folder, read_json
 from dualkg.inference.inductive import FrozenContext, embed_entities, with_adjoint
 from dualkg.models.base import Model
 from dualkg.models.bilinear import BilinearModel
@@ -203,7 +203,6 @@ def with_rows(model: BilinearModel, rows: Tensor) -> BilinearModel:
 # -- a file that extends a run -----------------------------------------------
 
 
-@locks("out")
 def extend_run(
     path: str | Path,
     file: str | Path,

@@ -18,7 +18,7 @@ from dualkg.data.graph import Graph, GraphShape, Split
 from dualkg.data.loading import load_graph
 from dualkg.errors import InvalidValue, RequestError
 from dualkg.evaluation.report import Report, evaluate
-from dualkg.files import folder_check, locks
+from dualkg.files import folder_check, locked
 from dualkg.logs import ProgressLog
 from dualkg.losses import LOSSES, Loss
 from dualkg.models import MODELS
@@ -243,7 +243,6 @@ def choose_device(device: str | torch.device | None) -> torch.device:
 # -- a training of objects ---------------------------------------------------
 
 
-@locks("out")
 def train(
     model: Model | str,
     graph: Graph | str | Path,
@@ -343,15 +342,16 @@ def train(
     recipe = recipe_from(tables, source="train")
     callback_objects = find_callbacks(callbacks)
     folder = RunFolder(out) if out else None
-    if folder:
-        folder.check_free()
-        recipe.check_importable()
-    model.to(choose_device(device))
-    trainer = Trainer(
-        model, graph, recipe, regularizer, on_progress=on_progress, callbacks=callback_objects
-    )
-    # The model is the caller's own, so its weights are saved from the start.
-    return _create_and_finish(trainer, folder, with_weights=True)
+    with locked(out):
+        if folder:
+            folder.check_free()
+            recipe.check_importable()
+        model.to(choose_device(device))
+        trainer = Trainer(
+            model, graph, recipe, regularizer, on_progress=on_progress, callbacks=callback_objects
+        )
+        # The model is the caller's own, so its weights are saved from the start.
+        return _create_and_finish(trainer, folder, with_weights=True)
 
 
 def _check_alone() -> None:

@@ -18,7 +18,7 @@ from dualkg.data.filters import KnownAnswers, with_reciprocals
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.errors import DamagedFile, DivergedError, InvalidValue, PathExists, RequestError
 from dualkg.evaluation.ranking import eval_mode, full_precision, sample_triples
-from dualkg.files import exists, locks, read_json, recover, write_text
+from dualkg.files import exists, locked, read_json, recover, write_text
 from dualkg.models.ensemble import EnsembleModel, no_embeddings
 from dualkg.training.run import Run, RunFolder, TrainedRun, hash_of, load_single_run
 
@@ -202,21 +202,23 @@ class Ensemble(Run):
         self.identity = None
         return self.model.weights
 
-    @locks("path")
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Evaluate the ensemble and save it: graph, weights and reports.
 
         Its members are saved as references to their folders.
         """
         folder = RunFolder(path)
-        folder.check_free(overwrite=overwrite)
-        members = self._references(folder.path.resolve())
-        for split in SPLITS[1:]:
-            self.report_on(split)
-        saved = {"members": members, "fit": self.fit}
-        with folder.create(None, self.graph, self.model.device, overwrite=overwrite) as new_folder:
-            write_text(new_folder.ensemble, json.dumps(saved, indent=1, ensure_ascii=False))
-            new_folder.save_reports(self)
+        with locked(path):
+            folder.check_free(overwrite=overwrite)
+            members = self._references(folder.path.resolve())
+            for split in SPLITS[1:]:
+                self.report_on(split)
+            saved = {"members": members, "fit": self.fit}
+            with folder.create(
+                None, self.graph, self.model.device, overwrite=overwrite
+            ) as new_folder:
+                write_text(new_folder.ensemble, json.dumps(saved, indent=1, ensure_ascii=False))
+                new_folder.save_reports(self)
         self.folder = folder.path
         return folder.path
 

@@ -187,15 +187,15 @@ class TrainedRun(Run):
     def settings_text(self) -> str:
         return self.recipe.as_toml()
 
-    @files.locks("path")
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Save a run that has no folder, such as one of imported embeddings."""
         folder = RunFolder(path)
-        folder.check_free(overwrite=overwrite)
-        with folder.create(
-            self.recipe, self.graph, self.model.device, overwrite=overwrite
-        ) as fresh:
-            fresh.finish(self)
+        with files.locked(path):
+            folder.check_free(overwrite=overwrite)
+            with folder.create(
+                self.recipe, self.graph, self.model.device, overwrite=overwrite
+            ) as fresh:
+                fresh.finish(self)
         self.folder = folder.path
         return folder.path
 
@@ -611,26 +611,26 @@ class RunFolder:
         return dict(self.read(self.environment, dict[str, Any], default={}))
 
 
-@files.locks("path")
 def gather(path: str | Path, *, trust_code: bool = False) -> TrainedRun:
     """Write the weights of several processes into one file.
 
     After a kill, the index that is left says to go on.
     """
     folder = RunFolder(path)
-    folder.check_is_run()
-    if not folder.weights_index.exists():
-        raise RequestError(
-            f"The weights of {path} are in one file already, or the run is not finished."
-        )
-    run = load_single_run(path, trust_code=trust_code)
-    folder.join_weights(run.graph)
-    for split in SPLITS:
-        if folder.ranks(split).exists():
-            run.report_on(split)
-    # The report decides which weights are read, those in one file or those in several.
-    folder.save_reports(run)
-    folder.remove_weight_files()
+    with files.locked(path):
+        folder.check_is_run()
+        if not folder.weights_index.exists():
+            raise RequestError(
+                f"The weights of {path} are in one file already, or the run is not finished."
+            )
+        run = load_single_run(path, trust_code=trust_code)
+        folder.join_weights(run.graph)
+        for split in SPLITS:
+            if folder.ranks(split).exists():
+                run.report_on(split)
+        # The report decides which weights are read, those in one file or those in several.
+        folder.save_reports(run)
+        folder.remove_weight_files()
     return run
 
 

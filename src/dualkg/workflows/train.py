@@ -19,7 +19,7 @@ from dualkg.data.graph import Graph
 from dualkg.errors import PathExists, RequestError
 from dualkg.evaluation.metrics import columns
 from dualkg.extras import trusted_code
-from dualkg.files import locked, locks, write_text
+from dualkg.files import locked, write_text
 from dualkg.logs import logger
 from dualkg.training.api import (
     choose_device,
@@ -280,7 +280,6 @@ def _graph_of(recipe: Recipe, graph: Graph | None, on_event: OnEvent) -> Graph:
     return graph
 
 
-@locks("out")
 def tune_and_train(
     tuner: AutomaticTuner,
     *,
@@ -294,18 +293,21 @@ def tune_and_train(
     for callback in callback_objects:
         check_folder(callback, out)
     folder = RunFolder(out) if out else None
-    if folder:
-        folder.check_free(overwrite=overwrite)
-    # Refuse what cannot be trained, before anything is written or announced.
-    Trainer.of_recipe(tuner.start, tuner.graph, device=tuner.device)
-    # A subscriber may decline, and then nothing is written.
-    report = on_event or log_event
-    _announce_search(tuner, report)
-    if folder:
-        with folder.create(tuner.start, tuner.graph, tuner.device, overwrite=overwrite) as fresh:
-            tuner.save(fresh.tuning)
-            save_trackers(fresh.path, callback_objects)
-    return _tune_in_folder(tuner, folder, on_event=report, callbacks=callback_objects)
+    with locked(out):
+        if folder:
+            folder.check_free(overwrite=overwrite)
+        # Refuse what cannot be trained, before anything is written or announced.
+        Trainer.of_recipe(tuner.start, tuner.graph, device=tuner.device)
+        # A subscriber may decline, and then nothing is written.
+        report = on_event or log_event
+        _announce_search(tuner, report)
+        if folder:
+            with folder.create(
+                tuner.start, tuner.graph, tuner.device, overwrite=overwrite
+            ) as fresh:
+                tuner.save(fresh.tuning)
+                save_trackers(fresh.path, callback_objects)
+        return _tune_in_folder(tuner, folder, on_event=report, callbacks=callback_objects)
 
 
 def resume(
@@ -478,7 +480,6 @@ def train_source_seeds(
     return results
 
 
-@locks("out")
 def train_seeds(
     recipe: Recipe,
     num_seeds: int,
@@ -504,29 +505,30 @@ def train_seeds(
         raise PathExists(out, what="a single run, not of several seeds", overwritable=False)
     callback_objects = find_callbacks(callbacks)
     reports = {}
-    for seed in range(recipe.training.seed, recipe.training.seed + num_seeds):
-        of_seed = recipe.with_changes({"training.seed": seed})
-        logger.info("%s: seed %d", graph.name, seed)
-        folder = RunFolder(Path(out) / f"seed-{seed}")
-        if overwrite or not _has_run_of(folder, of_seed, graph):
-            train_recipe(
-                of_seed,
-                graph=graph,
-                device=device,
-                out=folder.path,
-                overwrite=overwrite,
-                on_event=report,
-                callbacks=callback_objects,
-            )
-            # The ensemble of the former seeds may have been calibrated.
-            RunFolder(out).remove_calibration()
-        elif not folder.finished:
-            resume(folder.path, device=device, on_event=report, callbacks=callback_objects)
-            RunFolder(out).remove_calibration()
-        else:
-            with locked(folder.path, wait=True):
-                folder.remove_checkpoint()
-        reports[seed] = folder.saved_reports()
+    with locked(out):
+        for seed in range(recipe.training.seed, recipe.training.seed + num_seeds):
+            of_seed = recipe.with_changes({"training.seed": seed})
+            logger.info("%s: seed %d", graph.name, seed)
+            folder = RunFolder(Path(out) / f"seed-{seed}")
+            if overwrite or not _has_run_of(folder, of_seed, graph):
+                train_recipe(
+                    of_seed,
+                    graph=graph,
+                    device=device,
+                    out=folder.path,
+                    overwrite=overwrite,
+                    on_event=report,
+                    callbacks=callback_objects,
+                )
+                # The ensemble of the former seeds may have been calibrated.
+                RunFolder(out).remove_calibration()
+            elif not folder.finished:
+                resume(folder.path, device=device, on_event=report, callbacks=callback_objects)
+                RunFolder(out).remove_calibration()
+            else:
+                with locked(folder.path, wait=True):
+                    folder.remove_checkpoint()
+            reports[seed] = folder.saved_reports()
     return reports
 
 
