@@ -366,6 +366,11 @@ def close_matches(name: str, names: Iterable[str]) -> list[str]:
     return [by_folded[match] for match in similar[:MAX_SUGGESTED]]
 
 
+def unmarked(sentence: str) -> str:
+    """A sentence about a file, whose keys are not options of a command, without marks."""
+    return sentence.replace("`", "")
+
+
 def close_settings(name: str, names: Iterable[str]) -> list[str]:
     """The settings that a word stands for, or else those that are written alike."""
     word = name.casefold().replace("-", "_")

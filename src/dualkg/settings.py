@@ -7,40 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dualkg.errors import PYTHON, InvalidValue, RequestError, Words, close_settings, one_of
-
-
-class UnknownSetting(RequestError):
-    """Settings have no such key; `suggestions` are similar keys, and `known` those that exist."""
-
-    def __init__(
-        self, setting: str, owner: str, *, suggestions: Sequence[str], known: Sequence[str]
-    ) -> None:
-        super().__init__()
-        self.setting = setting
-        self.owner = owner
-        self.suggestions = list(suggestions)
-        self.known = list(known)
-
-    def message(self, words: Words = PYTHON) -> str:
-        similar = one_of(self.suggestions)
-        listed = f" There are: {', '.join(self.known)}."
-        return f"{words.key(self.setting)} is not a setting of {self.owner}.{similar or listed}"
-
-
-class InvalidSettings(RequestError):
-    """Settings that are valid one by one cannot be combined.
-
-    `where` is the table that has them, or empty where several tables are meant.
-    """
-
-    def __init__(self, where: str, reason: str) -> None:
-        super().__init__()
-        self.where = where
-        self.reason = reason
-
-    def message(self, words: Words = PYTHON) -> str:
-        return f"{self.where}: {self.reason}." if self.where else f"{self.reason}."
+from dualkg.errors import InvalidValue, RequestError, close_settings, one_of
 
 
 class Settings(BaseModel):
@@ -93,11 +60,11 @@ def validation_error(
         suggestions = close_settings(key, known)
         if not suggestions and elsewhere:
             suggestions = list(elsewhere(key))
-        return UnknownSetting(
-            setting, owner or error.title, suggestions=suggestions, known=list(known)
-        )
+        advice = one_of(suggestions) or f" There are: {', '.join(known)}."
+        return RequestError(f"`{setting}` is not a setting of {owner or error.title}.{advice}")
     if problem["type"] == "value_error":
-        return InvalidSettings(setting, problem["msg"].removeprefix("Value error, "))
+        reason = problem["msg"].removeprefix("Value error, ")
+        return RequestError(f"{setting}: {reason}." if setting else f"{reason}.")
     expected = problem["msg"].removeprefix("Input should be ")
     if problem["type"] == "int_parsing_size":
         # The only message that does not say what the input should be.

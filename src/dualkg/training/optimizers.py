@@ -13,7 +13,7 @@ from torch import nn
 
 from dualkg.errors import RequestError
 from dualkg.registry import Registry
-from dualkg.settings import InvalidSettings, Settings
+from dualkg.settings import Settings
 from dualkg.training.classes import find_class, name_of
 from dualkg.training.updates import AnyOptimizer, OnePassAdagrad
 
@@ -62,7 +62,7 @@ class Optimizer(Settings, ABC):
     def __init__(self, name: str | None = None, **settings: Any) -> None:
         kind = type(self)
         if name is not None and find_class(name, OPTIMIZERS, Optimizer) is not kind:
-            raise InvalidSettings("optimizer", f"name = '{name}' is not {kind.__name__}")
+            raise RequestError(f"optimizer: name = '{name}' is not {kind.__name__}.")
         super().__init__(**_own_settings(kind, settings))
 
     @property

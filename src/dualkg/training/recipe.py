@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, field_serializer, model_validator
 
 from dualkg.data.graph import GraphShape
-from dualkg.errors import RequestError, close_matches, close_settings, one_of
+from dualkg.errors import RequestError, close_matches, close_settings, one_of, unmarked
 from dualkg.extras import check_trusted, trusted_code
 from dualkg.files import read_text
 from dualkg.losses import LOSSES, Loss, OneVsAll
@@ -526,7 +526,7 @@ def invalid_recipe(source: str, problem: RequestError) -> RequestError:
     """
     if not source:
         return problem
-    return RequestError(f"{source}: {problem}".replace("`", ""))
+    return RequestError(unmarked(f"{source}: {problem}"))
 
 
 def keys_like(key: str) -> list[str]:

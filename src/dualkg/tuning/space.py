@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from dualkg.errors import RequestError, close_matches, one_of
+from dualkg.errors import RequestError, close_matches, one_of, unmarked
 from dualkg.settings import Settings, validation_error
 from dualkg.training.recipe import (
     Recipe,
@@ -295,4 +295,4 @@ def _validate(section: type[TableT], value: Any, *, name: str, source: str) -> T
         return section.model_validate(value)
     except ValidationError as error:
         problem = validation_error(error, section.model_fields, table=name)
-        raise RequestError(f"{source}: {problem}") from None
+        raise RequestError(unmarked(f"{source}: {problem}")) from None
