@@ -339,12 +339,17 @@ def note(text: str | Sentence, *, style: str | None = "dim") -> None:
     stderr.print(Text(in_words(text), style=style or ""), soft_wrap=True)
 
 
+def command_line(*words: object) -> str:
+    """A command as people type it."""
+    return shlex.join(["dualkg", *map(str, words)])
+
+
 def note_saved(path: object, *, next_command: Sequence[str] = (), purpose: str = "") -> None:
     """Print on stderr where the result is saved, and a command to try next."""
     line = Text.assemble("\nSaved to ", (str(path), "bold"), f". {purpose}".rstrip())
     stderr.print(line, soft_wrap=True)
     if next_command:
-        stderr.print(Text(f"  {shlex.join(['dualkg', *next_command])}"), soft_wrap=True)
+        stderr.print(Text(f"  {command_line(*next_command)}"), soft_wrap=True)
 
 
 class TimeLeftColumn(ProgressColumn):

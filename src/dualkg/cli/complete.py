@@ -12,7 +12,6 @@ from typer import Argument, Option
 import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.cli.evaluate import missing_triples
-from dualkg.cli.words import COMMAND
 from dualkg.errors import RequestError
 from dualkg.files import check_new_folder, locked
 
@@ -216,7 +215,7 @@ def extend(
     else:
         cli.print_run(made, "--tail", tail, relation)
     if extension["was_calibrated"]:
-        cli.note(f"Calibrate it:\n  {COMMAND.call('calibrate', made.folder)}", style=None)
+        cli.note(f"Calibrate it:\n  {cli.command_line('calibrate', made.folder)}", style=None)
 
 
 @cli.command()

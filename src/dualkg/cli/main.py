@@ -77,7 +77,7 @@ def main(commands: typer.Typer = app) -> None:
             sys.exit(error.exit_code)
         _exit(error.in_words(COMMAND), error.exit_code)
     except KeyboardInterrupt:
-        _exit(f"stopped. Resume a training with: {COMMAND.call('resume', 'RUN')}", 130)
+        _exit("stopped. Resume a training with: dualkg resume RUN", 130)
     except OSError as error:
         reason = f"{error.strerror or error}."
         sentence = f"{error.filename}: {reason}" if error.filename else reason

@@ -13,7 +13,6 @@ from typer import Argument, Option
 
 import dualkg as kg
 from dualkg.cli import common as cli
-from dualkg.cli.words import COMMAND
 from dualkg.errors import RequestError, visible
 
 if TYPE_CHECKING:
@@ -278,7 +277,7 @@ def serve(
         served = ServedRuns.load(runs, device=device)
         for run in served:
             if run.predictor.calibration is None:
-                calibrate = COMMAND.call("calibrate", run.run.folder)
+                calibrate = cli.command_line("calibrate", run.run.folder)
                 cli.note(f"{run.name} has no probabilities yet: {calibrate}", style=None)
         for folder in served.in_training:
             cli.note(f"{folder} is in training; /train shows how far it is.", style=None)

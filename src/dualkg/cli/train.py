@@ -12,7 +12,7 @@ from typer import Argument, Option
 import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.cli.training_display import TrainingDisplay, ask_to_start
-from dualkg.cli.words import COMMAND, DATA_SETTINGS, SETTINGS
+from dualkg.cli.words import DATA_SETTINGS, SETTINGS
 from dualkg.errors import DualkgError, RequestError
 
 SOURCE = (
@@ -274,8 +274,7 @@ def tune(
             )
         except kg.training.InterruptedRunError as error:
             command = shlex.join(["dualkg", *sys.argv[1:]])
-            stopped = error.in_words(COMMAND)
-            raise kg.training.InterruptedRunError(f"{stopped} Resume with: {command}") from None
+            raise kg.training.InterruptedRunError(f"{error} Resume with: {command}") from None
 
     if result.best is None:
         errors = [trial.error for trial in result.trials if trial.error]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import dualkg as kg
-from dualkg.cli.common import note, progress_bar
-from dualkg.cli.words import COMMAND, in_words
+from dualkg.cli.common import command_line, note, progress_bar
 from dualkg.errors import DualkgError
 
 if TYPE_CHECKING:
@@ -78,9 +77,9 @@ class TrainingDisplay:
                 for sentence in notes:
                     note(sentence)
             case events.GraphChecked(graph, warnings):
-                inspect = COMMAND.call("inspect", graph.source)
+                inspect = command_line("inspect", graph.source)
                 for sentence in warnings:
-                    note(f"{in_words(sentence)} See: {inspect}", style="yellow")
+                    note(f"{sentence} See: {inspect}", style="yellow")
             case events.DefaultsDiffer() | events.TuningSkipped():
                 note(event.text)
             case events.TuningStarted(recipe, graph, _):
