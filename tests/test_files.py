@@ -402,13 +402,13 @@ def test_the_lock_of_a_folder_that_is_replaced_is_that_of_the_new_one(tmp_path: 
 
 def test_a_folder_that_was_moved_fails_a_check(tmp_path: Path) -> None:
     path = folder_of(tmp_path / "run", weights="1")
-    check = folder_check(path)
+    check = folder_check(path / "weights")
     check()
     path.rename(tmp_path / "moved")
-    with pytest.raises(DualkgError, match="was moved, removed or replaced"):
+    with pytest.raises(DualkgError, match="run was moved, removed or replaced"):
         check()
     folder_of(path, weights="1")
-    with pytest.raises(DualkgError, match="was moved, removed or replaced"):
+    with pytest.raises(DualkgError, match="run was moved, removed or replaced"):
         check()
 
 

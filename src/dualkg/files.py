@@ -341,19 +341,30 @@ def hidden(path: Path, suffix: str) -> Path:
     return path.parent / f".{path.name}.{suffix}"
 
 
-def folder_check(path: Path) -> Callable[[], None]:
-    """A function that fails unless the path still has the folder that it has now."""
-    before = path.stat()
+def folder_check(file: Path) -> Callable[[], None]:
+    """A function that fails unless the folder of a file has the file that it has now.
+
+    The inode of the folder alone would not do: a new folder may get that of one that was removed.
+    """
+    before = _identity(file)
 
     def check() -> None:
-        if path.exists() and os.path.samestat(before, path.stat()):
-            return
-        raise DualkgError(
-            f"{path} was moved, removed or replaced during the training, so its results were not "
-            "written. If it was moved, resume it where it is now with: dualkg resume FOLDER"
-        )
+        if _identity(file) != before:
+            raise DualkgError(
+                f"{file.parent} was moved, removed or replaced during the training, so its results "
+                "were not written. If it was moved, resume it where it is now with: dualkg resume "
+                "FOLDER"
+            )
 
     return check
+
+
+def _identity(file: Path) -> tuple[int, int, int] | None:
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 # -- locks -------------------------------------------------------------------

@@ -40,7 +40,7 @@ def test_a_setting_of_other_optimizers_is_refused():
     with pytest.raises(kg.RequestError) as error:
         kg.Optimizer(name="SGD", epsilon=1e-4)
     assert str(error.value) == (
-        "optimizer.epsilon is a setting of Adagrad and Adam, and optimizer.name is 'SGD'. "
+        "`optimizer.epsilon` is a setting of Adagrad and Adam, and optimizer.name is 'SGD'. "
         "Leave epsilon out."
     )
 

@@ -502,14 +502,14 @@ def finish(
         path,
         epoch=trainer.progress.epoch,
     )
-    check_folder = folder_check(path) if path and trainer.group.first else lambda: None
+    check_folder = folder_check(folder.recipe) if folder else None
     started: list[Callback] = []
     try:
         for callback in trainer.callbacks:
             callback.on_start(info)
             started.append(callback)
         run = _train_and_evaluate(trainer, path)
-        if path:
+        if check_folder:
             trainer.group.on_first(check_folder)
         if save is not None:
             save(run)
