@@ -10,7 +10,7 @@ any cache: they have as many here as half of the free memory of the host holds. 
 skewed as in Freebase: a few are in many batches. Measured, too, are
 
 - the bytes that a step copies in each direction, and the time that the link takes for them alone;
-- reading rows from the tables and writing them, by the device or by threads of the host;
+- reading rows from the tables and writing them;
 - steps that prepare no batch ahead, and steps on rows that are on the device already.
 
 On a CPU, the same code copies rows within its memory.
@@ -191,21 +191,14 @@ def parts_of_step(steps: Steps) -> dict[str, float]:
     factors = host_step.model.factors(*batch.unbind(-1))
     ids = torch.unique(host_step.loss.entities_read(host_step.model, factors))
     count = torch.tensor([len(ids)], device=ids.device)
-    host_ids = ids.cpu().numpy()
 
     def read() -> None:
         for copies in host_step.copies:
-            if host_step.is_pinned:
-                copies.to_device(0, ids, count)
-            else:
-                copies.read(host_ids, 0)
+            copies.to_device(0, ids, count)
 
     def write() -> None:
         for copies in host_step.copies:
-            if host_step.is_pinned:
-                copies.to_host(0, ids, count)
-            else:
-                copies.write(host_ids, 0)
+            copies.to_host(0, ids, count)
 
     device = steps.device
     return {
@@ -262,7 +255,6 @@ def measure(job: Job, device: torch.device, *, rounds: int) -> dict[str, Any]:
         "device_dim": device_dim,
         "dim": job.dim,
         "engines": {"device": str(on_device.engine), "host": str(in_host_memory.engine)},
-        "pinned": host_step.is_pinned,
         "seconds_of_step": {name: round(value, 6) for name, value in medians.items()},
         "rounds": {name: [round(value, 6) for value in each] for name, each in times.items()},
         "ratio": round(medians["host"] / medians["device"], 3),
