@@ -26,11 +26,6 @@ IdsT = TypeVar("IdsT", Ids, Tensor)
 KEY_STRIDE = 2**31  # above all ids
 
 
-def inverse_relations(relations: Tensor, num_relations: int) -> Tensor:
-    """The ids of the inverses of relation ids: r + num_relations of r, and r of that."""
-    return (relations + num_relations) % (2 * num_relations)
-
-
 def with_reciprocals(triples: Triples, num_relations: int) -> Triples:
     """(h, r, t) and then, for each, (t, r + num_relations, h)."""
     rotated = triples[:, [2, 1, 0]].copy()

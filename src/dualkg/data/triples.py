@@ -1,14 +1,19 @@
 """Arrays of triples of ids: shape of a graph, distinct and repeated triples, and notes on them."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dualkg.errors import Sentence
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Triples = npt.NDArray[np.int32]
 Keys = npt.NDArray[np.int64]
@@ -33,6 +38,11 @@ class GraphShape(NamedTuple):
 
     num_entities: int
     num_relations: int
+
+
+def inverse_relations(relations: Tensor, num_relations: int) -> Tensor:
+    """The ids of the inverses of relation ids: r + num_relations of r, and r of that."""
+    return (relations + num_relations) % (2 * num_relations)
 
 
 @dataclass(frozen=True)

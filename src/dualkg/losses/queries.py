@@ -8,9 +8,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dualkg.data.filters import KnownAnswers, inverse_relations
+from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import GraphShape, Triples
-from dualkg.data.triples import slices
+from dualkg.data.triples import inverse_relations, slices
 
 
 class QueryGroups(NamedTuple):

@@ -12,8 +12,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from dualkg.data.filters import inverse_relations
 from dualkg.data.graph import Graph, Triples
+from dualkg.data.triples import inverse_relations
 from dualkg.errors import RequestError
 from dualkg.kernels.hashing import STEP, hash_columns, reaches_share, shift_right, splitmix64
 from dualkg.losses.base import LOSSES, Loss

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dualkg.data.graph import Graph, GraphShape
+from dualkg.data.triples import GraphShape
 from dualkg.errors import InvalidValue, RequestError
 from dualkg.kernels.noise import fill_normal_, fill_uniform_, table_key
 from dualkg.registry import Registry
@@ -25,6 +25,7 @@ from dualkg.tables.base import EntityTables, local_tables
 from dualkg.tables.lookup import TABLE_NAMES, Side, lookup
 
 if TYPE_CHECKING:
+    from dualkg.data.graph import Graph
     from dualkg.models.paths import PathNetwork
     from dualkg.tables.processes import Processes
     from dualkg.tables.scores import EntityScores
@@ -87,8 +88,9 @@ def overridden(instance: object) -> set[str]:
 
 
 def _shape_of(graph: Graph | GraphShape) -> GraphShape:
-    shape = graph.shape if isinstance(graph, Graph) else graph
-    is_pair = isinstance(shape, tuple) and len(shape) == 2
+    shape = graph if isinstance(graph, tuple) else getattr(graph, "shape", None)
+    # The shape of an array is a tuple, too.
+    is_pair = isinstance(shape, GraphShape) or (shape is graph and len(graph) == 2)
     if not is_pair or not all(isinstance(size, int) for size in shape):
         given = f"{type(graph)} was given"
         if isinstance(graph, (str, Path)):

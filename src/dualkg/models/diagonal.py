@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from dualkg.data.graph import Graph, GraphShape
+from dualkg.data.triples import GraphShape
 from dualkg.kernels import products
 from dualkg.models.base import MODELS, Factors
 from dualkg.models.bilinear import BilinearModel
 from dualkg.tables.lookup import lookup
+
+if TYPE_CHECKING:
+    from dualkg.data.graph import Graph
 
 __all__ = ["CP", "ComplEx", "DistMult", "QuatE", "SimplE"]
 

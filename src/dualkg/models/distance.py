@@ -1,16 +1,18 @@
 """Distance models: TransE, RotatE, ModE, SE, HAKE and MuRP."""
 
+from __future__ import annotations
+
 import math
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dualkg.data.graph import Graph, GraphShape
+from dualkg.data.triples import GraphShape
 from dualkg.errors import InvalidValue
 from dualkg.kernels import pairwise as kernels
 from dualkg.models.base import MODELS, EmbeddingModel, Factors, InitScale, ScoreForm
@@ -19,6 +21,9 @@ from dualkg.models.diagonal import ComplEx, DistMult
 from dualkg.models.matrix import RelationGroups, multiply_groups
 from dualkg.tables.base import local_tables
 from dualkg.tables.lookup import Side, lookup
+
+if TYPE_CHECKING:
+    from dualkg.data.graph import Graph
 
 __all__ = ["HAKE", "SE", "DistanceModel", "ModE", "MuRP", "RotatE", "TransE"]
 
@@ -227,9 +232,6 @@ def primal_of(model: DistanceModel, kind: type[BilinearT], relations: Tensor) ->
     primal = kind.with_tables(tables, model.shape, **options)
     primal.load_state_dict({"entities": model.entities, "relations": relations})
     return primal.to(model.entities)
-
-
-HALF_TURN = {"half_turn": "the stored number of the angle π"}
 
 
 class AngleModel(DistanceModel):

@@ -6,17 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import isfinite
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from dualkg.data.filters import inverse_relations
-from dualkg.data.graph import Graph
+from dualkg.data.triples import inverse_relations
 from dualkg.errors import InvalidValue, RequestError
 from dualkg.models.base import EmbeddingModel, Factors, Model
 from dualkg.tables.base import EntityTables, local_tables
 from dualkg.tables.lookup import Side
+
+if TYPE_CHECKING:
+    from dualkg.data.graph import Graph
 
 __all__ = ["EnsembleModel", "InverseModel"]
 

@@ -1,33 +1,28 @@
 """Relations as full matrices: RESCAL and TuckER, with products grouped by relation."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dualkg.data.graph import Graph, GraphShape
+from dualkg.data.triples import GraphShape
 from dualkg.errors import InvalidValue, RequestError
 from dualkg.models.base import MODELS, Factors, InitScale
 from dualkg.models.bilinear import BilinearModel
 from dualkg.tables.lookup import lookup
 
+if TYPE_CHECKING:
+    from dualkg.data.graph import Graph
+
 __all__ = ["RESCAL", "TuckER"]
 
 # A GPU multiplies all groups at once while padding makes the batch at most this many times larger.
 MAX_PADDING = 32
-
-
-def batch_norm_arrays(name: str, vectors: str) -> dict[str, str]:
-    """What the arrays of one batch normalization contain."""
-    return {
-        f"{name}.mean": f"batch normalization: mean (of {vectors})",
-        f"{name}.variance": f"batch normalization: variance, to which 1e-5 is added (of {vectors})",
-        f"{name}.scale": f"batch normalization: factor (of {vectors})",
-        f"{name}.shift": f"batch normalization: summand (of {vectors})",
-    }
 
 
 class RelationGroups:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,7 +14,9 @@ from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm, score_
 from dualkg.models.bilinear import BilinearModel
 from dualkg.tables.base import local_tables
 from dualkg.tables.lookup import TABLE_NAMES, Side, lookup
-from dualkg.tables.scores import EntityScores
+
+if TYPE_CHECKING:
+    from dualkg.tables.scores import EntityScores
 
 __all__ = ["PartialModel"]
 

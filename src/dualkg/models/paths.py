@@ -6,15 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from dualkg.data.filters import inverse_relations
-from dualkg.data.graph import Graph, GraphShape, Triples
+from dualkg.data.triples import GraphShape, Triples, inverse_relations
 from dualkg.errors import InvalidValue, RequestError
 from dualkg.kernels import paths
 from dualkg.kernels.hardware import gpu_kernels_unavailable
@@ -29,7 +28,10 @@ from dualkg.models.base import (
 )
 from dualkg.tables.base import EntityTables, local_tables
 from dualkg.tables.lookup import Side
-from dualkg.tables.processes import Processes
+
+if TYPE_CHECKING:
+    from dualkg.data.graph import Graph
+    from dualkg.tables.processes import Processes
 
 __all__ = ["PathNetwork"]
 
@@ -158,7 +160,7 @@ class PathNetwork(Model):
         self.hidden_bias = uniform(2 * dim, inputs=2 * dim)
         self.score_weight = uniform(1, 2 * dim, inputs=2 * dim)
         self.score_bias = uniform(1, inputs=2 * dim)
-        if isinstance(shape, Graph):
+        if not isinstance(shape, tuple):
             self.read_graph(shape)
 
     # -- the graph --------------------------------------------------------------
