@@ -14,7 +14,7 @@ from dualkg.models import MODELS
 from dualkg.tables import host
 from dualkg.tables.base import local_tables
 from dualkg.tables.host import HostTables
-from dualkg.training.api import start_training
+from dualkg.training.api import TrainingOptions, start_training
 from dualkg.training.engines import Engine
 from dualkg.training.errors import InterruptedRunError
 from dualkg.training.optimizers import build_optimizer
@@ -291,7 +291,7 @@ def test_a_run_folder_is_that_of_tables_on_the_device(model, tmp_path):
     for place in ("device", "host"):
         recipe = recipe_of(**changes, training__engine="reference", training__entity_tables=place)
         folder = RunFolder(tmp_path / place)
-        run = start_training(recipe, graph, device=CPU, folder=folder)
+        run = start_training(recipe, graph, TrainingOptions(device=CPU, out=folder.path))
         assert not run.model.tables.on_host
         saved[place] = kg.load_run(folder.path)
         assert saved[place].report.mrr == run.report.mrr
@@ -498,7 +498,7 @@ def test_a_run_on_a_gpu_ranks_in_blocks_and_ends_on_the_cpu(tmp_path):
     graph = graph_with_frequent_entities()
     recipe = recipe_of(training__entity_tables="host", training__engine="auto", validation__every=1)
     folder = RunFolder(tmp_path / "run")
-    run = start_training(recipe, graph, device=torch.device("cuda"), folder=folder)
+    run = start_training(recipe, graph, TrainingOptions(device="cuda", out=folder.path))
     assert run.model.device.type == "cpu"
     again = rank(run.model, graph)
     assert abs(again.mean - run.report.ranks.mean).max() <= 1

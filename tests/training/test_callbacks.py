@@ -14,7 +14,6 @@ from dualkg.training.callbacks import TRACKERS, Tracker, find_callbacks
 from dualkg.training.errors import InterruptedRunError
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
-from tests.raising import refused
 
 QUICK = {"model.dim": 4, "training.epochs": 4, "training.batch_size": 100, "validation.every": 2}
 
@@ -148,7 +147,7 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_written(
         raise ImportError(name)
 
     monkeypatch.setattr(module, "import_module", missing)
-    with refused(MissingExtra, package="wandb", extra="tracking", purpose="Tracking with WandB"):
+    with pytest.raises(MissingExtra, match="Tracking with WandB needs wandb"):
         train(small_graph, "wandb", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -4,6 +4,7 @@ The score functions of both libraries are written out here in their own layouts,
 needs to be installed.
 """
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,9 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.errors import Unsupported
-from dualkg.training.checkpoint import WrongTables
-from tests.raising import refused
 
 IMPORTABLE = (
     "These can be imported: ComplEx, CP, DistMult, QuatE, RESCAL, RotatE, SE, SimplE, TransE, "
@@ -98,18 +96,13 @@ def test_complex_arrays_with_names_and_without_a_graph(tmp_path):
 )
 def test_arrays_of_wrong_shapes_or_names_are_refused(small_graph, more, what, reason):
     given = {"entities": np.zeros((30, 4)), "relations": np.zeros((4, 4)), **more}
-    with refused(Unsupported, what=what, reason=reason):
+    with pytest.raises(kg.RequestError, match=re.escape(f"{what} {reason}")):
         kg.from_arrays("DistMult", graph=small_graph, **given)
 
 
 def test_arrays_with_too_few_entities_are_refused(small_graph):
     relations = (4, 4)
-    with refused(
-        WrongTables,
-        path="The set of arrays",
-        expected={"entities": (30, 4), "relations": relations},
-        found={"entities": (29, 4), "relations": relations},
-    ):
+    with pytest.raises(kg.RequestError, match=r"The set of arrays .*29, 4"):
         kg.from_arrays(
             "DistMult",
             graph=small_graph,
@@ -119,11 +112,7 @@ def test_arrays_with_too_few_entities_are_refused(small_graph):
 
 
 def test_arrays_need_names():
-    with refused(
-        Unsupported,
-        what="from_arrays",
-        reason="needs a graph, or entity_names and relation_names, to name the rows",
-    ):
+    with pytest.raises(kg.RequestError, match="from_arrays needs a graph, or entity_names"):
         kg.from_arrays("DistMult", entities=np.zeros((2, 2)), relations=np.zeros((1, 2)))
 
 
@@ -139,12 +128,7 @@ def test_exported_parameters_and_options_can_be_imported(small_graph):
 
 def test_relations_of_rotate_have_modulus_one():
     names = {"entity_names": ["a", "b"], "relation_names": ["r"]}
-    with refused(
-        Unsupported,
-        what="The relations of RotatE",
-        reason="are complex numbers of modulus 1, or angles in radians; there is a modulus that "
-        "differs from 1 by 1",
-    ):
+    with pytest.raises(kg.RequestError, match="a modulus that differs from 1 by 1"):
         kg.from_arrays(
             "RotatE", entities=np.ones((2, 2)) + 0j, relations=np.full((1, 2), 2j), **names
         )
@@ -459,7 +443,7 @@ def test_pykeen_models_that_are_refused(change, what, reason, advice):
     model = model or pykeen_model(
         entities=[entities], relations=[np.zeros((NUM_RELATIONS, DIM))], **given
     )
-    with refused(Unsupported, what=what, reason=reason, advice=advice):
+    with pytest.raises(kg.RequestError, match=re.escape(f"{what} {reason}")):
         kg.from_pykeen(model, given_factory, valid=valid)
 
 
@@ -662,53 +646,29 @@ def test_libkge_dataset_gives_names_and_triples(tmp_path):
     path = save_checkpoint(
         tmp_path / "checkpoint_best.pt", "distmult", state, {}, inverse=False, packaged=False
     )
-    with refused(
-        Unsupported,
-        what=str(path),
-        reason="has no names of entities and relations",
-        advice="Name the folder of its dataset in LibKGE with data=, or package the model: "
-        f"kge package {path}",
-    ):
+    with pytest.raises(kg.RequestError, match="has no names of entities and relations"):
         kg.from_libkge(path)
     run = kg.from_libkge(path, data=save_dataset(tmp_path / "toy"))
     assert {name: run.graph.split(name).tolist() for name in TRIPLES} == TRIPLES
     assert (run.graph.name, run.report.mrr > 0) == ("toy", True)
     (tmp_path / "toy" / "test.del").unlink()
-    with refused(
-        Unsupported,
-        what=str(tmp_path / "toy" / "test.del"),
-        reason="cannot be read",
-        advice="A dataset of LibKGE has entity_ids.del, relation_ids.del, train.del, valid.del and "
-        "test.del.",
-    ):
+    with pytest.raises(kg.RequestError, match=r"test\.del cannot be read"):
         kg.from_libkge(path, data=tmp_path / "toy")
 
 
 def test_libkge_files_that_are_refused(tmp_path):
     path = tmp_path / "a.pt"
-    with refused(Unsupported, what=str(path), reason="cannot be read: No such file or directory"):
+    with pytest.raises(kg.RequestError, match="cannot be read: No such file or directory"):
         kg.from_libkge(path)
     path.write_text("text")
-    with refused(Unsupported, what=str(path), reason="cannot be read as a checkpoint of LibKGE"):
+    with pytest.raises(kg.RequestError, match="cannot be read as a checkpoint of LibKGE"):
         kg.from_libkge(path)
     torch.save({"model": torch.zeros(2)}, path)
-    with refused(
-        Unsupported,
-        what=str(path),
-        reason="is not a checkpoint of LibKGE: 'config' was not found in it",
-    ):
+    with pytest.raises(kg.RequestError, match="'config' was not found in it"):
         kg.from_libkge(path)
     torch.save({"config": Path("x")}, path)  # an object of a class that is not read
-    with refused(Unsupported, what=str(path)) as unread:
+    with pytest.raises(kg.RequestError, match="checkpoint of LibKGE: .*pathlib"):
         kg.from_libkge(path)
-    assert unread.value.reason.startswith("cannot be read as a checkpoint of LibKGE: ")
-    assert "pathlib" in unread.value.reason
     save_checkpoint(path, "conve", {}, {}, inverse=True)
-    with refused(
-        Unsupported,
-        what="It",
-        reason="is a model of the type conve",
-        advice="These can be imported: complex, cp, distmult, relational_tucker3, rescal, rotate, "
-        "simple, transe.",
-    ):
+    with pytest.raises(kg.RequestError, match="It is a model of the type conve"):
         kg.from_libkge(path)

@@ -9,7 +9,6 @@ import dualkg as kg
 from dualkg.errors import DamagedFile, PathExists
 from dualkg.evaluation.report import load_ranks
 from dualkg.files import lock_holder, locked, write_json
-from dualkg.inference.integrity import check_run
 from dualkg.training.checkpoint import load_tensors, save_tensors
 from dualkg.training.errors import (
     DamagedRun,
@@ -387,20 +386,11 @@ def test_a_changed_digit_of_a_recipe_is_found(small_graph, tmp_path):
     folder.recipe.write_text(text.replace("\nseed = 0", "\nseed = 1"))
     with pytest.raises(kg.RequestError, match="is not the recipe that"):
         kg.resume(folder.path)
-    assert damaged_files(folder.path) == ["recipe.toml"]
     folder.recipe.write_text(text.replace('name = "CP"', 'name = "CQ"'))
     with pytest.raises(kg.RequestError, match="is not the recipe that"):
         kg.resume(folder.path)
-    folder.recipe.write_text(text.replace("[model]", "[modeL]"))
-    assert damaged_files(folder.path) == ["recipe.toml"]
     folder.recipe.write_text(f"# mine\n\n{text}")  # a comment is no change
-    assert damaged_files(folder.path) == []
     assert kg.resume(folder.path).report is not None
-
-
-def damaged_files(path):
-    [checked] = check_run(path)
-    return [file.file for file in checked.files if file.damaged]
 
 
 def test_seeds_trained_on_other_data_are_refused(tmp_path):

@@ -115,7 +115,7 @@ COMMANDS = [
     ["complete", "run"],
     ["extend", "run", "new.tsv", "--out", "out"],
     ["ensemble", "run", "run", "--out", "out"],
-    ["index", "run", "--kind", "exact"],
+    ["index", "run"],
     ["export", "run", "--out", "out"],
     ["serve", "run", "--get", "/health"],
     ["resume", "unfinished"],

@@ -387,13 +387,13 @@ def test_several_processes_train_the_recipe_of_one(tmp_path, monkeypatch):
     large = graph_of(triples, triples[:5], triples[5:10], num_entities=5000, num_relations=3)
     recipes = []
 
-    def trained_alone(recipe, **options):
+    def trained_alone(recipe, graph, options):
         recipes.append(recipe)
 
-    def trained_together(read, **options):
+    def trained_together(read, options):
         recipes.append(read(lambda event: None).recipe)
 
-    monkeypatch.setattr(train, "train_recipe", trained_alone)
+    monkeypatch.setattr(train, "start_training", trained_alone)
     monkeypatch.setattr(train, "train_together", trained_together)
     for count in (1, 2):
         monkeypatch.setattr(train, "num_processes", lambda count=count: count)

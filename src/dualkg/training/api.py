@@ -6,7 +6,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ from dualkg.training.recipe import (
     Recipe,
     RegularizerConfig,
     Validation,
+    default_batch_size,
     load_recipe,
     recipe_from,
 )
@@ -74,10 +76,6 @@ OBJECTS: dict[str, tuple[type, Iterable[str], str]] = {
     "validation": (Validation, (), "kg.Validation(every=1, patience=3)"),
 }
 MAX_SHOWN = 80  # characters of a wrong argument in a message
-# Batch sizes by the number of training triples below which they are used. A small graph needs many
-# steps; larger batches are efficient matrix products.
-BATCH_SIZES = {20_000: 100, 200_000: 500}
-LARGEST_BATCH_SIZE = 1000
 HELD_OUT: tuple[Split, ...] = ("valid", "test")
 SMALL_DIM = 8  # of a model that is made to see what is defined for it
 
@@ -155,7 +153,7 @@ def default_recipe(
         "regularizer.weight": 0.05,
         "optimizer.learning_rate": 0.3,
         "optimizer.schedule": "linear",
-        "training.batch_size": _default_batch_size(len(graph.train)),
+        "training.batch_size": default_batch_size(len(graph.train)),
     }
     if issubclass(regularizer, PlainAndMapped):
         # No other regularizer has λ1 and λ2.
@@ -214,13 +212,6 @@ def _class_named(name: Any, registered: Mapping[str, type], base: type) -> Any:
     if isinstance(name, str) and ":" in name:
         return find_class(name, registered, base)
     return registered.get(known_name(name, registered))
-
-
-def _default_batch_size(num_triples: int) -> int:
-    for limit, batch_size in BATCH_SIZES.items():
-        if num_triples < limit:
-            return batch_size
-    return LARGEST_BATCH_SIZE
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -340,18 +331,22 @@ def train(
         "training": {"epochs": epochs, "batch_size": batch_size, "seed": seed},
     }
     recipe = recipe_from(tables, source="train")
-    callback_objects = find_callbacks(callbacks)
-    folder = RunFolder(out) if out else None
+    options = TrainingOptions(out=out, callbacks=find_callbacks(callbacks))
     with locked(out):
-        if folder:
-            folder.check_free()
+        if options.folder:
+            options.folder.check_free()
             recipe.check_importable()
         model.to(choose_device(device))
         trainer = Trainer(
-            model, graph, recipe, regularizer, on_progress=on_progress, callbacks=callback_objects
+            model,
+            graph,
+            recipe,
+            regularizer,
+            on_progress=on_progress,
+            callbacks=find_callbacks(options.callbacks),
         )
         # The model is the caller's own, so its weights are saved from the start.
-        return _create_and_finish(trainer, folder, with_weights=True)
+        return _create_and_finish(trainer, options, with_weights=True)
 
 
 def _check_alone() -> None:
@@ -384,64 +379,70 @@ def _name_given(argument: str, value: object) -> str | None:
 # -- a training of a recipe --------------------------------------------------
 
 
-def start_training(
-    recipe: Recipe,
-    graph: Graph,
-    *,
-    device: torch.device,
-    folder: RunFolder | None = None,
-    overwrite: bool = False,
-    on_progress: OnProgress | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> TrainedRun:
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How a recipe is trained: on which device, in which folder, and who is told of it.
+
+    One object is passed on whole by everything that trains. `on_event` gets progress and other
+    events. A run that is resumed without `callbacks` has the trackers that it was started with.
+    With `resume_unfinished`, a run in the folder that was interrupted is resumed.
+    """
+
+    out: str | Path | None = None
+    overwrite: bool = False
+    device: str | torch.device | None = None
+    callbacks: Callbacks = None
+    on_event: Callable[[Any], None] = lambda event: None
+    resume_unfinished: bool = False
+    trust_code: bool = False
+
+    @property
+    def folder(self) -> RunFolder | None:
+        return RunFolder(self.out) if self.out else None
+
+    def trainer(self, recipe: Recipe, graph: Graph) -> Trainer:
+        """A trainer of a recipe, whose device and callbacks these are."""
+        return Trainer.of_recipe(
+            recipe,
+            graph,
+            device=choose_device(self.device),
+            on_progress=self.on_event,
+            callbacks=find_callbacks(self.callbacks),
+        )
+
+
+def start_training(recipe: Recipe, graph: Graph, options: TrainingOptions) -> TrainedRun:
     """Build the model of a recipe and train it, in a new run folder."""
-    if folder:
-        folder.check_free(overwrite=overwrite)
-    trainer = Trainer.of_recipe(
-        recipe, graph, device=device, on_progress=on_progress, callbacks=callbacks
-    )
+    if options.folder:
+        options.folder.check_free(overwrite=options.overwrite)
     # The seed of the recipe creates the same weights again, so they are not saved at the start.
-    return _create_and_finish(trainer, folder, with_weights=False, overwrite=overwrite)
+    return _create_and_finish(options.trainer(recipe, graph), options, with_weights=False)
 
 
-def train_in_folder(
-    recipe: Recipe,
-    graph: Graph,
-    *,
-    device: torch.device,
-    folder: RunFolder | None = None,
-    on_progress: OnProgress | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> TrainedRun:
+def train_in_folder(recipe: Recipe, graph: Graph, options: TrainingOptions) -> TrainedRun:
     """Train a recipe in a folder that exists and has no checkpoint, such as one after tuning."""
-    trainer = Trainer.of_recipe(
-        recipe, graph, device=device, on_progress=on_progress, callbacks=callbacks
-    )
+    trainer = options.trainer(recipe, graph)
+    folder = options.folder
     if folder:
-        folder.save_settings(recipe, graph, device, engine=str(trainer.engine))
+        folder.save_settings(recipe, graph, trainer.model.device, engine=str(trainer.engine))
         trainer.save(folder.checkpoint, when="start", weights=False)
     return finish(trainer, folder)
 
 
-def resume_training(
-    folder: RunFolder,
-    *,
-    device: torch.device,
-    on_progress: OnProgress | None = None,
-    callbacks: Sequence[Callback] = (),
-    trust_code: bool = False,
-) -> TrainedRun:
+def resume_training(options: TrainingOptions) -> TrainedRun:
     """Resume a training from its last checkpoint.
 
     A finished run whose results are damaged is evaluated again.
     """
+    folder = options.folder
+    assert folder is not None
     damage = folder.damage() if folder.finished else {}
     if folder.finished and not damage:
         folder.remove_checkpoint()
         raise RequestError(
             f"The run {folder.path} is finished. To train longer, start a new run with more epochs."
         )
-    recipe = load_recipe(folder.recipe, trust_code=trust_code)
+    recipe = load_recipe(folder.recipe, trust_code=options.trust_code)
     graph = folder.load_graph()
 
     start = folder.checkpoint
@@ -455,27 +456,26 @@ def resume_training(
 
     # Before a model is built of a recipe that may have changed.
     check_recipe(folder.recipe, read_about(start), checkpoint=start)
-    trainer = Trainer.of_recipe(
-        recipe, graph, device=device, on_progress=on_progress, callbacks=callbacks
-    )
+    trainer = options.trainer(recipe, graph)
     trainer.restore(start, recipe=folder.recipe)
     return finish(trainer, folder)
 
 
 def _create_and_finish(
-    trainer: Trainer, folder: RunFolder | None, *, with_weights: bool, overwrite: bool = False
+    trainer: Trainer, options: TrainingOptions, *, with_weights: bool
 ) -> TrainedRun:
     """Train from the start.
 
     The folder appears together with its first checkpoint, so it can always be resumed.
     """
+    folder = options.folder
     if folder:
         with folder.create(
             trainer.recipe,
             trainer.graph,
             trainer.model.device,
             engine=str(trainer.engine),
-            overwrite=overwrite,
+            overwrite=options.overwrite,
         ) as fresh:
             trainer.save(fresh.checkpoint, when="start", weights=with_weights)
     return finish(trainer, folder)

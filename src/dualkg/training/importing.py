@@ -14,7 +14,7 @@ from torch import Tensor
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples, count_repeats
 from dualkg.data.triples import NO_TRIPLES
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import Unsupported
+from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import eval_mode
 from dualkg.files import read_text, regular_file
 from dualkg.models import MODELS
@@ -48,6 +48,11 @@ LIBKGE_MODELS = {
     for name in ("ComplEx", "CP", "DistMult", "RESCAL", "RotatE", "SimplE", "TransE")
 }
 LIBKGE_MODELS["relational_tucker3"] = "TuckER"
+
+
+def refused(what: str, reason: str, *, advice: str = "") -> RequestError:
+    """The error of embeddings that cannot be imported."""
+    return RequestError(f"{what} {reason}. {advice}".rstrip())
 
 
 def from_arrays(
@@ -97,7 +102,7 @@ def from_arrays(
         tables.setdefault("half_turn", torch.tensor(math.pi))
     if graph is None:
         if entity_names is None or relation_names is None:
-            raise Unsupported(
+            raise refused(
                 "from_arrays",
                 "needs a graph, or entity_names and relation_names, to name the rows",
             )
@@ -105,7 +110,7 @@ def from_arrays(
     num_rows = len(tables["relations"])
     num_relations = graph.shape.num_relations
     if num_rows not in (num_relations, 2 * num_relations):
-        raise Unsupported(
+        raise refused(
             "The relation table",
             f"should have {num_relations:,} rows, or {2 * num_relations:,} with reciprocals; it "
             f"has {num_rows:,}",
@@ -135,7 +140,7 @@ def _graph(
     ends = [shape.num_entities, shape.num_relations, shape.num_entities]
     for split, rows in triples.items():
         if len(rows) and (rows.min() < 0 or (rows.max(axis=0) >= ends).any()):
-            raise Unsupported(
+            raise refused(
                 f"The {split} triples",
                 f"have ids that are not among the {shape.num_entities:,} entities and "
                 f"{shape.num_relations:,} relations",
@@ -157,11 +162,11 @@ def _real(table: Array, name: str, kind: type[EmbeddingModel]) -> Tensor:
     values = _numpy(table)
     if values.ndim < 2:
         reason = f"should be a table with a row for each name; its shape is {values.shape}"
-        raise Unsupported(name, reason)
+        raise refused(name, reason)
     values = values.reshape(len(values), -1)
     if np.iscomplexobj(values) and kind is RotatE and name == "relations":
         if (error := np.abs(np.abs(values) - 1).max(initial=0)) > UNIT:
-            raise Unsupported(
+            raise refused(
                 "The relations of RotatE",
                 "are complex numbers of modulus 1, or angles in radians; there is a modulus that "
                 f"differs from 1 by {error:.2g}",
@@ -171,7 +176,7 @@ def _real(table: Array, name: str, kind: type[EmbeddingModel]) -> Tensor:
         if (
             kind.numbers_per_coordinate != 2 or kind is SimplE
         ):  # one of its two numbers is for heads, one for tails
-            raise Unsupported(name, f"are complex numbers; {kind.__name__} has real ones")
+            raise refused(name, f"are complex numbers; {kind.__name__} has real ones")
         values = np.concatenate([values.real, values.imag], axis=1)
     return _tensor(values)
 
@@ -181,15 +186,15 @@ def _in_graph_order(table: Tensor, names: Sequence[str], vocabulary: Vocabulary)
     wanted = vocabulary.names.to_pylist()
     if len(row_of) < len(names):
         num_repeated = len(names) - len(row_of)
-        raise Unsupported(f"{num_repeated:,} of the {len(names):,} names of rows", "are repeated")
+        raise refused(f"{num_repeated:,} of the {len(names):,} names of rows", "are repeated")
     if len(table) not in (
         len(names),
         2 * len(names) if vocabulary.kind == "relation" else len(names),
     ):
-        raise Unsupported("There", f"are {len(names):,} names for {len(table):,} rows")
+        raise refused("There", f"are {len(names):,} names for {len(table):,} rows")
     missing = [name for name in wanted if name not in row_of]
     if missing:
-        raise Unsupported(
+        raise refused(
             "The arrays",
             f"have no row for {len(missing):,} names of the graph, such as '{missing[0]}'",
         )
@@ -221,7 +226,7 @@ def from_pykeen(
     """
     attributes = ("interaction", "entity_representations", "relation_representations")
     if not all(hasattr(model, name) for name in attributes):
-        raise Unsupported(
+        raise refused(
             "A model of PyKEEN",
             f"was expected; it is {type(model).__name__}",
             advice=_supported(PYKEEN_MODELS),
@@ -232,7 +237,7 @@ def from_pykeen(
         valid = dataset.validation if valid is None else valid
         test = dataset.testing if test is None else test
     if not hasattr(factory, "mapped_triples"):
-        raise Unsupported(
+        raise refused(
             "A triples factory or a dataset of PyKEEN",
             f"was expected; it is {type(factory).__name__}",
         )
@@ -245,7 +250,7 @@ def from_pykeen(
     entity_names = _pykeen_names(factory, "entity", factory.num_entities)
     relation_names = _pykeen_names(factory, "relation", factory.real_num_relations)
     if len(arrays["entities"]) != factory.num_entities:
-        raise Unsupported(
+        raise refused(
             "The model",
             f"has {len(arrays['entities']):,} entities and the factory {factory.num_entities:,}",
             advice=SAME_FACTORY,
@@ -267,7 +272,7 @@ SAME_FACTORY = "Give the factory that the model was trained with."
 def _check_same_ids(split: str, factory: Any, training: Any) -> None:
     for kind in ("entity_to_id", "relation_to_id"):
         if getattr(factory, kind, None) != getattr(training, kind, None):
-            raise Unsupported(
+            raise refused(
                 f"The {split} factory",
                 f"has other ids than that of training: its {kind} differs",
                 advice="Create it with entity_to_id=training.entity_to_id and "
@@ -288,7 +293,7 @@ def _reciprocals_last(model: Any, tables: Sequence[Tensor], num_relations: int) 
     """Rows of all relations, then of their inverses; PyKEEN alternates them."""
     expected = num_relations * (2 if model.use_inverse_triples else 1)
     if any(len(table) != expected for table in tables):
-        raise Unsupported(
+        raise refused(
             "The model",
             f"has {len(tables[0]):,} relation rows and the factory needs {expected:,}",
             advice=SAME_FACTORY,
@@ -307,7 +312,7 @@ def _pykeen_arrays(model: Any, entities: list[Tensor], relations: list[Tensor]) 
     interaction = _without_clamp(model.interaction)
     name = type(interaction).__name__.removesuffix("Interaction")
     if name not in PYKEEN_MODELS:
-        raise Unsupported(
+        raise refused(
             f"{type(model).__name__} of PyKEEN",
             f"scores by {name}",
             advice=_supported(PYKEEN_MODELS),
@@ -342,7 +347,7 @@ def _without_clamp(interaction: Any) -> Any:
     if type(interaction).__name__ != "ClampedInteraction":
         return interaction
     if interaction.clamp_score is not None:
-        raise Unsupported(
+        raise refused(
             "Its scores",
             "are clamped, which makes ties; a model without clamp_score can be imported",
         )
@@ -361,7 +366,7 @@ def _simple(interaction: Any, entities: list[Tensor], relations: list[Tensor]) -
 def _norm(p: float, *, squared: bool = False) -> int | str:
     norms: dict[float, int | str] = {1: 1, 2: "squared" if squared else 2}
     if p not in norms:
-        raise Unsupported(
+        raise refused(
             "Its distance",
             f"is the {p:g}-norm; distances of norm 1, norm 2 and its square are known",
         )
@@ -446,7 +451,7 @@ def from_libkge(
         arrays = _libkge_arrays(state, options)
     except (KeyError, IndexError, TypeError) as error:
         reason = f"is not a checkpoint of LibKGE: {error} was not found in it"
-        raise Unsupported(str(path), reason) from None
+        raise refused(str(path), reason) from None
     if data is not None:
         dataset = _read_dataset(Path(data))
         entity_names = dataset.entities.names.to_pylist()
@@ -458,7 +463,7 @@ def from_libkge(
             entity_names = [str(name) for name in meta["entity_ids"]]
             relation_names = [str(name) for name in meta["relation_ids"]]
         except (KeyError, TypeError):
-            raise Unsupported(
+            raise refused(
                 str(path),
                 "has no names of entities and relations",
                 advice="Name the folder of its dataset in LibKGE with data=, or package the "
@@ -486,14 +491,14 @@ def _load_checkpoint(path: Path) -> dict[str, Any]:
                 regular_file(path), map_location="cpu", weights_only=True
             )
     except OSError as error:
-        raise Unsupported(str(path), f"cannot be read: {error.strerror or error}") from None
+        raise refused(str(path), f"cannot be read: {error.strerror or error}") from None
     except Exception as error:  # a file of another kind may raise anything
         reason = "cannot be read as a checkpoint of LibKGE"
         for line in str(error).splitlines():
             if "Unsupported" in line or "GLOBAL" in line:
                 reason += f": {line.strip()}"
                 break
-        raise Unsupported(str(path), reason) from None
+        raise refused(str(path), reason) from None
     return checkpoint
 
 
@@ -508,7 +513,7 @@ def _libkge_arrays(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> d
         kind = section["type"]
     if kind not in LIBKGE_MODELS:
         advice = _supported(sorted(LIBKGE_MODELS))
-        raise Unsupported("It", f"is a model of the type {kind}", advice=advice)
+        raise refused("It", f"is a model of the type {kind}", advice=advice)
     prefix = "_base_model." if reciprocal else ""
     entities, relations = (
         _libkge_table(state, f"{prefix}_{part}_embedder.") for part in ("entity", "relation")
@@ -566,12 +571,12 @@ def _read_dataset(folder: Path) -> Graph:
             if text
         }
     except OSError as error:
-        raise Unsupported(
+        raise refused(
             str(error.filename),
             "cannot be read",
             advice="A dataset of LibKGE has entity_ids.del, relation_ids.del, train.del, "
             "valid.del and test.del.",
         ) from None
     except ValueError as error:
-        raise Unsupported(str(folder), f"is not a dataset of LibKGE: {error}") from None
+        raise refused(str(folder), f"is not a dataset of LibKGE: {error}") from None
     return _graph(folder.resolve().name, names[0], names[1], splits)

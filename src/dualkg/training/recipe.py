@@ -215,6 +215,7 @@ class Training(Section):
     table: ClassVar[str] = "training"
 
     epochs: int = Field(20, ge=1, lt=2**31)
+    # That of a recipe file which names none; see `default_batch_size` for a graph without recipe.
     batch_size: int = Field(500, ge=1, lt=2**31)
     batches_per_epoch: int | None = Field(None, ge=1, lt=2**31)
     order: Literal["triples", "queries"] = "triples"
@@ -230,6 +231,23 @@ class Training(Section):
         if self.batches_per_epoch is None:
             return num_batches
         return min(num_batches, self.batches_per_epoch)
+
+
+# Batch sizes by the number of training triples below which they are used. A small graph needs many
+# steps; larger batches are efficient matrix products.
+BATCH_SIZES = {20_000: 100, 200_000: 500}
+LARGEST_BATCH_SIZE = 1000
+
+
+def default_batch_size(num_triples: int) -> int:
+    """The batch size for a graph without a recipe.
+
+    Path networks have their own, in `PathNetwork.recipe_defaults`.
+    """
+    for limit, batch_size in BATCH_SIZES.items():
+        if num_triples < limit:
+            return batch_size
+    return LARGEST_BATCH_SIZE
 
 
 # -- losses and optimizers by name -------------------------------------------

@@ -16,7 +16,8 @@ from dualkg.errors import InvalidValue
 from dualkg.inference.api import open_run
 from dualkg.models.base import Model
 from dualkg.models.partial import PartialModel
-from dualkg.training.callbacks import Callbacks, find_callbacks
+from dualkg.training.api import TrainingOptions
+from dualkg.training.callbacks import find_callbacks
 from dualkg.training.distributed import (
     load_in_processes,
     processes,
@@ -45,25 +46,18 @@ def is_first_process() -> bool:
 
 
 def train_together(
-    read: Callable[[OnEvent], TrainingSource],
-    *,
-    device: str | torch.device | None,
-    out: str | Path | None,
-    overwrite: bool,
-    resume_unfinished: bool = False,
-    callbacks: Callbacks,
-    on_event: OnEvent,
+    read: Callable[[OnEvent], TrainingSource], options: TrainingOptions
 ) -> TrainedRun:
     """Train the recipe of a source in all processes, each of which calls this.
 
     The first process reads the source alone, so that what it refuses is reported once, and the
     others wait for it without a limit. It also gets all events.
     """
-    if out is None:
+    folder = options.folder
+    if folder is None:
         raise InvalidValue("out", expected="a run folder where several processes train", found=None)
-    folder = RunFolder(out)
-    with processes(device) as group:
-        report = on_event if group.first else _ignore
+    with processes(options.device) as group:
+        report = options.on_event if group.first else _ignore
         source = group.in_turn(lambda: read(report))
         report(TrainingPlanned(source.recipe, source.graph))
         run = train_in_processes(
@@ -71,10 +65,10 @@ def train_together(
             source.graph,
             group,
             out=folder.path,
-            overwrite=overwrite,
-            resume_unfinished=resume_unfinished,
+            overwrite=options.overwrite,
+            resume_unfinished=options.resume_unfinished,
             on_progress=report,
-            callbacks=find_callbacks(callbacks) if group.first else [],
+            callbacks=find_callbacks(options.callbacks) if group.first else [],
             on_start=lambda expectation: report(_started(folder, expectation)),
         )
         _report_results(run, report)
@@ -113,26 +107,20 @@ def in_first_process(run: Run) -> Model | None:
     return run.model if run.model.is_first else None
 
 
-def resume_together(
-    path: str | Path,
-    *,
-    device: str | torch.device | None,
-    on_event: OnEvent,
-    callbacks: Callbacks = None,
-    trust_code: bool = False,
-) -> TrainedRun:
+def resume_together(options: TrainingOptions) -> TrainedRun:
     """Resume a run of several processes in any number of processes, one included."""
-    folder = RunFolder(path)
+    folder = options.folder
+    assert folder is not None
     run = resume_in_processes(
         folder.path,
-        device=device,
-        on_progress=on_event,
-        callbacks=callbacks,
-        trust_code=trust_code,
-        on_start=lambda expectation: on_event(_started(folder, expectation)),
+        device=options.device,
+        on_progress=options.on_event,
+        callbacks=options.callbacks,
+        trust_code=options.trust_code,
+        on_start=lambda expectation: options.on_event(_started(folder, expectation)),
     )
     if is_first_process():
-        _report_results(run, on_event)
+        _report_results(run, options.on_event)
     return run
 
 

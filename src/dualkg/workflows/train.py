@@ -22,6 +22,7 @@ from dualkg.extras import trusted_code
 from dualkg.files import locked, write_text
 from dualkg.logs import logger
 from dualkg.training.api import (
+    TrainingOptions,
     choose_device,
     load_recipe_graph,
     resume_training,
@@ -31,7 +32,6 @@ from dualkg.training.api import (
     wrong_argument,
 )
 from dualkg.training.callbacks import (
-    Callback,
     Callbacks,
     check_folder,
     find_callbacks,
@@ -121,12 +121,14 @@ def fit(
     given = {"model.name": model, "training.seed": seed, **(changes or {})}
     return _read_and_train(
         lambda report: read_graph(data, given, on_event=report),
-        tune=tune,
-        device=device,
-        out=out,
-        overwrite=overwrite,
-        callbacks=callbacks,
-        on_event=_subscriber(on_event, on_progress),
+        tune,
+        TrainingOptions(
+            out=out,
+            overwrite=overwrite,
+            device=device,
+            callbacks=callbacks,
+            on_event=_subscriber(on_event, on_progress),
+        ),
     )
 
 
@@ -148,61 +150,36 @@ def train_source(
     but for those in `changes`; `tune` decides otherwise. Under `torchrun`, all processes train one
     recipe together. With `resume_unfinished`, a run in the folder that was interrupted is resumed.
     """
-    report = on_event or log_event
-    is_alone = num_processes() == 1
-    if resume_unfinished and is_alone and out is not None:
-        folder = RunFolder(out)
-        if folder.resumable and not folder.finished:
-            return resume(out, device=device, on_event=report, callbacks=callbacks)
-    return _read_and_train(
-        lambda report: read_source(source, changes, on_event=report),
-        tune=tune,
-        device=device,
+    options = TrainingOptions(
         out=out,
         overwrite=overwrite,
-        resume_unfinished=resume_unfinished,
+        device=device,
         callbacks=callbacks,
-        on_event=report,
+        on_event=on_event or log_event,
+        resume_unfinished=resume_unfinished,
+    )
+    folder = options.folder
+    is_alone = num_processes() == 1
+    if folder and is_alone and resume_unfinished and folder.resumable and not folder.finished:
+        return _resume(folder, options)
+    return _read_and_train(
+        lambda report: read_source(source, changes, on_event=report), tune, options
     )
 
 
-def _read_and_train(
-    read: ReadSource,
-    *,
-    tune: Tune,
-    device: Device,
-    out: str | Path | None,
-    overwrite: bool,
-    callbacks: Callbacks,
-    on_event: OnEvent,
-    resume_unfinished: bool = False,
-) -> TrainedRun:
-    callback_objects = find_callbacks(callbacks)
+def _read_and_train(read: ReadSource, tune: Tune, options: TrainingOptions) -> TrainedRun:
+    options = replace(options, callbacks=find_callbacks(options.callbacks))
     if num_processes() > 1:
         return train_together(
-            lambda report: _untuned_source(read(report), tune, choose_device(device)),
-            device=device,
-            out=out,
-            overwrite=overwrite,
-            resume_unfinished=resume_unfinished,
-            callbacks=callback_objects,
-            on_event=on_event,
+            lambda report: _untuned_source(read(report), tune, choose_device(options.device)),
+            options,
         )
-    source = read(on_event)
-    tuner = _tuner_of(source, tune, choose_device(device), on_event)
+    source = read(options.on_event)
+    device = choose_device(options.device)
+    tuner = _tuner_of(source, tune, device, options.on_event)
     if tuner is None:
-        return train_recipe(
-            _untuned_recipe(source, choose_device(device)),
-            graph=source.graph,
-            device=device,
-            out=out,
-            overwrite=overwrite,
-            on_event=on_event,
-            callbacks=callback_objects,
-        )
-    return tune_and_train(
-        tuner, out=out, overwrite=overwrite, on_event=on_event, callbacks=callback_objects
-    )
+        return _train_one(_untuned_recipe(source, device), source.graph, options)
+    return tune_and_train(tuner, options)
 
 
 def train_recipe(
@@ -242,34 +219,37 @@ def train_recipe(
     """
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe)
-    report = _subscriber(on_event, on_progress)
-    callback_objects = find_callbacks(callbacks)
+    options = TrainingOptions(
+        out=out,
+        overwrite=overwrite,
+        device=device,
+        callbacks=find_callbacks(callbacks),
+        on_event=_subscriber(on_event, on_progress),
+    )
+    return _train_one(recipe, graph, options)
+
+
+def _train_one(recipe: Recipe, graph: Graph | None, options: TrainingOptions) -> TrainedRun:
+    """Train a recipe once, without tuning."""
     if num_processes() > 1:
         return train_together(
             lambda report: TrainingSource(recipe, _graph_of(recipe, graph, report), {}, True),
-            device=device,
-            out=out,
-            overwrite=overwrite,
-            callbacks=callback_objects,
-            on_event=report,
+            options,
         )
-    folder = RunFolder(out) if out else None
-    with locked(out):
-        if folder:
-            folder.check_free(overwrite=overwrite)
+    report = options.on_event
+    with locked(options.out):
+        if options.folder:
+            options.folder.check_free(overwrite=options.overwrite)
         graph = _graph_of(recipe, graph, report)
-        chosen_device = choose_device(device)
-        expect = partial(expect_training, recipe, graph, chosen_device)
+        expect = partial(expect_training, recipe, graph, choose_device(options.device))
         report(TrainingPlanned(recipe, graph, expect))
-        return start_training(
-            recipe,
-            graph,
-            device=chosen_device,
-            folder=folder,
-            overwrite=overwrite,
-            on_progress=report,
-            callbacks=[*callback_objects, EventCallback(report)],
-        )
+        return start_training(recipe, graph, _with_events(options))
+
+
+def _with_events(options: TrainingOptions) -> TrainingOptions:
+    """The options of a training that reports its start and end as events."""
+    callbacks = [*find_callbacks(options.callbacks), EventCallback(options.on_event)]
+    return replace(options, callbacks=callbacks)
 
 
 def _graph_of(recipe: Recipe, graph: Graph | None, on_event: OnEvent) -> Graph:
@@ -280,34 +260,26 @@ def _graph_of(recipe: Recipe, graph: Graph | None, on_event: OnEvent) -> Graph:
     return graph
 
 
-def tune_and_train(
-    tuner: AutomaticTuner,
-    *,
-    out: str | Path | None = None,
-    overwrite: bool = False,
-    on_event: OnEvent | None = None,
-    callbacks: Callbacks = None,
-) -> TrainedRun:
+def tune_and_train(tuner: AutomaticTuner, options: TrainingOptions) -> TrainedRun:
     """Search for hyperparameters, and train the chosen recipe in the same run folder."""
-    callback_objects = find_callbacks(callbacks)
-    for callback in callback_objects:
-        check_folder(callback, out)
-    folder = RunFolder(out) if out else None
-    with locked(out):
+    callbacks = find_callbacks(options.callbacks)
+    folder = options.folder
+    with locked(options.out):
+        for callback in callbacks:
+            check_folder(callback, options.out)
         if folder:
-            folder.check_free(overwrite=overwrite)
+            folder.check_free(overwrite=options.overwrite)
         # Refuse what cannot be trained, before anything is written or announced.
         Trainer.of_recipe(tuner.start, tuner.graph, device=tuner.device)
         # A subscriber may decline, and then nothing is written.
-        report = on_event or log_event
-        _announce_search(tuner, report)
+        _announce_search(tuner, options.on_event)
         if folder:
             with folder.create(
-                tuner.start, tuner.graph, tuner.device, overwrite=overwrite
+                tuner.start, tuner.graph, tuner.device, overwrite=options.overwrite
             ) as fresh:
                 tuner.save(fresh.tuning)
-                save_trackers(fresh.path, callback_objects)
-        return _tune_in_folder(tuner, folder, on_event=report, callbacks=callback_objects)
+                save_trackers(fresh.path, callbacks)
+        return _tune_in_folder(tuner, options)
 
 
 def resume(
@@ -340,62 +312,41 @@ def resume(
     Examples:
         >>> run = kg.resume("runs/interrupted")  # doctest: +SKIP
     """
-    report = _subscriber(on_event, on_progress)
+    options = TrainingOptions(
+        out=path,
+        device=device,
+        callbacks=callbacks,
+        on_event=_subscriber(on_event, on_progress),
+        trust_code=trust_code,
+    )
     if num_processes() > 1:
         # The first process alone may lock the folder.
-        return resume_together(
-            path, device=device, on_event=report, callbacks=callbacks, trust_code=trust_code
-        )
-    with locked(path):
-        return _resume_in_one_process(
-            RunFolder(path),
-            device=device,
-            on_event=report,
-            callbacks=callbacks,
-            trust_code=trust_code,
-        )
+        return resume_together(options)
+    return _resume(RunFolder(path), options)
 
 
-def _resume_in_one_process(
-    folder: RunFolder,
-    *,
-    device: Device,
-    on_event: OnEvent,
-    callbacks: Callbacks,
-    trust_code: bool,
-) -> TrainedRun:
-    is_tuned_for_seeds = folder.tuning.exists() and not folder.recipe.exists()
-    if folder.seeds() or is_tuned_for_seeds:
-        raise RequestError(
-            f"{folder.path} has several seeds. Repeat the command or the call that started them: "
-            "finished seeds are not repeated."
-        )
-    folder.check_is_run()
-    if folder.checkpoint_folder.exists() and not folder.finished:
-        return resume_together(
-            folder.path,
-            device=device,
-            on_event=on_event,
-            callbacks=callbacks,
-            trust_code=trust_code,
-        )
-    if callbacks is None:
-        callbacks = saved_trackers(folder.path)
-    callback_objects = find_callbacks(callbacks)
-    chosen = choose_device(device)
-    was_training = folder.weights.exists() or folder.checkpoint.exists()
-    if was_training or not folder.tuning.exists():
-        return resume_training(
-            folder,
-            device=chosen,
-            on_progress=on_event,
-            callbacks=[*callback_objects, EventCallback(on_event)],
-            trust_code=trust_code,
-        )
-    with trusted_code(trust_code):
-        tuner = AutomaticTuner.load(folder.tuning, folder.load_graph(), chosen)
-    _announce_search(tuner, on_event)
-    return _tune_in_folder(tuner, folder, on_event=on_event, callbacks=callback_objects)
+def _resume(folder: RunFolder, options: TrainingOptions) -> TrainedRun:
+    """Resume a run in one process, or what several have left in the folder."""
+    with locked(folder.path):
+        is_tuned_for_seeds = folder.tuning.exists() and not folder.recipe.exists()
+        if folder.seeds() or is_tuned_for_seeds:
+            raise RequestError(
+                f"{folder.path} has several seeds. Repeat the command or the call that started "
+                "them: finished seeds are not repeated."
+            )
+        folder.check_is_run()
+        if folder.checkpoint_folder.exists() and not folder.finished:
+            return resume_together(options)
+        if options.callbacks is None:
+            options = replace(options, callbacks=saved_trackers(folder.path))
+        was_training = folder.weights.exists() or folder.checkpoint.exists()
+        if was_training or not folder.tuning.exists():
+            return resume_training(_with_events(options))
+        with trusted_code(options.trust_code):
+            graph = folder.load_graph()
+            tuner = AutomaticTuner.load(folder.tuning, graph, choose_device(options.device))
+        _announce_search(tuner, options.on_event)
+        return _tune_in_folder(tuner, options)
 
 
 # -- several seeds -----------------------------------------------------------
@@ -447,30 +398,26 @@ def train_source_seeds(
     The folder has a run `seed-N` for each, and summary.json with mean and standard deviation of
     the metrics. The same call again resumes what was interrupted.
     """
-    report = on_event or log_event
+    options = TrainingOptions(
+        out=out,
+        overwrite=overwrite,
+        device=device,
+        callbacks=find_callbacks(callbacks),
+        on_event=on_event or log_event,
+    )
     folder = Path(out)
-    callback_objects = find_callbacks(callbacks)
     if num_processes() > 1:
         error = _one_recipe_only()
         error.silent = not is_first_process()
         raise error
-    read = read_source(source, changes, on_event=report)
+    read = read_source(source, changes, on_event=options.on_event)
     chosen = choose_device(device)
-    tuner = _tuner_of(read, tune, chosen, report)
+    tuner = _tuner_of(read, tune, chosen, options.on_event)
     with locked(folder):
         recipe = _untuned_recipe(read, chosen)
         if tuner is not None:
-            recipe = _tune_for_seeds(tuner, folder, overwrite=overwrite, on_event=report)
-        reports = train_seeds(
-            recipe,
-            num_seeds,
-            out=folder,
-            graph=read.graph,
-            device=chosen,
-            overwrite=overwrite,
-            callbacks=callback_objects,
-            on_event=report,
-        )
+            recipe = _tune_for_seeds(tuner, options)
+        reports = _train_seeds(recipe, num_seeds, read.graph, options)
     if not len(read.graph.test):
         raise RequestError(
             f"{read.graph.name} has no test triples to report on; the runs are saved in {folder}."
@@ -497,38 +444,42 @@ def train_seeds(
     Each seed has its own folder. Finished runs of the same recipe are not repeated, and unfinished
     ones are resumed.
     """
-    report = _subscriber(on_event, on_progress)
-    if graph is None:
-        graph = load_recipe_graph(recipe)
-        report_graph(graph, report)
-    if RunFolder(out).recipe.exists():
-        raise PathExists(out, what="a single run, not of several seeds", overwritable=False)
-    callback_objects = find_callbacks(callbacks)
-    reports = {}
+    options = TrainingOptions(
+        out=out,
+        overwrite=overwrite,
+        device=device,
+        callbacks=find_callbacks(callbacks),
+        on_event=_subscriber(on_event, on_progress),
+    )
     with locked(out):
-        for seed in range(recipe.training.seed, recipe.training.seed + num_seeds):
-            of_seed = recipe.with_changes({"training.seed": seed})
-            logger.info("%s: seed %d", graph.name, seed)
-            folder = RunFolder(Path(out) / f"seed-{seed}")
-            if overwrite or not _has_run_of(folder, of_seed, graph):
-                train_recipe(
-                    of_seed,
-                    graph=graph,
-                    device=device,
-                    out=folder.path,
-                    overwrite=overwrite,
-                    on_event=report,
-                    callbacks=callback_objects,
-                )
-                # The ensemble of the former seeds may have been calibrated.
-                RunFolder(out).remove_calibration()
-            elif not folder.finished:
-                resume(folder.path, device=device, on_event=report, callbacks=callback_objects)
-                RunFolder(out).remove_calibration()
-            else:
-                with locked(folder.path, wait=True):
-                    folder.remove_checkpoint()
-            reports[seed] = folder.saved_reports()
+        graph = _graph_of(recipe, graph, options.on_event)
+        return _train_seeds(recipe, num_seeds, graph, options)
+
+
+def _train_seeds(
+    recipe: Recipe, num_seeds: int, graph: Graph, options: TrainingOptions
+) -> dict[int, dict[str, Any]]:
+    whole = options.folder
+    assert whole is not None
+    if whole.recipe.exists():
+        raise PathExists(whole.path, what="a single run, not of several seeds", overwritable=False)
+    reports = {}
+    for seed in range(recipe.training.seed, recipe.training.seed + num_seeds):
+        of_seed = recipe.with_changes({"training.seed": seed})
+        logger.info("%s: seed %d", graph.name, seed)
+        folder = RunFolder(whole.path / f"seed-{seed}")
+        options_of_seed = replace(options, out=folder.path)
+        if options.overwrite or not _has_run_of(folder, of_seed, graph):
+            _train_one(of_seed, graph, options_of_seed)
+            # The ensemble of the former seeds may have been calibrated.
+            whole.remove_calibration()
+        elif not folder.finished:
+            _resume(folder, options_of_seed)
+            whole.remove_calibration()
+        else:
+            with locked(folder.path, wait=True):
+                folder.remove_checkpoint()
+        reports[seed] = folder.saved_reports()
     return reports
 
 
@@ -583,42 +534,29 @@ def _untuned_recipe(source: TrainingSource, device: torch.device) -> Recipe:
     return source.recipe.with_changes(fast_softmax(source.graph, device, source.changes))
 
 
-def _tune_in_folder(
-    tuner: AutomaticTuner,
-    folder: RunFolder | None,
-    *,
-    on_event: OnEvent,
-    callbacks: list[Callback],
-) -> TrainedRun:
+def _tune_in_folder(tuner: AutomaticTuner, options: TrainingOptions) -> TrainedRun:
     """Search, from the trials that are saved in the folder, and train the chosen recipe there."""
+    folder = options.folder
     if folder:
         tuner.path = folder.tuning
         tuner.run_folder = folder.path
-    recipe = _search(tuner, on_event)
-    return train_in_folder(
-        recipe,
-        tuner.graph,
-        device=tuner.device,
-        folder=folder,
-        on_progress=on_event,
-        callbacks=[*callbacks, EventCallback(on_event)],
-    )
+    recipe = _search(tuner, options.on_event)
+    return train_in_folder(recipe, tuner.graph, _with_events(options))
 
 
-def _tune_for_seeds(
-    tuner: AutomaticTuner, folder: Path, *, overwrite: bool, on_event: OnEvent
-) -> Recipe:
+def _tune_for_seeds(tuner: AutomaticTuner, options: TrainingOptions) -> Recipe:
     """Search once for all seeds; the trials of the same search before are not repeated."""
-    path = RunFolder(folder).tuning
-    if path.exists() and not overwrite:
+    assert options.folder is not None
+    path = options.folder.tuning
+    if path.exists() and not options.overwrite:
         saved = tuner.load(path, tuner.graph, tuner.device)
         wanted = (tuner.start, tuner.fixed, tuner.seconds)
         if (saved.start, saved.fixed, saved.seconds) != wanted:
             raise PathExists(path, what="of another search")
         tuner = saved
     tuner.path = path
-    _announce_search(tuner, on_event)
-    return _search(tuner, on_event)
+    _announce_search(tuner, options.on_event)
+    return _search(tuner, options.on_event)
 
 
 def _announce_search(tuner: AutomaticTuner, on_event: OnEvent) -> None:
