@@ -263,10 +263,19 @@ def datasets() -> cli.Output:
     shipped = _recipe_rows()
     yield cli.Result({"datasets": rows, "recipes": shipped})
 
-    columns = ["name", "graph", "model", "regularizer", "dim", "epochs"]
-    cells = [[str(row[key]) for key in columns] for row in shipped]
-    cli.print_table(["recipe", *columns[1:]], cells, left=4)
+    _print_recipes(shipped)
     cli.stdout.print()
+    _print_datasets(rows, folder)
+
+
+def _print_recipes(rows: list[dict[str, Any]]) -> None:
+    keys = ["graph", "model", "regularizer", "dim", "epochs"]
+    table = [[row["name"], *(str(row[key]) for key in keys)] for row in rows]
+    cli.print_table(["recipe", *keys], table, left=4)
+
+
+def _print_datasets(rows: list[dict[str, Any]], folder: str) -> None:
+    """The graphs, and whether they are in the folder of data or come from the network."""
     counts = ("entities", "relations", "train", "valid", "test", "triples")
     columns = ["name", *counts, "checked by", "from"]
     # The descriptions need a wide terminal.
