@@ -6,7 +6,6 @@ import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.cli.words import COMMAND, SETTINGS, in_words
 from dualkg.errors import InvalidValue, PathExists, Sentence
-from dualkg.training.errors import DamagedRun, RunNotFinished
 
 
 @pytest.mark.parametrize(
@@ -58,11 +57,8 @@ def test_errors_and_notes_are_worded_by_their_reader(tmp_path):
     assert "Use `overwrite=True`" in str(error)
     error = InvalidValue("training.epochs", expected="at least 1", found=0)
     assert error.in_words(COMMAND) == "--epochs should be at least 1; 0 was given."
-    error = RunNotFinished(tmp_path, resumable=True)
-    assert error.in_words(COMMAND).endswith(f"Resume it with: dualkg resume {tmp_path}")
-    assert str(error).endswith(f"Resume it with: kg.resume('{tmp_path}')")
-    error = DamagedRun(tmp_path, "graph", "it is empty")
-    assert error.in_words(COMMAND).endswith(f"dualkg check {tmp_path}")
+    text = "for instance to `optimizer.learning_rate = 1e+11`."
+    assert COMMAND.marked(text) == "for instance to --lr 1e+11."
     note = Sentence("If it is a triple, use {columns}.", {"columns": (1, 2, 3)})
     assert in_words(note) == "If it is a triple, use --columns 1,2,3."
     assert in_words("Plain text stays.") == "Plain text stays."

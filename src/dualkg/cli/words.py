@@ -36,7 +36,7 @@ DATA_SETTINGS = {
 # Options whose names are not those of the keyword arguments in Python.
 OPTIONS = {"k": "--top", "callbacks": "--track"}
 COMMANDS = {"fit": "train"}  # whose names are not those of the functions
-MARKED = re.compile(r"`([a-z_]+(?:\.[a-z_]+)*)(?:=([^`]*))?`")  # as sentences mark options
+MARKED = re.compile(r"`([a-z_]+(?:\.[a-z_]+)*)(?: ?= ?([^`]*))?`")  # as sentences mark options
 
 
 class CommandWords(Words):

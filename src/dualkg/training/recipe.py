@@ -442,12 +442,13 @@ def read_tables(path: str | Path) -> dict[str, Any]:
     """
     try:
         tables = tomllib.loads(_read(path))
+        names = list(named_classes(tables))
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (ValueError, RecursionError) as error:
         # Also text that is not UTF-8, a number with thousands of digits, or a null in the path.
         raise RequestError(f"{path} is not TOML: {error}.") from None
-    check_trusted(named_classes(tables), source=path)
+    check_trusted(names, source=path)
     return tables
 
 
