@@ -88,9 +88,9 @@ def overridden(instance: object) -> set[str]:
 
 
 def _shape_of(graph: Graph | GraphShape) -> GraphShape:
-    shape = graph if isinstance(graph, tuple) else getattr(graph, "shape", None)
+    shape: Any = graph if isinstance(graph, tuple) else getattr(graph, "shape", None)
     # The shape of an array is a tuple, too.
-    is_pair = isinstance(shape, GraphShape) or (shape is graph and len(graph) == 2)
+    is_pair = isinstance(shape, GraphShape) or (shape is graph and len(shape) == 2)
     if not is_pair or not all(isinstance(size, int) for size in shape):
         given = f"{type(graph)} was given"
         if isinstance(graph, (str, Path)):
@@ -320,7 +320,8 @@ class Model(nn.Module, ABC):
         """This model with other entity tables; all other parameters are the same objects."""
         # What the copy shares with this model is named as if it were copied already.
         shared = [*self.parameters(), *self.buffers()]
-        copies: dict[int, Any] = {id(tensor): replaced.get(tensor, tensor) for tensor in shared}
+        copies: dict[int, Any] = {id(tensor): tensor for tensor in shared}
+        copies |= {id(table): other for table, other in replaced.items()}
         copies[id(self.tables)] = tables
         return deepcopy(self, copies)
 
