@@ -133,7 +133,7 @@ def server(run: Path, job: Job, mode: str) -> Iterator[tuple[str, subprocess.Pop
 
 def requests(job: Job, run: Path, mode: str) -> list[str]:
     """The URLs that request the tails of the distinct queries, in random order."""
-    from dualkg.training.run import RunFolder
+    from dualkg.training.run_folder import RunFolder
 
     graph = RunFolder(run).load_graph()
     triples = np.concatenate([graph.train, graph.valid, graph.test])

@@ -20,7 +20,7 @@ from dualkg.files import atomic_folder, locked, read_json, write_text
 from dualkg.inference.api import open_run
 from dualkg.training.api import OnProgress, choose_device, load_recipe_graph, spread
 from dualkg.training.environment import commit_of_checkout, environment
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 from dualkg.workflows import train_seeds
 from paper import registry
 from paper.registry import FOLDER, ResultTable, Row, recipe_of, rows_with_recipes

@@ -22,7 +22,7 @@ from dualkg.analysis.projection import (
     tsne,
 )
 from dualkg.errors import DamagedFile, InvalidValue, MissingExtra, RequestError
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 
 # Importing it takes seconds, which every process that collects tests would spend.
 pytestmark = pytest.mark.skipif(find_spec("openTSNE") is None, reason="needs openTSNE")

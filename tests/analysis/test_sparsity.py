@@ -25,7 +25,7 @@ from dualkg.errors import InvalidValue, PathExists, RequestError
 from dualkg.inference.export import export
 from dualkg.training.checkpoint import compress, expand, read_weights
 from dualkg.training.errors import DamagedRun, NotARun, RunNotFinished
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 from tests.models import odd_models as odd
 
 KINDS = (kg.CP, kg.DistMult, kg.ComplEx, kg.RESCAL)

@@ -20,7 +20,7 @@ import dualkg as kg
 from dualkg.errors import MAX_SENTENCE
 from dualkg.files import write_json
 from dualkg.training.checkpoint import load_tensors, save_tensors
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 from tests.conftest import CommandResult, graph_of
 
 Command = Callable[..., CommandResult]

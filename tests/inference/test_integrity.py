@@ -25,7 +25,7 @@ from dualkg.inference.index import save_index
 from dualkg.inference.integrity import check_run
 from dualkg.training.errors import DamagedRun
 from dualkg.training.recipe import Recipe
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 from tests.raising import refused
 
 RECIPE = Recipe().with_changes({"model.dim": 4, "training.epochs": 2, "training.batch_size": 50})

@@ -3,7 +3,7 @@
 import pytest
 
 import dualkg as kg
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 
 
 @pytest.fixture

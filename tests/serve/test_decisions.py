@@ -22,7 +22,7 @@ from dualkg.inference.decisions import Decision, DecisionStore, as_json_lines
 from dualkg.serve.app import application
 from dualkg.serve.served import ServedRun, ServedRuns
 from dualkg.training.ensemble import load_run
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 from tests.processes import COMMAND, LIMIT, Started
 from tests.serve.conftest import HOSTILE, serving
 

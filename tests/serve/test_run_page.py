@@ -13,7 +13,7 @@ from dualkg.serve.runs import Axis, line_chart, metric_text, reliability_diagram
 from dualkg.serve.served import ServedRun, ServedRuns
 from dualkg.serve.server import request_once
 from dualkg.serve.templating import TEMPLATES
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 from tests.serve.conftest import hostile_graph
 
 

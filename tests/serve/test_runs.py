@@ -20,7 +20,7 @@ from dualkg.serve.app import application
 from dualkg.serve.served import ServedRun, ServedRuns
 from dualkg.serve.server import request_once
 from dualkg.serve.service import Limits, RequestContext
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 from tests.processes import until
 
 

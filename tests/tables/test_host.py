@@ -18,7 +18,7 @@ from dualkg.training.api import TrainingOptions, start_training
 from dualkg.training.engines import Engine
 from dualkg.training.errors import InterruptedRunError
 from dualkg.training.optimizers import build_optimizer
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 from dualkg.training.steps import build_step
 from dualkg.training.trainer import Trainer
 from dualkg.training.updates import optimizer_tensors

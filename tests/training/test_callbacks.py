@@ -13,7 +13,7 @@ from dualkg.training import callbacks as module
 from dualkg.training.callbacks import TRACKERS, Tracker, find_callbacks
 from dualkg.training.errors import InterruptedRunError
 from dualkg.training.recipe import Recipe
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 
 QUICK = {"model.dim": 4, "training.epochs": 4, "training.batch_size": 100, "validation.every": 2}
 

@@ -45,7 +45,7 @@ from dualkg.training.distributed import build_trainer, expectation, group_shard
 from dualkg.training.fused import OneVsAllFusedStep
 from dualkg.training.launcher import VARIABLES, num_processes
 from dualkg.training.recipe import Recipe
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 from dualkg.training.steps import ReferenceStep
 from dualkg.training.trainer import Trainer
 from dualkg.training.updates import OnePassAdagrad, optimizer_tensors

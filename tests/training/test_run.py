@@ -18,7 +18,7 @@ from dualkg.training.errors import (
     RunNotFinished,
 )
 from dualkg.training.recipe import Recipe, load_recipe
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 from dualkg.workflows import train_seeds
 from tests.models import odd_models as odd
 from tests.processes import Started, until

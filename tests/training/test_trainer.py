@@ -14,7 +14,7 @@ from dualkg.training import trainer
 from dualkg.training.errors import InterruptedRunError
 from dualkg.training.optimizers import Optimizer
 from dualkg.training.recipe import Recipe, Training, Validation
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 from dualkg.training.shutdown import GracefulShutdown
 from dualkg.training.trainer import (
     STEPS_OF_WARM_UP,

@@ -11,7 +11,7 @@ import pytest
 import dualkg as kg
 from dualkg.errors import RequestError
 from dualkg.files import write_json
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 
 # Importing it leaves a file, as the code of an attacker would.
 FOREIGN = """

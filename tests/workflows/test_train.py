@@ -20,7 +20,7 @@ from dualkg.errors import (
     UnknownName,
 )
 from dualkg.training.errors import InterruptedRunError, RunNotFinished
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 from dualkg.training.trainer import ProgressEvent
 from dualkg.tuning.automatic import AutomaticProgress, AutomaticTuner
 from dualkg.tuning.plan import SearchPlan

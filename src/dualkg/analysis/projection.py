@@ -18,7 +18,8 @@ from dualkg.files import atomic_write
 from dualkg.logs import logger
 from dualkg.models.base import Model
 from dualkg.training.errors import OtherSource
-from dualkg.training.run import Run, RunFolder, check_source
+from dualkg.training.run import Run
+from dualkg.training.run_folder import RunFolder, check_source
 
 Vectors = npt.NDArray[np.float64]
 # A map reduces its vectors to this number of principal components first, as van der Maaten and

@@ -22,7 +22,7 @@ from dualkg.files import read_json
 from dualkg.training.api import load_recipe_graph
 from dualkg.training.ensemble import load_run
 from dualkg.training.recipe import Recipe, load_recipe
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 
 RECORD_KEYS = {"graph", "data", "runs"}
 RUN_KEYS = {"seed", "epochs", "costs", "environment", "valid", "test_bounds"}

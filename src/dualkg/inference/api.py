@@ -17,7 +17,8 @@ from dualkg.inference.query_classes import check_missing_share
 from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 from dualkg.training.api import choose_device, wrong_argument
 from dualkg.training.ensemble import load_run
-from dualkg.training.run import Run, RunFolder
+from dualkg.training.run import Run
+from dualkg.training.run_folder import RunFolder
 
 
 def calibrate(

@@ -15,7 +15,8 @@ from dualkg.models.base import Model
 from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.environment import environment
 from dualkg.training.recipe import ModelConfig
-from dualkg.training.run import Run, RunFolder
+from dualkg.training.run import Run
+from dualkg.training.run_folder import RunFolder
 
 Arrays = dict[str, npt.NDArray[Any]]
 FORMATS = ("numpy", "tsv", "safetensors")

@@ -28,7 +28,8 @@ from dualkg.tables.base import local_tables
 from dualkg.training.api import choose_device, evaluate_held_out
 from dualkg.training.ensemble import load_trained_run
 from dualkg.training.recipe import Recipe
-from dualkg.training.run import RunFolder, TrainedRun
+from dualkg.training.run import TrainedRun
+from dualkg.training.run_folder import RunFolder
 
 MAX_NAMES = 3  # in a message
 CALIBRATION_NOT_KEPT = (

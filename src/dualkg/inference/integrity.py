@@ -20,7 +20,7 @@ from dualkg.tables.processes import one_process
 from dualkg.training.checkpoint import load_tensors
 from dualkg.training.ensemble import SavedEnsemble
 from dualkg.training.recipe import load_recipe
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

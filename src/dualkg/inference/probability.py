@@ -532,7 +532,7 @@ class Calibration:
     def save(self, folder: str | Path) -> None:
         """Write `calibration.json` into the folder of the run that it was fitted for."""
         # Imported here, since it imports all that trains.
-        from dualkg.training.run import RunFolder
+        from dualkg.training.run_folder import RunFolder
 
         assert self.prediction_sets is not None
         files = RunFolder(folder)
@@ -567,7 +567,7 @@ class Calibration:
         A damaged file is refused, and one that was fitted for another run; `identity` is that of
         the run, by default what the folder has now.
         """
-        from dualkg.training.run import RunFolder, check_source
+        from dualkg.training.run_folder import RunFolder, check_source
 
         files = RunFolder(folder)
         path = files.calibration

@@ -90,7 +90,7 @@ def overridden(instance: object) -> set[str]:
 def _shape_of(graph: Graph | GraphShape) -> GraphShape:
     shape: Any = graph if isinstance(graph, tuple) else getattr(graph, "shape", None)
     # The shape of an array is a tuple, too.
-    is_pair = isinstance(shape, GraphShape) or (shape is graph and len(shape) == 2)
+    is_pair = isinstance(shape, GraphShape) or (isinstance(graph, tuple) and len(graph) == 2)
     if not is_pair or not all(isinstance(size, int) for size in shape):
         given = f"{type(graph)} was given"
         if isinstance(graph, (str, Path)):

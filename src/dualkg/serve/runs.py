@@ -32,7 +32,8 @@ from dualkg.serve.schemas import (
 from dualkg.serve.served import ServedRun
 from dualkg.serve.service import Context, Service, service_of
 from dualkg.serve.templating import TEMPLATES, api_router, minus, page, page_router, page_url
-from dualkg.training.run import Run, RunFolder, TrainedRun
+from dualkg.training.run import Run, TrainedRun
+from dualkg.training.run_folder import RunFolder
 
 routes = api_router("runs")
 pages = page_router()

@@ -25,7 +25,8 @@ from dualkg.serve.name_search import NameSearch
 from dualkg.serve.schemas import Item
 from dualkg.training.ensemble import load_run
 from dualkg.training.errors import RunInTraining
-from dualkg.training.run import Run, RunFolder
+from dualkg.training.run import Run
+from dualkg.training.run_folder import RunFolder
 
 # Scores of a search for new facts that begins when a page is open: some seconds on two cores.
 MAX_SCORES = 10**9

@@ -22,7 +22,7 @@ from dualkg.serve.schemas import MAX_FILE, MAX_NAME_LENGTH, PARTS, Item, Part, v
 from dualkg.serve.served import ServedRun, ServedRuns
 from dualkg.serve.trainings import Trainings
 from dualkg.training.ensemble import load_run
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 
 Result = TypeVar("Result")
 NUM_SUGGESTIONS = 5  # similar names

@@ -21,7 +21,7 @@ from dualkg import files
 from dualkg.data.graph import Graph
 from dualkg.errors import DualkgError, RequestError
 from dualkg.serve.errors import BusyError, Forbidden, NotFound, reason_of
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 
 Stage = Literal[
     "reading", "tuning", "training", "calibrating", "loading", "finished", "stopped", "failed"

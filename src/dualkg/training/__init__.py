@@ -14,7 +14,8 @@ from dualkg.training.errors import InterruptedRunError
 from dualkg.training.importing import from_arrays, from_libkge, from_pykeen
 from dualkg.training.optimizers import Optimizer
 from dualkg.training.recipe import Recipe, Validation, list_recipes, load_recipe
-from dualkg.training.run import Run, RunFolder, TrainedRun
+from dualkg.training.run import Run, TrainedRun
+from dualkg.training.run_folder import RunFolder
 
 __all__ = [
     "Ensemble",

@@ -54,7 +54,8 @@ from dualkg.training.recipe import (
     load_recipe,
     recipe_from,
 )
-from dualkg.training.run import RunFolder, TrainedRun
+from dualkg.training.run import TrainedRun
+from dualkg.training.run_folder import RunFolder
 from dualkg.training.trainer import (
     OnProgress,
     ProgressEvent,

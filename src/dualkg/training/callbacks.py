@@ -24,7 +24,8 @@ from dualkg.files import write_text
 from dualkg.logs import logger
 from dualkg.models.base import Model
 from dualkg.training.recipe import Recipe
-from dualkg.training.run import RunFolder, TrainedRun
+from dualkg.training.run import TrainedRun
+from dualkg.training.run_folder import RunFolder
 
 
 class StopTraining(Exception):

@@ -56,7 +56,8 @@ from dualkg.training.checkpoint import (
 from dualkg.training.errors import InterruptedRunError
 from dualkg.training.launcher import num_processes
 from dualkg.training.recipe import Recipe, checksum, load_recipe
-from dualkg.training.run import RunFolder, TrainedRun
+from dualkg.training.run import TrainedRun
+from dualkg.training.run_folder import RunFolder
 from dualkg.training.trainer import OnProgress, Trainer, check_recipe
 
 T = TypeVar("T")

@@ -20,7 +20,8 @@ from dualkg.errors import DamagedFile, DivergedError, InvalidValue, PathExists, 
 from dualkg.evaluation.ranking import eval_mode, full_precision, sample_triples
 from dualkg.files import exists, locked, read_json, recover, write_text
 from dualkg.models.ensemble import EnsembleModel, no_embeddings
-from dualkg.training.run import Run, RunFolder, TrainedRun, hash_of, load_single_run
+from dualkg.training.run import Run, TrainedRun, load_single_run
+from dualkg.training.run_folder import RunFolder, hash_of
 
 Weights = Sequence[float] | Literal["equal"]
 

@@ -20,7 +20,7 @@ from dualkg.files import locked
 from dualkg.logs import ProgressLog, TimeLeft
 from dualkg.training.api import choose_device, load_recipe_graph
 from dualkg.training.errors import InterruptedRunError
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 from dualkg.tuning.results import OnProgress, TuningProgress, TuningResult
 from dualkg.tuning.space import SearchSpace, load_space, space_from
 

@@ -25,7 +25,8 @@ from dualkg.training.distributed import (
     train_in_processes,
 )
 from dualkg.training.launcher import num_processes
-from dualkg.training.run import Run, RunFolder, TrainedRun
+from dualkg.training.run import Run, TrainedRun
+from dualkg.training.run_folder import RunFolder
 from dualkg.workflows.events import (
     Evaluated,
     Event,

@@ -39,7 +39,8 @@ from dualkg.training.callbacks import (
     saved_trackers,
 )
 from dualkg.training.recipe import Recipe, load_recipe
-from dualkg.training.run import RunFolder, TrainedRun
+from dualkg.training.run import TrainedRun
+from dualkg.training.run_folder import RunFolder
 from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer
 from dualkg.tuning.automatic import AutomaticTuner, parse_budget, starting_recipe
 from dualkg.tuning.plan import SearchPlan

@@ -10,7 +10,7 @@ import dualkg as kg
 from dualkg.inference.api import calibrate
 from dualkg.serve.app import application
 from dualkg.serve.served import ServedRuns
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 from tests.processes import LIMIT
 from tests.serve.browser.conftest import PHONE, WIDE, overflow
 from tests.serve.conftest import serving

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)

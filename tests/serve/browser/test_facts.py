@@ -11,7 +11,7 @@ import pytest
 from dualkg.inference.completion import complete
 from dualkg.serve.app import application
 from dualkg.serve.served import ServedRuns
-from dualkg.training.run import RunFolder
+from dualkg.training.run_folder import RunFolder
 from tests.processes import LIMIT
 from tests.serve.browser.conftest import PHONE, overflow
 from tests.serve.conftest import serving
