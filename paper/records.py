@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 
 import dualkg as kg
 from dualkg.analysis.records import load_recipes, load_recorded_ranks, read_record, run_folders
-from dualkg.data.errors import DownloadFailed, GraphNotFound
 from dualkg.errors import RequestError
 from dualkg.evaluation.comparison import Floats
 from dualkg.files import atomic_folder, locked, read_json, write_text
@@ -241,11 +240,11 @@ class Config:
         Graphs that are neither here nor can be downloaded are left out, and named, unless all are.
         """
         results = []
-        absent: DownloadFailed | GraphNotFound | None = None
+        absent: RequestError | None = None
         for name in graphs:
             try:
                 results.append(work(name))
-            except (DownloadFailed, GraphNotFound) as error:
+            except RequestError as error:
                 absent = error
                 if len(graphs) > 1:
                     self.log(f"{name} is left out: {error}")

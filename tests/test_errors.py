@@ -3,7 +3,6 @@
 import pytest
 
 import dualkg as kg
-from dualkg.data.errors import NotInVocabulary
 from dualkg.errors import (
     MAX_SENTENCE,
     DamagedFile,
@@ -74,7 +73,7 @@ def test_what_a_vocabulary_has_is_told_at_once():
         ),
         (
             lambda run: kg.complete(run, relations="q"),
-            NotInVocabulary,
+            UnknownName,
             {"kind": "relation", "name": "q"},
         ),
         (lambda run: kg.Ensemble(3), RequestError, {}),

@@ -162,7 +162,7 @@ class DualkgError(Exception):
         ...     kg.load_graph("wrld")
         ... except kg.DualkgError as error:
         ...     print(type(error).__name__, error.exit_code)
-        GraphNotFound 2
+        RequestError 2
     """
 
     exit_code = 1
@@ -193,7 +193,7 @@ class RequestError(DualkgError):
         >>> kg.load_graph("wrld")
         Traceback (most recent call last):
         ...
-        dualkg.data.errors.GraphNotFound: There is no graph, file or folder 'wrld'. ...
+        dualkg.errors.RequestError: There is no graph, file or folder 'wrld'. ...
     """
 
     exit_code = 2

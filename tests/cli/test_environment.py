@@ -10,12 +10,11 @@ import typer
 
 import dualkg as kg
 from dualkg.cli.main import REPORT_SECONDS, main
-from dualkg.data.errors import UnusableData
-from dualkg.errors import DualkgError, OutOfMemory, out_of_memory
+from dualkg.errors import DataError, DualkgError, OutOfMemory, out_of_memory
 from dualkg.tables.liveness import OtherProcessFailed
 from dualkg.training.errors import InterruptedRunError
 from tests.conftest import CommandResult
-from tests.raising import check_error, refused
+from tests.raising import check_error
 
 NOT_TEXT = "o\udcffx"  # the byte 0xff, as Python reads it from a command line
 SMALL = ["--no-tune", "--epochs", "1", "--dim", "2"]
@@ -99,5 +98,5 @@ def test_a_process_under_torchrun_lets_another_report_the_error(
 def test_a_file_of_triples_has_a_name_that_can_be_saved(tmp_path: Path) -> None:
     path = tmp_path / f"{NOT_TEXT}.tsv"
     path.write_text("a\tr\tb\n")
-    with refused(UnusableData, source=str(path)):
+    with pytest.raises(DataError, match="not UTF-8"):
         kg.load_graph(path)

@@ -13,24 +13,13 @@ import pytest
 
 from dualkg.data import catalogue as module
 from dualkg.data import loading
-from dualkg.data.archives import cache_folder
+from dualkg.data.archives import ExpandsTooMuch, cache_folder
 from dualkg.data.catalogue import Entry, catalogue, fetch, find_entry
 from dualkg.data.columns import check_columns
-from dualkg.data.errors import (
-    DamagedData,
-    DownloadDiscarded,
-    DownloadFailed,
-    ExpandsTooMuch,
-    OtherGraph,
-    UnknownColumn,
-    UnusableData,
-)
 from dualkg.data.graph import SPLITS
 from dualkg.data.loading import load_graph, names_in_data_folder
-from dualkg.errors import DataError, Unsupported
-from tests.data.notes import texts
+from dualkg.errors import DataError, RequestError
 from tests.data.reading.conftest import compressed, tarred, zipped
-from tests.raising import refused
 
 NAMES = {
     "WN18RR",
@@ -254,9 +243,9 @@ def test_an_archive_with_another_checksum_is_deleted(
     listed: Callable[..., Entry], server: Server, cache: Path
 ) -> None:
     server.served["/small.tar.gz"] = tarred(FILES | {"train.txt": b"a\tr\tb\n"}, ".gz")
-    with pytest.raises(DownloadFailed) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph("Small")
-    assert caught.value.graph == "Small"
+    assert str(caught.value).startswith("Small")
     sentence = str(caught.value)
     assert sentence.startswith(
         f"Small is not what {server.address}/small.tar.gz holds: SHA256 hash of downloaded file"
@@ -287,11 +276,10 @@ def test_a_download_that_is_not_an_archive_is_deleted(
 ) -> None:
     listed(checksum="")
     server.served["/small.tar.gz"] = page
-    with refused(DownloadDiscarded) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph("Small")
-    assert caught.value.address.endswith("/small.tar.gz")
-    assert isinstance(caught.value.cause, DamagedData)
-    assert caught.value.cause.source.endswith("Small.tar.gz")
+    assert str(caught.value).endswith("/small.tar.gz was deleted.")
+    assert "Small.tar.gz" in str(caught.value)
     assert str(caught.value).endswith("small.tar.gz was deleted.")
     assert files_in(cache) == []
 
@@ -301,11 +289,10 @@ def test_a_download_of_another_graph_is_deleted(
 ) -> None:
     server.served["/small.tar.gz"] = tarred(FILES | {"train.txt": b"a\tr\tb\n"}, ".gz")
     listed(checksum="")
-    with pytest.raises(DownloadDiscarded) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph("Small")
     address = f"{server.address}/small.tar.gz"
-    assert caught.value.address == address
-    assert isinstance(caught.value.cause, OtherGraph)
+    assert str(caught.value).endswith(f"The download from {address} was deleted.")
     assert str(caught.value) == (
         f"Small should have 3 train triples; {address} has 1. The download from {address} was "
         "deleted."
@@ -323,10 +310,9 @@ def test_a_downloaded_page_in_place_of_a_split_is_deleted(
         checksum="",
         sha256={split: SUMS[split] for split in ("valid", "test")},
     )
-    with pytest.raises(DownloadDiscarded) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph("Small")
-    assert isinstance(caught.value.cause, UnusableData)
-    assert caught.value.cause.place == "line 1"
+    assert "line 1" in str(caught.value)
     assert files_in(cache) == []
 
 
@@ -334,9 +320,9 @@ def test_bad_labels_do_not_delete_downloads(
     listed: Callable[..., Entry], cache: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "labels.tsv").write_bytes(b"a\n")
-    with pytest.raises(UnusableData) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph("Small", labels=tmp_path / "labels.tsv")
-    assert caught.value.source == str(tmp_path / "labels.tsv")
+    assert str(caught.value).startswith(str(tmp_path / "labels.tsv"))
     assert files_in(cache) == ["Small.tar.gz"]
 
 
@@ -344,9 +330,9 @@ def test_a_missing_address_is_an_error(
     listed: Callable[..., Entry], server: Server, cache: Path
 ) -> None:
     server.served.clear()
-    with pytest.raises(DownloadFailed) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph("Small")
-    assert caught.value.problem.endswith("(HTTPError)")
+    assert "(HTTPError)" in str(caught.value)
     assert files_in(cache) == []
 
 
@@ -374,10 +360,10 @@ def test_an_unwritable_cache_is_not_reported_as_a_network_error(
     listed: Callable[..., Entry], cache: Path
 ) -> None:
     cache.write_text("a file in the way")
-    with pytest.raises(DownloadFailed) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph("Small")
-    assert caught.value.problem.startswith("could not be saved in ")
-    assert "DUALKG_CACHE" in caught.value.advice
+    assert "could not be saved in " in str(caught.value)
+    assert "DUALKG_CACHE" in str(caught.value)
 
 
 def test_the_data_folder_precedes_the_network(
@@ -434,10 +420,10 @@ def test_other_columns_are_another_graph(listed: Callable[..., Entry], tmp_path:
         (tmp_path / name).write_bytes(tarred(FILES))
     assert not load_graph(tmp_path / "mine.tar", columns=(3, 2, 1)).catalogued
     assert load_graph(tmp_path / "mine.tar", columns=(1, 2, 3)).catalogued
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(RequestError) as caught:
         load_graph(tmp_path / "Small.tar", columns=(3, 2, 1))
-    assert caught.value.what == "Small"
-    assert caught.value.reason.startswith("is read as it is published, and columns (3, 2, 1)")
+    assert str(caught.value).startswith("Small")
+    assert "is read as it is published, and columns (3, 2, 1)" in str(caught.value)
 
 
 def test_the_same_counts_with_other_bytes_are_refused(
@@ -446,9 +432,9 @@ def test_the_same_counts_with_other_bytes_are_refused(
     path = tmp_path / "Small.tar"
     other = b"b\ts\tc\n"
     path.write_bytes(tarred(FILES | {"test.txt": other}))
-    with pytest.raises(OtherGraph) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph(path)
-    assert (caught.value.graph, caught.value.rename) == ("Small", str(path))
+    assert f"give {path} another name" in str(caught.value)
     assert str(caught.value) == (
         f"Small should have a test file whose sha256 begins with {SUMS['test'][:12]}; that of "
         f"{path}:test.txt begins with {sha256(other)[:12]}. If it is another graph, give {path} "
@@ -463,10 +449,10 @@ def test_an_md5_that_differs_is_refused(listed: Callable[..., Entry], tmp_path: 
     listed(sha256={}, md5={"train": right})
     assert load_graph(path).catalogued
     listed(sha256={}, md5={"train": "0" * 32})
-    with pytest.raises(OtherGraph) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph(path)
-    assert caught.value.expected == f"a train file whose md5 begins with {'0' * 12}"
-    assert caught.value.found.endswith(f"begins with {right[:12]}")
+    assert f"a train file whose md5 begins with {'0' * 12}" in str(caught.value)
+    assert f"begins with {right[:12]}" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["Small.tsv", "SMALL.tar"])
@@ -475,9 +461,9 @@ def test_one_file_is_not_a_graph_with_three_splits(
 ) -> None:
     rows = b"".join(b"e%d\tr\te%d\n" % (head, tail) for head in range(9) for tail in range(head))
     (tmp_path / name).write_bytes(rows if name.endswith(".tsv") else tarred({"all.tsv": rows}))
-    with pytest.raises(OtherGraph) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph(tmp_path / name)
-    assert caught.value.found == f"{tmp_path / name} is one file of triples"
+    assert f"{tmp_path / name} is one file of triples" in str(caught.value)
 
 
 # Layouts of publishers.
@@ -641,10 +627,9 @@ def test_labels_with_other_columns_are_refused(
 ) -> None:
     published("Hetionet")
     server.served["/labels"] = b"<html>\tPlease log in\n"
-    with pytest.raises(DownloadDiscarded) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph("Hetionet")
-    assert isinstance(caught.value.cause, UnknownColumn)
-    assert caught.value.cause.column == "id"
+    assert "id" in str(caught.value)
     assert files_in(cache) == []
 
 
@@ -653,9 +638,9 @@ def test_labels_with_another_checksum_are_refused(
 ) -> None:
     published("PrimeKG")
     server.served["/labels"] += b"\n"
-    with pytest.raises(DownloadFailed) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph("PrimeKG")
-    assert "MD5 hash of downloaded file" in caught.value.problem
+    assert "MD5 hash of downloaded file" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["FB15k", "WN18", "DB100K"])
@@ -683,9 +668,9 @@ def test_split_files_of_a_publisher_are_read(
     server.served[pattern.format(split="test")] = PARTS["test"].replace(b"r0", b"r1")
     shutil.rmtree(cache_folder())
     if has_md5:
-        with pytest.raises(DownloadFailed) as caught:
+        with pytest.raises(DataError) as caught:
             load_graph("Small")
-        assert "MD5 hash of downloaded file" in caught.value.problem
+        assert "MD5 hash of downloaded file" in str(caught.value)
 
 
 def test_a_graph_without_published_split_is_split_as_requested(
@@ -704,21 +689,19 @@ def test_a_wrong_count_is_refused_where_no_checksum_is_published(
 ) -> None:
     counts = LAYOUTS[name][1]
     entry = published(name, counts=counts | {what: 1234})
-    with pytest.raises(DownloadDiscarded) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph(name)
-    assert isinstance(caught.value.cause, OtherGraph)
-    assert caught.value.cause.expected == f"1,234 {what}"
-    assert caught.value.cause.found == f"{entry.address} has {counts[what]:,}"
+    assert f"1,234 {what}" in str(caught.value)
+    assert f"{entry.address} has {counts[what]:,}" in str(caught.value)
     assert files_in(cache) == []
 
 
 def test_a_wrong_number_of_lines_is_refused(published: Callable[..., Entry]) -> None:
     entry = published("ConceptNet", counts=WHOLE | {"triples": 37})
-    with pytest.raises(DownloadDiscarded) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph("ConceptNet")
-    assert str(caught.value.cause) == (
-        f"ConceptNet should have 37 triples; {entry.address} has 36."
-    )
+    text = f"ConceptNet should have 37 triples; {entry.address} has 36. The download"
+    assert str(caught.value).startswith(text)
 
 
 def test_duplicates_are_counted_as_publishers_do(
@@ -735,7 +718,7 @@ def test_other_counts_of_published_bytes_are_a_note(published: Callable[..., Ent
     published("Aristo-v4", counts=PART_COUNTS | {"entities": 10})
     graph = load_graph("Aristo-v4")
     assert graph.catalogued
-    assert texts(graph.notes) == [
+    assert list(graph.notes) == [
         "Aristo-v4 has 9 entities; its publisher counts 10. The checksum of the download is the "
         "published one."
     ]
@@ -748,9 +731,9 @@ def test_a_wrong_checksum_of_any_kind_is_refused(
     entry = published(name)
     kind, _, digits = entry.checksum.partition(":")
     published(name, checksum=f"{kind}:{'0' * len(digits)}")
-    with pytest.raises(DownloadFailed) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph(name)
-    assert f"{kind.upper()} hash of downloaded file" in caught.value.problem
+    assert f"{kind.upper()} hash of downloaded file" in str(caught.value)
     assert files_in(cache) == []
 
 
@@ -763,15 +746,12 @@ def test_a_later_change_is_noticed_where_no_checksum_is_published(
     (cache / "downloads" / "DRKG.tar.gz").unlink()
     path = entry.address.removeprefix(server.address)
     server.served[path] = tarred({"drkg.tsv": lines(2, 1, 0)}, ".gz")
-    with pytest.raises(DownloadFailed) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph("DRKG")
     first = cache / "downloads" / "DRKG.tar.gz.sha256"
-    assert caught.value.problem.startswith(
-        f"is not what {entry.address} held at the first download: SHA256 hash"
-    )
-    assert caught.value.advice == (
-        f"If the publisher changed it, delete {first} to accept the change."
-    )
+    text = f"DRKG is not what {entry.address} held at the first download: SHA256 hash"
+    assert str(caught.value).startswith(text)
+    assert f"If the publisher changed it, delete {first} to accept" in str(caught.value)
     first.unlink()
     assert load_graph("DRKG").catalogued
 
@@ -781,10 +761,9 @@ def test_an_archive_with_other_files_is_refused(
 ) -> None:
     entry = published("DRKG")
     server.served[entry.address.removeprefix(server.address)] = tarred({"other.tsv": b""}, ".gz")
-    with pytest.raises(DownloadDiscarded) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph("DRKG")
-    assert isinstance(caught.value.cause, UnusableData)
-    assert caught.value.cause.problem == "should hold drkg.tsv; it holds other.tsv"
+    assert "should hold drkg.tsv; it holds other.tsv" in str(caught.value)
     assert files_in(cache) == []
 
 
@@ -794,7 +773,7 @@ def test_a_download_beyond_the_limit_of_size_is_kept(
     published("Hetionet")
     with pytest.raises(ExpandsTooMuch) as caught:
         load_graph("Hetionet", max_size=100)
-    assert "allow more with max_size='1G'" in str(caught.value)
+    assert "allow more with `max_size='1G'`" in str(caught.value)
     assert "Hetionet.sif.gz" in files_in(cache / "downloads")
 
 
@@ -820,14 +799,14 @@ def test_splits_in_place_of_one_file_are_refused(
 ) -> None:
     published("DRKG")
     (tmp_path / "DRKG.tar").write_bytes(tarred(of_parts("{split}.tsv")))
-    with pytest.raises(OtherGraph) as caught:
+    with pytest.raises(DataError) as caught:
         load_graph(tmp_path / "DRKG.tar")
-    assert caught.value.expected == "one file of triples"
+    assert "one file of triples" in str(caught.value)
 
 
 def test_columns_of_a_published_graph_cannot_be_chosen(published: Callable[..., Entry]) -> None:
     published("ConceptNet")
     assert load_graph("ConceptNet", columns=(3, 2, 4)).catalogued
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(RequestError) as caught:
         load_graph("ConceptNet", columns=(1, 2, 3))
-    assert caught.value.what == "ConceptNet"
+    assert str(caught.value).startswith("ConceptNet")

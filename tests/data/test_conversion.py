@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from dualkg.data.graph import Graph
 from dualkg.data.loading import load_graph
-from dualkg.errors import RequestError, Unsupported
-from tests.data.notes import texts
+from dualkg.errors import RequestError
 
 PAIRS = [(head, tail) for head in range(12) for tail in range(12) if head != tail]
 ROWS = [(f"e{head}", f"r{(head + tail) % 3}", f"e{tail}") for head, tail in PAIRS]
@@ -118,7 +117,7 @@ def test_ids_may_have_names(ids: Any, from_file: Graph) -> None:
 def test_tables_are_the_triples_of_the_same_file(frame: Any, from_file: Graph) -> None:
     graph = Graph.from_dataframe(frame)
     assert graph.fingerprint == from_file.fingerprint
-    assert texts(graph.notes) == [
+    assert list(graph.notes) == [
         "The dataframe: head, relation and tail are its columns von, kante, nach."
     ]
     assert Graph.from_dataframe(frame, columns=(3, 2, 1)).entities[0] == "e1"
@@ -128,7 +127,7 @@ def test_a_filtered_frame_has_no_column_of_its_index(from_file: Graph) -> None:
     frame = pd.DataFrame([("x", "y", "z"), *ROWS], columns=["head", "relation", "tail"])
     graph = Graph.from_dataframe(frame[frame["head"] != "x"])
     assert graph.fingerprint == from_file.fingerprint
-    assert texts(graph.notes) == []
+    assert list(graph.notes) == []
 
 
 def test_given_splits_and_labels(tmp_path: Path) -> None:
@@ -167,8 +166,8 @@ def test_any_names_give_the_same_graph_by_rows_and_by_columns(
     assert by_rows.fingerprint == by_columns.fingerprint
     names = [name.strip() for head, _, tail in rows for name in (head, tail)]
     assert by_rows.entities.names.to_pylist() == list(dict.fromkeys(names))
-    in_rows = [sentence.replace("The list", "The dataframe") for sentence in texts(by_rows.notes)]
-    assert in_rows == texts(by_columns.notes)
+    in_rows = [sentence.replace("The list", "The dataframe") for sentence in list(by_rows.notes)]
+    assert in_rows == list(by_columns.notes)
 
 
 def test_networkx_edges_by_attribute_by_key_and_by_choice() -> None:
@@ -179,7 +178,7 @@ def test_networkx_edges_by_attribute_by_key_and_by_choice() -> None:
         found = Graph.from_networkx(graph, **options)
         assert found.counts["relations"] == 3
         assert found.entities.label(found.entities.id("e0")) == "Zero"
-        assert texts(found.notes) == ["1 node without edges was left out."]
+        assert list(found.notes) == ["1 node without edges was left out."]
     keyed = nx.MultiDiGraph()
     keyed.add_edges_from((head, tail, relation) for head, relation, tail in ROWS)
     assert (
@@ -189,7 +188,7 @@ def test_networkx_edges_by_attribute_by_key_and_by_choice() -> None:
     plain = Graph.from_networkx(nx.complete_graph(12))
     assert sum(map(len, (plain.train, plain.valid, plain.test))) == 132
     assert plain.relations.names.to_pylist() == ["edge"]
-    assert texts(plain.notes) == [
+    assert list(plain.notes) == [
         "The graph is undirected: every edge became two triples, one in each direction."
     ]
     given = Graph.from_networkx(
@@ -400,7 +399,7 @@ def named_tail(graph: Graph) -> str:
 
 def test_a_table_has_no_options_of_files() -> None:
     for options in ({"delimiter": "tab"}, {"max_size": "1G"}):
-        with pytest.raises(Unsupported) as caught:
+        with pytest.raises(RequestError) as caught:
             load_graph(pd.DataFrame(COLUMNS), **options)  # type: ignore[arg-type]
         (name,) = options
         assert str(caught.value) == f"A table has no {name}, as files have. Leave it out."

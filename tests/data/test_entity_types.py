@@ -3,7 +3,7 @@
 import pytest
 
 from dualkg.data.entity_types import EntityTypes
-from dualkg.data.errors import NotInVocabulary, UnusableData
+from dualkg.errors import DataError, UnknownName
 from tests.conftest import graph_of
 from tests.raising import refused
 
@@ -26,7 +26,7 @@ def test_types_are_the_tails_of_a_relation(graph):
     types = EntityTypes.of_relation(graph, "r0")
     assert pairs(types) == [(0, "e3"), (1, "e3"), (1, "e4")]
     assert types.num_entities == 2
-    with refused(NotInVocabulary, name="r7"):
+    with refused(UnknownName, name="r7"):
         EntityTypes.of_relation(graph, "r7")
 
 
@@ -42,7 +42,7 @@ def test_types_are_read_from_a_file(graph, tmp_path):
 def test_a_file_without_entities_of_the_graph_is_refused(graph, tmp_path):
     path = tmp_path / "types.tsv"
     path.write_text("elsewhere\tcity\n", encoding="utf-8")
-    with refused(UnusableData):
+    with pytest.raises(DataError):
         EntityTypes.read(path, graph)
 
 

@@ -10,16 +10,14 @@ from hypothesis import strategies as st
 from dualkg.data.triples import (
     SPLITS,
     GraphShape,
-    Notes,
     Triples,
-    count_repeats,
     distinct_triples,
+    notes_on_repeats,
     sorted_distinct,
     triple_keys,
 )
-from dualkg.errors import InvalidValue, Sentence
+from dualkg.errors import InvalidValue
 from tests.conftest import graph_of
-from tests.data.notes import texts
 
 SHAPE = GraphShape(5, 2)
 HUGE = GraphShape(2**31 - 1, 1000)  # more triples are possible than there are 63-bit numbers
@@ -92,34 +90,19 @@ def test_repeats_are_counted_like_sets(
 ) -> None:
     shape, *parts = case
     splits = dict(zip(SPLITS, parts, strict=True))
-    notes = count_repeats(
-        {name: array(part) for name, part in splits.items()}, shape, [Sentence("a remark")]
-    )
-    assert notes.duplicates == {name: len(part) - len(set(part)) for name, part in splits.items()}
-    assert notes.overlaps == {
-        f"{one} and {other}": len(set(splits[one]) & set(splits[other]))
-        for one, other in combinations(SPLITS, 2)
+    numbers = {
+        f"more than once in {name}": len(part) - len(set(part)) for name, part in splits.items()
     }
-    assert notes.remarks == (Sentence("a remark"),)
-
-
-def test_notes_are_errors() -> None:
-    notes = Notes(
-        {"train": 1, "valid": 0, "test": 2_000},
-        {"train and test": 3, "valid and test": 1},
-        (Sentence("Odd."),),
-    )
-    assert texts(notes) == [
-        "1 triple occurs more than once in train.",
-        "2,000 triples occur more than once in test.",
-        "3 triples occur in both train and test.",
-        "1 triple occurs in both valid and test.",
-        "Odd.",
+    for one, other in combinations(SPLITS, 2):
+        common = set(splits[one]) & set(splits[other])
+        numbers[f"in both {one} and {other}"] = len(common)
+    expected = [
+        f"{'1 triple occurs' if number == 1 else f'{number} triples occur'} {place}."
+        for place, number in numbers.items()
+        if number
     ]
-
-
-def test_a_clean_graph_has_no_notes() -> None:
-    assert Notes({"train": 0}, {"train and test": 0}).sentences() == []
+    arrays = {name: array(part) for name, part in splits.items()}
+    assert notes_on_repeats(arrays, shape) == expected
 
 
 def test_counts_and_shape_of_a_graph() -> None:

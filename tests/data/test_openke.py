@@ -8,7 +8,6 @@ import pytest
 from dualkg.data.graph import SPLITS
 from dualkg.data.loading import load_graph
 from dualkg.errors import RequestError
-from tests.data.notes import texts
 from tests.data.reading.conftest import zipped
 
 ENTITIES = ["Île de Ré", "b", "c", "d", "unused"]
@@ -62,7 +61,7 @@ def test_a_folder_of_openke_is_the_graph_of_its_names(make: Make, tmp_path: Path
         rows = [f"{ENTITIES[h]}\t{RELATIONS[r]}\t{ENTITIES[t]}\n" for h, r, t in ids]
         (plain / f"{split}.tsv").write_text("".join(rows), encoding="utf-8")
     assert graph.fingerprint == load_graph(plain).fingerprint
-    assert (graph.name, texts(graph.notes)) == ("mine", [])
+    assert (graph.name, list(graph.notes)) == ("mine", [])
 
 
 def test_an_archive_a_benchmark_name_and_tabs(make: Make, tmp_path: Path) -> None:
@@ -85,8 +84,8 @@ def test_ids_are_names_without_their_files(make: Make) -> None:
     folder = make({"entity2id.txt": None, "relation2id.txt": None})
     graph = load_graph(folder)
     assert graph.entities.names.to_pylist() == ["0", "1", "2", "3"]
-    assert len(texts(graph.notes)) == 3
-    assert texts(graph.notes)[0] == (
+    assert len(graph.notes) == 3
+    assert graph.notes[0] == (
         f"{folder}/train2id.txt is read without entity2id.txt and relation2id.txt: its ids are "
         "the names."
     )

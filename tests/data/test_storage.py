@@ -13,17 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualkg.data import graph as graph_module
-from dualkg.data.errors import literal
-from dualkg.data.graph import SPLITS, Graph, Notes, load_saved_graph, save_graph
+from dualkg.data.graph import SPLITS, Graph, load_saved_graph, save_graph
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import Sentence
 from tests.conftest import graph_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
-COLUMNS = st.tuples(TEXT, TEXT, TEXT) | st.just((1, 2, 3))
-REMARKS = st.builds(Sentence, TEXT) | st.builds(
-    lambda text, columns: Sentence(literal(text) + "{columns}", {"columns": columns}), TEXT, COLUMNS
-)
 
 
 @st.composite
@@ -35,7 +29,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     triples = st.lists(st.tuples(entity, relation, entity), max_size=10)
     splits = [np.array(draw(triples), dtype=np.int32).reshape(-1, 3) for _ in SPLITS]
     labels = draw(st.none() | st.dictionaries(st.sampled_from(names), TEXT))
-    notes = Notes({"train": 1}, {"train and test": 2}, tuple(draw(st.lists(REMARKS, max_size=2))))
+    notes = tuple(draw(st.lists(TEXT, max_size=2)))
     return Graph(
         draw(TEXT),
         Vocabulary(names, labels),

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dualkg as kg
-from dualkg.data.errors import NotInVocabulary
-from dualkg.errors import InvalidValue, PathExists, RequestError
+from dualkg.errors import InvalidValue, PathExists, RequestError, UnknownName
 from dualkg.inference.api import calibration_for
 from dualkg.inference.completion import complete as complete_graph
 from dualkg.training.errors import NotARun
@@ -102,7 +101,7 @@ def test_types_are_saved_with_the_calibration_and_used(run, tmp_path):
 def test_types_are_from_a_relation_or_a_file(run, tmp_path):
     with pytest.raises(kg.RequestError, match="give `type_relation` or `types_file`, not both"):
         kg.calibrate(run, type_relation="r2", types_file=tmp_path / "types.tsv")
-    with refused(NotInVocabulary, name="instance_of"):
+    with refused(UnknownName, name="instance_of"):
         kg.calibrate(run, type_relation="instance_of")
     assert not (run.folder / "calibration.json").exists()
 

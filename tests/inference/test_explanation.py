@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.data.errors import NotInVocabulary
-from dualkg.errors import InvalidValue
+from dualkg.errors import InvalidValue, UnknownName
 from dualkg.inference.explanation import (
     Explanation,
     conjugate_gradients,
@@ -198,7 +197,7 @@ def test_a_number_of_supporting_triples_below_one_is_refused(people):
     ],
 )
 def test_unknown_names_are_refused(people, triple, kind, name, suggestion):
-    with raises_error(NotInVocabulary, kind=kind, name=name, suggestions=[suggestion]):
+    with raises_error(UnknownName, kind=kind, name=name, suggestions=[suggestion]):
         explain_in(people, *triple)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.data.errors import NotInVocabulary
+from dualkg.errors import UnknownName
 from dualkg.inference.extension import (
     CALIBRATION_NOT_KEPT,
     add_entity,
@@ -310,7 +310,7 @@ def test_the_predictor_of_a_path_network_takes_new_entities(path_run):
     more = more.add("bead 100", triples=[("bead 100", "maker", "maker 2")])
     assert more.tails("bead 99", "shape", k=1)[0].entity == "shape 1"
     assert more.tails("bead 100", "shape", k=1)[0].entity == "shape 2"
-    with refused(NotInVocabulary, kind="relation", name="weight"):
+    with refused(UnknownName, kind="relation", name="weight"):
         predictor.add("bead 99", triples=[("bead 99", "weight", "colour 1")])
 
 

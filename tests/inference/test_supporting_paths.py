@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.data.errors import NotInVocabulary
-from dualkg.errors import InvalidValue
+from dualkg.errors import InvalidValue, UnknownName
 from dualkg.inference import explanation
 from dualkg.inference.explanation import Rule
 from dualkg.inference.rules import RuleCount
@@ -296,7 +295,7 @@ def test_networks_that_are_refused(cities, network, tmp_path):
 
     with refused(InvalidValue, setting="k", found=0):
         network.predictor().explain(*triple, k=0)
-    with refused(NotInVocabulary, kind="entity", name="city 99"):
+    with refused(UnknownName, kind="entity", name="city 99"):
         network.predictor().explain("city 99", "pays_with", "currency 0")
 
 

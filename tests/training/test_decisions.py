@@ -48,7 +48,7 @@ def test_accepted_facts_are_trained_on_and_those_of_other_splits_are_not(tmp_pat
         assert changed.rejected.tolist() == [[5, 0, 0]]
         assert changed.valid is graph.valid
         assert changed.test is graph.test
-        assert "1 accepted triples were added" in str(changed.notes.sentences()[-1])
+        assert "1 accepted triples were added" in changed.notes[-1]
     assert changed.fingerprint != with_decisions(graph, tmp_path / "decisions.jsonl").name
 
     save_graph(changed, tmp_path / "graph")

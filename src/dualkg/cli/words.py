@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
+from contextlib import suppress
 from typing import Any
 
 from dualkg.errors import Sentence, Words
@@ -76,6 +78,8 @@ def as_option(name: str, value: str | None = None) -> str:
         '--overwrite'
         >>> as_option("training.epochs", "5")
         '--epochs 5'
+        >>> as_option("columns", "(1, 2, 3)")
+        '--columns 1,2,3'
         >>> as_option("columns", "[1, 2, 3]")
         '--columns 1,2,3'
     """
@@ -89,6 +93,8 @@ def as_option(name: str, value: str | None = None) -> str:
         return option
     if value == "False":
         return f"--no-{option.removeprefix('--')}"
+    with suppress(ValueError, SyntaxError):  # a value in Python
+        value = _text(ast.literal_eval(value))
     return f"{option} {shlex.quote(value)}"
 
 

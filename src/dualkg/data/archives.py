@@ -23,8 +23,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from dualkg.data.errors import DamagedData, ExpandsTooMuch, FileMissing, UnusableData
-from dualkg.errors import DataError, InvalidValue, close_matches
+from dualkg.errors import DataError, InvalidValue, close_matches, one_of
 from dualkg.files import open_regular, regular_file
 
 BUFFER_SIZE = 1 << 20
@@ -32,7 +31,7 @@ MAX_SIZE = 16 << 30  # bytes that a file may expand to
 # The bytes that a file may expand to, in all and for each byte that is stored.
 FREE_SIZE = 16 << 20
 MAX_RATIO = 100
-IN_MEMORY = 256 << 20  # bytes of an archive; larger ones are decompressed into a temporary file
+IN_MEMORY = 256 << 20  # bytes of an archive; a larger archive is in a temporary file
 
 COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
     ".gz": gzip.open,
@@ -62,6 +61,10 @@ Opener = Callable[[], Any]
 # -- sources -----------------------------------------------------------------
 
 
+class ExpandsTooMuch(DataError):
+    """A compressed file expands to more bytes than it may."""
+
+
 @dataclass(frozen=True)
 class Source:
     """A file, or a member of an archive.
@@ -86,12 +89,23 @@ class Source:
         """Refuse more bytes than the limit."""
         if size > self.limit:
             ratio = self.limit // _size_of(self.path)
-            raise ExpandsTooMuch(self.name, self.path, limit=self.limit, ratio=ratio)
+            raise ExpandsTooMuch(
+                f"{self.name} expands to more than {self.limit / 2**20:,.0f} MiB, {ratio:,} times "
+                f"the size of {self.path.name}. If you expect that, allow more with "
+                f"`max_size='{max(1, (8 * self.limit) >> 30)}G'`."
+            )
 
     def open(self, *, stored: bool = False) -> io.BufferedReader:
         """The bytes from their beginning, decompressed or as they are stored."""
         compression = "" if stored else self.compression
         return io.BufferedReader(_CheckedStream(self, compression), BUFFER_SIZE)
+
+    def open_for_arrow(self) -> pa.NativeFile:
+        """The decompressed bytes, to be read by Arrow from any position."""
+        if not self.compression and not self.in_archive:
+            return pa.OSFile(str(regular_file(self.path)))
+        with self.open() as stream:
+            return in_arrow_memory(stream.read())
 
     def checksum(self, kind: str = "sha256", *, stored: bool = False) -> str:
         """The checksum of the bytes; a member of an archive is hashed by itself."""
@@ -100,15 +114,26 @@ class Source:
             return hashlib.file_digest(stream, new_hash).hexdigest()
 
 
+def in_arrow_memory(content: bytes) -> pa.NativeFile:
+    """A file with a copy of some bytes in memory of Arrow.
+
+    Arrow gets a path or such a file, never an object of Python: a thread of Arrow has its file for
+    a moment after an error, and if Python ended while the thread drops the last reference to an
+    object of Python, the process would be aborted (status 134).
+    """
+    buffer = pa.allocate_buffer(len(content))
+    memoryview(buffer).cast("B")[:] = content
+    return pa.BufferReader(buffer)
+
+
 class _CheckedStream(io.RawIOBase):
     """A stream whose failures, while opening or reading, are errors that name its source."""
 
     def __init__(self, source: Source, compression: str) -> None:
         self._source = source
         self._expands = bool(compression) or source.in_archive
-        self._streams: list[Any] = []  # the stored bytes, then the decompressed ones
+        self._streams: list[Any] = []  # the stored bytes, then the decompressed bytes
         self._num_read = 0
-
         try:
             self._streams.append(source.opener())
             if compression:
@@ -143,33 +168,33 @@ class _CheckedStream(io.RawIOBase):
 def unreadable(error: Exception, path: Path, name: str) -> DataError:
     """The error for a file that cannot be opened or is incomplete."""
     if isinstance(error, FileNotFoundError):
-        return FileMissing(path, suggestions=_similar_files(path))
-
+        if not path.parent.is_dir():
+            return DataError(f"There is no file {path}: the folder {path.parent} does not exist.")
+        return DataError(f"There is no file {path}.{one_of(_similar_files(path))}")
     if isinstance(error, IsADirectoryError):
-        problem = "is a folder where a file of triples was expected"
-        return UnusableData(name, problem, advice="Name a file inside it.")
-
+        return DataError(
+            f"{name} is a folder where a file of triples was expected. Name a file inside it."
+        )
     if isinstance(error, PermissionError):
-        problem = "exists but may not be read"
-        return UnusableData(name, problem, advice="Change its permissions, or copy it.")
-
+        return DataError(f"{name} exists but may not be read. Change its permissions, or copy it.")
     if isinstance(error, RuntimeError) and "password" in str(error):
-        problem = "is encrypted, and only plain archives are read"
-        return UnusableData(name, problem, advice="Extract it first.")
-
+        return DataError(
+            f"{name} is encrypted, and only plain archives are read. Extract it first."
+        )
     # The system gives a reason, such as a name that is too long or a failing disk.
     if isinstance(error, OSError) and error.strerror:
-        return UnusableData(name, f"cannot be read: {error.strerror}")
-
-    detail = str(error).rstrip(".") or type(error).__name__
-    return DamagedData(name, detail)
+        return DataError(f"{name} cannot be read: {error.strerror}.")
+    reason = str(error).rstrip(".") or type(error).__name__
+    return DataError(
+        f"{name} is damaged, cut short, or not the kind of file its name says ({reason}). Fetch it "
+        "or make it again."
+    )
 
 
 def _similar_files(path: Path) -> list[str]:
-    folder = path.parent
-    if not folder.is_dir() or not os.access(folder, os.R_OK):
+    if not os.access(path.parent, os.R_OK):
         return []
-    return close_matches(path.name, [neighbour.name for neighbour in folder.iterdir()])
+    return close_matches(path.name, [neighbour.name for neighbour in path.parent.iterdir()])
 
 
 # -- sizes -------------------------------------------------------------------
@@ -237,8 +262,10 @@ def find_one_source(path: str | Path, *, content: str, max_size: int | str | Non
     """The source of one file, whose content an error names."""
     sources = find_sources(path, max_size=max_size)
     if len(sources) != 1:
-        problem = f"holds {len(sources)} files, and one file of {content} was expected"
-        raise UnusableData(path, problem, advice="Name one file.")
+        raise DataError(
+            f"{path} holds {len(sources)} files, and one file of {content} was expected. Name one "
+            "file."
+        )
     return sources[0]
 
 
@@ -250,8 +277,9 @@ def find_sources(path: str | Path, *, max_size: int | str | None = None) -> list
     """
     path = Path(path)
     if not _is_text(str(path)):
-        problem = "has a name that is not UTF-8, which no saved graph could hold"
-        raise UnusableData(str(path), problem, advice="Rename it.")
+        raise DataError(
+            f"{path} has a name that is not UTF-8, which no saved graph could hold. Rename it."
+        )
     limit = _size_limit(path, max_size)
     if path.name.lower().endswith((".zip", *TARS)):
         return _members(path, limit)
@@ -310,17 +338,13 @@ def _zip_members(path: Path) -> dict[str, Opener]:
 
 
 def _tar_members(path: Path, limit: int) -> dict[str, Opener]:
+    """The members of a .tar, which is decompressed once, into memory or a temporary file."""
     lower_name = path.name.lower()
     compression = next(kind for suffix, kind in TARS.items() if lower_name.endswith(suffix))
-    archive_source = Source(
-        str(path), path.name, compression, path, partial(open_regular, path), limit
-    )
-    with archive_source.open() as stream:
-        if compression:
-            content = _decompressed(stream, limit)
-        else:
-            content = pa.OSFile(str(regular_file(path)))
-
+    content = pa.OSFile(str(regular_file(path)))
+    if compression:
+        opener = partial(open_regular, path)
+        content = _decompressed(Source(str(path), path.name, compression, path, opener, limit))
     with tarfile.open(fileobj=content, mode="r:") as archive:
         members = [member for member in archive if member.isreg() and not member.issparse()]
         content.seek(archive.offset)
@@ -329,22 +353,20 @@ def _tar_members(path: Path, limit: int) -> dict[str, Opener]:
     while block := content.read(BUFFER_SIZE):
         if block.strip(b"\0"):
             raise tarfile.ReadError("a broken header inside the archive")
-
     return {
         member.name: partial(content.get_stream, member.offset_data, member.size)
         for member in members
     }
 
 
-def _decompressed(stream: io.BufferedReader, limit: int) -> pa.NativeFile:
-    """The content of a stream in memory or in a temporary file, to be read from any position."""
-    content = stream.read(min(IN_MEMORY, limit + 1))
-    if not stream.peek(1):
-        return pa.BufferReader(content)
-
-    with temporary_file() as file:
-        file.write(content)
-        shutil.copyfileobj(stream, file, BUFFER_SIZE)
-        file.flush()
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return pa.BufferReader(pa.py_buffer(mapped))
+def _decompressed(source: Source) -> pa.NativeFile:
+    """The content of a file, to be read from any position."""
+    with source.open() as stream:
+        content = stream.read(min(IN_MEMORY, source.limit + 1))
+        if not stream.peek(1):
+            return pa.BufferReader(content)
+        with temporary_file() as file:
+            file.write(content)
+            shutil.copyfileobj(stream, file, BUFFER_SIZE)
+            file.flush()
+            return pa.BufferReader(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -14,17 +14,18 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import NotRequired, TypedDict
 
-from dualkg.data.archives import TARS, Source, cache_folder, find_sources, uncompressed
-from dualkg.data.columns import Columns
-from dualkg.data.errors import (
-    DownloadDiscarded,
-    DownloadFailed,
+from dualkg.data.archives import (
+    TARS,
     ExpandsTooMuch,
-    OtherGraph,
+    Source,
+    cache_folder,
+    find_sources,
+    uncompressed,
 )
+from dualkg.data.columns import Columns
 from dualkg.data.readers import one_source
 from dualkg.data.triples import SPLITS
-from dualkg.errors import DataError, Sentence
+from dualkg.errors import DataError
 from dualkg.files import open_regular, read_text, write_text
 
 ARCHIVE_SUFFIXES = (*TARS, ".zip")
@@ -148,17 +149,19 @@ def identify(counts: Mapping[str, int], sources: Mapping[str, Source]) -> Entry 
 
 def check_entry(
     entry: Entry, counts: Mapping[str, int], sources: Mapping[str, Source], where: str
-) -> list[Sentence]:
+) -> list[str]:
     """Refuse a graph with the name of an entry and other counts or checksums.
 
     Bytes that have the published checksum are the published graph. If they have other counts, the
-    publisher counts in another way, and a remark says so.
+    publisher counts in another way, and a note says so.
     """
     # What the catalogue's own address holds cannot be given another name.
-    rename = "" if where == entry.address else where
+    advice = ""
+    if where != entry.address:
+        advice = f"If it is another graph, give {where} another name."
 
-    def other(expected: str, found: str) -> OtherGraph:
-        return OtherGraph(entry.name, expected=expected, found=found, rename=rename)
+    def other(expected: str, found: str) -> DataError:
+        return DataError(f"{entry.name} should have {expected}; {found}. {advice}".rstrip())
 
     if entry.is_split and not sources.keys() >= set(SPLITS):
         difference = "is one file of triples" if "triples" in sources else "has no test file"
@@ -166,7 +169,7 @@ def check_entry(
     if not entry.is_split and "triples" not in sources:
         raise other("one file of triples", f"{where} has splits")
 
-    remarks = []
+    notes = []
     for name, expected in entry.counts.items():
         number = counts[name]
         if number == expected:
@@ -174,11 +177,9 @@ def check_entry(
         noun = f"{name} triples" if name in SPLITS else name
         if not _has_published_checksum(entry, sources):
             raise other(f"{expected:,} {noun}", f"{where} has {number:,}")
-        remarks.append(
-            Sentence(
-                f"{entry.name} has {number:,} {noun}; its publisher counts {expected:,}. The "
-                "checksum of the download is the published one."
-            )
+        notes.append(
+            f"{entry.name} has {number:,} {noun}; its publisher counts {expected:,}. The checksum "
+            "of the download is the published one."
         )
 
     for kind, checksums in (("sha256", entry.sha256), ("md5", entry.md5)):
@@ -189,7 +190,7 @@ def check_entry(
                     f"a {split} file whose {kind} begins with {expected_checksum[:12]}",
                     f"that of {sources[split].name} begins with {checksum[:12]}",
                 )
-    return remarks
+    return notes
 
 
 def _has_published_checksum(entry: Entry, sources: Mapping[str, Source]) -> bool:
@@ -253,7 +254,7 @@ def discard_on_error(entry: Entry | None, where: str) -> Iterator[None]:
         target = _downloads() / entry.file_name
         for path in (target, _first_checksum(target)):
             path.unlink(missing_ok=True)
-        raise DownloadDiscarded(error, entry.address) from None
+        raise DataError(f"{error} The download from {entry.address} was deleted.") from None
 
 
 def _downloads() -> Path:
@@ -286,16 +287,18 @@ def _download(entry: Entry, address: str, target: Path, published: str) -> Path:
         if is_repeated:
             verb = "held at the first download"
             advice = f"If the publisher changed it, delete {first} to accept the change."
-        problem = f"is not what {address} {verb}: {reason}. The download was deleted"
-        failure = DownloadFailed(entry.name, problem, advice=advice)
+        text = f"is not what {address} {verb}: {reason}. The download was deleted. {advice}"
     except OSError as error:
         # Errors of requests, which pooch downloads by, are OSErrors without a number.
         if error.errno is None:
-            problem = f"could not be downloaded from {address} ({type(error).__name__})"
-            failure = DownloadFailed(entry.name, problem, advice=entry.offline_advice)
+            text = (
+                f"could not be downloaded from {address} ({type(error).__name__}). "
+                f"{entry.offline_advice}"
+            )
         else:
-            problem = f"could not be saved in {target.parent} ({error.strerror or error})"
-            advice = "Set the variable DUALKG_CACHE to a folder that can be written."
-            failure = DownloadFailed(entry.name, problem, advice=advice)
-    # Here the error of requests is no longer handled, so the failure does not keep its connection.
-    raise failure
+            text = (
+                f"could not be saved in {target.parent} ({error.strerror or error}). Set the "
+                "variable DUALKG_CACHE to a folder that can be written."
+            )
+    # Here the error of requests is no longer handled, so this error does not keep its connection.
+    raise DataError(f"{entry.name} {text}")

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from dualkg.data.errors import UnknownColumn, UnusableData
-from dualkg.errors import InvalidValue, Unsupported
+from dualkg.errors import DataError, InvalidValue, RequestError, close_matches, one_of
 
 Columns = Sequence[str | int]
 Indices = tuple[int, ...]
 
 ROLES = ("head", "relation", "tail")
+MAX_LISTED = 20  # columns in a message
 # Earlier words take precedence, so that `head relation tail source` is read as intended.
 HEAD_WORDS = "head subject subj source src from start node1 h s"
 RELATION_WORDS = "relation predicate property relationship rel pred edge link type r p label"
@@ -73,16 +73,20 @@ def find_columns(columns: Columns, header: Sequence[str], name: str) -> Indices:
     """The positions of the chosen columns in a header, or in a first line if all are numbers."""
     indices = tuple(_find_column(column, header, name) for column in columns)
     if len(set(indices)) < len(indices):
-        reason = f"has one column that {tuple(columns)} means twice"
-        raise Unsupported(name, reason, advice="Choose three different columns.")
+        raise RequestError(
+            f"{name} has one column that {tuple(columns)} means twice. Choose three different "
+            "columns."
+        )
     return indices
 
 
 def _find_column(column: str | int, header: Sequence[str], name: str) -> int:
     if isinstance(column, int):
         if column > len(header):
-            problem = f"has {len(header)} columns, and column {column} was given"
-            raise UnusableData(name, problem, advice=f"Choose numbers from 1 to {len(header)}.")
+            raise DataError(
+                f"{name} has {len(header)} columns, and column {column} was given. Choose numbers "
+                f"from 1 to {len(header)}."
+            )
         return column - 1
 
     indices = [index for index, cell in enumerate(header) if cell == column]
@@ -91,8 +95,17 @@ def _find_column(column: str | int, header: Sequence[str], name: str) -> int:
         indices = [index for index, cell in enumerate(header) if cell.strip().casefold() == folded]
 
     if not indices:
-        raise UnknownColumn(name, column, header)
+        raise DataError(
+            f"{name} has no column named '{column}'. Its columns are {quoted(header)}."
+            f"{one_of(close_matches(column, header))}"
+        )
     if len(indices) > 1:
-        problem = f"has {len(indices)} columns named '{column}'"
-        raise UnusableData(name, problem, advice="Choose by number instead.")
+        raise DataError(
+            f"{name} has {len(indices)} columns named '{column}'. Choose by number instead."
+        )
     return indices[0]
+
+
+def quoted(names: Sequence[str]) -> str:
+    """The first names of a list, in quotes."""
+    return ", ".join(f"'{name}'" for name in names[:MAX_LISTED])

@@ -16,11 +16,10 @@ import pyarrow as pa
 from dualkg.data.archives import find_sources
 from dualkg.data.columns import ROLES, WORDS, Columns, check_columns
 from dualkg.data.encoding import ReadTriples, encode
-from dualkg.data.errors import UnusableData, WrongObject
+from dualkg.data.formats.delimited import read_labels
 from dualkg.data.readers import Reader, ReadOptions, RowReader, TableReader
 from dualkg.data.splits import Splitting, graph_fields, parse_split
-from dualkg.data.text import read_labels
-from dualkg.errors import PYTHON, InvalidValue, RequestError, Sentence, Unsupported, Words
+from dualkg.errors import DataError, InvalidValue, RequestError
 
 Labels = Mapping[Any, str] | str | Path | None
 SPLIT_KEYS = {
@@ -48,7 +47,7 @@ SUBJECTS = {
 def graph_of_table(frame: Any, **options: Any) -> dict[str, Any]:
     """The fields of a graph of a table."""
     if not is_table(frame) and not is_datasets(frame):
-        raise WrongObject(
+        raise wrong_object(
             "from_dataframe",
             expected="a pandas, polars or Arrow table, or a dictionary of columns",
             found=frame,
@@ -67,10 +66,9 @@ def graph_of_datasets(
     splits = {SPLIT_KEYS.get(str(key).lower(), str(key)): part for key, part in dataset.items()}
     if "train" not in splits or valid is not None or test is not None:
         present = ", ".join(map(str, dataset)) or "no splits"
-        raise Unsupported(
-            "A dictionary of datasets",
-            f"should have train, and valid and test if they are given; it has {present}",
-            advice="Pass its parts: from_datasets(train, valid=…, test=…).",
+        raise RequestError(
+            "A dictionary of datasets should have train, and valid and test if they are given; it "
+            f"has {present}. Pass its parts: from_datasets(train, valid=…, test=…)."
         )
     valid = splits.get("valid")
     test = splits.get("test")
@@ -81,7 +79,7 @@ def graph_of_networkx(graph: Any, relation: str | None = None, **options: Any) -
     """The fields of a graph of the edges of networkx graphs."""
     interface = ("edges", "nodes", "is_multigraph", "is_directed")
     if not all(hasattr(graph, name) for name in interface):
-        raise WrongObject("from_networkx", expected="a graph of networkx", found=graph)
+        raise wrong_object("from_networkx", expected="a graph of networkx", found=graph)
 
     if options.get("labels") is None:
         parts = (graph, options.get("valid"), options.get("test"))
@@ -89,16 +87,15 @@ def graph_of_networkx(graph: Any, relation: str | None = None, **options: Any) -
     convert = partial(_edges, relation=relation)
     fields = make_fields(graph, kind="networkx", convert=convert, **options)
 
-    remarks = []
+    notes = list(fields["notes"])
     num_isolated = sum(1 for node in graph.nodes if not graph.degree(node))
     if num_isolated:
         nodes = "node without edges was" if num_isolated == 1 else "nodes without edges were"
-        remarks.append(Sentence(f"{num_isolated:,} {nodes} left out."))
+        notes.append(f"{num_isolated:,} {nodes} left out.")
     if not graph.is_directed():
-        text = "The graph is undirected: every edge became two triples, one in each direction."
-        remarks.append(Sentence(text))
-    notes = fields["notes"]
-    return {**fields, "notes": replace(notes, remarks=(*notes.remarks, *remarks))}
+        note = "The graph is undirected: every edge became two triples, one in each direction."
+        notes.append(note)
+    return {**fields, "notes": tuple(notes)}
 
 
 def _node_labels(graphs: Iterable[Any]) -> dict[str, str]:
@@ -116,9 +113,17 @@ def _node_labels(graphs: Iterable[Any]) -> dict[str, str]:
 def graph_of_pyg(data: Any, **options: Any) -> dict[str, Any]:
     """The fields of a graph of PyTorch Geometric's Data or HeteroData."""
     if hasattr(data, "edge_types") and (options.get("entities") or options.get("relations")):
-        advice = "Leave entities and relations out."
-        raise Unsupported("A HeteroData", "has names of its own", advice=advice)
+        raise RequestError("A HeteroData has names of its own. Leave entities and relations out.")
     return make_fields(data, kind="pyg", convert=_pyg_rows, **options)
+
+
+def wrong_object(function: str, *, expected: str, found: object, advice: str = "") -> RequestError:
+    """The error that a function was given an object of another type than it takes."""
+    kind = type(found)
+    package = kind.__module__.partition(".")[0]
+    prefix = "" if package == "builtins" else f"{package}."
+    given = f"an object of type {prefix}{kind.__qualname__}"
+    return RequestError(f"{function} takes {expected}; {given} was given. {advice}".rstrip())
 
 
 def advice_for(data: Any) -> str:
@@ -185,26 +190,12 @@ def _parts(data: Any, valid: Any, test: Any) -> dict[str, Any]:
     """The splits that were given, or all triples."""
     if valid is None and test is None:
         return {"triples": data}
-    if test is None:
-        raise SplitMissing(given="valid", missing="test")
-    if valid is None:
-        raise SplitMissing(given="test", missing="valid")
-    return {"train": data, "valid": valid, "test": test}
-
-
-class SplitMissing(RequestError):
-    """One of valid and test was given without the other."""
-
-    def __init__(self, *, given: str, missing: str) -> None:
-        super().__init__()
-        self.given = given
-        self.missing = missing
-
-    def message(self, words: Words = PYTHON) -> str:
-        return (
-            f"{self.given} was given without {self.missing}. Give both, or {self.missing}=[] for "
-            "none."
+    if test is None or valid is None:
+        given, missing = ("valid", "test") if test is None else ("test", "valid")
+        raise RequestError(
+            f"{given} was given without {missing}. Give both, or {missing}=[] for none."
         )
+    return {"train": data, "valid": valid, "test": test}
 
 
 def _labels_by_name(labels: Labels) -> dict[str, str]:
@@ -231,13 +222,14 @@ def _renamed(read: ReadTriples, names: Mapping[str, Sequence[str] | None]) -> Re
         ids = getattr(read, kind).to_pylist()
         unknown = [id for id in ids if not id.isdecimal() or int(id) >= number]
         if unknown:
-            problem = f"have the ids 0 to {number - 1:,}; the triples have {unknown[0]}"
-            raise UnusableData(f"{number:,} {kind}", problem)
+            raise DataError(
+                f"{number:,} {kind} have the ids 0 to {number - 1:,}; the triples have "
+                f"{unknown[0]}."
+            )
 
         chosen = [str(names_of_ids[int(id)]) for id in ids]
         if len(set(chosen)) < len(chosen):
-            problem = "should differ, and two ids have the same name"
-            raise UnusableData(f"The names of {kind}", problem)
+            raise DataError(f"The names of {kind} should differ, and two ids have the same name.")
         changes[kind] = pa.array(chosen, pa.string())
     return replace(read, **changes)
 
@@ -265,7 +257,7 @@ def _reader(data: Any, name: str, options: ReadOptions) -> Reader:
     """The reader of an object in memory."""
     if isinstance(data, str | bytes | os.PathLike):
         advice = "Load a file with kg.load_graph."
-        raise WrongObject("A graph of data in memory", expected="rows", found=data, advice=advice)
+        raise wrong_object("A graph of data in memory", expected="rows", found=data, advice=advice)
 
     if is_datasets(data):
         if not hasattr(data, "num_rows"):  # an IterableDataset
@@ -282,18 +274,21 @@ def _reader(data: Any, name: str, options: ReadOptions) -> Reader:
 
     if not isinstance(data, Iterable):
         expected = "rows of head, relation and tail"
-        raise WrongObject("A graph of data in memory", expected=expected, found=data)
+        raise wrong_object("A graph of data in memory", expected=expected, found=data)
     return PythonRowReader(data, options, name=name)
 
 
 def _array_reader(array: Any, name: str, options: ReadOptions) -> Reader:
     """The reader of an array of names or ids."""
     if array.ndim != 2 or (array.shape[1] != len(ROLES) and options.columns is None):
-        problem = f"has the shape (num_triples, 3); {array.shape} was given"
-        raise UnusableData("An array of triples", problem)
+        raise DataError(
+            f"An array of triples has the shape (num_triples, 3); {array.shape} was given."
+        )
     if array.dtype.kind not in "iuUO":
-        problem = f"holds names or whole numbers; {array.dtype} was given"
-        raise UnusableData("An array of triples", problem, advice="Convert it.")
+        raise DataError(
+            f"An array of triples holds names or whole numbers; {array.dtype} was given. Convert "
+            "it."
+        )
 
     if array.dtype.kind not in "iu":
         return PythonRowReader(array.tolist(), options, name=name)
@@ -317,8 +312,10 @@ def _as_arrow(data: Any, name: str) -> pa.Table:
 
             table = pyarrow.interchange.from_dataframe(data)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        problem = f"cannot be read as a table ({str(error.args[0]).rstrip('.')})"
-        raise UnusableData(name, problem, advice="Convert its columns to text.") from None
+        reason = str(error.args[0]).rstrip(".")
+        raise DataError(
+            f"{name} cannot be read as a table ({reason}). Convert its columns to text."
+        ) from None
 
     # pandas adds its index, which a filtered frame has.
     index_columns = [column for column in table.column_names if column.startswith("__index_level_")]
@@ -343,8 +340,10 @@ def is_datasets(data: Any) -> bool:
 def _edges(graph: Any, relation: str | None) -> list[tuple[str, Any, str]]:
     """The edges of a networkx graph as rows; those of an undirected graph in both directions."""
     if len({str(node) for node in graph.nodes}) < len(graph.nodes):
-        problem = "have the same name as text, such as 1 and '1'"
-        raise UnusableData("Two nodes of the graph", problem, advice="Rename one of them.")
+        raise DataError(
+            "Two nodes of the graph have the same name as text, such as 1 and '1'. Rename one of "
+            "them."
+        )
 
     edges = _keyed_edges(graph)
     if relation is None:
@@ -354,8 +353,10 @@ def _edges(graph: Any, relation: str | None) -> list[tuple[str, Any, str]]:
     for head, tail, key, attributes in edges:
         if relation is not None:
             if relation not in attributes:
-                problem = f"has no attribute '{relation}', which names its relation"
-                raise UnusableData(f"The edge from {head!r} to {tail!r}", problem)
+                raise DataError(
+                    f"The edge from {head!r} to {tail!r} has no attribute '{relation}', which "
+                    "names its relation."
+                )
             name = attributes[relation]
         else:
             name = key if isinstance(key, str) else EDGE_RELATION
@@ -383,9 +384,10 @@ def _relation_attribute(edges: Sequence[tuple[Any, Any, Any, Mapping[Any, Any]]]
     has_text_keys = any(isinstance(key, str) for _, _, key, _ in edges)
     if names and not has_text_keys:
         listed = ", ".join(f"'{name}'" for name in sorted(names)[:10])
-        problem = f"is named relation; they have {listed}"
-        advice = "Choose one with relation='…'."
-        raise UnusableData("No attribute of the edges", problem, advice=advice)
+        raise DataError(
+            f"No attribute of the edges is named relation; they have {listed}. Choose one with "
+            "relation='…'."
+        )
     return None
 
 
@@ -395,13 +397,14 @@ def _pyg_rows(data: Any) -> Any:
         return _hetero_rows(data)
     if getattr(data, "edge_index", None) is None:
         expected = "a Data or HeteroData of PyTorch Geometric"
-        raise WrongObject("from_pyg", expected=expected, found=data)
+        raise wrong_object("from_pyg", expected=expected, found=data)
 
     heads, tails = data.edge_index.cpu().numpy()
     relations = getattr(data, "edge_type", None)
     if relations is None:
-        problem = "has no edge_type, which names the relation of each edge"
-        raise UnusableData("The Data", problem, advice="Set data.edge_type.")
+        raise DataError(
+            "The Data has no edge_type, which names the relation of each edge. Set data.edge_type."
+        )
     return np.stack([heads, relations.cpu().numpy().reshape(-1), tails], axis=1)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dualkg.data.graph import SPLITS, Graph, Triples, distinct_triples, triple_keys
-from dualkg.errors import InvalidValue, Sentence
+from dualkg.errors import InvalidValue
 from dualkg.files import read_bytes
 
 FILE = "decisions.jsonl"  # in a run folder
@@ -48,15 +48,10 @@ def with_decisions(graph: Graph, path: str | Path) -> Graph:
         graph,
         train=np.concatenate([graph.train, accepted]) if len(accepted) else graph.train,
         rejected=rejected,
-        notes=replace(graph.notes, remarks=(*graph.notes.remarks, Sentence(_escaped(text)))),
+        notes=(*graph.notes, text),
         read_options={**graph.read_options, "decisions": str(path)},
     )
     return changed.with_fingerprint()
-
-
-def _escaped(text: str) -> str:
-    """A text as the template of a sentence without options."""
-    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _read(path: Path) -> Iterator[tuple[str, NamedTriple]]:

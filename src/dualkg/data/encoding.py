@@ -12,12 +12,11 @@ import pyarrow as pa
 
 from dualkg.data.archives import Source
 from dualkg.data.columns import ROLES, Columns, check_columns
-from dualkg.data.errors import NoTriples, UnclearColumns, literal
 from dualkg.data.formats.delimited import TextReader
-from dualkg.data.readers import Companion, Reader, ReadOptions, open_reader
+from dualkg.data.readers import Companion, Reader, ReadOptions, open_reader, unclear_columns
 from dualkg.data.triples import NO_TRIPLES, Triples, slices
 from dualkg.data.vocabulary import text_of
-from dualkg.errors import DataError, Sentence
+from dualkg.errors import DataError
 
 # Files without triples, whose names are those of their sources.
 COMPANIONS = ("entity2id", "relation2id")
@@ -42,7 +41,7 @@ class ReadTriples:
     relations: pa.Array
     triples: dict[str, Triples]
     labels: dict[str, str]
-    remarks: list[Sentence]
+    notes: list[str]
 
 
 def read_triples(
@@ -81,13 +80,14 @@ def encode(
 
     with ThreadPoolExecutor(1, "dualkg-names") as worker:
         encoder = Encoder(worker)
-        remarks: list[Sentence] = []
+        notes: list[str] = []
         for split, reader in readers.items():
             counts = _add_blocks(encoder, split, reader)
-            remarks_of_reader = _remarks_of(reader, counts)
+            notes_of_reader = _notes_of(reader, counts)
             if not counts.num_triples and split not in optional:
-                raise NoTriples(reader.name, remarks_of_reader)
-            remarks += remarks_of_reader
+                text = f"{reader.name} holds no triples; at least one is expected."
+                raise DataError(" ".join([text, *notes_of_reader]))
+            notes += notes_of_reader
         encoder.finish()
 
     triples = dict.fromkeys(readers, NO_TRIPLES) | encoder.triples()
@@ -100,7 +100,7 @@ def encode(
     labels: dict[str, str] = {}
     for reader in readers.values():
         labels = reader.labels | labels  # the first label of a name counts
-    return ReadTriples(entities, relations, triples, labels, remarks + headers.remarks)
+    return ReadTriples(entities, relations, triples, labels, notes + headers.notes)
 
 
 class BlockCounts(NamedTuple):
@@ -132,7 +132,7 @@ def _count_with_nul(column: pa.DictionaryArray) -> int:
     return int(has_nul[column.indices.to_numpy()].sum())
 
 
-def _remarks_of(reader: Reader, counts: BlockCounts) -> list[Sentence]:
+def _notes_of(reader: Reader, counts: BlockCounts) -> list[str]:
     texts = []
     if reader.num_comments:
         lines = "1 line that begins with # was"
@@ -147,7 +147,7 @@ def _remarks_of(reader: Reader, counts: BlockCounts) -> list[Sentence]:
         if counts.num_with_nul > 1:
             names = f"{counts.num_with_nul:,} names contain"
         texts.append(f"{names} a NUL character ({reader.name}). Is it text in UTF-8?")
-    return [*reader.remarks, *(Sentence(text) for text in texts)]
+    return [*reader.notes, *texts]
 
 
 def _check_order(readers: Mapping[str, Reader], triples: Mapping[str, Triples]) -> None:
@@ -159,17 +159,17 @@ def _check_order(readers: Mapping[str, Reader], triples: Mapping[str, Triples]) 
     num_relations = int(np.count_nonzero(_counts_in_column(parts, 1)))
     num_tails = int(np.count_nonzero(_counts_in_column(parts, 2)))
     if num_tails < TAILS_PER_RELATION * num_relations:
-        raise UnclearColumns(readers[splits[0]].name)
+        raise unclear_columns(readers[splits[0]].name)
 
 
 # -- headers of unknown names ------------------------------------------------
 
 
 class Headers(NamedTuple):
-    """The splits whose first lines are headers; and a remark on each, or on what may be one."""
+    """The splits whose first lines are headers, and a note on each header or possible header."""
 
     splits: list[str]
-    remarks: list[Sentence]
+    notes: list[str]
 
 
 def _find_headers(readers: Mapping[str, Reader], triples: Mapping[str, Triples]) -> Headers:
@@ -198,15 +198,15 @@ def _find_headers(readers: Mapping[str, Reader], triples: Mapping[str, Triples])
         line = f"The first line of {names} ({', '.join(cells)})"
         has_columns = any(readers[split].columns is not None for split in splits)
         if has_columns or _is_ambiguous(first_triple, others):
-            template = f"{literal(line)} was read as a triple. If it is a header, use {{columns}}."
-            headers.remarks.append(Sentence(template, {"columns": cells}))
+            headers.notes.append(
+                f"{line} was read as a triple. If it is a header, use `columns={cells}`."
+            )
             continue
         headers.splits.extend(splits)
-        template = (
-            f"{literal(line)} was read as a header: its names occur nowhere else in their columns. "
-            "If it is a triple, use {columns}."
+        headers.notes.append(
+            f"{line} was read as a header: its names occur nowhere else in their columns. If it is "
+            "a triple, use `columns=(1, 2, 3)`."
         )
-        headers.remarks.append(Sentence(template, {"columns": (1, 2, 3)}))
     return headers
 
 

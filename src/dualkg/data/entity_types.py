@@ -50,8 +50,8 @@ class EntityTypes:
         """
         # Reading text imports the CSV reader of PyArrow, which queries of a saved run do not need.
         from dualkg.data.archives import find_one_source
-        from dualkg.data.errors import UnusableData
-        from dualkg.data.text import read_pairs
+        from dualkg.data.formats.delimited import read_pairs
+        from dualkg.errors import DataError
 
         source = find_one_source(path, content="types")
         ids: dict[str, int] = {}
@@ -62,9 +62,10 @@ class EntityTypes:
                 entities.append(graph.entities.id(entity))
                 types.append(ids.setdefault(name, len(ids)))
         if not entities:
-            problem = f"has types of no entity of {graph.name}"
-            advice = "Write lines of entity and type, separated by a tab."
-            raise UnusableData(source.name, problem, advice=advice)
+            raise DataError(
+                f"{source.name} has types of no entity of {graph.name}. Write lines of entity and "
+                "type, separated by a tab."
+            )
         return cls.of_pairs(source.file_name, list(ids), np.array(entities), np.array(types))
 
     @property

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -23,10 +23,8 @@ from dualkg.data.triples import (
     NO_TRIPLES,
     SPLITS,
     GraphShape,
-    Notes,
     Split,
     Triples,
-    count_repeats,
     distinct_triples,
     is_among,
     slices,
@@ -34,7 +32,7 @@ from dualkg.data.triples import (
     triple_keys,
 )
 from dualkg.data.vocabulary import Vocabulary, text_of
-from dualkg.errors import DataError, InvalidValue, Sentence
+from dualkg.errors import DataError, InvalidValue
 from dualkg.files import atomic_folder, read_text, regular_file
 
 if TYPE_CHECKING:
@@ -44,10 +42,8 @@ __all__ = [
     "SPLITS",
     "Graph",
     "GraphShape",
-    "Notes",
     "Split",
     "Triples",
-    "count_repeats",
     "distinct_triples",
     "load_saved_graph",
     "relations_with_self_loops",
@@ -112,7 +108,7 @@ class Graph:
         source: Where the triples come from.
         fingerprint: Hash of names and triples.
         catalogued: Whether it is a graph of the catalogue, as it was published.
-        notes: What reading it found.
+        notes: Sentences on what reading it found.
         rejected: Triples that a curator rejected, which are negatives in training.
         read_options: How the file was read.
 
@@ -132,7 +128,7 @@ class Graph:
     source: str = "memory"
     fingerprint: str = ""
     catalogued: bool = False
-    notes: Notes = field(default_factory=Notes)
+    notes: tuple[str, ...] = ()
     # Triples that people rejected, which are negatives in training (see `data.decisions`).
     rejected: Triples = field(default_factory=lambda: NO_TRIPLES)
     # Keys of a recipe's [data] table, for `load_graph`.
@@ -276,8 +272,7 @@ class Graph:
         from dualkg.data.inspection import Inspection
 
         splits = {str(name): self.split(name) for name in SPLITS}
-        notes = tuple(self.notes.sentences())
-        return Inspection(self.name, self.entities, self.relations, splits, notes)
+        return Inspection(self.name, self.entities, self.relations, splits, self.notes)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{number:,} {name}" for name, number in self.counts.items())
@@ -312,18 +307,13 @@ def save_graph(graph: Graph, folder: Path) -> None:
         if len(graph.rejected):
             _save_triples(graph.rejected, fresh / "rejected.parquet")
 
-        notes = {
-            "duplicates": graph.notes.duplicates,
-            "overlaps": graph.notes.overlaps,
-            "remarks": [_plain_remark(remark) for remark in graph.notes.remarks],
-        }
         about = {
             "format": FORMAT,
             "name": graph.name,
             "source": graph.source,
             "fingerprint": graph.fingerprint,
             "catalogued": graph.catalogued,
-            "notes": notes,
+            "notes": graph.notes,
         }
         text = json.dumps(about, indent=1, ensure_ascii=False)
         (fresh / "graph.json").write_text(text, encoding="utf-8")
@@ -344,7 +334,7 @@ def load_saved_graph(folder: Path) -> Graph:
             )
         for key in ("name", "source", "fingerprint"):
             _check_type(about[key], str)
-        notes = _load_notes(about.pop("notes"))
+        notes = tuple(_load_notes(about.pop("notes")))
 
         mapped = saved_format == MAPPED_FORMAT
         entities = _load_vocabulary(folder / "entities", "entity", mapped=mapped)
@@ -362,29 +352,27 @@ def load_saved_graph(folder: Path) -> Graph:
         raise ValueError(f"{folder} is damaged ({error})") from error
 
 
-def _plain_remark(remark: Sentence) -> str | dict[str, Any]:
-    """A remark as JSON: a text, or a template with options if it has some."""
-    return asdict(remark) if remark.options else remark.template
-
-
-def _load_notes(saved: dict[str, Any]) -> Notes:
-    for number in (*saved["duplicates"].values(), *saved["overlaps"].values()):
-        _check_type(number, int)
-    remarks = tuple(_load_remark(remark) for remark in saved["remarks"])
-    return Notes(saved["duplicates"], saved["overlaps"], remarks)
-
-
-def _load_remark(saved: Any) -> Sentence:
-    if isinstance(saved, str):
-        return Sentence(saved)
-    # JSON has no tuples, and columns are given as one.
-    options = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in saved["options"].items()
-    }
-    remark = Sentence(_check_type(saved["template"], str), options)
-    str(remark)  # raises KeyError or ValueError if the template has other placeholders
-    return remark
+def _load_notes(saved: Any) -> Iterator[str]:
+    """The notes of a graph; until November 2026 they had counts, and templates with options."""
+    if isinstance(saved, list):
+        yield from (_check_type(text, str) for text in saved)
+        return
+    for split, number in saved["duplicates"].items():
+        if _check_type(number, int):
+            yield f"{number:,} triples occur more than once in {split}."
+    for pair, number in saved["overlaps"].items():
+        if _check_type(number, int):
+            yield f"{number:,} triples occur in both {pair}."
+    for note in saved["remarks"]:
+        if isinstance(note, str):
+            yield note
+        else:
+            # JSON has no tuples, and columns are given as a tuple.
+            options = {
+                name: f"`{name}={tuple(value) if isinstance(value, list) else value!r}`"
+                for name, value in note["options"].items()
+            }
+            yield _check_type(note["template"], str).format(**options)
 
 
 def _check_type(value: Any, kind: type) -> Any:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from dualkg.data.triples import Triples, is_among, sorted_distinct
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import Sentence
 
 Ids = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -107,7 +106,7 @@ class Inspection:
     entities: Vocabulary
     relations: Vocabulary
     triples: Mapping[str, Triples] = field(repr=False)
-    notes: tuple[Sentence, ...] = ()
+    notes: tuple[str, ...] = ()
     # Two relations are redundant if they have this share and this number of pairs in common.
     min_overlap: float = field(default=MIN_OVERLAP, repr=False)
     min_common: int = field(default=MIN_COMMON, repr=False)
@@ -248,12 +247,12 @@ class Inspection:
             held_out[split] = HeldOut(**counts)
         return held_out
 
-    def warnings(self) -> list[str | Sentence]:
+    def warnings(self) -> list[str]:
         """A sentence if `MAX_LEAKED` is reached, one if `MAX_UNSEEN` is, and `many_relations`.
 
         The first two are about test, or about valid where test is not concerned.
         """
-        sentences: list[str | Sentence] = []
+        sentences: list[str] = []
         leakage = self._worst("leaked", MAX_LEAKED)
         if leakage:
             sentences.append(self._leakage_warning(*leakage))
@@ -295,8 +294,8 @@ class Inspection:
             "by_cardinality": self.by_cardinality,
             "by_relation": {name: asdict(row) for name, row in self.by_relation.items()},
             "redundant_relations": [asdict(row) for row in self.redundant],
-            "notes": [str(note) for note in self.notes],
-            "warnings": [str(warning) for warning in self.warnings()],
+            "notes": list(self.notes),
+            "warnings": self.warnings(),
         }
 
     # A triple is encoded as one number, from the pair of its entities (smaller id first), its
@@ -445,16 +444,15 @@ class Inspection:
         return rows[is_among(counterparts, self._distinct["train"])]
 
 
-def many_relations(num_entities: int, num_relations: int) -> Sentence | None:
+def many_relations(num_entities: int, num_relations: int) -> str | None:
     """A question if there are so many relations that the columns may be in another order."""
     if num_relations <= MIN_RELATIONS or 2 * num_relations <= num_entities:
         return None
-    template = (
+    return (
         f"There are {num_relations:,} relations and {num_entities:,} entities, which is unusual. "
         "If the columns are in another order than head, relation and tail, choose them, such as "
-        "{columns}."
+        "`columns=(1, 3, 2)`."
     )
-    return Sentence(template, {"columns": (1, 3, 2)})
 
 
 def _redundancy(first: int, second: int, opposite: int) -> str:

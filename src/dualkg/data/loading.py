@@ -33,15 +33,14 @@ from dualkg.data.catalogue import (
     published_files,
 )
 from dualkg.data.columns import Columns, check_columns
-from dualkg.data.conversion import advice_for, is_datasets, is_table
+from dualkg.data.conversion import advice_for, is_datasets, is_table, wrong_object
 from dualkg.data.encoding import COMPANIONS, ReadTriples, read_triples
-from dualkg.data.errors import GraphNotFound, UnusableData, WrongObject
+from dualkg.data.formats.delimited import read_labels
 from dualkg.data.graph import FORMAT, SPLITS, Graph, load_saved_graph, save_graph
 from dualkg.data.inspection import many_relations
 from dualkg.data.readers import find_reader, holds_triples, one_source, only_triples
 from dualkg.data.splits import Splitting, graph_fields, parse_split
-from dualkg.data.text import read_labels
-from dualkg.errors import Sentence, Unsupported, close_matches
+from dualkg.errors import DataError, RequestError, close_matches, one_of
 
 BUNDLED = "world"
 READING = 4  # increased when the same bytes are read in another way
@@ -97,8 +96,8 @@ def load_graph(
         _check_no_file_options({"delimiter": delimiter, "max_size": max_size})
         return Graph.from_dataframe(graph, columns=columns, split=split, seed=seed, labels=labels)
     if not isinstance(graph, str | os.PathLike):
-        expected = "a name or a path"
-        raise WrongObject("load_graph", expected=expected, found=graph, advice=advice_for(graph))
+        advice = advice_for(graph)
+        raise wrong_object("load_graph", expected="a name or a path", found=graph, advice=advice)
     check_columns(columns)
     splitting = Splitting(parse_split(split, seed), seed)
     location = locate(os.fspath(graph), max_size=max_size)
@@ -128,7 +127,7 @@ def _check_no_file_options(options: Mapping[str, object]) -> None:
     """Refuse options that only files have."""
     for name, value in options.items():
         if value is not None:
-            raise Unsupported("A table", f"has no {name}, as files have", advice="Leave it out.")
+            raise RequestError(f"A table has no {name}, as files have. Leave it out.")
 
 
 class _Request(NamedTuple):
@@ -196,9 +195,9 @@ def _read(request: _Request) -> Graph:
             find_headers=True,
             optional=("test",),
         )
-        remarks = [*read.remarks, *_questions(location, read)]
+        notes = [*read.notes, *_questions(location, read)]
         fields = graph_fields(
-            replace(read, remarks=remarks),
+            replace(read, notes=notes),
             location.name,
             splitting,
             labels=labels,
@@ -209,9 +208,8 @@ def _read(request: _Request) -> Graph:
         if entry:
             num_read = {split: len(triples) for split, triples in read.triples.items()}
             counts = graph.counts | num_read
-            remarks = check_entry(entry, counts, location.files, location.where)
-            notes = replace(graph.notes, remarks=(*graph.notes.remarks, *remarks))
-            graph = replace(graph, notes=notes)
+            notes = check_entry(entry, counts, location.files, location.where)
+            graph = replace(graph, notes=(*graph.notes, *notes))
         elif as_published:
             entry = identify(graph.counts, location.files)
         if entry:
@@ -225,21 +223,20 @@ def _reads_as_published(location: Location, columns: Columns | None) -> bool:
     published_columns = (entry and entry.columns) or (1, 2, 3)
     as_published = columns is None or tuple(columns) == tuple(published_columns)
     if entry and not as_published:
-        raise Unsupported(
-            entry.name,
-            f"is read as it is published, and columns {tuple(columns or ())} were given",
-            advice=f"Leave them out; if it is another graph, give {location.where} another name.",
+        raise RequestError(
+            f"{entry.name} is read as it is published, and columns {tuple(columns or ())} were "
+            f"given. Leave them out; if it is another graph, give {location.where} another name."
         )
     return as_published
 
 
-def _questions(location: Location, read: ReadTriples) -> Iterator[Sentence]:
+def _questions(location: Location, read: ReadTriples) -> Iterator[str]:
     """Sentences on a graph without test triples, and on one with very many relations."""
     test = location.files.get("test")
     if not location.single and test is None:
-        yield Sentence(f"{location.where} has no test file, so there are no test triples.")
+        yield f"{location.where} has no test file, so there are no test triples."
     elif test is not None and not len(read.triples["test"]):
-        yield Sentence(f"{test.name} is empty, so there are no test triples.")
+        yield f"{test.name} is empty, so there are no test triples."
     question = many_relations(len(read.entities), len(read.relations))
     if question:
         yield question
@@ -305,7 +302,10 @@ def locate(graph: str | Path, *, max_size: int | str | None = None) -> Location:
     if is_name and (archive := _in_data_folder(text)):
         return Location(text, text, str(archive), *_files_at(archive, max_size))
 
-    raise GraphNotFound(text, suggestions=_similar_graphs(text, path))
+    raise RequestError(
+        f"There is no graph, file or folder '{text}'.{one_of(_similar_graphs(text, path))} See: "
+        "dualkg datasets"
+    )
 
 
 def _downloaded_files(entry: Entry, max_size: int | str | None) -> Files:
@@ -318,8 +318,9 @@ def _downloaded_files(entry: Entry, max_size: int | str | None) -> Files:
             if not files:
                 listed = ", ".join(entry.files.values())
                 file_names = ", ".join(source.file_name for source in sources[:5])
-                problem = f"should hold {listed}; it holds {file_names or 'nothing'}"
-                raise UnusableData(entry.address, problem)
+                raise DataError(
+                    f"{entry.address} should hold {listed}; it holds {file_names or 'nothing'}."
+                )
         elif entry.is_split:
             files, own_labels = _by_split(sources, entry.address)
             labels = labels or own_labels
@@ -364,7 +365,7 @@ def data_folder() -> Path | None:
         return None
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        raise Unsupported("DUALKG_DATA", f"names {folder}, which is not a folder")
+        raise RequestError(f"DUALKG_DATA names {folder}, which is not a folder.")
     return folder
 
 
@@ -437,8 +438,10 @@ def _files_in_folder(folder: Path, max_size: int | str | None) -> Files:
     splits_in_files = {_split_of(file.name) for file in files}
     for child in named:
         if child.is_dir() and _split_of(child.name) not in splits_in_files:
-            problem = "is a folder; a file of triples was expected"
-            raise UnusableData(child, problem, advice=f"Name the file {child.name}.tsv.")
+            raise DataError(
+                f"{child} is a folder; a file of triples was expected. Name the file "
+                f"{child.name}.tsv."
+            )
 
     # An archive may have unpacked into a folder inside this one.
     inner = [child for child in children if child.is_dir() and _looks_like_graph(child)]
@@ -462,12 +465,9 @@ def _openke_files(sources: list[Source], where: str | Path) -> Files:
     }
     missing = [split for split in REQUIRED_SPLITS if split not in files]
     if missing:
-        problem = (
-            "has train2id.txt, so it should hold the files of OpenKE, and "
-            f"{missing[0]}2id.txt is missing"
-        )
-        raise UnusableData(
-            where, problem, advice="Add it, or name train2id.txt itself to split it."
+        raise DataError(
+            f"{where} has train2id.txt, so it should hold the files of OpenKE, and "
+            f"{missing[0]}2id.txt is missing. Add it, or name train2id.txt itself to split it."
         )
     return Files(files, _find_labels(sources))
 
@@ -480,14 +480,17 @@ def _by_split(sources: Iterable[Source], where: str | Path) -> Files:
             continue
         if split in splits:
             first_name = splits[split].file_name
-            problem = f"has two files for {split}: {first_name} and {source.file_name}"
-            raise UnusableData(where, problem)
+            raise DataError(
+                f"{where} has two files for {split}: {first_name} and {source.file_name}."
+            )
         splits[split] = source
 
     if not splits.keys() >= set(REQUIRED_SPLITS):
         present = ", ".join(split for split in SPLITS if split in splits) or "none of them"
-        problem = f"should hold train, valid and test (as train.tsv and so on); it has {present}"
-        raise UnusableData(where, problem, advice="To split one file, name the file itself.")
+        raise DataError(
+            f"{where} should hold train, valid and test (as train.tsv and so on); it has "
+            f"{present}. To split one file, name the file itself."
+        )
     files = {str(split): splits[split] for split in SPLITS if split in splits}
     return Files(files, _find_labels(sources))
 

@@ -29,10 +29,16 @@ import pyarrow as pa
 
 from dualkg.data import formats
 from dualkg.data.archives import Source, find_sources
-from dualkg.data.columns import ROLES, Columns, Indices, find_columns, recognize_header
-from dualkg.data.errors import UnusableData, quoted
+from dualkg.data.columns import (
+    ROLES,
+    Columns,
+    Indices,
+    find_columns,
+    quoted,
+    recognize_header,
+)
 from dualkg.data.vocabulary import text_of
-from dualkg.errors import Sentence, Unsupported
+from dualkg.errors import DataError, RequestError
 from dualkg.registry import Registry
 
 # Files of these names beside the triples are about something else.
@@ -82,7 +88,7 @@ class ReadOptions:
 class Reader(ABC):
     """Reads the triples of `data`, a file or an object in memory that messages call `name`.
 
-    `labels`, `remarks`, `num_stripped` and `num_comments` are complete once all blocks are read.
+    `labels`, `notes`, `num_stripped` and `num_comments` are complete once all blocks are read.
     """
 
     takes_delimiter: ClassVar[bool] = False
@@ -93,7 +99,7 @@ class Reader(ABC):
         self.columns = options.columns
         self.name: str = name or data.name
         self.labels: dict[str, str] = {}
-        self.remarks: list[Sentence] = []
+        self.notes: list[str] = []  # sentences about the graph
         self.num_stripped = 0  # names with blanks around them
         self.num_comments = 0  # lines that were skipped
         # Whether the columns are read as head, tail and relation without being so named.
@@ -105,20 +111,18 @@ class Reader(ABC):
     def blocks(self) -> Generator[pa.RecordBatch]:
         """Triples in the order of the file, as dictionary-encoded columns head, relation, tail."""
 
-    def remark(self, text: str) -> None:
-        """Add a sentence to the notes about the graph."""
-        self.remarks.append(Sentence(text))
-
-    def unusable(
-        self, problem: str, *, place: str = "", advice: str | Sentence = ""
-    ) -> UnusableData:
+    def unusable(self, problem: str, *, place: str = "", advice: str = "") -> DataError:
         """The error that the data cannot be used; `place` is a line or a row."""
-        return UnusableData(self.name, problem, place=place, advice=advice)
+        subject = f"{self.name}, {place}:" if place else self.name
+        return DataError(f"{subject} {problem}. {advice}".rstrip())
 
-    def wrong_number(self, expected: int, found: int) -> UnusableData:
-        """The error that a file has another number of triples than its first line says."""
-        problem = f"should have {expected:,} triples, by its first line, and it has {found:,}"
-        return self.unusable(problem, advice="Fetch it or make it again.")
+    def check_number(self, num_triples: int, expected: int) -> None:
+        """Refuse another number of triples than the first line says."""
+        if num_triples != expected:
+            raise DataError(
+                f"{self.name} should have {expected:,} triples, by its first line, and it has "
+                f"{num_triples:,}. Fetch it or make it again."
+            )
 
     def choose(self, header: Sequence[str], *, what: str = "column") -> Indices:
         """The positions of head, relation and tail: as chosen, as recognized, or the only three."""
@@ -131,14 +135,14 @@ class Reader(ABC):
 
         if len(header) == len(ROLES):
             listed = ", ".join(header)
-            self.remark(f"{self.name}: head, relation and tail are its {what}s {listed}.")
+            self.notes.append(f"{self.name}: head, relation and tail are its {what}s {listed}.")
             return 0, 1, 2
 
         example = tuple(header[:3]) if len(header) > len(ROLES) else ROLES
         raise self.unusable(
             f"should have three {what}s, or some named head, relation and tail; its {what}s are "
             f"{quoted(header)}",
-            advice=Sentence("Choose three, such as {columns}.", {"columns": example}),
+            advice=f"Choose three, such as `columns={example}`.",
         )
 
     def strip(self, column: pa.DictionaryArray) -> pa.DictionaryArray:
@@ -171,6 +175,15 @@ def _may_have_blanks(names: pa.Array) -> bool:
     last_letters = letters[ends[1:][is_name] - 1]
     return any(
         bool(((edges <= 32) | (edges >= 127)).any()) for edges in (first_letters, last_letters)
+    )
+
+
+def unclear_columns(name: str) -> DataError:
+    """A file begins with the number of its triples, and its relations may be in column 2 or 3."""
+    return DataError(
+        f"{name} begins with the number of its triples, as files of OpenKE do, and it is not clear "
+        "which column has the relations. Use `columns=(1, 3, 2)` if the columns are head, tail and "
+        "relation, or `columns=(1, 2, 3)` if they are head, relation and tail."
     )
 
 
@@ -227,8 +240,10 @@ def open_reader(source: Source, options: ReadOptions, *, default: type[Reader]) 
     """The reader of a file; `default` reads the files of unknown endings."""
     reader = find_reader(source.file_name) or default
     if options.delimiter is not None and not reader.takes_delimiter:
-        reason = f"has no delimiter, as {source.suffix} is no text of columns"
-        raise Unsupported(source.name, reason, advice="Leave it out.")
+        raise RequestError(
+            f"{source.name} has no delimiter, as {source.suffix} is no text of columns. Leave it "
+            "out."
+        )
     return reader(source, options)
 
 
@@ -255,11 +270,9 @@ def only_triples(sources: list[Source], path: str | Path) -> Source:
         return candidates[0]
 
     listed = ", ".join(source.file_name for source in (candidates or sources)[:5])
-    raise UnusableData(
-        path,
-        f"holds {len(candidates)} files of triples, and one was expected",
-        advice=f"Its files: {listed or 'none'}. Make an archive of one, or extract the one you "
-        "mean.",
+    raise DataError(
+        f"{path} holds {len(candidates)} files of triples, and one was expected. Its files: "
+        f"{listed or 'none'}. Make an archive of one, or extract the one you mean."
     )
 
 
@@ -319,7 +332,7 @@ class TableReader(Reader):
         if pa.types.is_dictionary(column.type):
             values, rows = _used_entries(column)
 
-        def bad_row(is_bad: Any, problem: str) -> UnusableData:
+        def bad_row(is_bad: Any, problem: str) -> DataError:
             is_bad = np.asarray(is_bad)
             return self._bad_row(role, is_bad if rows is None else is_bad[rows], first_row, problem)
 
@@ -343,7 +356,7 @@ class TableReader(Reader):
             raise self._bad_row(role, empty[encoded.indices], first_row, "is empty")
         return encoded
 
-    def _bad_row(self, role: str, is_bad: Any, first_row: int, problem: str) -> UnusableData:
+    def _bad_row(self, role: str, is_bad: Any, first_row: int, problem: str) -> DataError:
         row = first_row + int(np.argmax(is_bad))
         advice = "Give it a name, or remove the row."
         return self.unusable(f"the {role} {problem}", place=f"row {row:,}", advice=advice)
@@ -411,8 +424,9 @@ class RowReader(Reader):
         chosen = self.columns or ()
         if isinstance(row, Mapping):
             if any(isinstance(column, int) for column in chosen):
-                advice = "Choose columns by their names, not by number."
-                raise Unsupported(self.name, "has rows with keys", advice=advice)
+                raise RequestError(
+                    f"{self.name} has rows with keys. Choose columns by their names, not by number."
+                )
             keys = list(row)
             header = [str(key) for key in keys]
             return [keys[index] for index in self.choose(header, what="key")]
@@ -420,12 +434,13 @@ class RowReader(Reader):
         if not _is_sequence(row) or (self.columns is None and len(row) != len(ROLES)):
             raise self._not_a_row(place, row, "head, relation and tail")
         if any(isinstance(column, str) for column in chosen):
-            advice = "Choose columns by number, counted from 1."
-            raise Unsupported(self.name, "has rows without keys", advice=advice)
+            raise RequestError(
+                f"{self.name} has rows without keys. Choose columns by number, counted from 1."
+            )
         header = [str(cell) for cell in row]
         return list(find_columns(self.columns or (1, 2, 3), header, self.name))
 
-    def _not_a_row(self, place: str, row: Any, expected: str) -> UnusableData:
+    def _not_a_row(self, place: str, row: Any, expected: str) -> DataError:
         text = repr(row)
         if len(text) > 60:
             text = f"{text[:60]}…"

@@ -7,19 +7,17 @@ import numpy as np
 import numpy.typing as npt
 
 from dualkg.data.encoding import ReadTriples
-from dualkg.data.errors import CannotSplit
 from dualkg.data.triples import (
     NO_TRIPLES,
     SPLITS,
     GraphShape,
-    Notes,
     Triples,
-    count_repeats,
+    notes_on_repeats,
     sorted_distinct,
     triple_keys,
 )
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import InvalidValue, Sentence
+from dualkg.errors import DataError, InvalidValue
 
 Fractions = tuple[float, float, float]
 
@@ -64,44 +62,44 @@ def graph_fields(
     """
     shape = GraphShape(len(read.entities), len(read.relations))
     if "triples" in read.triples:
-        splits, remarks = _split_distinct(read.triples["triples"], shape, splitting)
+        splits, notes = _split_distinct(read.triples["triples"], shape, splitting)
         _check_splits(splits, splitting, where=where, alternative=alternative)
-        notes = Notes(remarks=(*read.remarks, *remarks))
+        notes = [*read.notes, *notes]
     else:
         splits = {split: read.triples.get(split, NO_TRIPLES) for split in SPLITS}
-        notes = count_repeats(splits, shape, read.remarks)
+        notes = [*notes_on_repeats(splits, shape), *read.notes]
 
     all_labels = read.labels | dict(labels)
     entities = Vocabulary(read.entities, all_labels or None, kind="entity")
     relations = Vocabulary(read.relations, all_labels or None, kind="relation")
-    return {"name": name, "entities": entities, "relations": relations, "notes": notes, **splits}
+    fields = {"name": name, "entities": entities, "relations": relations, **splits}
+    return {**fields, "notes": tuple(notes)}
 
 
 def _split_distinct(
     triples: Triples, shape: GraphShape, splitting: Splitting
-) -> tuple[dict[str, Triples], list[Sentence]]:
-    """Split triples without their duplicates, and remark on what was removed or not possible.
+) -> tuple[dict[str, Triples], list[str]]:
+    """Split triples without their duplicates; notes say what was removed or not possible.
 
     A copy in test of a triple in train would be known.
     """
     parts = split_triples(_without_duplicates(triples, shape), *splitting)
 
-    remarks = []
+    notes = []
     num_triples = sum(len(part) for part in parts)
     num_repeated = len(triples) - num_triples
     if num_repeated:
         noun = "triple was" if num_repeated == 1 else "triples were"
-        remarks.append(Sentence(f"{num_repeated:,} duplicate {noun} removed."))
+        notes.append(f"{num_repeated:,} duplicate {noun} removed.")
 
     num_held_out = num_triples - len(parts[0])
     num_requested = sum(splitting.fractions[1:]) * num_triples
     if num_held_out < 0.9 * num_requested:
-        text = (
+        notes.append(
             f"valid and test have {num_held_out:,} triples of the {num_requested:,.0f} requested: "
             "the others are the only ones of some entity or relation."
         )
-        remarks.append(Sentence(text))
-    return dict(zip(SPLITS, parts, strict=True)), remarks
+    return dict(zip(SPLITS, parts, strict=True)), notes
 
 
 def _without_duplicates(triples: Triples, shape: GraphShape) -> Triples:
@@ -121,7 +119,11 @@ def _check_splits(
     num_triples = sum(len(part) for part in splits.values())
     for (split, part), fraction in zip(splits.items(), splitting.fractions, strict=True):
         if fraction and not len(part):
-            raise CannotSplit(where, split, num_triples=num_triples, alternative=alternative)
+            raise DataError(
+                f"{where} cannot be split: of its {num_triples:,} triples none can go to {split} "
+                "without leaving an entity or a relation unseen in train (triples of the same two "
+                f"entities stay together). Give more triples, or {alternative}."
+            )
 
 
 def split_triples(

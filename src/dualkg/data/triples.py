@@ -1,16 +1,13 @@
-"""Arrays of triples of ids: shape of a graph, distinct and repeated triples, and notes on them."""
+"""Arrays of triples of ids: shape of a graph, distinct triples, and notes on repeated ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from dualkg.errors import Sentence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,30 +40,6 @@ class GraphShape(NamedTuple):
 def inverse_relations(relations: Tensor, num_relations: int) -> Tensor:
     """The ids of the inverses of relation ids: r + num_relations of r, and r of that."""
     return (relations + num_relations) % (2 * num_relations)
-
-
-@dataclass(frozen=True)
-class Notes:
-    """Numbers of repeated triples, by split and by pair of splits, and remarks of the readers."""
-
-    duplicates: dict[str, int] = field(default_factory=dict)
-    overlaps: dict[str, int] = field(default_factory=dict)
-    remarks: tuple[Sentence, ...] = ()
-
-    def sentences(self) -> list[Sentence]:
-        """One sentence for each irregularity; none for a clean graph."""
-        sentences = []
-        for split, number in self.duplicates.items():
-            if number:
-                sentences.append(Sentence(f"{_occurring(number)} more than once in {split}."))
-        for pair, number in self.overlaps.items():
-            if number:
-                sentences.append(Sentence(f"{_occurring(number)} in both {pair}."))
-        return [*sentences, *self.remarks]
-
-
-def _occurring(number: int) -> str:
-    return "1 triple occurs" if number == 1 else f"{number:,} triples occur"
 
 
 def slices(size: int, step: int = 0) -> Iterator[slice]:
@@ -107,25 +80,26 @@ def distinct_triples(triples: Triples, shape: GraphShape) -> Triples:
     return distinct
 
 
-def count_repeats(
-    splits: Mapping[str, Triples], shape: GraphShape, remarks: Iterable[Sentence] = ()
-) -> Notes:
-    """Count the triples that occur twice in one split, or in two splits."""
+def notes_on_repeats(splits: Mapping[str, Triples], shape: GraphShape) -> list[str]:
+    """A sentence for the triples that occur twice in a split, and one for those in two splits."""
     joined = np.concatenate(list(splits.values()))
     ends = np.cumsum([len(triples) for triples in splits.values()])[:-1]
-    keys = np.split(triple_keys(joined, shape), ends)
-    return count_repeated_keys(dict(zip(splits, keys, strict=True)), remarks)
-
-
-def count_repeated_keys(keys: Mapping[str, Keys], remarks: Iterable[Sentence] = ()) -> Notes:
-    """Count the triples that occur twice, by their keys in each split."""
+    keys = dict(zip(splits, np.split(triple_keys(joined, shape), ends), strict=True))
     distinct = {split: sorted_distinct(split_keys) for split, split_keys in keys.items()}
-    duplicates = {split: len(keys[split]) - len(distinct[split]) for split in keys}
-    overlaps = {}
-    for first, second in combinations(keys, 2):
+
+    numbers = {}
+    for split in splits:
+        numbers[f"more than once in {split}"] = len(keys[split]) - len(distinct[split])
+    for first, second in combinations(splits, 2):
         is_common = is_among(distinct[second], distinct[first])
-        overlaps[f"{first} and {second}"] = int(is_common.sum())
-    return Notes(duplicates, overlaps, tuple(remarks))
+        numbers[f"in both {first} and {second}"] = int(is_common.sum())
+
+    notes = []
+    for place, number in numbers.items():
+        if number:
+            occurring = "1 triple occurs" if number == 1 else f"{number:,} triples occur"
+            notes.append(f"{occurring} {place}.")
+    return notes
 
 
 def sorted_distinct(keys: Keys) -> Keys:

@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dualkg.data.errors import AmbiguousName, NotInVocabulary, UnknownId
 from dualkg.data.triples import slices
-from dualkg.errors import InvalidValue, close_matches
+from dualkg.errors import InvalidValue, RequestError, UnknownName, close_matches
 
 MANY_NAMES = 200_000
 # More names are found by an index of hashes, as a dictionary takes over 100 bytes for each.
@@ -103,10 +102,12 @@ class Vocabulary:
         if len(ids) == 1:
             return ids[0]
         if ids:
-            matches = [self[id] for id in ids[:MAX_MATCHES]]
-            raise AmbiguousName(self.kind, name, matches=matches, number=len(ids))
-        suggestions = self._similar_names(name)
-        raise NotInVocabulary(self.kind, name, number=len(self), suggestions=suggestions)
+            plural = "entities" if self.kind == "entity" else f"{self.kind}s"
+            listed = ", ".join(f"'{self[id]}'" for id in ids[:MAX_MATCHES])
+            raise RequestError(
+                f"'{name}' matches {len(ids)} {plural}: {listed}. Use one of these names."
+            )
+        raise UnknownName(self.kind, name, suggestions=self._similar_names(name))
 
     def ids(self, names: Sequence[str]) -> list[int]:
         """The ids of several names, in their order."""
@@ -116,7 +117,8 @@ class Vocabulary:
         if isinstance(id, bool) or not isinstance(id, (int, np.integer)):
             raise InvalidValue(self.kind, expected="a name or an id", found=id)
         if not 0 <= id < len(self):
-            raise UnknownId(self.kind, int(id), number=len(self))
+            known = f"ids go from 0 to {len(self) - 1:,}" if len(self) else "none is known"
+            raise RequestError(f"There is no {self.kind} {id:,}: {known}.")
         return int(id)
 
     def ids_ignoring_case(self, name: str) -> list[int]:

@@ -263,7 +263,7 @@ def _new_triples(
 
     The third value is a list of remarks on triples that are left out.
     """
-    remarks = [str(remark) for remark in read.remarks]
+    remarks = read.notes
     num_known = len(graph.entities)
     names = read.entities.to_pylist()
     relations = read.relations.to_pylist()

@@ -172,9 +172,7 @@ def _details(served: ServedRun) -> RunDetails:
         run=served.name,
         model=run.model_name,
         engine=folder.saved_environment.get("engine") if folder else None,
-        graph=schemas.GraphSummary(
-            name=graph.name, counts=graph.counts, notes=list(map(str, graph.notes.sentences()))
-        ),
+        graph=schemas.GraphSummary(name=graph.name, counts=graph.counts, notes=list(graph.notes)),
         relations=served.relations,
         recipe=run.settings,
         recipe_toml=run.settings_text,

@@ -228,7 +228,7 @@ class Trainings:
         uploaded = sorted(self._uploads().iterdir(), key=lambda folder: folder.stat().st_mtime)
         for old in uploaded[:-MAX_FILES]:
             shutil.rmtree(old, ignore_errors=True)
-        notes = [*graph.notes.sentences(), *check_graph(graph)]
+        notes = [*graph.notes, *check_graph(graph)]
         return Upload(f"{path.parent.name}/{path.name}", graph, list(map(str, notes))[:MAX_NOTES])
 
     def _upload_path(self, name: str, text: str) -> Path:

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples, count_repeats
-from dualkg.data.triples import NO_TRIPLES
+from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples
+from dualkg.data.triples import NO_TRIPLES, notes_on_repeats
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import eval_mode
@@ -145,7 +145,7 @@ def _graph(
                 f"have ids that are not among the {shape.num_entities:,} entities and "
                 f"{shape.num_relations:,} relations",
             )
-    notes = count_repeats(triples, shape)
+    notes = tuple(notes_on_repeats(triples, shape))
     graph = Graph(name, *vocabularies, **triples, notes=notes)  # type: ignore[arg-type]
     return graph.with_fingerprint()
 

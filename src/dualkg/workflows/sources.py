@@ -135,7 +135,7 @@ def read_graph(data: Any, changes: Mapping[str, Any], *, on_event: OnEvent) -> T
 
 def report_graph(graph: Graph, on_event: OnEvent) -> None:
     """Report what the reader of a graph has noted, and what a check of the graph finds."""
-    on_event(GraphRead(graph, graph.notes.sentences()))
+    on_event(GraphRead(graph, graph.notes))
     on_event(GraphChecked(graph, check_graph(graph)))
 
 
@@ -146,7 +146,7 @@ def check_graph(graph: Graph) -> Sequence[Note]:
     """
     if graph.is_large:
         return []
-    notes = graph.notes.sentences()
+    notes = graph.notes
     return [warning for warning in graph.inspect().warnings() if warning not in notes]
 
 

@@ -79,7 +79,7 @@ def test_compressed_files_read_as_written(kit, write: Write, suffix: str, compre
     )
     read = kit.read(path)
     assert kit.named(read) == TRIPLES
-    assert read.remarks == []
+    assert read.notes == []
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

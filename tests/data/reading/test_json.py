@@ -41,7 +41,7 @@ def test_three_unknown_keys_are_taken_in_order_and_reported(kit, write: Write) -
     read = kit.read(path)
     assert kit.named(read) == ABC
     expected = f"{path}: head, relation and tail are its keys von, kante, nach."
-    assert [str(remark) for remark in read.remarks] == [expected]
+    assert read.notes == [expected]
 
 
 def test_a_json_array_of_objects(kit, write: Write) -> None:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dualkg.data.errors import NoTriples, UnknownColumn, UnusableData
+from dualkg.errors import DataError
 
 Table = Callable[[dict[str, object]], Path]
 
@@ -77,25 +77,24 @@ def invalid(*values: bytes) -> pa.Array:
 @pytest.mark.parametrize("num_rows", [1, 2, 100])
 def test_a_bad_row_is_named(kit, table: Table, tails: object, expected: str, num_rows: int) -> None:
     path = table({"head": ["x"] * 3, "relation": ["r"] * 3, "tail": tails})
-    with pytest.raises(UnusableData) as caught:
+    with pytest.raises(DataError) as caught:
         kit.read(path, block_rows=num_rows)
-    assert caught.value.place == expected.partition(":")[0]
     assert str(caught.value) == f"{path}, {expected} Give it a name, or remove the row."
 
 
 def test_ambiguous_or_unusable_columns_are_refused(kit, table: Table) -> None:
     path = table({"a": ["x"], "b": ["x"], "c": ["x"], "d": ["x"]})
-    with pytest.raises(UnusableData) as caught:
+    with pytest.raises(DataError) as caught:
         kit.read(path)
     assert str(caught.value) == (
         f"{path} should have three columns, or some named head, relation and tail; its columns are "
-        "'a', 'b', 'c', 'd'. Choose three, such as columns=('a', 'b', 'c')."
+        "'a', 'b', 'c', 'd'. Choose three, such as `columns=('a', 'b', 'c')`."
     )
-    with pytest.raises(UnknownColumn) as unknown:
+    with pytest.raises(DataError) as unknown:
         kit.read(path, ("a", "b", "e"))
-    assert (unknown.value.column, unknown.value.known) == ("e", ["a", "b", "c", "d"])
+    assert "has no column named 'e'" in str(unknown.value)
     path = table({"head": [1.5], "relation": ["r"], "tail": ["x"]})
-    with pytest.raises(UnusableData) as caught:
+    with pytest.raises(DataError) as caught:
         kit.read(path)
     assert str(caught.value) == (
         f"{path} should have text or whole numbers as heads, and column 'head' holds double. "
@@ -105,5 +104,5 @@ def test_ambiguous_or_unusable_columns_are_refused(kit, table: Table) -> None:
 
 def test_a_table_without_rows_has_no_triples(kit, table: Table) -> None:
     nothing = pa.array([], pa.string())
-    with pytest.raises(NoTriples):
+    with pytest.raises(DataError):
         kit.read(table({"head": nothing, "relation": nothing, "tail": nothing}))

@@ -7,16 +7,14 @@ from pathlib import Path
 import pytest
 
 from dualkg.data.encoding import ReadTriples
-from dualkg.data.errors import DamagedData, NoTriples, UnusableData
-from dualkg.errors import MissingExtra, Unsupported
-from tests.raising import refused
+from dualkg.errors import DataError, MissingExtra, RequestError
 
 Write = Callable[[str, bytes], Path]
 LABEL = "<http://www.w3.org/2000/01/rdf-schema#label>"
 
 
 def remarks(read: ReadTriples) -> list[str]:
-    return [str(remark) for remark in read.remarks]
+    return read.notes
 
 
 def test_iris_are_names_and_the_rest_is_counted(kit, write: Write) -> None:
@@ -72,9 +70,9 @@ def test_a_syntax_error_names_the_line(kit, write: Write, name: str, kind: str) 
     path = write(
         name, b"<http://x/a> <http://x/r> <http://x/b> .\n\n<http://x/a> <http://x/r> ??? .\n"
     )
-    with pytest.raises(UnusableData) as caught:
+    with pytest.raises(DataError) as caught:
         kit.read(path)
-    assert caught.value.place == "line 3"
+    assert "line 3" in str(caught.value)
     assert str(caught.value).startswith(f"{path}, line 3: this is not valid {kind} (")
     assert str(caught.value).endswith("). Correct the line, or remove it.")
 
@@ -84,15 +82,15 @@ def test_a_truncated_compressed_file_is_an_error(kit, write: Write) -> None:
         b"<http://x/%x> <http://x/r> <http://x/b> .\n" % (i * 2654435761) for i in range(5000)
     )
     path = write("mine.nt.xz", kit.compressed(content, ".xz")[:-5000])
-    with refused(DamagedData, source=str(path)):
+    with pytest.raises(DataError):
         kit.read(path)
 
 
 def test_a_file_of_literals_holds_no_triples(kit, write: Write) -> None:
     path = write("mine.nt", b'<http://x/a> <http://x/r> "b" .\n')
-    with pytest.raises(NoTriples) as caught:
+    with pytest.raises(DataError) as caught:
         kit.read(path)
-    assert len(caught.value.remarks) == 1
+    assert "triples skipped: " in str(caught.value)
     assert str(caught.value) == (
         f"{path} holds no triples; at least one is expected. {path}: triples skipped: 1 with a "
         "literal."
@@ -113,10 +111,10 @@ def test_without_pyoxigraph_the_install_line_is_given(
 
 def test_rdf_has_no_columns_to_choose(kit, write: Write) -> None:
     path = write("mine.nt", b"<http://x/a> <http://x/r> <http://x/b> .\n")
-    with pytest.raises(Unsupported) as caught:
+    with pytest.raises(RequestError) as caught:
         kit.read(path, (1, 2, 3))
-    assert caught.value.what == str(path)
-    assert caught.value.reason == "is RDF, which has no columns to choose"
+    assert str(caught.value).startswith(str(path))
+    assert "is RDF, which has no columns to choose" in str(caught.value)
 
 
 def test_named_graphs_are_put_together(kit, write: Write) -> None:
@@ -126,9 +124,9 @@ def test_named_graphs_are_put_together(kit, write: Write) -> None:
     assert kit.named(read) == [("a:a", "a:r", "a:b"), ("a:b", "a:r", "a:c"), ("a:c", "a:r", "a:a")]
     assert remarks(read) == [f"{path}: the triples of 3 named graphs were put together."]
     path = write("mine.nt", content)
-    with refused(UnusableData, source=str(path), place="line 1") as caught:
+    with pytest.raises(DataError, match="line 1") as caught:
         kit.read(path)
-    assert caught.value.problem.startswith("this is not valid N-Triples")
+    assert "this is not valid N-Triples" in str(caught.value)
 
 
 def test_rdf_xml(kit, write: Write) -> None:

@@ -1,19 +1,14 @@
 """TSV and CSV: separators, quotes, headers, columns, and errors that name the first bad line."""
 
 import codecs
-import gc
-import io
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from dualkg.data import text
-from dualkg.data.errors import UnknownColumn, UnusableData
+from dualkg.data.formats.delimited import read_labels
 from dualkg.data.readers import one_source
-from dualkg.data.text import read_labels
-from dualkg.errors import DataError, InvalidValue, Unsupported
+from dualkg.errors import DataError, InvalidValue, RequestError
 
 Write = Callable[[str, bytes], Path]
 ABC = [("a", "r", "b"), ("c", "r", "d")]
@@ -84,7 +79,7 @@ def test_a_recognised_header_is_not_a_triple(kit, write: Write, header: bytes) -
         path = write("mine.tsv", content)
         read = kit.read(path)
         assert kit.named(read) == ABC
-        remarks = [str(remark) for remark in read.remarks]
+        remarks = read.notes
         assert remarks == [f"The first line of {path} was read as a header."]
 
 
@@ -111,7 +106,7 @@ def test_an_exact_column_name_precedes_other_cases(kit, write: Write) -> None:
 def test_two_of_three_header_names_are_a_triple(kit, write: Write) -> None:
     read = kit.read(write("mine.tsv", b"head\tis\ttail\na\tr\tb\n"))
     assert kit.named(read) == [("head", "is", "tail"), ("a", "r", "b")]
-    assert read.remarks == []
+    assert read.notes == []
 
 
 @pytest.mark.parametrize(
@@ -131,25 +126,24 @@ def test_columns_by_number_still_skip_a_recognised_header(kit, write: Write) -> 
 
 def test_an_unknown_column_lists_the_columns(kit, write: Write) -> None:
     path = write("mine.csv", b"subject,predicate,object\na,r,b\n")
-    with pytest.raises(UnknownColumn) as caught:
+    with pytest.raises(DataError) as caught:
         kit.read(path, ("subjekt", "predicate", "object"))
-    assert caught.value.column == "subjekt"
-    assert caught.value.suggestions == ["subject", "object"]
+    assert "subjekt" in str(caught.value)
     assert str(caught.value) == (
         f"{path} has no column named 'subjekt'. Its columns are 'subject', 'predicate', 'object'. "
         "Did you mean 'subject' or 'object'?"
     )
-    with pytest.raises(UnusableData) as bad_number:
+    with pytest.raises(DataError) as bad_number:
         kit.read(path, (1, 2, 5))
-    assert bad_number.value.problem == "has 3 columns, and column 5 was given"
-    assert bad_number.value.advice == "Choose numbers from 1 to 3."
+    assert "has 3 columns, and column 5 was given" in str(bad_number.value)
+    assert "Choose numbers from 1 to 3." in str(bad_number.value)
     twice = write("twice.csv", b"a,b,b,c\n1,2,3,4\n")
-    with pytest.raises(UnusableData) as repeated:
+    with pytest.raises(DataError) as repeated:
         kit.read(twice, ("a", "b", "c"))
-    assert repeated.value.problem == "has 2 columns named 'b'"
-    with pytest.raises(Unsupported) as same:
+    assert "has 2 columns named 'b'" in str(repeated.value)
+    with pytest.raises(RequestError) as same:
         kit.read(path, ("subject", 1, "object"))
-    assert same.value.reason == "has one column that ('subject', 1, 'object') means twice"
+    assert "has one column that ('subject', 1, 'object') means twice" in str(same.value)
 
 
 @pytest.mark.parametrize("columns", [(1, 2), "abc", (1, 1, 2), (True, 2, 3), (1.5, 2, 3)])
@@ -184,21 +178,21 @@ def sentence(kit, path: Path, **limits: int) -> str:
         (
             "m.tsv",
             b"a\tr\tb\tc\n",
-            "m.tsv, line 1: expected 3 columns separated by tabs, found 4: "
-            "'a', 'r', 'b', 'c'. Correct the line, or choose three columns with columns=(1, 2, 3), "
-            "or by name if line 1 is a header.",
+            "m.tsv, line 1: expected 3 columns separated by tabs, found 4: 'a', 'r', 'b', 'c'. "
+            "Correct the line, or choose three columns with `columns=(1, 2, 3)`, or by name if "
+            "line 1 is a header.",
         ),
         (
             "m.txt",
             b"a,r,b\n",
             "m.txt, line 1: expected 3 columns separated by tabs, found 1: 'a,r,b'. "
-            "If commas separate the columns, use delimiter='comma'.",
+            "If commas separate the columns, use `delimiter='comma'`.",
         ),
         (
             "m.txt",
             b"a r b c\n",
             "m.txt, line 1: expected 3 columns separated by tabs, found 1: 'a r b c'. "
-            "If spaces separate the columns, use delimiter='space'.",
+            "If spaces separate the columns, use `delimiter='space'`.",
         ),
         (
             "m.txt",
@@ -210,13 +204,13 @@ def sentence(kit, path: Path, **limits: int) -> str:
             "m.txt",
             b"a r b\nc r d\nc\n",
             "m.txt, line 1: expected 3 columns separated by tabs, found 1: 'a r b'. "
-            "If spaces separate the columns, use delimiter='space'.",
+            "If spaces separate the columns, use `delimiter='space'`.",
         ),
         (
             "m.csv",
             b"a\tr\tb\n",
             "m.csv, line 1: expected 3 columns separated by commas, found 1: 'a\\tr\\tb'. "
-            "If tabs separate the columns, use delimiter='tab'.",
+            "If tabs separate the columns, use `delimiter='tab'`.",
         ),
         (
             "m.tsv",
@@ -317,9 +311,9 @@ def test_a_bad_line_far_down_is_counted_exactly(kit, write: Write) -> None:
     good = b"".join(b"e%d\tr\te%d\n" % (i, i + 1) for i in range(2_344))
     for bad in (b"x\tr\n", b"x\t\ty\n", b"x\tr\t\xc3\n", b"x\tr\ty\tz\n"):
         path = write("mine.tsv", good + bad + good)
-        with pytest.raises(UnusableData) as caught:
+        with pytest.raises(DataError) as caught:
             kit.read(path, block_bytes=4096)
-        assert caught.value.place == "line 2,345"
+        assert "line 2,345" in str(caught.value)
 
 
 def test_invalid_text_in_an_unused_column_is_ignored(kit, write: Write) -> None:
@@ -377,29 +371,3 @@ def test_bad_labels_are_named_by_line(write: Write, content: bytes, expected: st
     with pytest.raises(DataError) as caught:
         read_labels(one_source(path))
     assert str(caught.value).replace(str(path), path.name) == expected
-
-
-@pytest.mark.parametrize("size", [0, 7, 8, 9, 30])
-def test_a_file_is_read_into_memory_of_arrow(size):
-    """After an error, a thread of Arrow that holds an object of Python would abort a process that
-    ends.
-    """
-    content = bytes(range(size))
-    parts = text._Parts(io.BytesIO(content), "\t", 8)
-    found = list(iter(parts.read_buffer, pa.py_buffer(b"")))
-    assert b"".join(map(bytes, found)) == content
-    assert all(buffer.is_mutable for buffer in found)  # of Python's bytes it is not
-
-
-def test_arrow_drops_a_file_with_an_error(kit, write: Write) -> None:
-    """Once the error is raised, no thread of Arrow holds the file."""
-
-    def files_in_use() -> set[int]:
-        # By type: a weak proxy of another test may have lost its object.
-        return {id(part) for part in gc.get_objects() if type(part) is text._Parts}
-
-    before = files_in_use()
-    for number in (1, 1000):
-        lines = b"a\tr\tb\n" * number + b"a\tb\n" + b"a\tr\tb\n" * 1000
-        assert "found 2" in sentence(kit, write("mine.tsv", lines), block_bytes=4096)
-        assert files_in_use() <= before

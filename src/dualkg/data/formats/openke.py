@@ -7,10 +7,10 @@ import pyarrow as pa
 
 from dualkg.data.archives import Source
 from dualkg.data.columns import ROLES
-from dualkg.data.errors import UnusableData
+from dualkg.data.formats.delimited import Layout, quote, read_blocks
 from dualkg.data.readers import Reader, ReadOptions, reads
-from dualkg.data.text import Layout, first_row, quote, read_blocks, readable
-from dualkg.errors import Unsupported
+from dualkg.data.sniffing import first_row, readable
+from dualkg.errors import DataError, RequestError
 
 ENTITY_NAMES = "entity2id"
 RELATION_NAMES = "relation2id"
@@ -30,8 +30,9 @@ class OpenKeReader(Reader):
 
     def blocks(self) -> Generator[pa.RecordBatch]:
         if self.columns is not None:
-            reason = "is a file of OpenKE, whose columns are known"
-            raise Unsupported(self.name, reason, advice="Leave columns out.")
+            raise RequestError(
+                f"{self.name} is a file of OpenKE, whose columns are known. Leave columns out."
+            )
 
         _, first = first_row(self.data, " ")
         if first is None or len(first.cells) != 1 or not first.cells[0].isdecimal():
@@ -39,7 +40,7 @@ class OpenKeReader(Reader):
             problem = f"expected the number of triples, as in files of OpenKE, found {found}"
             raise self.unusable(problem, place="line 1")
         if not self._names:
-            self.remark(
+            self.notes.append(
                 f"{self.name} is read without entity2id.txt and relation2id.txt: its ids are the "
                 "names."
             )
@@ -51,8 +52,7 @@ class OpenKeReader(Reader):
             num_triples += block.num_rows
             columns = [self._named(role, block.column(role)) for role in ROLES]
             yield pa.RecordBatch.from_arrays(columns, names=ROLES)
-        if num_triples != expected:
-            raise self.wrong_number(expected, num_triples)
+        self.check_number(num_triples, expected)
 
     def _named(self, role: str, column: pa.DictionaryArray) -> pa.DictionaryArray:
         """A column of ids as names."""
@@ -86,11 +86,14 @@ def read_names(source: Source) -> dict[str, str]:
         for number, line in lines:
             name, _, id = line.rpartition("\t" if "\t" in line else " ")
             if not name.strip() or not id.strip().isdecimal() or readable(line) != line:
-                problem = f"expected a name and its id, found {quote(line)}"
-                raise UnusableData(source.name, problem, place=f"line {number:,}")
+                raise DataError(
+                    f"{source.name}, line {number:,}: expected a name and its id, found "
+                    f"{quote(line)}."
+                )
             names[id.strip()] = name.strip()
 
     if len(set(names.values())) < len(names):
-        advice = "Give every id a name of its own."
-        raise UnusableData(source.name, "has ids with the same name", advice=advice)
+        raise DataError(
+            f"{source.name} has ids with the same name. Give every id a name of its own."
+        )
     return names

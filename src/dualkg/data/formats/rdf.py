@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from dualkg.data.readers import Reader, blocks_of, reads
-from dualkg.errors import Unsupported
+from dualkg.errors import RequestError
 from dualkg.extras import optional_import
 
 # The names of the formats in pyoxigraph.
@@ -28,8 +28,9 @@ class RdfReader(Reader):
 
     def blocks(self) -> Generator[pa.RecordBatch]:
         if self.columns is not None:
-            reason = "is RDF, which has no columns to choose"
-            raise Unsupported(self.name, reason, advice="Leave them out.")
+            raise RequestError(
+                f"{self.name} is RDF, which has no columns to choose. Leave them out."
+            )
         yield from blocks_of(self._triples(), self.options.block_rows)
 
     def _triples(self) -> Iterator[tuple[str, str, str]]:
@@ -50,15 +51,15 @@ class RdfReader(Reader):
                 num_skipped["quoted"] += 1
 
         if len(named_graphs) > 1:
-            number = len(named_graphs)
-            self.remark(f"{self.name}: the triples of {number:,} named graphs were put together.")
+            graphs = f"{len(named_graphs):,} named graphs"
+            self.notes.append(f"{self.name}: the triples of {graphs} were put together.")
         counts = [
             f"{num_skipped[kind]:,} with {text}"
             for kind, text in SKIPPED.items()
             if num_skipped[kind]
         ]
         if counts:
-            self.remark(f"{self.name}: triples skipped: {', '.join(counts)}.")
+            self.notes.append(f"{self.name}: triples skipped: {', '.join(counts)}.")
 
     def _parse(self) -> Iterator[Any]:
         with optional_import("pyoxigraph", purpose=f"{self.name} is RDF, and reading it"):
