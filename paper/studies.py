@@ -25,7 +25,8 @@ from dualkg.data.filters import Ids, KnownAnswers, with_reciprocals
 from dualkg.data.graph import SPLITS, Triples
 from dualkg.errors import InvalidValue, RequestError
 from dualkg.extras import optional_import
-from dualkg.inference import calibration, completion, extension, inductive, reliability
+from dualkg.inference import completion, extension, inductive, reliability
+from dualkg.inference.api import calibration_for
 from dualkg.inference.explanation import Influence, influence
 from dualkg.training.api import HELD_OUT, choose_device, data_of, default_recipe, spread
 from dualkg.training.costs import WorkEstimate
@@ -659,7 +660,7 @@ def measure_completion(config: Config, graph: kg.Graph) -> Results:
     # A small graph has a recipe of the main table alone.
     row = STUDIED if recipe_path(STUDIED, graph.name) else MAIN.row(STUDIED.name)
     run = config.load_trained(row, graph, 0)
-    fitted = calibration.calibration_for(run).calibration
+    fitted = calibration_for(run)
     of_all = completion.check_completion(run.model, graph, calibration=fitted)
     of_types = completion.check_completion(run.model, graph, calibration=fitted, types=True)
     return {**of_all.as_dict(), "types": of_types.as_dict()}
@@ -687,8 +688,9 @@ def completion_rows(results: Results) -> Iterator[list[str]]:
 def measure_calibration(config: Config, graph: kg.Graph) -> Results:
     """Calibration of probabilities and coverage of prediction sets on test; fitted on valid."""
     run = config.load_trained(STUDIED, graph, 0)
-    fitted = calibration.calibration_for(run)
-    report = reliability.evaluate_calibration(fitted.calibration, run.model, graph)
+    fitted = calibration_for(run)
+    assert fitted.prediction_sets is not None
+    report = reliability.evaluate_calibration(fitted, run.model, graph)
     coverage = reliability.evaluate_coverage(fitted.prediction_sets, run.model, graph, coverage=0.9)
     parts = {"all candidates": report.overall, "with p ≥ .01": report.likely}
     sets = {"target": coverage.target_coverage, **asdict(coverage.overall)}
