@@ -11,13 +11,12 @@ import torch
 import dualkg as kg
 from dualkg.errors import UnknownName
 from dualkg.inference.extension import (
-    CALIBRATION_NOT_KEPT,
     add_entity,
     extend,
-    extend_run,
     extension_context,
 )
 from dualkg.inference.inductive import FrozenContext
+from dualkg.workflows.extend import CALIBRATION_NOT_KEPT, extend_run
 from tests.conftest import graph_of
 from tests.raising import refused
 
@@ -129,7 +128,7 @@ def context(beads) -> FrozenContext:
             [("Bead 3", "colour", "colour 1")],
             "'Bead 3' is an entity of the graph already",
         ),
-        ("x", [], "triples should be at least one triple of 'x'"),
+        ("x", [], "`triples` should be at least one triple of 'x'"),
         ("x", [("bead 1", "colour", "colour 1")], "does not contain 'x'"),
         ("x", [("x", "colour", "colour 11")], "'colour 11'.*'colour 1'"),
         ("x", [("x", "color", "colour 1")], "'color'.*'colour'"),

@@ -188,7 +188,7 @@ def extend(
     device: cli.Device = None,
 ) -> cli.Output:
     """Add unseen (inductive) entities to a trained run by a few triples of each."""
-    made, extension = kg.inference.extension.extend_run(
+    made, extension = kg.workflows.extend_run(
         run,
         file,
         out=out,

@@ -1,11 +1,12 @@
-"""Adding inductive entities to a trained model and its graph: by name, by id, or from a file."""
+"""Adding inductive entities to a trained model and its graph, by name or by id."""
+
+from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,29 +14,19 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from dualkg.data.columns import Columns
-from dualkg.data.encoding import ReadTriples, read_triples
 from dualkg.data.graph import Graph, GraphShape, Triples, distinct_triples
-from dualkg.data.readers import one_source
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import InvalidValue, RequestError, did_you_mean
-from dualkg.files import check_new_folder, read_json
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.inference.inductive import FrozenContext, embed_entities, with_adjoint
 from dualkg.models.base import Model
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.paths import PathNetwork
 from dualkg.tables.base import local_tables
-from dualkg.training.api import choose_device, evaluate_held_out
-from dualkg.training.ensemble import load_trained_run
-from dualkg.training.recipe import Recipe
-from dualkg.training.run import TrainedRun
-from dualkg.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from dualkg.models.paths import PathNetwork
+    from dualkg.training.recipe import Recipe
 
 MAX_NAMES = 3  # in a message
-CALIBRATION_NOT_KEPT = (
-    "The calibration of the run is not kept: it was fitted without the new entities, which are "
-    "candidates now. Calibrate the extended run."
-)
 Name = str | int
 NamedTriple = tuple[Name, Name, Name]
 
@@ -95,7 +86,7 @@ def extend(context: Context, triples: Sequence[NamedTriple]) -> Extension:
     new_ids: dict[str, int] = {}
 
     def entity_id(entity: Name) -> int:
-        id = _find(graph.entities, entity)
+        id = find_id(graph.entities, entity)
         if id < 0:
             id = new_ids.setdefault(str(entity), num_known + len(new_ids))
         return id
@@ -110,19 +101,19 @@ def extend(context: Context, triples: Sequence[NamedTriple]) -> Extension:
 
     names = list(new_ids)
     is_known = np.arange(num_known + len(names)) < num_known
-    is_connected = _connected(ids, is_known)[num_known:]
+    is_connected = connected(ids, is_known)[num_known:]
     if not is_connected.all():
         isolated = list(compress(names, ~is_connected))
         verb = "has" if len(isolated) == 1 else "have"
         raise RequestError(
-            f"{_listed(isolated)} {verb} no triple that connects to an entity of the graph."
+            f"{listed(isolated)} {verb} no triple that connects to an entity of the graph."
         )
     return extend_by_ids(context, names, ids)
 
 
 def add_entity(context: Context, name: str, triples: Sequence[NamedTriple]) -> Extension:
     """Add one new entity by triples that all contain it, each with an entity of the graph."""
-    if _find(context.graph.entities, name) >= 0:
+    if find_id(context.graph.entities, name) >= 0:
         raise RequestError(
             f"'{name}' is an entity of the graph already. Give the new one another name."
         )
@@ -201,121 +192,17 @@ def with_rows(model: BilinearModel, rows: Tensor) -> BilinearModel:
     return larger.eval()
 
 
-# -- a file that extends a run -----------------------------------------------
-
-
-def extend_run(
-    path: str | Path,
-    file: str | Path,
-    *,
-    out: str | Path,
-    columns: Columns | None = None,
-    max_size: int | str | None = None,
-    delimiter: str | None = None,
-    device: str | None = None,
-) -> tuple[TrainedRun, dict[str, Any]]:
-    """Make a run with the new entities of a file.
-
-    The second value is the content of its extension.json. The new run is not calibrated; a remark
-    says so if the other one `was_calibrated`.
-    """
-    out = Path(out)
-    check_new_folder(out)
-    run = load_trained_run(path)
-    check_extensible(run.model)  # before the file is read
-    read = read_triples(
-        {"triples": one_source(file, max_size=max_size)}, columns=columns, delimiter=delimiter
-    )
-    names, triples, remarks = _new_triples(read, run.graph, source=str(file))
-    model = run.model.to(choose_device(device))
-    context = extension_context(model, run.graph, recipe=run.recipe)
-    extension = extend_by_ids(context, names, triples, labels=read.labels)
-
-    reports = evaluate_held_out(extension.model, extension.graph)
-    folder = RunFolder(path)
-    was_calibrated = folder.has_calibration
-    if was_calibrated:
-        remarks.append(CALIBRATION_NOT_KEPT)
-    note: dict[str, Any] = {
-        "source": str(path),
-        "made_from": run.identity,
-        "file": str(file),
-        "num_entities": len(extension.new_entities),
-        "num_triples": len(extension.graph.train) - len(run.graph.train),
-        "entities": extension.new_entities,
-        "remarks": remarks,
-        "was_calibrated": was_calibrated,
-    }
-    if folder.extension.exists():
-        note["previous"] = read_json(folder.extension)
-    larger = TrainedRun(
-        extension.model, extension.graph, run.recipe, run.history, reports, sparsity=run.sparsity
-    )
-    larger.extension = note
-    larger.save(out)
-    return larger, note
-
-
-def _new_triples(
-    read: ReadTriples, graph: Graph, *, source: str
-) -> tuple[list[str], Triples, list[str]]:
-    """Names of new entities, and the triples by id that connect them to the graph.
-
-    The third value is a list of remarks on triples that are left out.
-    """
-    remarks = read.notes
-    num_known = len(graph.entities)
-    names = read.entities.to_pylist()
-    relations = read.relations.to_pylist()
-    ids = np.array([_find(graph.entities, name) for name in names], dtype=np.int64)
-    relation_ids = np.array([_find(graph.relations, name) for name in relations])
-    triples = read.triples["triples"]
-
-    is_unknown = relation_ids[triples[:, 1]] < 0
-    if is_unknown.any():
-        missing = list(compress(relations, relation_ids < 0))
-        similar = ""
-        if len(missing) == 1:
-            similar = did_you_mean(missing[0], graph.relations.names.to_pylist())
-        remarks.append(
-            f"{_left_out(is_unknown)}: the run has no relation {_listed(missing)}.{similar}"
-        )
-
-    is_old = ~is_unknown & (ids[triples[:, [0, 2]]] >= 0).all(1)
-    if is_old.any():
-        remarks.append(
-            f"{_left_out(is_old)}: both entities are in the run, which is not trained again."
-        )
-    triples = triples[~is_unknown & ~is_old]
-
-    is_connected = _connected(triples, ids >= 0)
-    isolated = list(compress(names, ~is_connected))
-    if isolated:
-        remarks.append(f"No triple connects {_listed(isolated)} to an entity of the run: left out.")
-    triples = triples[is_connected[triples[:, 0]] & is_connected[triples[:, 2]]]
-    if not len(triples):
-        sentence = f"{source} connects no new entity to the {num_known:,} of the run."
-        raise RequestError(" ".join([sentence, *remarks]))
-
-    positions = np.unique(triples[:, [0, 2]]).tolist()
-    new_positions = [position for position in positions if ids[position] < 0]
-    ids[new_positions] = num_known + np.arange(len(new_positions))
-    by_id = np.stack([ids[triples[:, 0]], relation_ids[triples[:, 1]], ids[triples[:, 2]]], axis=1)
-    new_names = [names[position] for position in new_positions]
-    return new_names, by_id.astype(np.int32), remarks
-
-
 # -- names -------------------------------------------------------------------
 
 
-def _find(vocabulary: Vocabulary, name: Name) -> int:
+def find_id(vocabulary: Vocabulary, name: Name) -> int:
     """The id of a name, label or number as in queries; −1 for a name that is new."""
     if isinstance(name, str) and not vocabulary.ids_ignoring_case(name):
         return -1
     return vocabulary.id(name)
 
 
-def _connected(triples: Triples, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def connected(triples: Triples, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Whether each entity is known or connected to a known one by triples, `(num_entities,)`."""
     ends = triples[:, [0, 2]]
     reached = known.copy()
@@ -340,16 +227,9 @@ def _append_names(
     return Vocabulary(all_names, all_labels, kind=vocabulary.kind)
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """`'a', 'b'`; of many names the first ones and a count."""
     quoted = ", ".join(f"'{name}'" for name in names[:MAX_NAMES])
     if len(names) <= MAX_NAMES:
         return quoted
     return f"{quoted} and {len(names) - MAX_NAMES:,} more"
-
-
-def _left_out(is_chosen: npt.NDArray[np.bool_]) -> str:
-    number = int(is_chosen.sum())
-    if number == 1:
-        return "1 triple is left out"
-    return f"{number:,} triples are left out"

@@ -5,10 +5,12 @@ is convex in it. `docs/inductive.md` has the derivation. A mapped entity is hR o
 that scores of a query are products with.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -18,12 +20,13 @@ from dualkg.data.filters import with_reciprocals
 from dualkg.data.graph import Graph, Triples
 from dualkg.errors import RequestError
 from dualkg.losses import Loss, OneVsAll
-from dualkg.models import MODELS
 from dualkg.models.base import Factors, Model
 from dualkg.models.bilinear import BilinearModel
 from dualkg.regularizers import DURA, PowerSum, Regularizer, is_power_sum
 from dualkg.tables.lookup import Side, lookup
-from dualkg.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from dualkg.training.recipe import Recipe
 
 MAX_SCORES = 2**24  # of a batch of entities, 64 MiB
 HISTORY = 20  # steps of L-BFGS that are remembered
@@ -47,9 +50,11 @@ def with_adjoint(model: Model) -> BilinearModel:
     if isinstance(model, BilinearModel) and model.has_adjoint:
         return model
     _ = model.embedding  # an ensemble has none, and says so
+    from dualkg.models import MODELS  # with all families of models
+
     bilinear = [name for name, kind in MODELS.items() if issubclass(kind, BilinearModel)]
     raise RequestError(
-        f"Explanations and unseen entities need a model that scores by ⟨h R, t⟩: "
+        "Explanations and unseen entities need a model that scores by ⟨h R, t⟩: "
         f"{', '.join(bilinear)}; TuckER only without batch_norm. {type(model).__name__} is none of "
         "them. A PathNetwork takes unseen entities, too."
     )
@@ -99,7 +104,7 @@ class NegativeQueries:
     weight: float
     weights: Tensor
 
-    def without(self, entity: int, context: "FrozenContext") -> Self:
+    def without(self, entity: int, context: FrozenContext) -> Self:
         """The queries as negative ones of an entity.
 
         A known entity is neither in them nor in their normalizers.

@@ -30,7 +30,7 @@ from dualkg.tables.lookup import Side
 if TYPE_CHECKING:
     from dualkg.inference.explanation import Explanation
     from dualkg.inference.extension import Context, NamedTriple
-    from dualkg.inference.index_build import ModelIndex
+    from dualkg.inference.index import ModelIndex
     from dualkg.inference.inductive import FrozenContext
     from dualkg.training.recipe import Recipe
     from dualkg.training.run import Run

@@ -4,6 +4,7 @@ Each step is one function, and reports typed events.
 """
 
 from dualkg.workflows import events
+from dualkg.workflows.extend import extend_run
 from dualkg.workflows.predict import FileOfQueries, predict_file
 from dualkg.workflows.processes import in_first_process, is_first_process, num_processes, opened
 from dualkg.workflows.sources import check_graph, read_source, run_name
@@ -22,6 +23,7 @@ __all__ = [
     "SeedResults",
     "check_graph",
     "events",
+    "extend_run",
     "fit",
     "in_first_process",
     "is_first_process",
