@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,11 +76,8 @@ def test_the_manifest(run, small_graph, tmp_path):
     assert manifest["model"]["name"] == "CP"
     assert manifest["graph"]["fingerprint"] == small_graph.fingerprint
     assert manifest["inverse_relations"] == 4
-    assert [about["rows"] for about in manifest["arrays"].values()] == [
-        "entities",
-        "entities",
-        "relations",
-    ]
+    rows = {name: about["rows"] for name, about in manifest["arrays"].items()}
+    assert rows == {"entities": "entities", "tails": "entities", "relations": "relations"}
     for name, record in manifest["files"].items():
         content = (tmp_path / "out" / name).read_bytes()
         assert record == {
@@ -91,7 +89,7 @@ def test_the_manifest(run, small_graph, tmp_path):
 
 def test_names_in_tsv_have_no_tabs(small_graph, tmp_path):
     names = ["a\tb\nc", *(f"e{number}" for number in range(1, 30))]
-    graph = kg.Graph("odd", kg.Vocabulary(names), small_graph.relations, small_graph.train)
+    graph = replace(small_graph, entities=kg.Vocabulary(names))
     run = kg.TrainedRun(kg.CP(graph.shape, dim=2), graph, kg.Recipe())
     export(run, tmp_path / "out", format="tsv")
     assert read_tsv(tmp_path / "out" / "entities.tsv")[0][0] == "a b c"
@@ -108,7 +106,7 @@ def test_exported_tables_can_be_imported(run, small_graph, tmp_path):
 
 
 def test_refusals(run, tmp_path):
-    with pytest.raises(InvalidValue, match="format should be one of"):
+    with pytest.raises(InvalidValue, match="`format` should be one of"):
         export(run, tmp_path / "out", format="excel")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()

@@ -126,7 +126,7 @@ class Shifted(kg.DistMult):
 
 @pytest.mark.parametrize("recall", [0, 1, 1.5])
 def test_a_recall_that_is_none_is_refused(model, small_graph, recall):
-    with pytest.raises(InvalidValue, match="recall should be above 0 and below 1"):
+    with pytest.raises(InvalidValue, match="`recall` should be above 0 and below 1"):
         quick_index(model, small_graph, recall=recall)
 
 

@@ -20,12 +20,12 @@ from dualkg.errors import DamagedFile, LockedError
 from dualkg.files import locked, write_json
 from dualkg.inference.decisions import Decision, DecisionStore
 from dualkg.inference.export import export
-from dualkg.inference.extension import extend_run
 from dualkg.inference.index import save_index
 from dualkg.inference.integrity import check_run
 from dualkg.training.errors import DamagedRun
 from dualkg.training.recipe import Recipe
 from dualkg.training.run_folder import RunFolder
+from dualkg.workflows import extend_run
 from tests.raising import refused
 
 RECIPE = Recipe().with_changes({"model.dim": 4, "training.epochs": 2, "training.batch_size": 50})

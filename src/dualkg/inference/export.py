@@ -62,7 +62,7 @@ def arrays_of(model: Model) -> Arrays:
     for name, table in model.embedding.state_dict().items():
         if name in TABLE_NAMES and not tables.has_all_entities:
             table = torch.cat([rows.cpu() for rows in tables.rows_of_all(table)])
-        arrays[name] = np.ascontiguousarray(table.cpu().numpy())
+        arrays[name] = table.cpu().contiguous().numpy()
     return arrays
 
 

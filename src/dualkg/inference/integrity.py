@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import torch
 
 from dualkg.data.graph import SPLITS
+from dualkg.errors import DamagedFile
 from dualkg.evaluation.report import load_ranks
 from dualkg.extras import UntrustedCode
 from dualkg.files import exists, lock_holder, read_json
@@ -110,7 +111,7 @@ def _readers(folder: RunFolder) -> dict[Path, Callable[[Path], object]]:
         folder.checkpoint: partial(load_tensors, check=True),
         folder.checkpoint_folder: _read_shards,
         folder.ensemble: SavedEnsemble.read,
-        folder.calibration: partial(read_json, checksum=True),
+        folder.calibration: lambda _: _read_calibration(folder),
         folder.priors: lambda _: None,  # of an earlier version, and not used
         folder.map: pq.read_table,
         folder.decisions: lambda file: DecisionStore(file).load(),
@@ -126,6 +127,13 @@ def _readers(folder: RunFolder) -> dict[Path, Callable[[Path], object]]:
 def _read_recipe(file: Path) -> None:
     with suppress(UntrustedCode):  # it is valid as far as can be said without its classes
         load_recipe(file)
+
+
+def _read_calibration(folder: RunFolder) -> None:
+    made_from = read_json(folder.calibration, dict[str, Any], checksum=True).get("made_from")
+    identity = folder.known_identity()
+    if made_from and identity and made_from != identity:
+        raise DamagedFile(folder.calibration, "it was made from another run")
 
 
 def _read_shards(folder: Path) -> None:

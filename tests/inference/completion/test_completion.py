@@ -289,9 +289,9 @@ def test_progress_ends_at_the_total():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"top": 0}, InvalidValue, "top should be a whole number of at least 1; 0 was given"),
+        ({"top": 0}, InvalidValue, "`top` should be a whole number of at least 1; 0 was given"),
         ({"top": 2.5}, InvalidValue, "2.5 was given"),
-        ({"min_probability": -0.1}, InvalidValue, "min_probability should be between 0 and 1"),
+        ({"min_probability": -0.1}, InvalidValue, "`min_probability` should be between 0 and 1"),
         ({"min_probability": 0.5}, kg.RequestError, "needs a calibration"),
         (
             {"calibration": random_calibration(0, 5)},
