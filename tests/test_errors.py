@@ -13,7 +13,6 @@ from dualkg.errors import (
     PathExists,
     RequestError,
     UnknownName,
-    Unsupported,
     close_matches,
 )
 from tests.raising import refused
@@ -110,10 +109,6 @@ def test_wrong_arguments_are_named(call, kind, parameters, small_graph):
         (
             DamagedFile("a.json", "it is not JSON", advice="Remove it."),
             "a.json is damaged: it is not JSON. Remove it.",
-        ),
-        (
-            Unsupported("DURA", "needs the mapped tail", advice="Use N3."),
-            "DURA needs the mapped tail. Use N3.",
         ),
         (
             MissingExtra("openTSNE", "analysis", purpose="t-SNE"),

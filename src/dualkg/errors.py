@@ -5,10 +5,7 @@ messages: similar ones, and characters that would change what is displayed.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
 
 MIN_SIMILARITY = 0.6  # the fraction of letters that two names must have in common
 MAX_SUGGESTED = 3  # similar names
@@ -76,86 +73,12 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most * 3 // 4]}…{text[-most // 4 + 1 :]}"
 
 
-class Words(ABC):
-    """How one kind of reader spells options, recipe keys and calls in a message.
-
-    The library words messages for Python. The command line and the server have their own `Words`,
-    and ask an error for its message in them, so that no sentence is ever rewritten.
-    """
-
-    def marked(self, text: str) -> str:
-        """A sentence whose options are marked as in Python, `overwrite=True`, for this reader."""
-        return text
-
-    @abstractmethod
-    def option(self, name: str, value: object = None) -> str:
-        """A keyword argument or option, such as `overwrite=True` or `--overwrite`."""
-
-    @abstractmethod
-    def key(self, key: str, value: object = None) -> str:
-        """A key of a recipe, such as `training.epochs = 5` or `--epochs 5`."""
-
-    @abstractmethod
-    def call(self, name: str, *arguments: object, **options: object) -> str:
-        """A call, such as `kg.resume('runs/a')` or `dualkg resume runs/a`."""
-
-
-class PythonWords(Words):
-    """Options are keyword arguments, and calls are functions of `dualkg`."""
-
-    # The functions whose names differ from those of the commands.
-    functions: ClassVar[Mapping[str, str]] = {
-        "train": "train_recipe",
-        "tune": "search",
-        "recipes": "list_recipes",
-        "datasets": "data.catalogue.catalogue",
-        "index": "inference.index.build_index",
-        "check": "inference.integrity.check_run",
-    }
-
-    def option(self, name: str, value: object = None) -> str:
-        return name if value is None else f"{name}={value!r}"
-
-    def key(self, key: str, value: object = None) -> str:
-        return key if value is None else f"{key} = {value}"
-
-    def call(self, name: str, *arguments: object, **options: object) -> str:
-        function = self.functions.get(name, name)
-        given = [repr(str(argument)) for argument in arguments]
-        given += [self.option(option, value) for option, value in options.items()]
-        return f"kg.{function}({', '.join(given)})"
-
-
-PYTHON = PythonWords()
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """A message whose options each kind of reader spells differently.
-
-    `template` has a placeholder for every option, as in `"Use {overwrite}."`, and `options` has
-    their values. It is plain data, so that notes can be saved with a graph.
-    """
-
-    template: str
-    options: Mapping[str, object] = field(default_factory=dict)
-
-    def in_words(self, words: Words = PYTHON) -> str:
-        marks = {}
-        for name, value in self.options.items():
-            marks[name] = f"`{name}`" if value is None else f"`{name}={value!r}`"
-        return words.marked(self.template.format(**marks) if marks else self.template)
-
-    def __str__(self) -> str:
-        return self.in_words()
-
-
 class DualkgError(Exception):
     """The run failed. The command line prints the message and exits with `exit_code`.
 
-    A subclass takes what went wrong as parameters, keeps them as attributes, and words them in
-    `message`. Long words and long sentences are cut in their middle: they quote what somebody
-    wrote.
+    A message marks arguments and recipe keys in backquotes, as in `overwrite=True`; the command
+    line prints them as its options. Long words and long sentences are cut in their middle: they
+    quote what somebody wrote.
 
     Examples:
         >>> try:
@@ -168,22 +91,8 @@ class DualkgError(Exception):
     exit_code = 1
     silent = False  # whether another process has reported it
 
-    def __init__(self, sentence: object = "") -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
-
-    def message(self, words: Words = PYTHON) -> str:
-        """The sentence for one kind of reader."""
-        if isinstance(self.sentence, Sentence):
-            return self.sentence.in_words(words)
-        return str(self.sentence)
-
-    def in_words(self, words: Words = PYTHON) -> str:
-        """The message, with what is too long for a reader cut."""
-        return words.marked(shortened(self.message(words)))
-
-    def __str__(self) -> str:
-        return self.in_words()
+    def __init__(self, message: object = "") -> None:
+        super().__init__(shortened(str(message)))
 
 
 class RequestError(DualkgError):
@@ -262,15 +171,6 @@ class DamagedFile(RequestError):
     def __init__(self, path: object, reason: str, *, advice: object = "") -> None:
         super().__init__(f"{path} is damaged: {reason}. {advice}".rstrip())
         self.path = path
-        self.reason = reason
-
-
-class Unsupported(RequestError):
-    """Something that exists cannot be combined with something else."""
-
-    def __init__(self, what: str, reason: str, *, advice: object = "") -> None:
-        super().__init__(f"{what} {reason}. {advice}".rstrip())
-        self.what = what
         self.reason = reason
 
 

@@ -30,8 +30,8 @@ from rich.text import Text
 from typer import Argument, Option
 
 import dualkg as kg
-from dualkg.cli.words import in_words
-from dualkg.errors import JSON_ESCAPES, InvalidValue, RequestError, Sentence, visible
+from dualkg.cli.words import as_options
+from dualkg.errors import JSON_ESCAPES, InvalidValue, RequestError, visible
 from dualkg.extras import trusted_code
 from dualkg.logs import describe_time_left
 
@@ -334,9 +334,9 @@ def print_run(run: kg.Run, option: str, entity: int, relation: int) -> None:
 # -- lines on stderr ---------------------------------------------------------
 
 
-def note(text: str | Sentence, *, style: str | None = "dim") -> None:
+def note(text: str, *, style: str | None = "dim") -> None:
     """Print a line on stderr."""
-    stderr.print(Text(in_words(text), style=style or ""), soft_wrap=True)
+    stderr.print(Text(as_options(text), style=style or ""), soft_wrap=True)
 
 
 def command_line(*words: object) -> str:

@@ -26,7 +26,7 @@ from dualkg.cli.inspect import inspect
 from dualkg.cli.predict import explain, predict, serve
 from dualkg.cli.train import check, resume, train, tune
 from dualkg.cli.training_display import TrainingDisplay
-from dualkg.cli.words import COMMAND
+from dualkg.cli.words import as_options
 from dualkg.errors import (
     DualkgError,
     close_settings,
@@ -75,7 +75,7 @@ def main(commands: typer.Typer = app) -> None:
         if error.silent:
             _let_report(error)
             sys.exit(error.exit_code)
-        _exit(error.in_words(COMMAND), error.exit_code)
+        _exit(as_options(str(error)), error.exit_code)
     except KeyboardInterrupt:
         _exit("stopped. Resume a training with: dualkg resume RUN", 130)
     except OSError as error:
@@ -88,7 +88,7 @@ def main(commands: typer.Typer = app) -> None:
         shortage = out_of_memory(error)
         if shortage is None:
             raise
-        _exit(shortage.in_words(COMMAND), shortage.exit_code)
+        _exit(as_options(str(shortage)), shortage.exit_code)
 
 
 def _let_report(error: DualkgError) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import SPLITS, Graph, relations_with_self_loops
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import InvalidValue, RequestError, Unsupported
+from dualkg.errors import InvalidValue, RequestError
 from dualkg.inference.prediction_sets import PredictionSet, PredictionSets
 from dualkg.inference.probability import (
     CachedLogProbabilities,
@@ -282,10 +282,9 @@ class Predictor:
         where `tails` and `heads` have it.
         """
         if (head is None) == (tail is None):
-            raise Unsupported(
-                "A prediction set",
-                "needs a relation and exactly one of head and tail",
-                advice="Set the other to None.",
+            raise RequestError(
+                "A prediction set needs a relation and exactly one of head and tail. Set the other "
+                "to None."
             )
         relation_id = self.graph.relations.id(relation)
         entity = self.graph.entities.id(tail if head is None else head)  # type: ignore[arg-type]

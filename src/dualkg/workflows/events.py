@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dualkg.data.graph import Graph
-from dualkg.errors import Sentence
 from dualkg.evaluation.report import Report
 from dualkg.logs import logger
 from dualkg.training.callbacks import Callback, TrainingInfo
@@ -29,7 +28,6 @@ __all__ = [
     "EventCallback",
     "GraphChecked",
     "GraphRead",
-    "Note",
     "OnEvent",
     "ProgressEvent",
     "Saved",
@@ -41,15 +39,13 @@ __all__ = [
     "log_event",
 ]
 
-Note = str | Sentence
-
 
 @dataclass(frozen=True)
 class GraphRead:
     """The triples were read; `notes` are what the reader remarked, such as repeated triples."""
 
     graph: Graph
-    notes: Sequence[Note]
+    notes: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ class GraphChecked:
     """The splits were compared; `warnings` are of leakage and of unseen entities."""
 
     graph: Graph
-    warnings: Sequence[Note]
+    warnings: Sequence[str]
 
 
 @dataclass(frozen=True)

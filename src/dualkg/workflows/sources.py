@@ -15,7 +15,7 @@ from dualkg.losses import LOSSES
 from dualkg.training.api import data_of, default_recipe, load_recipe_graph
 from dualkg.training.classes import name_of
 from dualkg.training.recipe import Recipe, list_recipes, load_recipe
-from dualkg.workflows.events import DefaultsDiffer, GraphChecked, GraphRead, Note, OnEvent
+from dualkg.workflows.events import DefaultsDiffer, GraphChecked, GraphRead, OnEvent
 
 # Settings with defaults of their own where no recipe is given.
 GRAPH_DEFAULTS = (
@@ -139,7 +139,7 @@ def report_graph(graph: Graph, on_event: OnEvent) -> None:
     on_event(GraphChecked(graph, check_graph(graph)))
 
 
-def check_graph(graph: Graph) -> Sequence[Note]:
+def check_graph(graph: Graph) -> Sequence[str]:
     """Warnings of leakage and of unseen entities, and others that no note of the graph gives.
 
     A large graph is not checked: comparing its splits takes 114 bytes for each triple.
