@@ -94,12 +94,6 @@ def test_the_description_is_complete(served):
     described = application(served).openapi()
     assert set(described["paths"]) == PATHS
     assert set(described["paths"]["/api/score"]) == {"get", "post"}
-    links = described["paths"]["/api/entities"]["get"]["responses"]["200"]["links"]
-    name = {"name": "$response.body#/entities/0/name"}
-    assert links["entity"] == {
-        "operationRef": "#/paths/~1api~1entity~1{name}/get",
-        "parameters": name,
-    }
     prediction = described["components"]["schemas"]["ScoredItem"]
     assert {"id", "name", "label", "score", "probability", "known", "split"} == set(
         prediction["required"]

@@ -13,7 +13,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
 from starlette.staticfiles import StaticFiles
 
 from dualkg.errors import DualkgError
@@ -123,21 +122,7 @@ def application(
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException) and error.status_code == 405:
-        # Starlette names the methods of one route; an address may have several.
-        error.headers = {"Allow": ", ".join(sorted(allowed_methods(request)))}
     return await error_response(request, error_reply(error, request.method))
-
-
-def allowed_methods(request: Request) -> set[str]:
-    """The methods of all routes that the address of a request matches."""
-    methods: set[str] = set()
-    for router in ROUTERS:
-        for route in router.routes:
-            match, _ = route.matches(request.scope)
-            if match != Match.NONE:
-                methods.update(getattr(route, "methods", None) or ())
-    return methods | {"HEAD"} if "GET" in methods else methods
 
 
 def description(app: FastAPI) -> bytes:

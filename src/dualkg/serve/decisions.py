@@ -1,19 +1,21 @@
 """Decisions on new facts: the store over HTTP, its page, and files of it in and out."""
 
 import base64
-import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from itertools import compress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
 from fastapi import Query, Response
 
 from dualkg.inference.decision_files import as_csv, as_ntriples, as_tsv, parse_decisions
-from dualkg.inference.decisions import Decided, Decision, DecisionStore, Triple
+from dualkg.inference.decisions import Decided, Decision, DecisionStore, Triple, Verdict
+from dualkg.inference.predictor import Prediction
 from dualkg.serve import schemas
-from dualkg.serve.downloads import NO_FILTER, Filtered, ListFilter
+from dualkg.serve.downloads import NO_FILTER, Filtered, ListFilter, attachment
+from dualkg.serve.entity_facts import Remarks
 from dualkg.serve.errors import Forbidden, responses
 from dualkg.serve.schemas import MAX_NAME_LENGTH
 from dualkg.serve.service import Context, RequestContext
@@ -152,53 +154,44 @@ def _counts(context: RequestContext, decided: ByTriple) -> dict[str, Any]:
     }
 
 
-@routes.get("/facts.tsv", include_in_schema=False)
-async def accepted_facts_as_tsv(context: Context) -> Response:
-    """The accepted facts for programs."""
-    return _tsv(context, await _chosen(context, "accepted"), "accepted")
+@routes.get("/facts.{suffix}", include_in_schema=False)
+async def accepted_facts(context: Context, suffix: Literal["csv", "tsv"]) -> Response:
+    """The accepted facts alone."""
+    return _file(context, await _chosen(context, "accepted"), "accepted", suffix)
 
 
-@routes.get("/facts.csv", include_in_schema=False)
-async def accepted_facts_as_csv(context: Context) -> Response:
-    """The accepted facts for spreadsheets, which recognize UTF-8 by a byte order mark."""
-    return _csv(context, await _chosen(context, "accepted"), "accepted")
-
-
-@routes.get("/decisions.tsv", include_in_schema=False)
-async def decisions_as_tsv(
+@routes.get("/decisions.json", include_in_schema=False)
+async def decisions_as_json(
     context: Context, filter: Filtered, q: Text = "", verdict: Chosen = "all"
+) -> schemas.DecisionList:
+    """The page of decisions as JSON."""
+    every = await decisions(context)
+    every.decisions = await _chosen(context, verdict, q=q, filter=filter)
+    return every
+
+
+@routes.get("/decisions.{suffix}", include_in_schema=False)
+async def decisions_as_file(
+    context: Context,
+    suffix: Literal["csv", "tsv", "nt"],
+    filter: Filtered,
+    q: Text = "",
+    verdict: Chosen | None = None,
 ) -> Response:
-    """Decisions for programs."""
-    return _tsv(context, await _chosen(context, verdict, q=q, filter=filter), verdict)
+    """Decisions for spreadsheets and programs; as RDF, which has no verdicts, the accepted ones."""
+    verdict = verdict or ("accepted" if suffix == "nt" else "all")
+    return _file(context, await _chosen(context, verdict, q=q, filter=filter), verdict, suffix)
 
 
-@routes.get("/decisions.csv", include_in_schema=False)
-async def decisions_as_csv(
-    context: Context, filter: Filtered, q: Text = "", verdict: Chosen = "all"
+def _file(
+    context: RequestContext, decisions: list[Decision], verdict: Chosen, suffix: str
 ) -> Response:
-    """Decisions for spreadsheets."""
-    return _csv(context, await _chosen(context, verdict, q=q, filter=filter), verdict)
-
-
-@routes.get("/decisions.nt", include_in_schema=False)
-async def decisions_as_ntriples(
-    context: Context, filter: Filtered, q: Text = "", verdict: Chosen = "accepted"
-) -> Response:
-    """The triples as RDF, which has no verdicts."""
-    chosen = await _chosen(context, verdict, q=q, filter=filter)
-    body = as_ntriples(decision.triple for decision in chosen).encode()
-    return _download(context, body, verdict, suffix="nt", media_type="application/n-triples")
-
-
-def _tsv(context: RequestContext, decisions: list[Decision], verdict: Chosen) -> Response:
-    body = as_tsv(decisions).encode()
-    return _download(context, body, verdict, suffix="tsv", media_type="text/tab-separated-values")
-
-
-def _csv(context: RequestContext, decisions: list[Decision], verdict: Chosen) -> Response:
-    # Spreadsheets recognize UTF-8 by a byte order mark.
-    body = as_csv(decisions).encode("utf-8-sig")
-    return _download(context, body, verdict, suffix="csv", media_type="text/csv")
+    if suffix == "nt":
+        text = as_ntriples(decision.triple for decision in decisions)
+    else:
+        text = as_csv(decisions) if suffix == "csv" else as_tsv(decisions)
+    what = "decisions" if verdict == "all" else verdict
+    return attachment(text, f"{context.run.name}-{what}.{suffix}")
 
 
 async def _chosen(
@@ -235,6 +228,37 @@ def _searched(context: RequestContext, decision: Decision) -> str:
     return "\n".join(texts).casefold()
 
 
+class DecidedFact(NamedTuple):
+    """A decided fact by ids, what the model says about it now, and the remarks on it."""
+
+    ids: tuple[int, int, int]
+    verdict: Verdict
+    prediction: Prediction
+    remarks: Remarks
+
+
+async def decided_facts(
+    context: RequestContext, is_chosen: Callable[[Decision], bool]
+) -> list[DecidedFact]:
+    """The chosen decided facts whose names the graph has, the most probable first."""
+    graph = context.run.graph
+    ids = []
+    verdicts = []
+    for decision in context.decided.by_triple.values():
+        head, relation, tail = decision.triple
+        is_in_graph = head in graph.entities and tail in graph.entities
+        if is_in_graph and relation in graph.relations and is_chosen(decision):
+            ids.append(
+                (graph.entities.id(head), graph.relations.id(relation), graph.entities.id(tail))
+            )
+            verdicts.append(decision.verdict)
+    triples = np.array(ids).reshape(-1, 3)
+    remarks = await context.in_thread(lambda: context.run.remarker.of_triples(triples))
+    rows = zip(ids, verdicts, await context.score(ids), remarks, strict=True)
+    facts = [DecidedFact(*row) for row in rows]
+    return sorted(facts, key=lambda fact: -(fact.prediction.probability or 0.0))
+
+
 def named_triple(context: RequestContext, decision: Decision) -> schemas.Triple:
     """The triple of a decision with labels; a name that the graph does not have has none."""
     graph = context.run.graph
@@ -246,25 +270,6 @@ def named_triple(context: RequestContext, decision: Decision) -> schemas.Triple:
         else:
             items[part] = schemas.Item(id=-1, name=name, label=name)
     return schemas.Triple(**items)
-
-
-def _download(
-    context: RequestContext, body: bytes, verdict: Chosen, *, suffix: str, media_type: str
-) -> Response:
-    run = re.sub(r"[^a-zA-Z0-9._-]", "_", context.run.name)
-    what = "decisions" if verdict == "all" else verdict
-    headers = {"Content-Disposition": f'attachment; filename="{run}-{what}.{suffix}"'}
-    return Response(body, media_type=f"{media_type}; charset=utf-8", headers=headers)
-
-
-@routes.get("/decisions.json", include_in_schema=False)
-async def decisions_as_json(
-    context: Context, filter: Filtered, q: Text = "", verdict: Chosen = "all"
-) -> schemas.DecisionList:
-    """The page of decisions as JSON."""
-    every = await decisions(context)
-    every.decisions = await _chosen(context, verdict, q=q, filter=filter)
-    return every
 
 
 @pages.get("/decisions")

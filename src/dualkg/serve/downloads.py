@@ -24,6 +24,13 @@ from dualkg.serve.service import RequestContext
 from dualkg.serve.templating import facet_values, page_router
 
 routes = page_router()
+# Media types by the endings of files.
+FORMATS = {
+    "csv": "text/csv",
+    "json": "application/json",
+    "tsv": "text/tab-separated-values",
+    "nt": "application/n-triples",
+}
 MAX_CHOSEN = 100  # values of all facets
 MAX_VALUE_LENGTH = 300  # characters, of a facet and its value
 UNDECIDED = "undecided"
@@ -43,42 +50,43 @@ def table(name: str, *, of_facts: bool = False) -> Callable[[TableFunction], Tab
     """Serve the rows that a function returns, which are triples with `of_facts`."""
 
     def register(make_rows: TableFunction) -> TableFunction:
-        # FastAPI reads the parameters of the function that is wrapped.
-        @wraps(make_rows)
-        async def send_csv(*args: Any, **parameters: Any) -> Response:
-            made = await make_rows(*args, **parameters)
-            # Spreadsheets recognize UTF-8 by a byte order mark.
-            return attached(made, "csv", as_csv(made.rows).encode("utf-8-sig"), "text/csv")
-
-        @wraps(make_rows)
-        async def send_json(*args: Any, **parameters: Any) -> Response:
-            made = await make_rows(*args, **parameters)
-            return JSONResponse({"run": made.run, "rows": made.rows})
-
-        @wraps(make_rows)
-        async def send_tsv(*args: Any, **parameters: Any) -> Response:
-            made = await make_rows(*args, **parameters)
-            return attached(made, "tsv", as_tsv(made.rows).encode(), "text/tab-separated-values")
-
-        @wraps(make_rows)
-        async def send_ntriples(*args: Any, **parameters: Any) -> Response:
-            made = await make_rows(*args, **parameters)
-            triples = ((row["head"], row["relation"], row["tail"]) for row in made.rows)
-            return attached(made, "nt", as_ntriples(triples).encode(), "application/n-triples")
-
-        def attached(made: Table, suffix: str, body: bytes, media_type: str) -> Response:
-            filename = re.sub(r"[^a-zA-Z0-9._-]", "_", f"{made.run}-{name}.{suffix}")
-            headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
-            return Response(body, media_type=f"{media_type}; charset=utf-8", headers=headers)
-
-        if of_facts:
-            routes.add_api_route(f"/table/{name}.tsv", send_tsv, response_model=None)
-            routes.add_api_route(f"/table/{name}.nt", send_ntriples, response_model=None)
-        routes.add_api_route(f"/table/{name}.csv", send_csv, response_model=None)
-        routes.add_api_route(f"/table/{name}.json", send_json, response_model=None)
+        for suffix in FORMATS if of_facts else ("csv", "json"):
+            send = _sender(make_rows, name, suffix)
+            routes.add_api_route(f"/table/{name}.{suffix}", send, response_model=None)
         return make_rows
 
     return register
+
+
+def _sender(make_rows: TableFunction, name: str, suffix: str) -> Callable[..., Any]:
+    """A route that sends a table in a format."""
+
+    @wraps(make_rows)  # FastAPI reads the parameters of the function that is wrapped
+    async def send(*args: Any, **parameters: Any) -> Response:
+        made = await make_rows(*args, **parameters)
+        if suffix == "json":
+            return JSONResponse({"run": made.run, "rows": made.rows})
+        if suffix == "csv":
+            text = as_csv(made.rows)
+        elif suffix == "tsv":
+            text = as_tsv(made.rows)
+        else:
+            text = as_ntriples((row["head"], row["relation"], row["tail"]) for row in made.rows)
+        return attachment(text, f"{made.run}-{name}.{suffix}")
+
+    return send
+
+
+def attachment(text: str, filename: str) -> Response:
+    """A file to save, whose format is the ending of its name."""
+    suffix = filename.rpartition(".")[2]
+    filename = re.sub(r"[^a-zA-Z0-9._-]", "_", filename)
+    return Response(
+        # Spreadsheets recognize UTF-8 by a byte order mark.
+        text.encode("utf-8-sig" if suffix == "csv" else "utf-8"),
+        media_type=f"{FORMATS[suffix]}; charset=utf-8",
+        headers={"Content-Disposition": f'attachment; filename="{filename}"'},
+    )
 
 
 def as_csv(rows: Iterable[Row]) -> str:

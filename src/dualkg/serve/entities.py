@@ -7,6 +7,7 @@ from urllib.parse import quote
 import numpy as np
 from fastapi import Response
 
+from dualkg.serve.decisions import decided_facts
 from dualkg.serve.downloads import Filtered, Table, fact_row, item_row, table, triple_row
 from dualkg.serve.entity_facts import known_facts, predicted_facts
 from dualkg.serve.errors import NotFound
@@ -85,21 +86,9 @@ async def _decided_facts(context: RequestContext, entity: int) -> dict[str, list
     """The accepted and the rejected facts of an entity that the graph does not have."""
     graph = context.run.graph
     name = graph.entities[entity]
-    triples = []
-    verdicts = []
-    for (head, relation, tail), decision in context.decided.by_triple.items():
-        is_in_graph = head in graph.entities and tail in graph.entities
-        is_in_graph = is_in_graph and relation in graph.relations
-        if name in (head, tail) and is_in_graph:
-            ids = (graph.entities.id(head), graph.relations.id(relation), graph.entities.id(tail))
-            triples.append(ids)
-            verdicts.append(decision.verdict)
     by_verdict: dict[str, list[LabelledFact]] = {"accepted": [], "rejected": []}
-    listed = np.array(triples).reshape(-1, 3)
-    remarks = await context.in_thread(lambda: context.run.remarker.of_triples(listed))
-    scored = zip(triples, verdicts, await context.score(triples), remarks, strict=True)
-    ordered = sorted(scored, key=lambda row: -(row[2].probability or 0.0))
-    for ids, verdict, prediction, of_triple in ordered:
+    found = await decided_facts(context, lambda decision: name in (decision.head, decision.tail))
+    for ids, verdict, prediction, remarks in found:
         if prediction.split is None:
             fact = LabelledFact.of(
                 graph,
@@ -108,7 +97,7 @@ async def _decided_facts(context: RequestContext, entity: int) -> dict[str, list
                 probability=prediction.probability,
                 answer_probability=prediction.answer_probability,
             )
-            fact.remark(graph, of_triple)
+            fact.remark(graph, remarks)
             by_verdict[verdict].append(fact)
     return by_verdict
 

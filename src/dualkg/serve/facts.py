@@ -7,16 +7,15 @@ from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from fastapi import Depends, Query, Response
 from fastapi.responses import StreamingResponse
 
 from dualkg.errors import DualkgError, RequestError
 from dualkg.inference.completion import Completion
-from dualkg.inference.decisions import Triple
+from dualkg.inference.decisions import Decision, Triple
 from dualkg.serve import schemas
 from dualkg.serve.background import SearchProgress
-from dualkg.serve.decisions import decisions
+from dualkg.serve.decisions import decided_facts, decisions
 from dualkg.serve.downloads import Filtered, Table, fact_row, table
 from dualkg.serve.entity_facts import Remarks
 from dualkg.serve.errors import BusyError
@@ -286,42 +285,33 @@ async def _decided_lines(
     """Decided facts with what the model says about them now, the most probable first."""
     graph = context.run.graph
     decided = context.decided
-    triples = []
-    for decision in decided.by_triple.values():
-        head, relation, tail = decision.triple
-        is_in_graph = head in graph.entities and tail in graph.entities
-        if decision.verdict != show or not is_in_graph or relation not in graph.relations:
-            continue
-        ids = (graph.entities.id(head), graph.relations.id(relation), graph.entities.id(tail))
-        admits_relation = options["relations"] is None or ids[1] in options["relations"]
-        if admits_relation and (options["heads"] is None or ids[0] in options["heads"]):
-            triples.append(ids)
+    relations = {graph.relations[id] for id in options["relations"] or ()}
+    heads = {graph.entities[id] for id in options["heads"] or ()}
 
-    rows = []
-    for ids, prediction in zip(triples, await context.score(triples), strict=True):
-        probability = prediction.probability
-        if (probability or 0.0) >= options["min_probability"]:
-            rows.append((-(probability or 0.0), ids, prediction))
-    rows = sorted(rows)[: options["top"]]
-    listed = np.array([ids for _, ids, _ in rows])
-    remarks = await context.in_thread(lambda: context.run.remarker.of_triples(listed))
-    lines = []
-    for number, (_, ids, prediction) in enumerate(rows, start=1):
-        triple = schemas.Triple.of(graph, *ids)
+    def is_chosen(decision: Decision) -> bool:
+        admits_relation = not relations or decision.relation in relations
+        admits_head = not heads or decision.head in heads
+        return decision.verdict == show and admits_relation and admits_head
+
+    lines: list[CompletionLine] = []
+    for fact in await decided_facts(context, is_chosen):
+        prediction = fact.prediction
+        is_probable = (prediction.probability or 0.0) >= options["min_probability"]
+        if len(lines) == options["top"] or not is_probable:
+            break
+        triple = schemas.Triple.of(graph, *fact.ids)
         line = CompletionLine(
             kind="triple",
-            rank=number,
-            head=triple.head,
-            relation=triple.relation,
-            tail=triple.tail,
+            rank=len(lines) + 1,
+            **dict(triple),
             probability=prediction.probability,
             answer_probability=prediction.answer_probability,
             score=prediction.score,
-            verdict=show,
+            verdict=fact.verdict,
             both_directions=triple.relation.name in decided.symmetric or None,
         )
         if prediction.split is None:  # else the graph has learned it since
-            line.remark(graph, remarks[number - 1])
+            line.remark(graph, fact.remarks)
         lines.append(line)
     return [*lines, CompletionLine(kind="end", num_triples=len(lines))]
 

@@ -20,7 +20,6 @@ from dualkg.serve.served import ServedRun
 from dualkg.serve.service import Context
 from dualkg.serve.templating import (
     api_router,
-    links,
     page,
     page_router,
     page_url,
@@ -30,13 +29,12 @@ from dualkg.serve.templating import (
 
 routes = api_router("entities")
 pages = page_router()
-FIRST = "/entities/0/name"  # the JSON pointer to the first name of `MatchedEntities`
 MAX_RELATION = 40  # characters of the relation of a found entity
 NUM_RELATIONS = 5
 Typed = Annotated[str, Query(max_length=MAX_NAME_LENGTH)]
 
 
-@routes.get("/api/entities", responses=links(entity={"name": FIRST}, similar={"entity": FIRST}))
+@routes.get("/api/entities")
 async def entities(
     context: Context,
     q: Annotated[

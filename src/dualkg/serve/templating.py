@@ -191,25 +191,6 @@ def page_router() -> APIRouter:
     return APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
-def links(**pointers_by_operation: dict[str, str]) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI links: the GET requests that the names in a response can be used for.
-
-    For every operation, the parameters are given as JSON pointers into the response.
-    """
-    operations = {}
-    for operation, pointers in pointers_by_operation.items():
-        path = f"/api/{operation.replace('_', '-')}"
-        if "name" in pointers:
-            path += "/{name}"
-        operations[operation] = {
-            "operationRef": f"#/paths/{path.replace('/', '~1')}/get",
-            "parameters": {
-                parameter: f"$response.body#{pointer}" for parameter, pointer in pointers.items()
-            },
-        }
-    return {200: {"links": operations}}
-
-
 def api_router(tag: str) -> APIRouter:
     return APIRouter(tags=[tag], responses=RESPONSES)
 

@@ -16,7 +16,6 @@ from dualkg.serve.service import Context, RequestContext
 from dualkg.serve.templating import (
     CopiedQuery,
     api_router,
-    links,
     page,
     page_router,
     page_url,
@@ -26,29 +25,18 @@ from dualkg.serve.templating import (
 
 routes = api_router("queries")
 pages = page_router()
-# JSON pointers to the names of the first triple of `Scores`.
-HEAD = "/scores/0/head/name"
-RELATION = "/scores/0/relation/name"
-TAIL = "/scores/0/tail/name"
-SCORE_LINKS = links(
-    tails={"head": HEAD, "relation": RELATION},
-    heads={"relation": RELATION, "tail": TAIL},
-    relations={"head": HEAD, "tail": TAIL},
-    prediction_set={"entity": HEAD, "relation": RELATION},
-    explain={"head": HEAD, "relation": RELATION, "tail": TAIL},
-)
 NUM_OTHERS = 8  # known answers beside an explanation
 NUM_FACTS_OF_END = 6
 Bins = list[dict[str, Any]]
 
 
-@routes.get("/api/score", response_model=Scores, responses=SCORE_LINKS)
+@routes.get("/api/score", response_model=Scores)
 async def score(context: Context, head: Head, relation: Relation, tail: Tail) -> Response:
     """The score and the probability of one triple."""
     return await scores(context, Triples(triples=[(head, relation, tail)]))
 
 
-@routes.post("/api/score", response_model=Scores, responses=SCORE_LINKS)
+@routes.post("/api/score", response_model=Scores)
 async def scores(context: Context, triples: Triples) -> Response:
     """The scores of several triples, in the order of the request."""
     ids = await context.ids_of(triples.triples)
@@ -66,10 +54,9 @@ def _scores(
         for part, ids_of_part in zip(PARTS, zip(*ids, strict=True), strict=True)
     ]
     rows = []
-    for head, relation, tail, prediction in zip(*items, predictions, strict=True):
-        verdict = decided.verdict(head.name, relation.name, tail.name) if decided else None
-        parts = {"head": head, "relation": relation, "tail": tail}
-        rows.append(Score.of_prediction(prediction, verdict=verdict, **parts))
+    for *parts, prediction in zip(*items, predictions, strict=True):
+        verdict = decided.verdict(*(item.name for item in parts)) if decided else None
+        rows.append(Score.of_triple(parts, prediction, verdict))
     return Scores.model_construct(run=context.run.name, scores=rows)
 
 
