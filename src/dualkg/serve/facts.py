@@ -135,7 +135,8 @@ def _stream(
         except DualkgError as error:
             yield f"{dump(CompletionLine(kind='error', error=str(error)))}\n"
 
-    return StreamingResponse(lines(), media_type="application/x-ndjson")
+    headers = {"X-Accel-Buffering": "no"}  # a proxy passes each line on at once
+    return StreamingResponse(lines(), media_type="application/x-ndjson", headers=headers)
 
 
 async def completion(
