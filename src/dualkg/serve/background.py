@@ -12,11 +12,10 @@ from contextlib import suppress
 from threading import Event, Lock, Thread
 from typing import Any, NamedTuple
 
-from dualkg.analysis.projection import Vectors, first_positions
 from dualkg.inference.completion import Completion
 from dualkg.logs import TimeLeft
 from dualkg.serve.errors import BusyError
-from dualkg.serve.served import ServedRun
+from dualkg.serve.served import Positions, ServedRun
 
 MAP_PATIENCE = 60.0  # seconds after which a map that nobody asks for is no longer computed
 MAX_KEPT = 100  # results
@@ -231,10 +230,10 @@ class MapWork:
     """A map that is read or computed, and how much of it is done."""
 
     def __init__(self) -> None:
-        self.future: Future[Vectors] = Future()
+        self.future: Future[Positions] = Future()
         # A request that is cancelled cannot cancel a future that is running.
         self.future.set_running_or_notify_cancel()
-        self.positions: Vectors | None = None  # so far
+        self.positions: Positions | None = None  # so far
         self.done = 0.0
         self.seconds_left: float | None = None
         self.asked_at = time.monotonic()
@@ -244,7 +243,7 @@ class MapWork:
     def has_failed(self) -> bool:
         return self.future.done() and self.future.exception() is not None
 
-    def report_positions(self, positions: Vectors) -> None:
+    def report_positions(self, positions: Positions) -> None:
         self.positions = positions
 
     def report(self, share: float) -> None:
@@ -278,6 +277,8 @@ class Maps:
     def _compute(self, run: ServedRun, work: MapWork) -> None:
         try:
             if self._computing.locked():  # the first picture need not wait for another map
+                from dualkg.analysis.projection import first_positions
+
                 work.report_positions(first_positions(run.run.model))
             with self._computing:
                 positions = run.compute_map(

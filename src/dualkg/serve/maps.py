@@ -8,12 +8,11 @@ import numpy as np
 from fastapi import Query, Response
 from fastapi.responses import JSONResponse
 
-from dualkg.analysis.projection import Vectors
 from dualkg.data.roles import End
 from dualkg.logs import describe_time_left
 from dualkg.serve.queries import page_query, query_results
 from dualkg.serve.schemas import MAX_NAME_LENGTH, EntityMap, Item, ScoredItem, as_json
-from dualkg.serve.served import ServedRun
+from dualkg.serve.served import Positions, ServedRun
 from dualkg.serve.service import Context, RequestContext
 from dualkg.serve.templating import (
     api_router,
@@ -88,7 +87,7 @@ async def entity_map(
 
 
 def _unfinished_map(
-    run: ServedRun, content: dict[str, Any], positions: Vectors | None, *, is_whole: bool
+    run: ServedRun, content: dict[str, Any], positions: Positions | None, *, is_whole: bool
 ) -> Response:
     """The response 202, with the positions so far or with all of the map so far."""
     if positions is not None:

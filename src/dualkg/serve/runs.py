@@ -10,7 +10,6 @@ from fastapi import Depends, Query, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
-from dualkg.analysis.sparsity import storage_of
 from dualkg.errors import RequestError
 from dualkg.evaluation.comparison import (
     check_comparable,
@@ -204,6 +203,8 @@ def _reports(run: Run, folder: RunFolder | None) -> dict[str, Any]:
 
 
 def _sparsity(run: Run) -> dict[str, Any] | None:
+    from dualkg.analysis.sparsity import storage_of  # which imports all that trains
+
     try:
         storage = storage_of(run.model)
     except RequestError:  # a model whose vectors are not a table

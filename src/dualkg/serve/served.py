@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
-from dualkg.analysis.projection import Vectors, entity_map
 from dualkg.data.entity_types import EntityTypes
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.inspection import Inspection
@@ -28,8 +28,22 @@ from dualkg.training.errors import RunInTraining
 from dualkg.training.run import Run
 from dualkg.training.run_folder import RunFolder
 
+# Coordinates of entities in the plane, `(num_entities, 2)`.
+Positions = npt.NDArray[np.float64]
 # Scores of a search for new facts that begins when a page is open: some seconds on two cores.
 MAX_SCORES = 10**9
+
+
+def compute_map(
+    run: Run,
+    *,
+    on_progress: Callable[[float], None],
+    on_positions: Callable[[Positions], None],
+) -> Positions:
+    """The position of each entity, from the file of the map or computed."""
+    from dualkg.analysis.projection import entity_map  # few requests are for a map
+
+    return entity_map(run, on_progress=on_progress, on_positions=on_positions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +54,7 @@ class ServedRun:
     run: Run
     predictor: Predictor
     complete: Callable[..., Completion] = complete
-    compute_map: Callable[..., Vectors] = entity_map
+    compute_map: Callable[..., Positions] = compute_map
 
     @classmethod
     def of(cls, run: Run, *, name: str, device: str | None = None) -> Self:
