@@ -150,10 +150,11 @@ class DiagonalOps(RelationOps):
         self.relation_table.update(self.step.adagrad)
 
 
-class GroupedOps(RelationOps):
-    """Relations that are matrices.
+class MatrixOps(RelationOps):
+    """Relations that are matrices, or mixtures of the matrices of a core tensor.
 
-    Triples are grouped by relation, so that each matrix is read and updated once.
+    Triples are grouped by relation, so that each matrix is read and updated once. Mixtures are
+    formed for each step, which updates the core and the mixing rows.
     """
 
     def __init__(self, step: Bf16Step, regularizer: PowerSum) -> None:
@@ -165,12 +166,31 @@ class GroupedOps(RelationOps):
         # t Rᵀ is needed to predict heads, and by some regularizers.
         regularized = {"mapped_tail", "head_residual"} & regularizer.term_weights.keys()
         self.maps_tails = len(step.sides) == 2 or bool(regularized)
+        self.is_mixed = step.model.relation_kernel == "mixtures"
+        if self.is_mixed:
+            self._prepare_mixtures()
+
+    def _prepare_mixtures(self) -> None:
+        """Make space for the matrices of all relations and their gradients."""
+        relations = self.step.model.relations
+        core = self.step.model.get_parameter("core")
+        self.rows = relations.detach().flatten(1)
+        self.core = core.detach().flatten(1)
+        self.row_sums = self.step.optimizer.state[relations]["sum"].flatten(1)
+        self.core_sums = self.step.optimizer.state[core]["sum"].flatten(1)
+        self.relations, self.slopes = self.rows.new_zeros(2, len(self.rows), self.core.shape[1])
+        # Stamps of rows that no sparse gradient was ever added to.
+        most_rows = max(len(self.rows), len(self.core))
+        self.never = torch.zeros(most_rows, dtype=torch.int32, device=self.rows.device)
 
     def _buffers(self, spaces: tuple[Workspace, ...], size: int) -> list[Tensor]:
         return [space.of(size, self.step.model.dim, self.relations) for space in spaces]
 
     def map(self, batch: Tensor, given: int, mapped: Tensor, queries: QueryGroups | None) -> None:
         """Map all triples: the regularizer and the matrices need them, not the queries alone."""
+        if given == HEAD and self.is_mixed:
+            with matmul_precision("tf32"):
+                torch.mm(self.rows, self.core, out=self.relations)
         if given == HEAD:
             self.groups = matrices.TriplesByRelation.of(
                 batch[:, 1].contiguous(), self.step.model.num_relation_ids
@@ -234,40 +254,10 @@ class GroupedOps(RelationOps):
             to_mapped=self._buffers(self.to_mapped, len(batch)),
         )
 
-
-class MatrixOps(GroupedOps):
-    """Stored matrices."""
-
     def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
-        self._pass_over_matrices(batch, penalty, self.relation_sums, step=True)
-
-
-class MixtureOps(GroupedOps):
-    """Matrices that are mixtures of a core tensor.
-
-    They are formed for each step, which updates the core and the mixing rows.
-    """
-
-    def __init__(self, step: Bf16Step, regularizer: PowerSum) -> None:
-        super().__init__(step, regularizer)
-        relations = step.model.relations
-        core = step.model.get_parameter("core")
-        self.rows = relations.detach().flatten(1)
-        self.core = core.detach().flatten(1)
-        self.row_sums = step.optimizer.state[relations]["sum"].flatten(1)
-        self.core_sums = step.optimizer.state[core]["sum"].flatten(1)
-        self.relations, self.slopes = self.rows.new_zeros(2, len(self.rows), self.core.shape[1])
-        # Stamps of rows that no sparse gradient was ever added to.
-        most_rows = max(len(self.rows), len(self.core))
-        self.never = torch.zeros(most_rows, dtype=torch.int32, device=self.rows.device)
-
-    def map(self, batch: Tensor, given: int, mapped: Tensor, queries: QueryGroups | None) -> None:
-        if given == HEAD:
-            with matmul_precision("tf32"):
-                torch.mm(self.rows, self.core, out=self.relations)
-        super().map(batch, given, mapped, queries)
-
-    def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
+        if not self.is_mixed:
+            self._pass_over_matrices(batch, penalty, self.relation_sums, step=True)
+            return
         self.slopes.zero_()
         self._pass_over_matrices(batch, penalty, self.slopes, step=False)
         with matmul_precision("tf32"):
@@ -279,13 +269,6 @@ class MixtureOps(GroupedOps):
     def _update(self, table: Tensor, sums: Tensor, slope: Tensor) -> None:
         gradients = RowGradients(table, slope, self.never[: len(table)])
         adagrad_(gradients, sums, product=slope, **self.step.adagrad)
-
-
-OPS: dict[str | None, type[RelationOps]] = {
-    "rows": DiagonalOps,
-    "matrices": MatrixOps,
-    "mixtures": MixtureOps,
-}
 
 
 class Bf16Step(ABC):
@@ -312,7 +295,8 @@ class Bf16Step(ABC):
         self.width = model.entities.shape[1]
         self.side_stream = stream(model.device, "side")
         self._make_tables()
-        self.relation_ops = OPS[model.relation_kernel](self, regularizer)
+        kind = DiagonalOps if model.relation_kernel == "rows" else MatrixOps
+        self.relation_ops: RelationOps = kind(self, regularizer)
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""
