@@ -33,10 +33,9 @@ from dualkg.models.base import EmbeddingModel, Factors, Model
 from dualkg.models.bilinear import Dual
 from dualkg.models.partial import PartialModel
 from dualkg.regularizers import REGULARIZERS, Regularizer
-from dualkg.tables.base import DeviceTables, EntityTables, local_tables
+from dualkg.tables.base import TABLE_NAMES, DeviceTables, EntityTables, local_tables
 from dualkg.tables.checkpoints import DAMAGED_SHARD, shard_file
 from dualkg.tables.liveness import Liveness
-from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.tables.processes import Processes
 from dualkg.tables.shard import Shard
 from dualkg.training import distributed, run

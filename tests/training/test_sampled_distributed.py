@@ -14,9 +14,8 @@ from dualkg.data.graph import Graph
 from dualkg.kernels import cpu
 from dualkg.kernels.scores import Targets
 from dualkg.models.partial import PartialModel
-from dualkg.tables.base import DeviceTables, local_tables
+from dualkg.tables.base import TABLE_NAMES, DeviceTables, local_tables
 from dualkg.tables.gradients import SparseGradients
-from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.tables.processes import Processes
 from dualkg.tables.shard import Shard
 from dualkg.training.distributed import build_trainer, group_shard

@@ -26,8 +26,7 @@ from dualkg.kernels.hardware import gpu_kernels_unavailable
 from dualkg.kernels.hashing import hash_columns
 from dualkg.kernels.scores import RankTargets, count_with_torch
 from dualkg.models.base import SIDES, Model
-from dualkg.tables.base import EntityTables
-from dualkg.tables.lookup import TABLE_NAMES, Side
+from dualkg.tables.base import TABLE_NAMES, EntityTables, Side
 
 Counts = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]

@@ -22,7 +22,7 @@ from dualkg.inference.rules import RuleCount, count_rule
 from dualkg.inference.supporting_paths import find_paths
 from dualkg.models.base import Model
 from dualkg.models.paths import PathNetwork
-from dualkg.tables.lookup import Side
+from dualkg.tables.base import Side
 
 Ids = tuple[int, int, int]
 Floats = npt.NDArray[np.float64]

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from dualkg.errors import InvalidValue
 from dualkg.files import atomic_folder, check_new_folder, contents, file_record, locked
 from dualkg.models.base import Model
-from dualkg.tables.lookup import TABLE_NAMES
+from dualkg.tables.base import TABLE_NAMES
 from dualkg.training.environment import environment
 from dualkg.training.recipe import ModelConfig
 from dualkg.training.run import Run

@@ -37,7 +37,7 @@ from dualkg.logs import ProgressLog
 from dualkg.models.base import Model
 from dualkg.models.bilinear import BilinearModel, Dual
 from dualkg.models.distance import NormModel
-from dualkg.tables.lookup import Side
+from dualkg.tables.base import Side
 
 Vectors = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]

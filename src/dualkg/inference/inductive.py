@@ -23,7 +23,7 @@ from dualkg.losses import Loss, OneVsAll
 from dualkg.models.base import Factors, Model
 from dualkg.models.bilinear import BilinearModel
 from dualkg.regularizers import DURA, PowerSum, Regularizer, is_power_sum
-from dualkg.tables.lookup import Side, lookup
+from dualkg.tables.base import Side, lookup
 
 if TYPE_CHECKING:
     from dualkg.training.recipe import Recipe

@@ -29,7 +29,7 @@ from dualkg.inference.scoring import (
     score_queries,
 )
 from dualkg.models.base import Model
-from dualkg.tables.lookup import Side
+from dualkg.tables.base import Side
 
 SIDES: tuple[Side, ...] = ("tail", "head")
 MIN_TRIPLES = 50  # valid triples that a relation needs for a threshold of its own

@@ -25,7 +25,7 @@ from dualkg.inference.probability import (
 )
 from dualkg.inference.scoring import Ids, query_block_size, score_queries
 from dualkg.models.base import Model
-from dualkg.tables.lookup import Side
+from dualkg.tables.base import Side
 
 if TYPE_CHECKING:
     from dualkg.inference.explanation import Explanation

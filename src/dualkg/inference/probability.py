@@ -60,7 +60,7 @@ from dualkg.inference.scoring import (
 )
 from dualkg.logs import ProgressLog
 from dualkg.models.base import Model
-from dualkg.tables.lookup import Side
+from dualkg.tables.base import Side
 
 ROUNDING = 1e-9  # difference of log odds that counts as none
 MAX_CACHED = 2**20  # normalizers in a cache, which take about 150 MB

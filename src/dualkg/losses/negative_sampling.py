@@ -17,7 +17,7 @@ from dualkg.kernels.hashing import STEP, hash_columns, shift_right, splitmix64
 from dualkg.losses.base import LOSSES, Loss
 from dualkg.losses.queries import TrainingAnswers
 from dualkg.models.base import SIDES, Factors, Model
-from dualkg.tables.lookup import Side
+from dualkg.tables.base import Side
 
 __all__ = ["MarginRanking", "NegativeSampling"]
 

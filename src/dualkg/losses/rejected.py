@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dualkg.losses.base import BoundLoss
 from dualkg.models.base import Factors, Model
-from dualkg.tables.lookup import Side
+from dualkg.tables.base import Side
 from dualkg.tables.scores import EntityScores
 
 MAX_DRAWN = 128  # rejected triples of a step

@@ -24,7 +24,7 @@ from dualkg.losses.negative_sampling import (
 )
 from dualkg.losses.queries import QueryGroups, TrainingAnswers
 from dualkg.models.base import Factors, Model
-from dualkg.tables.lookup import Side
+from dualkg.tables.base import Side
 from dualkg.tables.scores import EntityScores, cross_entropy, weighted_mean
 from dualkg.tables.shard import RowOrder
 

@@ -21,8 +21,7 @@ from dualkg.data.triples import GraphShape
 from dualkg.errors import InvalidValue, RequestError
 from dualkg.kernels.noise import fill_normal_, fill_uniform_, table_key
 from dualkg.registry import Registry
-from dualkg.tables.base import EntityTables, local_tables
-from dualkg.tables.lookup import TABLE_NAMES, Side, lookup
+from dualkg.tables.base import TABLE_NAMES, EntityTables, Side, local_tables, lookup
 
 if TYPE_CHECKING:
     from dualkg.data.graph import Graph

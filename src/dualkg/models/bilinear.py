@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dualkg.errors import InvalidValue, RequestError
 from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm
-from dualkg.tables.lookup import Side, lookup
+from dualkg.tables.base import Side, lookup
 
 __all__ = ["BilinearModel", "Dual"]
 

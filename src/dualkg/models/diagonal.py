@@ -12,7 +12,7 @@ from dualkg.data.triples import GraphShape
 from dualkg.kernels import products
 from dualkg.models.base import MODELS, Factors
 from dualkg.models.bilinear import BilinearModel
-from dualkg.tables.lookup import lookup
+from dualkg.tables.base import lookup
 
 if TYPE_CHECKING:
     from dualkg.data.graph import Graph

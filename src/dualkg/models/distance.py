@@ -19,8 +19,7 @@ from dualkg.models.base import MODELS, EmbeddingModel, Factors, InitScale, Score
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import ComplEx, DistMult
 from dualkg.models.matrix import RelationGroups, multiply_groups
-from dualkg.tables.base import local_tables
-from dualkg.tables.lookup import Side, lookup
+from dualkg.tables.base import Side, local_tables, lookup
 
 if TYPE_CHECKING:
     from dualkg.data.graph import Graph

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from dualkg.data.triples import inverse_relations
 from dualkg.errors import InvalidValue, RequestError
 from dualkg.models.base import EmbeddingModel, Factors, Model
-from dualkg.tables.base import EntityTables, local_tables
-from dualkg.tables.lookup import Side
+from dualkg.tables.base import EntityTables, Side, local_tables
 
 if TYPE_CHECKING:
     from dualkg.data.graph import Graph

@@ -14,7 +14,7 @@ from dualkg.data.triples import GraphShape
 from dualkg.errors import InvalidValue, RequestError
 from dualkg.models.base import MODELS, Factors, InitScale
 from dualkg.models.bilinear import BilinearModel
-from dualkg.tables.lookup import lookup
+from dualkg.tables.base import lookup
 
 if TYPE_CHECKING:
     from dualkg.data.graph import Graph

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm, score_rows
 from dualkg.models.bilinear import BilinearModel
-from dualkg.tables.base import local_tables
-from dualkg.tables.lookup import TABLE_NAMES, Side, lookup
+from dualkg.tables.base import TABLE_NAMES, Side, local_tables, lookup
 
 if TYPE_CHECKING:
     from dualkg.tables.scores import EntityScores

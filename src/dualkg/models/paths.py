@@ -26,8 +26,7 @@ from dualkg.models.base import (
     Model,
     Work,
 )
-from dualkg.tables.base import EntityTables, local_tables
-from dualkg.tables.lookup import Side
+from dualkg.tables.base import EntityTables, Side, local_tables
 
 if TYPE_CHECKING:
     from dualkg.data.graph import Graph

@@ -24,7 +24,7 @@ from dualkg.inference.probability import (
 )
 from dualkg.inference.query_classes import NUM_KNOWN, QueryClasses, is_unusual
 from dualkg.inference.scoring import Ids, score_blocks
-from dualkg.tables.lookup import Side
+from dualkg.tables.base import Side
 
 TypeFit = Literal["known", "likely", "unusual"]
 # The mean number of answers per query up to which a second answer is remarkable: most queries of

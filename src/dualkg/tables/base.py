@@ -12,18 +12,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from dualkg.tables.lookup import TABLE_NAMES, lookup
 from dualkg.tables.shard import Shard
 
 if TYPE_CHECKING:
     from dualkg.kernels.scores import RankTargets
     from dualkg.tables.scores import EntityScores
 
+Side = Literal["tail", "head"]
 Draw = Callable[[Tensor], Tensor]  # fills an array with random numbers and returns it
 FillRows = Callable[[Tensor, Tensor], Tensor]  # fills `(n, width)` with the numbers of n entities
 ScoresOf = Callable[[slice | None], Tensor]  # scores of some rows of this process, or of all
@@ -31,11 +32,21 @@ CountBetter = Callable[[Tensor, Tensor, "RankTargets"], Tensor]
 Step = Callable[[Tensor, float], Tensor]
 BuildStep = Callable[[Any, Any], Step]  # the step of a model and an optimizer
 
+TABLE_NAMES = ("entities", "tails")  # parameters of a model that have a row for every entity
 BLOCK_ROWS = 2**14  # rows of a table that are drawn at a time
 # Numbers of a table up to which they are drawn in order, in seconds. Larger tables are drawn row by
 # row, whatever the number of processes.
 LARGEST_IN_ORDER = 2**28
 MAX_COLUMNS = 2**20  # rows of a shard that are scored at a time in a ranking
+
+
+def lookup(table: Tensor, ids: Tensor, *, sparse: bool = False) -> Tensor:
+    """Read rows of a table by id.
+
+    An embedding look-up sums its gradient in a fixed order, which indexing does not. With `sparse`,
+    the gradient of a table that is a parameter has only the rows that were read.
+    """
+    return F.embedding(ids, table, sparse=sparse and table.is_leaf)
 
 
 class EntityTables(ABC):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dualkg.errors import DamagedFile
 from dualkg.files import regular_file
-from dualkg.tables.lookup import TABLE_NAMES
+from dualkg.tables.base import TABLE_NAMES
 from dualkg.tables.shard import Shard
 
 ROWS_AT_ONCE = 1 << 16  # rows of a file in memory, of which a process takes its own

@@ -17,9 +17,8 @@ from dualkg.kernels.gpu.scores import (
     softmax_gradient_,
 )
 from dualkg.kernels.scores import Targets, softmax_
-from dualkg.tables.base import EntityTables
+from dualkg.tables.base import EntityTables, lookup
 from dualkg.tables.gradients import Workspace
-from dualkg.tables.lookup import lookup
 from dualkg.tables.shard import Shard
 
 ALIGNED = 8  # bfloat16 numbers in 16 bytes, to which tensor cores want rows aligned

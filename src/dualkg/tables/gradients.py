@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dualkg.kernels.scores import Targets, softmax_
-from dualkg.tables.base import EntityTables
-from dualkg.tables.lookup import Side
+from dualkg.tables.base import EntityTables, Side
 
 SCORE_BYTES = 32_000_000  # bytes of scores that exist at once on a CPU
 LEAST_ROWS = 500  # rows of scores that make a full matrix product

@@ -29,7 +29,7 @@ from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, DualkgError, InvalidValue, RequestError
 from dualkg.files import file_record, locked, read_text, remove, sync
 from dualkg.models.base import Model
-from dualkg.tables.base import DeviceTables
+from dualkg.tables.base import TABLE_NAMES, DeviceTables
 from dualkg.tables.checkpoints import (
     CheckpointFolder,
     checkpoint_failures,
@@ -39,7 +39,6 @@ from dualkg.tables.checkpoints import (
 )
 from dualkg.tables.files import is_divided, read_own_rows
 from dualkg.tables.liveness import Liveness, Pace
-from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.tables.processes import Processes
 from dualkg.tables.shard import Shard
 from dualkg.training.agreement import check_agreement, check_shared, training_facts

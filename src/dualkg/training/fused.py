@@ -15,6 +15,7 @@ from dualkg.losses.softmax import BoundOneVsAll, BoundSampledSoftmax, target_wei
 from dualkg.models.base import Factors, Model, overridden
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum, Regularizer, is_power_sum
+from dualkg.tables.base import Side
 from dualkg.tables.gradients import (
     DenseGradients,
     LossAndGradient,
@@ -23,7 +24,6 @@ from dualkg.tables.gradients import (
     Workspace,
     softmax_gradient_,
 )
-from dualkg.tables.lookup import Side
 from dualkg.tables.scores import cross_entropy
 from dualkg.training.updates import AnyOptimizer, OnePassAdagrad, step_rows, sum_rows
 

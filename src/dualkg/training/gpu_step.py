@@ -20,6 +20,7 @@ from dualkg.models.base import Factors
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum
+from dualkg.tables.base import TABLE_NAMES
 from dualkg.tables.gpu import (
     BatchRows,
     Bf16Table,
@@ -29,7 +30,6 @@ from dualkg.tables.gpu import (
     padded_shape,
 )
 from dualkg.tables.gradients import Workspace
-from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.fused import stream
 from dualkg.training.updates import AnyOptimizer
 

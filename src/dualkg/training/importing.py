@@ -21,8 +21,7 @@ from dualkg.models import MODELS
 from dualkg.models.base import EmbeddingModel
 from dualkg.models.diagonal import SimplE
 from dualkg.models.distance import AngleModel, RotatE
-from dualkg.tables.base import local_tables
-from dualkg.tables.lookup import TABLE_NAMES
+from dualkg.tables.base import TABLE_NAMES, local_tables
 from dualkg.training.checkpoint import load_weights
 from dualkg.training.classes import find_class
 from dualkg.training.recipe import Data, ModelConfig, Recipe

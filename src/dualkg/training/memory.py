@@ -10,7 +10,7 @@ import torch
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS
 from dualkg.models.base import Model
-from dualkg.tables.lookup import TABLE_NAMES
+from dualkg.tables.base import TABLE_NAMES
 from dualkg.training.recipe import Recipe
 
 RANKING_BYTES = 6 * BLOCK_ELEMENTS  # a block of scores and temporary arrays

@@ -7,9 +7,8 @@ import torch
 from dualkg.data.graph import GraphShape
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
-from dualkg.tables.base import EntityTables, local_tables
+from dualkg.tables.base import TABLE_NAMES, EntityTables, local_tables
 from dualkg.tables.host import HostTables
-from dualkg.tables.lookup import TABLE_NAMES
 from dualkg.training.engines import Job, Requirement, obstacle, unavailable
 from dualkg.training.memory import RANKING_BYTES, available_memory
 from dualkg.training.recipe import Recipe

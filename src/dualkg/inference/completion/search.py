@@ -24,7 +24,7 @@ from dualkg.inference.query_classes import NUM_CLASSES, NUM_KNOWN
 from dualkg.inference.scoring import Ids, check_finite
 from dualkg.logs import ProgressLog
 from dualkg.models.base import Model
-from dualkg.tables.lookup import Side
+from dualkg.tables.base import Side
 
 # Scores of a block: few enough for a CPU's cache, enough to keep a GPU busy.
 MAX_SCORES = {"cpu": 2**22, "cuda": 2**26}
