@@ -8,7 +8,7 @@ from dualkg.kernels.cpu import HAS_NUMBA
 from dualkg.losses.base import Loss
 from dualkg.regularizers import PowerSum
 from dualkg.training.fused import OneVsAllFusedStep, SampledFusedStep
-from dualkg.training.optimizers import Optimizer
+from dualkg.training.optimizers import Optimizer, build_optimizer
 from dualkg.training.steps import ReferenceStep
 from dualkg.training.updates import sum_rows
 from tests.training.test_fused import batches
@@ -32,9 +32,7 @@ def build(graph: kg.Graph, model: str, loss: Loss, regularizer: PowerSum, *, fus
     dtype = torch.float32 if fused else torch.float64
     built = getattr(kg, model)(graph.shape, dim=5, init_scale=0.5, seed=1).to(dtype)
     bound = loss.bind(built, graph, batch_size=9, seed=3)
-    optimizer = Optimizer(learning_rate=0.1).build_for_step(
-        list(built.parameters()), one_pass=fused
-    )
+    optimizer = build_optimizer(Optimizer(learning_rate=0.1), built.parameters(), one_pass=fused)
     if not fused:
         return ReferenceStep(built, bound, regularizer, optimizer)
     kind = SampledFusedStep if isinstance(loss, kg.SampledSoftmax) else OneVsAllFusedStep

@@ -7,7 +7,7 @@ import dualkg as kg
 from dualkg.kernels import cpu
 from dualkg.kernels.scores import Targets
 from dualkg.training.fused import SampledFusedStep
-from dualkg.training.optimizers import Optimizer
+from dualkg.training.optimizers import Optimizer, build_optimizer
 from dualkg.training.steps import ReferenceStep
 from dualkg.training.updates import AnyOptimizer
 from tests.training.test_fused import batches, grouped_by_query
@@ -40,8 +40,8 @@ def build(
         bound = softmax.bind(built, graph, seed=3, grouped_by_query=grouped)
         regularizer = kg.DURA(0.1, plain=0.5, mapped=1.5)
         one_pass = kind is SampledFusedStep
-        optimizer: AnyOptimizer = Optimizer(learning_rate=0.1).build_for_step(
-            list(built.parameters()), one_pass=one_pass
+        optimizer: AnyOptimizer = build_optimizer(
+            Optimizer(learning_rate=0.1), built.parameters(), one_pass=one_pass
         )
     finally:
         torch.set_default_dtype(torch.float32)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -254,8 +254,6 @@ class CheckpointSchedule:
 
 class CheckpointStore(ABC):
     """How a trainer writes and reads its checkpoints."""
-
-    num_copies: ClassVar[int] = 0  # copies in memory of all that is written
 
     @abstractmethod
     def module(self, model: Model) -> nn.Module:

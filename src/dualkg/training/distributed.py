@@ -224,8 +224,6 @@ class FolderStore(CheckpointStore):
     the next start: batches, initial weights and negatives do not depend on it.
     """
 
-    num_copies = 2  # The file is put together in memory, too.
-
     def __init__(self, group: Processes, shard: Shard, parameters: Sequence[str]) -> None:
         self.group = group
         self.shard = shard

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -18,17 +18,27 @@ from dualkg.training.classes import find_class, name_of
 from dualkg.training.updates import AnyOptimizer, OnePassAdagrad
 
 
+class StepKind(NamedTuple):
+    """What a step asks of its optimizer.
+
+    It is to update tables in `one_pass`, or to be `captured` as a CUDA graph.
+    """
+
+    entity_tables: Collection[nn.Parameter] = ()
+    one_pass: bool = False
+    captured: bool = False
+
+
 class Optimizer(Settings, ABC):
     """Learning rate and schedule of an optimizer; `Optimizer(name="Adam")` builds one by name.
 
     The learning rate may rise from zero in the share `warm_up` of training, and decay to zero from
-    the share `decay_from` on. From the share
-    `average_from` on, the weights at the end of each epoch are averaged, and the run keeps the
-    mean.
+    the share `decay_from` on. From the share `average_from` on, the weights at the end of each
+    epoch are averaged, and the run keeps the mean.
 
     An optimizer of your own subclasses this, declares more settings as annotated fields, and
-    implements `build`. `state_tables` is the number of copies of the weights in its state, for the
-    prediction of memory.
+    implements `build`. `state_tables` is the number of copies of the weights in its state, by which
+    memory is checked.
 
     Attributes:
         name: "Adagrad" (the default), "Adam", "SGD", or a class of your own.
@@ -79,14 +89,7 @@ class Optimizer(Settings, ABC):
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """PyTorch's optimizer of these settings."""
 
-    def build_for_step(
-        self,
-        parameters: list[nn.Parameter],
-        *,
-        entity_tables: Collection[nn.Parameter] = (),
-        one_pass: bool = False,
-        captured: bool = False,
-    ) -> AnyOptimizer:
+    def build_for_step(self, parameters: list[nn.Parameter], step: StepKind) -> AnyOptimizer:
         """The optimizer for one kind of step: as fast as possible, or captured as a CUDA graph."""
         return self.build(parameters)
 
@@ -140,17 +143,10 @@ class Adagrad(Optimizer):
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.Adagrad(parameters, **_keywords(self.learning_rate, self.epsilon))
 
-    def build_for_step(
-        self,
-        parameters: list[nn.Parameter],
-        *,
-        entity_tables: Collection[nn.Parameter] = (),
-        one_pass: bool = False,
-        captured: bool = False,
-    ) -> AnyOptimizer:
-        if not (one_pass or self.sums_by_row):
+    def build_for_step(self, parameters: list[nn.Parameter], step: StepKind) -> AnyOptimizer:
+        if not (step.one_pass or self.sums_by_row):
             return self.build(parameters)
-        row_sums = entity_tables if self.sums_by_row else ()
+        row_sums = step.entity_tables if self.sums_by_row else ()
         keywords = _keywords(self.learning_rate, self.epsilon)
         return OnePassAdagrad(parameters, row_sums=row_sums, **keywords)
 
@@ -166,15 +162,8 @@ class Adam(Optimizer):
     def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.Adam(parameters, **_keywords(self.learning_rate, self.epsilon))
 
-    def build_for_step(
-        self,
-        parameters: list[nn.Parameter],
-        *,
-        entity_tables: Collection[nn.Parameter] = (),
-        one_pass: bool = False,
-        captured: bool = False,
-    ) -> AnyOptimizer:
-        if not captured:
+    def build_for_step(self, parameters: list[nn.Parameter], step: StepKind) -> AnyOptimizer:
+        if not step.captured:
             return self.build(parameters)
         # A CUDA graph reads the learning rate from memory of the device.
         keywords = _keywords(self.learning_rate, self.epsilon)
@@ -207,9 +196,8 @@ def build_optimizer(
     captured: bool = False,
 ) -> AnyOptimizer:
     """The optimizer of a step, see `Optimizer.build_for_step`."""
-    return choice.build_for_step(
-        list(parameters), entity_tables=entity_tables, one_pass=one_pass, captured=captured
-    )
+    kind = StepKind(entity_tables, one_pass=one_pass, captured=captured)
+    return choice.build_for_step(list(parameters), kind)
 
 
 def learning_rate(choice: Optimizer, progress: float) -> float:

@@ -70,7 +70,7 @@ When = Literal["start", "between", "end"]  # when a checkpoint is written
 
 
 def check_recipe(path: Path, about: dict[str, Any], *, checkpoint: Path) -> None:
-    """Refuse a file that is not the recipe of a checkpoint; earlier versions noted none."""
+    """Refuse a file that is not the recipe of a checkpoint; the final weights note none."""
     if about.get("recipe") not in (None, recipe_checksum(read_text(path))):
         raise RequestError(
             f"{path} is not the recipe that {checkpoint} was written with: one of them was damaged "
