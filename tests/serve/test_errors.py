@@ -30,8 +30,8 @@ UNREADABLE = "The body cannot be read as JSON: "
 
 # Address, parameters, status, kind, and the beginning of the sentence.
 REFUSED = [
-    ("/api/tails", {"head": "Twnty"}, 404, "NotFound", "No entity is named 'Twnty' among the 40"),
-    ("/api/tails", {"relation": "like"}, 404, "NotFound", "No relation is named 'like' among"),
+    ("/api/tails", {"head": "Twnty"}, 404, "NotFound", "No entity is named 'Twnty'. Did you"),
+    ("/api/tails", {"relation": "like"}, 404, "NotFound", "No relation is named 'like'. Did"),
     ("/api/tails", {"run": "other"}, 404, "NotFound", UNKNOWN_RUN),
     ("/api/tails", {"k": 0}, 422, "InvalidValue", "k must be at least 1; got '0'."),
     ("/api/tails", {"k": 1001}, 422, "InvalidValue", "k must be at most 1,000; got '1001'."),

@@ -72,7 +72,7 @@ def test_the_page_of_a_relation_has_the_content_of_its_json(client, served, name
 def test_an_unknown_relation(client):
     reply = client.get("/relation/like")
     assert reply.status_code == 404
-    message = "No relation is named 'like' among the 3 known. Did you mean 'likes'?"
+    message = "No relation is named 'like'. Did you mean 'likes'?"
     assert message in audited(reply).text
     assert client.get("/relation/like.json").json()["suggestions"] == ["likes"]
 
