@@ -2,7 +2,6 @@
 are never.
 """
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.loading import load_graph
-from dualkg.errors import DataError, InvalidValue, RequestError
+from dualkg.errors import DataError
 
 Rows = list[tuple[str, str, str]]
 PAIRS = [(head, tail) for head in range(12) for tail in range(12) if head != tail]
@@ -224,24 +223,3 @@ def test_columns_separated_by_spaces_are_recognized(tmp_path: Path) -> None:
     graph = load_graph(path)
     assert named(graph) == set(DENSE)
     assert list(graph.notes) == [f"The columns of {path} are separated by spaces."]
-
-
-@pytest.mark.parametrize("delimiter", ["", "::", "a", '"', "\n", "ü", "tabs"])
-def test_an_impossible_delimiter_is_refused(tmp_path: Path, delimiter: str) -> None:
-    with pytest.raises(InvalidValue) as caught:
-        load_graph(write(tmp_path / "mine.csv", DENSE), delimiter=delimiter)
-    assert str(caught.value) == (
-        "`delimiter` should be one character such as ',' or '|', or one of tab, space, comma, "
-        "semicolon and pipe; "
-        f"'{delimiter}' was given."
-    )
-
-
-def test_other_formats_have_no_delimiter(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_text(json.dumps(dict(zip("hrt", DENSE[0], strict=True))))
-    with pytest.raises(RequestError) as caught:
-        load_graph(path, delimiter=",")
-    assert str(caught.value) == (
-        f"{path} has no delimiter, as .jsonl is no text of columns. Leave it out."
-    )

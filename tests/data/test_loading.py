@@ -5,15 +5,13 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from dualkg.data import loading
 from dualkg.data.catalogue import catalogue
 from dualkg.data.graph import SPLITS, Graph
-from dualkg.data.loading import load_graph, parse_split
-from dualkg.errors import DataError, InvalidValue, RequestError
+from dualkg.data.loading import load_graph
+from dualkg.errors import DataError, RequestError
 from tests.data.reading.conftest import compressed, tarred, zipped
 
 TRAIN = [("a", "r", "b"), ("b", "r", "c"), ("c", "s", "d"), ("d", "s", "a")]
@@ -120,36 +118,12 @@ def test_a_folder_of_three_files(folder: Callable[..., Path]) -> None:
     assert len(graph.fingerprint) == 64
 
 
-def test_every_format_and_compression_gives_the_same_graph(folder: Callable[..., Path]) -> None:
-    nothing = dict.fromkeys(FILES)
-    table = pa.table(dict(zip(("head", "relation", "tail"), zip(*TRAIN, strict=True), strict=True)))
-    parquet = pa.BufferOutputStream()
-    pq.write_table(table, parquet)
-    mixed = folder(
-        {
-            **nothing,
-            "train.parquet": parquet.getvalue().to_pybytes(),
-            "valid.csv.xz": compressed(lines(VALID, ","), ".xz"),
-            "test.txt.zst": compressed(lines(TEST), ".zst"),
-        },
-        "mixed",
-    )
-    assert same(load_graph(mixed), load_graph(folder()))
-
-
 @pytest.mark.parametrize("name", ["mine.tar.gz", "mine.zip"])
 def test_an_archive_of_three_files(tmp_path: Path, folder: Callable[..., Path], name: str) -> None:
     (tmp_path / name).write_bytes(zipped(FILES) if name.endswith("zip") else tarred(FILES, ".gz"))
     graph = load_graph(str(tmp_path / name))
     assert graph.name == "mine"
     assert same(graph, load_graph(folder()))
-
-
-def test_own_archives_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "Own.zip").write_bytes(zipped(FILES))
-    monkeypatch.setenv("DUALKG_DATA", str(tmp_path))
-    graph = load_graph("Own")
-    assert (graph.name, graph.source, graph.catalogued) == ("Own", "Own", False)
 
 
 def test_repeats_and_overlaps_are_reported(folder: Callable[..., Path]) -> None:
@@ -272,15 +246,6 @@ def test_a_sparse_file_reports_smaller_splits(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_too_sparse_to_split_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "chain.tsv").write_bytes(lines([("a", "r", "b"), ("b", "s", "c")]))
-    assert refused(tmp_path / "chain.tsv") == (
-        f"{tmp_path}/chain.tsv cannot be split: of its 2 triples none can go to valid without "
-        "leaving an entity or a relation unseen in train (triples of the same two entities stay "
-        "together). Give more triples, or a folder with train, valid and test."
-    )
-
-
 def test_a_fraction_of_zero_leaves_a_split_empty(dense: Path) -> None:
     graph = load_graph(dense, split="100/0/0")
     assert graph.counts == {
@@ -290,27 +255,6 @@ def test_a_fraction_of_zero_leaves_a_split_empty(dense: Path) -> None:
         "valid": 0,
         "test": 0,
     }
-
-
-@pytest.mark.parametrize(
-    ("split", "shares"), [("80/10/10", (0.8, 0.1, 0.1)), ("99.8/0.1/0.1", (0.998, 0.001, 0.001))]
-)
-def test_a_split_is_parsed_as_percentages(split: str, shares: tuple[float, ...]) -> None:
-    assert parse_split(split) == pytest.approx(shares)
-
-
-@pytest.mark.parametrize(
-    "split", ["80/20", "80/10/20", "0/50/50", "110/-5/-5", "a/b/c", "", "nan/10/10", "inf/0/0"]
-)
-def test_invalid_splits_are_refused(split: str) -> None:
-    with pytest.raises(InvalidValue) as caught:
-        load_graph("world", split=split)
-    assert (caught.value.setting, caught.value.found) == ("split", split)
-    assert "three percentages that add up to 100, as in 80/10/10" in str(caught.value)
-
-
-def test_a_seed_below_0_is_refused(dense: Path) -> None:
-    assert refused(dense, seed=-1) == "`seed` should be a whole number, 0 or more; -1 was given."
 
 
 # Labels.
@@ -336,12 +280,6 @@ def test_labels_may_be_in_another_folder(folder: Callable[..., Path], tmp_path: 
     assert [load_graph(path, labels=other).entities.label(id) for id in (0, 1)] == ["Ada", "b"]
     other.write_bytes(b"a\tAbe\n")
     assert load_graph(path, labels=str(other)).entities.label(0) == "Abe"
-
-
-def test_labels_apply_to_a_single_file(dense: Path, tmp_path: Path) -> None:
-    (tmp_path / "names.tsv").write_bytes(b"e7\tSeven\n")
-    graph = load_graph(dense, labels=tmp_path / "names.tsv")
-    assert graph.entities.label(graph.entities.id("Seven")) == "Seven"
 
 
 def test_bad_labels_are_errors(folder: Callable[..., Path], tmp_path: Path) -> None:
@@ -480,70 +418,3 @@ def test_a_graph_is_loaded_with_a_full_disk(
 
 
 # Bad input. Every sentence names the file, and the line where there is one.
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (b"a\tr\tb\na\tr\n", "train.tsv, line 2: "),
-        (b"a\tr\tb\na\tr\tb\tc\n", "train.tsv, line 2: "),
-        (b"a\tr\tb\n\na\t\tb\n", "train.tsv, line 3: "),
-        (b"a\tr\tb\na\tr\t\xff\n", "train.tsv, line 2: "),
-        (b"", "train.tsv holds no triples; at least one is expected."),
-        (b"\n\n", "train.tsv holds no triples; at least one is expected."),
-    ],
-)
-def test_a_bad_file_is_an_error(folder: Callable[..., Path], content: bytes, sentence: str) -> None:
-    path = folder({"train.tsv": content})
-    assert refused(path).startswith(f"{path}/{sentence}")
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"a\tr\tb\na\tr\n", ["3 columns", "2"]),
-        (b"a\tr\tb\na\t\tb\n", ["empty"]),
-        (b"a\tr\tb\na\tr\t\xff\n", ["UTF-8"]),
-    ],
-)
-def test_a_bad_line_says_what_is_wrong(
-    folder: Callable[..., Path], content: bytes, words: list[str]
-) -> None:
-    sentence = refused(folder({"test.tsv": content})).partition("line 2: ")[2]
-    assert all(word in sentence for word in words)
-
-
-def test_a_missing_split_is_an_error(folder: Callable[..., Path]) -> None:
-    path = folder({"valid.tsv": None})
-    assert refused(path).startswith(
-        f"{path} should hold train, valid and test (as train.tsv and so on); it has train,"
-    )
-
-
-def test_a_folder_in_place_of_a_file_is_an_error(folder: Callable[..., Path]) -> None:
-    path = folder({"valid.tsv": None})
-    (path / "valid.tsv").mkdir()
-    assert refused(path).startswith(
-        f"{path}/valid.tsv is a folder; a file of triples was expected."
-    )
-
-
-@pytest.mark.parametrize(
-    "name", ["mine.tar.gz", "mine.tar.xz", "mine.tar.zst", "mine.tar", "mine.zip"]
-)
-def test_a_truncated_archive_is_an_error(tmp_path: Path, name: str) -> None:
-    files = FILES | {"test.tsv": lines(DENSE)}
-    whole = zipped(files) if name.endswith("zip") else tarred(files, name.removeprefix("mine.tar"))
-    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
-    sentence = refused(tmp_path / name)
-    assert sentence.startswith(f"{tmp_path}/{name}")
-    assert " is damaged, cut short, or not the kind of file its name says (" in sentence
-
-
-def test_a_truncated_file_is_an_error(folder: Callable[..., Path]) -> None:
-    path = folder({"test.tsv": None, "test.tsv.gz": compressed(lines(DENSE), ".gz")[:-40]})
-    assert refused(path).startswith(f"{path}/test.tsv.gz is damaged, cut short")
-
-
-def test_columns_that_no_file_has_are_an_error(folder: Callable[..., Path]) -> None:
-    assert "columns, and column 9 was given" in refused(folder(), columns=(1, 2, 9))

@@ -66,15 +66,6 @@ def test_the_name_of_a_folder_keeps_its_dots(
     assert stem(Path()) == "graph.tsv"
 
 
-def test_the_bundled_graph_precedes_a_folder_of_its_name(
-    folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = folder("train.tsv", "valid.tsv", "test.tsv", inside="world")
-    monkeypatch.chdir(path.parent)
-    assert locate("world").files["train"].path.parent != path
-    assert locate("./world").files["train"].path == Path("world/train.tsv")
-
-
 @pytest.mark.parametrize(
     "names",
     [
@@ -181,25 +172,6 @@ def test_an_archive_may_hold_one_file_and_its_labels(tmp_path: Path) -> None:
     assert location.labels is not None
     assert (location.single.file_name, location.labels.file_name) == ("facts.tsv", "labels.tsv")
     assert list(location.files) == ["triples"]
-
-
-@pytest.mark.parametrize("names", [["train.tsv", "test.tsv"], ["valid.tsv", "test.tsv"]])
-def test_an_archive_without_a_split_is_an_error(tmp_path: Path, names: list[str]) -> None:
-    path = tmp_path / "mine.tar"
-    path.write_bytes(tarred(dict.fromkeys(names, LINE)))
-    found = ", ".join(name.removesuffix(".tsv") for name in names)
-    with pytest.raises(DataError) as caught:
-        locate(path)
-    assert str(caught.value).startswith(str(path))
-    assert f"it has {found}" in str(caught.value)
-
-
-@pytest.mark.parametrize(("name", "content"), [("none.tar", tarred({})), ("none.zip", zipped({}))])
-def test_an_empty_archive_is_an_error(tmp_path: Path, name: str, content: bytes) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        locate(tmp_path / name)
-    assert "holds 0 files of triples, and one was expected" in str(caught.value)
 
 
 def test_an_archive_of_several_graphs_is_an_error(tmp_path: Path) -> None:

@@ -89,42 +89,6 @@ def test_the_splits_of_a_folder_are_judged_together(tmp_path: Path) -> None:
     assert graph.counts["valid"] == 2
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        PLAIN,  # the third column has more values
-        [("0", "1", "2"), ("2", "1", "0")],
-        [("anna", "bob", "knows"), *IDS],  # names
-    ],
-)
-def test_an_unclear_order_below_the_number_of_triples_is_refused(
-    tmp_path: Path, rows: Rows
-) -> None:
-    path = write(tmp_path / "mine.txt", [str(len(rows)), *lines(rows)])
-    with pytest.raises(DataError) as caught:
-        all_of(path)
-    assert str(caught.value).startswith(str(path))
-    assert str(caught.value) == (
-        f"{path} begins with the number of its triples, as files of OpenKE do, and it is not clear "
-        "which column has the relations. Use `columns=(1, 3, 2)` if the columns are head, tail and "
-        "relation, or `columns=(1, 2, 3)` if they are head, relation and tail."
-    )
-    assert named(all_of(path, columns=(1, 2, 3))) == set(rows)
-
-
-def test_another_number_of_triples_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "mine.txt", ["7", *lines(IDS)])
-    with pytest.raises(DataError) as caught:
-        all_of(path)
-    assert "should have 7 triples, by its first line, and it has 132" in str(caught.value)
-
-
-def test_numbers_alone_are_no_triples(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
-        all_of(write(tmp_path / "mine.txt", ["2", "3", "4"]))
-    assert "line 1" in str(caught.value)
-
-
 # -- many relations ----------------------------------------------------------
 
 
@@ -210,20 +174,6 @@ def test_a_comment_need_not_be_valid_text(tmp_path: Path) -> None:
     assert list(graph.notes) == [comments_note(2, path)]
 
 
-def test_bad_lines_are_counted_with_the_comments(tmp_path: Path) -> None:
-    path = write(tmp_path / "mine.tsv", ["# one", "a\tr\tb", "# two", "c\tr"])
-    with pytest.raises(DataError) as caught:
-        all_of(path)
-    assert "line 4" in str(caught.value)
-
-
-def test_comments_alone_are_no_triples(tmp_path: Path) -> None:
-    path = write(tmp_path / "mine.tsv", ["# one", "# two"])
-    with pytest.raises(DataError) as caught:
-        all_of(path)
-    assert str(caught.value).endswith(f"is expected. {comments_note(2, path)}")
-
-
 NAME = st.text('ab#," é\0', min_size=1, max_size=3).filter(
     lambda name: name.strip() == name and not name.isspace()
 )
@@ -271,16 +221,6 @@ def test_a_separator_at_the_end_of_each_line_is_ignored(
     assert list(graph.notes) == [
         f"Each line of {path} has an empty column at its end, which was ignored."
     ]
-
-
-@pytest.mark.parametrize("bad", ["x\tr\ty", "x\tr\ty\tz"])
-def test_a_line_with_other_columns_than_the_first_is_refused(tmp_path: Path, bad: str) -> None:
-    path = write(tmp_path / "mine.tsv", ["a\tr\tb\t", bad])
-    with pytest.raises(DataError) as caught:
-        all_of(path)
-    assert "line 2" in str(caught.value)
-    expected = "3 columns separated by tabs and 1 empty at the end, as in the first line, found "
-    assert expected in str(caught.value)
 
 
 # -- no test triples ---------------------------------------------------------

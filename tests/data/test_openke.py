@@ -91,45 +91,6 @@ def test_ids_are_names_without_their_files(make: Make) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"train2id.txt": "5\n0 1 0\n"},
-            "train2id.txt should have 5 triples, by its first line, and it has 1.",
-        ),
-        (
-            {"test2id.txt": "0 1 0\n"},
-            "test2id.txt, line 1: expected the number of triples, as in files of OpenKE, found "
-            "'0 1 0'.",
-        ),
-        (
-            {"train2id.txt": "1\n0 9 0\n"},
-            "train2id.txt has the tail 9, which is not one of the 5 ids of entity2id.txt.",
-        ),
-        (
-            {"train2id.txt": "2\n0 1 0\n0 1\n"},
-            "train2id.txt, line 3: expected 3 columns separated by spaces, found 2",
-        ),
-        (
-            {"entity2id.txt": "1\nanna\n"},
-            "entity2id.txt, line 2: expected a name and its id, found 'anna'.",
-        ),
-        ({"entity2id.txt": "2\na\t0\na\t1\n"}, "entity2id.txt has ids with the same name."),
-        (
-            {"valid2id.txt": None},
-            " has train2id.txt, so it should hold the files of OpenKE, and valid2id.txt is "
-            "missing.",
-        ),
-    ],
-)
-def test_bad_files_of_openke_are_errors(
-    make: Make, changes: dict[str, str | None], sentence: str
-) -> None:
-    folder = make(changes)
-    assert refused(folder).startswith(f"{folder}{'' if sentence[0] == ' ' else '/'}{sentence}")
-
-
 def test_openke_has_no_columns_to_choose(make: Make) -> None:
     assert refused(make(), columns=(1, 2, 3)).endswith(
         "whose columns are known. Leave columns out."

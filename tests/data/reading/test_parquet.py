@@ -21,10 +21,6 @@ def table(tmp_path: Path) -> Table:
     return written
 
 
-def test_three_columns_are_read_in_their_order(kit, table: Table) -> None:
-    assert kit.named(kit.read(table({"x": ["a"], "y": ["r"], "z": ["b"]}))) == [("a", "r", "b")]
-
-
 def test_recognised_columns_in_any_order(kit, table: Table) -> None:
     path = table({"object": ["b"], "year": [1.5], "Subject": ["a"], "predicate": ["r"]})
     assert kit.named(kit.read(path)) == [("a", "r", "b")]
@@ -80,29 +76,3 @@ def test_a_bad_row_is_named(kit, table: Table, tails: object, expected: str, num
     with pytest.raises(DataError) as caught:
         kit.read(path, block_rows=num_rows)
     assert str(caught.value) == f"{path}, {expected} Give it a name, or remove the row."
-
-
-def test_ambiguous_or_unusable_columns_are_refused(kit, table: Table) -> None:
-    path = table({"a": ["x"], "b": ["x"], "c": ["x"], "d": ["x"]})
-    with pytest.raises(DataError) as caught:
-        kit.read(path)
-    assert str(caught.value) == (
-        f"{path} should have three columns, or some named head, relation and tail; its columns are "
-        "'a', 'b', 'c', 'd'. Choose three, such as `columns=('a', 'b', 'c')`."
-    )
-    with pytest.raises(DataError) as unknown:
-        kit.read(path, ("a", "b", "e"))
-    assert "has no column named 'e'" in str(unknown.value)
-    path = table({"head": [1.5], "relation": ["r"], "tail": ["x"]})
-    with pytest.raises(DataError) as caught:
-        kit.read(path)
-    assert str(caught.value) == (
-        f"{path} should have text or whole numbers as heads, and column 'head' holds double. "
-        "Convert it, or choose another column."
-    )
-
-
-def test_a_table_without_rows_has_no_triples(kit, table: Table) -> None:
-    nothing = pa.array([], pa.string())
-    with pytest.raises(DataError):
-        kit.read(table({"head": nothing, "relation": nothing, "tail": nothing}))

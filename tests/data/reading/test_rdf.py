@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dualkg.data.encoding import ReadTriples
-from dualkg.errors import DataError, MissingExtra, RequestError
+from dualkg.errors import DataError, MissingExtra
 
 Write = Callable[[str, bytes], Path]
 LABEL = "<http://www.w3.org/2000/01/rdf-schema#label>"
@@ -65,38 +65,6 @@ def test_labels_in_english_precede_untagged_ones(kit, write: Write) -> None:
     assert remarks(read) == [f"{path}: triples skipped: 1 with a literal."]
 
 
-@pytest.mark.parametrize(("name", "kind"), [("mine.nt", "N-Triples"), ("mine.ttl", "Turtle")])
-def test_a_syntax_error_names_the_line(kit, write: Write, name: str, kind: str) -> None:
-    path = write(
-        name, b"<http://x/a> <http://x/r> <http://x/b> .\n\n<http://x/a> <http://x/r> ??? .\n"
-    )
-    with pytest.raises(DataError) as caught:
-        kit.read(path)
-    assert "line 3" in str(caught.value)
-    assert str(caught.value).startswith(f"{path}, line 3: this is not valid {kind} (")
-    assert str(caught.value).endswith("). Correct the line, or remove it.")
-
-
-def test_a_truncated_compressed_file_is_an_error(kit, write: Write) -> None:
-    content = b"".join(
-        b"<http://x/%x> <http://x/r> <http://x/b> .\n" % (i * 2654435761) for i in range(5000)
-    )
-    path = write("mine.nt.xz", kit.compressed(content, ".xz")[:-5000])
-    with pytest.raises(DataError):
-        kit.read(path)
-
-
-def test_a_file_of_literals_holds_no_triples(kit, write: Write) -> None:
-    path = write("mine.nt", b'<http://x/a> <http://x/r> "b" .\n')
-    with pytest.raises(DataError) as caught:
-        kit.read(path)
-    assert "triples skipped: " in str(caught.value)
-    assert str(caught.value) == (
-        f"{path} holds no triples; at least one is expected. {path}: triples skipped: 1 with a "
-        "literal."
-    )
-
-
 def test_without_pyoxigraph_the_install_line_is_given(
     kit, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,14 +75,6 @@ def test_without_pyoxigraph_the_install_line_is_given(
     assert str(caught.value) == (
         f"{path} is RDF, and reading it needs pyoxigraph. Install it: pip install 'dualkg[rdf]'"
     )
-
-
-def test_rdf_has_no_columns_to_choose(kit, write: Write) -> None:
-    path = write("mine.nt", b"<http://x/a> <http://x/r> <http://x/b> .\n")
-    with pytest.raises(RequestError) as caught:
-        kit.read(path, (1, 2, 3))
-    assert str(caught.value).startswith(str(path))
-    assert "is RDF, which has no columns to choose" in str(caught.value)
 
 
 def test_named_graphs_are_put_together(kit, write: Write) -> None:
