@@ -76,51 +76,24 @@ def evaluate(
         if not kg.workflows.is_first_process():
             cli.silence()
     with kg.workflows.opened(run, device=device) as opened:
-        yield from _evaluate(
-            opened,
-            run,
-            split,
-            by=by,
-            ks=ks,
-            candidates=candidates,
-            type_constrained=type_constrained,
-            queries=queries,
-            task=task,
-            negatives=negatives,
-            max_size=max_size,
-        )
-
-
-def _evaluate(
-    opened: kg.Run,
-    run: Path,
-    split: kg.data.graph.Split,
-    *,
-    by: str | None,
-    ks: tuple[int, ...],
-    candidates: Path | None,
-    type_constrained: bool,
-    queries: int | None,
-    task: Task,
-    negatives: Path | None,
-    max_size: str | None,
-) -> cli.Output:
-    if not len(opened.graph.split(split)):
-        raise RequestError(f"The graph of {run} has no {split} triples to evaluate on.")
-    if task == "classification":
-        return _classify(opened, split, by=by, negatives=negatives, max_size=max_size)
-    if task == "relation":
-        return _rank_relations(opened, split, ks)
-    report = kg.evaluate(
-        opened.model,
-        opened.graph,
-        split=split,
-        hits=ks,
-        candidates=candidates,
-        type_constrained=type_constrained,
-        queries=queries,
-    )
-    return _rank(report, by, ks)
+        if not len(opened.graph.split(split)):
+            raise RequestError(f"The graph of {run} has no {split} triples to evaluate on.")
+        if task == "classification":
+            output = _classify(opened, split, by=by, negatives=negatives, max_size=max_size)
+        elif task == "relation":
+            output = _rank_relations(opened, split, ks)
+        else:
+            report = kg.evaluate(
+                opened.model,
+                opened.graph,
+                split=split,
+                hits=ks,
+                candidates=candidates,
+                type_constrained=type_constrained,
+                queries=queries,
+            )
+            output = _rank(report, by, ks)
+        yield from output
 
 
 def _check_evaluation(given: Mapping[str, object], *, task: Task) -> None:
