@@ -263,7 +263,7 @@ def _with_negatives(
 def choose_thresholds(
     log_probability: Floats, true: Flags, relations: Ids
 ) -> tuple[dict[int, float], float]:
-    """The most accurate threshold of each relation with enough true triples, and that of all."""
+    """The most accurate threshold of each relation with enough true triples, and of all triples."""
     thresholds = {}
     for relation in np.unique(relations).tolist():
         chosen = relations == relation

@@ -30,7 +30,7 @@ SHARED_SPREADS = (1.0, 5.0, 1.0, 1.0, 2.0)
 # Prior standard deviations of the difference between the line of a relation and the shared line, in
 # the same order. The first is a fraction of the shared slope.
 RELATION_SPREADS = (0.25, 1.0, 1.0, 1.0, 1.0)
-# The effects that each pattern has: that of a new head, that of a new tail, and their interaction.
+# The effects in each pattern: of a new head, of a new tail, and of their interaction.
 NEW_ENDS = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 1]])
 
 MIN_SLOPE = 1e-3  # above 0, so that a larger log-probability never lowers the probability
@@ -175,8 +175,8 @@ def fit_logistic(
 ) -> Floats:
     """The most probable parameters `(num_parameters,)` of weighted examples.
 
-    The prior has the mean `centre`. Steps are those of Newton's method for logits that are linear
-    in their parameters, and of Fisher scoring otherwise; a step that does not help is halved.
+    The prior has the mean `centre`. A step is Newton's if the logits are linear in their
+    parameters, and otherwise Fisher scoring; a step that does not help is halved.
     """
 
     def loss_of(parameters: Floats) -> float:

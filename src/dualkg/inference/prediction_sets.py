@@ -111,7 +111,7 @@ class PredictionSets:
     ) -> PredictionSet:
         """The prediction set of new answers to (given, relation, ?).
 
-        With side "head" it is that of (?, relation, given). It is empty if no entity is likely
+        With side "head" it is the set of (?, relation, given). It is empty if no entity is likely
         enough, and complete if valid has too few triples for the coverage.
         """
         threshold = self.threshold(relation, side, coverage=coverage)

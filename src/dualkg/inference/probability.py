@@ -1,4 +1,4 @@
-"""Probabilities of triples: all that shows, saves or sorts by a probability has it from here.
+"""Probabilities of triples, wherever one is shown, saved or sorted by.
 
 1. The log-probability of a triple is ½ log p(tail | head, relation) + ½ log p(head | relation,
    tail), where each p is a softmax over the scores of all entities (`triple_log_probabilities`).
@@ -283,8 +283,9 @@ def query_classes(
 class TripleProbabilities(NamedTuple):
     """What a calibration says about triples, each `(num_triples,)`.
 
-    `probability` is that of the triple, and `answer_probability` that of the triple if each of its
-    queries has an answer that is missing. `log_odds` are those of `probability`.
+    `probability` is the probability of the triple, and `log_odds` the log odds of it.
+    `answer_probability` is the probability of the triple if each of its queries has an answer that
+    is missing.
     """
 
     log_odds: Floats
@@ -341,7 +342,7 @@ class Calibration:
     made_from: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse lines that are not those of the relations of the graph."""
+        """Refuse lines that do not fit the relations of the graph."""
         num_relations = self.graph.shape.num_relations
         if self.slopes.shape != (num_relations,) or self.offsets.shape != (
             num_relations,
@@ -456,7 +457,8 @@ class Calibration:
     def required_log_probability(self, log_odds: float, relation: int) -> Tensor:
         """The log-probability that reaches some log odds, or infinity if none does.
 
-        It is `(NUM_CLASSES, NUM_CLASSES)`, by the class of the head and then by that of the tail.
+        It is `(NUM_CLASSES, NUM_CLASSES)`, by the class of the head and then by the class of the
+        tail.
         """
         classes = np.arange(NUM_CLASSES)
         patterns = self._patterns(relation, classes[:, None], classes[None, :])
@@ -531,7 +533,7 @@ class Calibration:
 
     def save(self, folder: str | Path) -> None:
         """Write `calibration.json` into the folder of the run that it was fitted for."""
-        # Imported here, since it imports all that trains.
+        # Imported here, since it imports the whole training.
         from dualkg.training.run_folder import RunFolder
 
         assert self.prediction_sets is not None
@@ -564,8 +566,8 @@ class Calibration:
     def load(cls, folder: str | Path, graph: Graph, *, identity: str | None = None) -> Self:
         """Read `calibration.json` from the folder of a run on this graph.
 
-        A damaged file is refused, and one that was fitted for another run; `identity` is that of
-        the run, by default what the folder has now.
+        A damaged file is refused, and a calibration that was fitted for another run. `identity` is
+        the identity of the run, by default the one that the folder has now.
         """
         from dualkg.training.run_folder import RunFolder, check_source
 

@@ -5,8 +5,8 @@ the scale can be too low where small ones are too high. The map is fitted to log
 cross-fitted, by lines that have not seen the candidate, and it is used only if cross-fitting
 supports the map as well.
 
-On test triples of Kinship it lowers the expected calibration error of RotatE from .029 to .012, and
-of ComplEx from .014 to .010; on UMLS that of ComplEx from .025 to .017.
+On test triples of Kinship, the map lowers the expected calibration error of RotatE from .029 to
+.012, and of ComplEx from .014 to .010. On UMLS, it lowers the error of ComplEx from .025 to .017.
 """
 
 from collections.abc import Mapping
@@ -84,8 +84,8 @@ def _interpolated(log_odds: Floats, knots: Floats, values: Floats) -> Floats:
 class CrossFit(NamedTuple):
     """What a recalibration gains in log loss on validation triples that it was not fitted to.
 
-    `log_loss` is that of lines alone. All are sums over candidates, divided by the number of true
-    ones.
+    `log_loss` is the log loss of lines alone. All three are sums over candidates, divided by the
+    number of true candidates.
     """
 
     log_loss: float
@@ -181,7 +181,8 @@ def fit_recalibration(
     middle = len(knots) // 2
     lengths = np.diff(knots)
 
-    # The value of a knot is that of the middle one, plus or minus the rises of the pieces between.
+    # The value of a knot is the value of the middle knot, plus or minus the rises of the pieces
+    # between them.
     places = np.arange(len(knots))[:, None]
     pieces = np.arange(len(lengths))
     signs = 1.0 * ((middle <= pieces) & (pieces < places))
