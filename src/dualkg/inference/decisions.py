@@ -23,7 +23,7 @@ Triple = tuple[str, str, str]
 class Decision:
     """An accepted or rejected triple, by name, so that other models of the same graph can use it.
 
-    `probability` is that of the time of the decision, by the run whose identity is `made_from`, and
+    `probability` is what the run with the identity `made_from` predicted at that time, and
     `decided_at` is ISO 8601 in UTC. `decided_by` and `note` are what a curator gives.
     """
 

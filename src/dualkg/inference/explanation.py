@@ -204,7 +204,7 @@ class Rule:
     """The relations of a path as the body of a rule, counted in train.
 
     `num_cases` are the pairs of entities that the body joins, and `num_true` those among them that
-    have the relation of the explained triple, too. `confidence` is their quotient. For a rule that
+    also have the relation of the explained triple. `confidence` is their quotient. For a rule that
     is not counted, these are None, and `obstacle` completes "The rule is not counted because".
     """
 
@@ -239,7 +239,7 @@ class Explanation:
     `supporting_triples` and `similar_entities` are None for a model whose embeddings do not have
     them. `supporting_paths` are None without a path network. `network_score` is the score of this
     for the triple, which is then not among its edges. `probability` and `answer_probability` are
-    those of a prediction (see `Prediction`).
+    the probabilities of a prediction (see `Prediction`).
     """
 
     triple: NamedTriple

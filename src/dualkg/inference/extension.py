@@ -139,7 +139,7 @@ def extend_by_ids(
     *,
     labels: Mapping[str, str] | None = None,
 ) -> Extension:
-    """Add new entities, whose ids follow those of the graph in the order of their names."""
+    """Add new entities, with ids after the ids of the graph, in the order of their names."""
     graph = context.graph
     shape = GraphShape(context.num_known + len(names), len(graph.relations))
     triples = distinct_triples(triples, shape)

@@ -79,7 +79,7 @@ class IndexStats:
 class ModelIndex:
     """The index of a model's entities: a graph of FAISS, searched with `effort` (efSearch).
 
-    `shape` is that of the table, (rows, width), and `checksum` the hash of all rows. `made_from` is
+    `shape` is (rows, width) of the table, and `checksum` the hash of all rows. `made_from` is
     the identity of the run, if the model is of a saved one.
     """
 

@@ -56,7 +56,7 @@ def with_adjoint(model: Model) -> BilinearModel:
     raise RequestError(
         "Explanations and unseen entities need a model that scores by ⟨h R, t⟩: "
         f"{', '.join(bilinear)}; TuckER only without batch_norm. {type(model).__name__} is none of "
-        "them. A PathNetwork takes unseen entities, too."
+        "them. A PathNetwork also takes unseen entities."
     )
 
 
@@ -234,7 +234,7 @@ class FrozenContext:
     def of(cls, model: Model, graph: Graph, *, recipe: Recipe | None = None) -> Self:
         """The context of a model trained by a recipe.
 
-        Without a recipe, it is that of 1-vs-all and DURA with the usual weights.
+        Without a recipe, the loss is 1-vs-all, and the regularizer DURA with the usual weights.
         """
         bilinear = with_adjoint(model)
         bilinear.check_shape(graph.shape)
@@ -300,7 +300,7 @@ class ExampleGroup:
     """The training examples that have an entity of the batch on one side.
 
     A pair is an entity of the batch with one of its relations; several examples share it. With
-    `candidates` `(num_candidates, width)` the entity is that of the query; without them it is the
+    `candidates` `(num_candidates, width)` the entity is given by the query; without them it is the
     answer, and `normalizers` `(num_examples,)` are the log-normalizers of the other candidates.
 
     `positions` `(num_pairs,)` are the positions of the entities of pairs in the batch, and
@@ -528,7 +528,7 @@ def _example_groups(
         if excluded < len(table):
             table = torch.cat([table[:excluded], table[excluded + 1 :]])
         candidates: Tensor | None
-        if target != side:  # the entity of the batch is that of the query
+        if target != side:  # the query gives the entity of the batch
             answers = others
             candidates = table
             normalizers = vectors.new_empty(0)

@@ -1,4 +1,4 @@
-"""Rules counted in train: where relations join two entities, how often does a relation, too?
+"""Rules counted in train: where a path of relations joins two entities, how often another does.
 
 A body is a list of relation ids, with those of inverse relations. It joins two different entities x
 and y if there is a path from x to y along its relations that visits no entity twice.
@@ -25,7 +25,7 @@ MAX_PRODUCTS = 10_000_000  # multiplications in one product of matrices
 
 
 class RuleCount(NamedTuple):
-    """In how many cases the body of a rule holds, and in how many of these its head does, too.
+    """In how many cases the body of a rule holds, and in how many of these its head also does.
 
     For a rule that is not counted, both are None, and `obstacle` completes "The rule is not counted
     because".

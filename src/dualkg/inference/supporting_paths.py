@@ -45,7 +45,7 @@ class EdgeGradients:
     """The score of a triple, and its gradients by the weights of edges in each step.
 
     `numbers` are the edges of each step on which the score can depend, sorted by their beginning;
-    `gradients` belong to them. `edges` are those of the graph without the triple.
+    `gradients` belong to them. `edges` are the edges of the graph without the triple.
     """
 
     edges: Edges
@@ -55,7 +55,7 @@ class EdgeGradients:
 
 
 def edges_without(triple: Ids, network: PathNetwork) -> Edges:
-    """The edges of the graph without those of a triple, in both directions."""
+    """The edges of the graph, without the two edges of a triple."""
     edges = network.edges
     head, relation, tail = triple
     inverse = relation + network.shape.num_relations
@@ -86,7 +86,7 @@ def edge_gradients(
     for step in range(num_steps):
         begins = from_head[step][edges.heads, 0]
         ends = from_tail[num_steps - 1 - step][edges.tails, 0]
-        # Degrees are still those of all edges that are kept.
+        # Degrees count all edges that are kept.
         edges_by_step.append(replace(edges, kept=kept & begins & ends))
 
     sums: list[Floats] = []
@@ -109,7 +109,7 @@ def edge_gradients(
 def _gradients_at(
     weight: float, triple: Ids, network: PathNetwork, edges: Edges, edges_by_step: Sequence[Edges]
 ) -> tuple[float, list[Floats]]:
-    """The score where all messages have a weight, and its gradients by that of each edge."""
+    """The score where all messages have a weight, and its gradients by the weight of each edge."""
     head, relation = (torch.tensor([id], device=network.device) for id in triple[:2])
     weighted = []
     for step_edges in edges_by_step:

@@ -58,8 +58,8 @@ def check_completion(
 ) -> CompletionCheck:
     """Complete a graph as if its test triples were unknown, and look for them.
 
-    `options` are those of `complete`. A given share of missing triples is not used, since test has
-    only a part of these.
+    `options` are the options of `complete`. A given share of missing triples is not used, since
+    test has only a part of these.
     """
     calibration: Calibration | None = options.get("calibration")
     query_classes = None
@@ -106,9 +106,9 @@ def completion_reliability(
     """How often new triples of some probability are in test, which is taken as unknown.
 
     The probabilities are calibrated to as many missing triples as valid has, so `predicted` is
-    scaled to the size of test. Intervals are as wide as if all triples came in pairs, as those of
-    symmetric relations do. None without test, without any likely triple, if the search would take
-    long, or with a given share of missing triples: test does not have all of these.
+    scaled to the size of test. Intervals are as wide as if all triples came in pairs, as the
+    triples of symmetric relations do. None without test, without any likely triple, if the search
+    would take long, or with a given share of missing triples: test does not have all of these.
     """
     shape = graph.shape
     takes_long = shape.num_relations * shape.num_entities**2 > MAX_SCORES

@@ -102,8 +102,8 @@ class Completion:
     """New triples, the best first, by column `(num_triples,)`; `heads`, `relations` and `tails` are
     ids.
 
-    `probability` is that of the triple, and `answer_probability` that of the triple if each of its
-    queries has an answer that is missing. Both are None without a calibration.
+    `probability` is the probability that the triple is true, and `answer_probability` the same if
+    each of its queries is known to lack an answer. Both are None without a calibration.
     """
 
     graph: Graph

@@ -80,7 +80,7 @@ def complete(
     """Find the `top` most probable triples that no split of `known` has.
 
     They are ordered by prior-corrected probability, or without a calibration by log-probability;
-    both are among all entities, whatever the filters, which are those of `CandidateFilter`.
+    both are among all entities, whatever the filters (see `CandidateFilter`).
     `on_progress` is called with the number of queries that are done, and of all, and what it raises
     ends the search. `on_best` is called now and then with the best triples so far.
     """
@@ -210,7 +210,7 @@ class RelationQueries:
     log p(answer | query) is a score minus the log-normalizer of the query. `normalizers` and
     `max_log_probabilities` `(num_entities,)` have the log-normalizer of each query and the largest
     log-probability of its answers; NaN and 0 before the query is scored. If the relation is
-    `symmetric`, the scores are the mean of those of both sides, as in `scoring`. The scores of
+    `symmetric`, each score is the mean of the scores of both sides, as in `scoring`. The scores of
     queries that were asked for some answers are kept where another answer would cost as much as all
     of them.
     """
@@ -307,8 +307,8 @@ class SearchPart:
     """Queries of a relation from one side, and their candidate answers.
 
     `given` is the side that the queries give: 0 for heads, to find tails, and 1 for tails, to find
-    heads. `given_classes` and `answer_classes` say of which classes the entities of both sides are.
-    `prior` is that of the most probable pair of classes of the part.
+    heads. The entities of both sides have the classes `given_classes` and `answer_classes`.
+    `prior` is the largest prior of a pair of these classes.
     """
 
     relation: int
@@ -404,7 +404,7 @@ def _parts_of_relation(
 def required_log_probability(best: BestTriples, part: SearchPart) -> Tensor:
     """The log-probability that triples of a part need, `(NUM_CLASSES, NUM_CLASSES)`.
 
-    It is indexed by the class of the given entity and then by that of the answer, and infinite
+    It is indexed by the class of the given entity and then by the class of the answer, and infinite
     where the part has no candidates.
     """
     # By head, then by tail.
@@ -494,7 +494,7 @@ def search_block(
     last.
 
     `given` and the candidate `answers` are ascending ids; `excluded` `(num_pairs, 2)` are pairs of
-    both, by ascending given entities. `classes` `(num_entities,)` are those of answers, and
+    both, by ascending given entities. `classes` `(num_entities,)` are the classes of answers, and
     `required` `(NUM_CLASSES,)` is for answers of each class. `top` triples of each are returned.
     """
     required = required.clamp(min=MIN_LOG_PROBABILITY).to(answers.device)
@@ -503,7 +503,7 @@ def search_block(
     if len(answers) < scores.shape[1]:
         scores = scores[:, answers]
 
-    # The log-probability that the first query needs if that of the second is as large as possible.
+    # The log-probability that the first query needs if the second one has the largest possible.
     bound = 2 * required[classes[answers]] - second.max_log_probabilities[answers]
     rows = scores.amax(1) >= first.normalizers[given] + bound.min()
     given = given[rows]
