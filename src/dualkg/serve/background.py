@@ -57,7 +57,7 @@ class _Abandoned(Exception):
 
 
 class Search:
-    """A search that runs in a thread, and those who follow it on an event loop."""
+    """A search that runs in a thread, and the requests that follow the search."""
 
     def __init__(self, top: int) -> None:
         self.top = top
@@ -138,7 +138,7 @@ class Searches:
     async def reports(
         self, run: str, options: Options, complete: Callable[..., Completion]
     ) -> AsyncGenerator[SearchProgress | SoFar | Completion, None]:
-        """Reports of a search, the last of which is its result.
+        """Reports of a search; the last report is the result.
 
         `complete` gets the options and the functions that report. A search that nobody follows any
         more ends at its next block of queries.
@@ -216,7 +216,7 @@ class Searches:
 
 
 def _key(run: str, options: Options) -> tuple[Key, int]:
-    """What makes a search another one, and the number of triples, of which a list may have more."""
+    """The key of a search, and the number of triples; a kept list may have more triples."""
     others = {name: value for name, value in options.items() if name != "top"}
     values = tuple(
         (name, tuple(value) if isinstance(value, list) else value)
@@ -255,7 +255,7 @@ class MapWork:
 
 
 class Maps:
-    """The maps of the served runs, one of which is computed at a time."""
+    """The maps of the served runs; one map is computed at a time."""
 
     def __init__(self) -> None:
         self._computing = Lock()

@@ -1,4 +1,4 @@
-"""Tables of pages as CSV for spreadsheets and as JSON for programs; those of facts in more formats.
+"""Tables of pages as CSV for spreadsheets and as JSON; tables of facts in more formats.
 
 A file of a list has the rows that its page shows: scripts filter the rows of a page by facets, and
 the files are filtered here.

@@ -17,7 +17,8 @@ from dualkg.inference.predictor import Predictor, Query
 from dualkg.serve.entity_facts import Fact, predicted_facts
 
 Ids = npt.NDArray[np.int64]
-MAX_EDGES = 200_000  # that one step of a search looks at, those of entities of low degree first
+# Edges that one step of a search looks at; edges of entities with few triples come first.
+MAX_EDGES = 200_000
 MIN_PROBABILITY = 0.001  # of a path with predicted triples
 NUM_PREDICTED = 40  # predicted facts of each of the two entities that paths may have
 
@@ -26,8 +27,8 @@ NUM_PREDICTED = 40  # predicted facts of each of the two entities that paths may
 class EntityPath:
     """Entities, and between each two of them in a row the triples that join them.
 
-    `probability` is the product of those of the best predicted triples of each step; it is none if
-    all steps are known, or without a calibration.
+    `probability` is the product of the probabilities of the best predicted triple of each step. It
+    is None if all steps are known, or without a calibration.
     """
 
     entities: tuple[int, ...]
@@ -77,7 +78,7 @@ class Neighbours:
         return np.unique(self.others[self.offsets[entity] : self.offsets[entity + 1]])
 
     def around(self, entities: Ids) -> tuple[Ids, Ids]:
-        """Pairs of one of the entities and a neighbour of it; hubs are left out of very many."""
+        """Pairs of an entity and a neighbour; hubs are left out if there are very many pairs."""
         ordered = entities[np.argsort(self.degrees[entities], kind="stable")]
         counts = self.degrees[ordered]
         ordered = ordered[np.cumsum(counts) <= MAX_EDGES]
@@ -103,7 +104,7 @@ class Neighbours:
 def known_paths(neighbours: Neighbours, start: int, end: int, *, k: int) -> list[EntityPath]:
     """Up to `k` paths of at most four known triples, the shortest first, each with other entities.
 
-    Of those of the same length, paths come first whose entities have fewer triples: they say more.
+    Among paths of equal length, paths through entities with few triples come first: they say more.
     """
     of_start = np.setdiff1d(neighbours.of_entity(start), [start, end])
     of_end = np.setdiff1d(neighbours.of_entity(end), [start, end])
@@ -145,7 +146,7 @@ def _triples_between(
 
 
 def _cheapest(neighbours: Neighbours, entities: Ids) -> dict[int, int]:
-    """For each entity next to some others, that of them with the lowest degree."""
+    """For each neighbour of some entities, the adjacent entity with the lowest degree."""
     sources, others = neighbours.around(entities)
     # The last of several values of a key counts.
     order = np.argsort(-neighbours.degrees[sources], kind="stable")

@@ -40,7 +40,7 @@ pages = page_router()
 # threads their turn.
 LINES_AT_ONCE = 20
 PAUSE = 0.001
-REMARKS_AT_ONCE = 200  # triples; a client who leaves early takes the time of few
+REMARKS_AT_ONCE = 200  # triples; for a client that leaves early, few remarks are made
 ROUNDED = 200
 SO_FAR = 50  # triples of a list that is shown while the search goes on
 LENGTHS = (50, 100, 500, 2000)  # triples that a page may list
@@ -142,10 +142,10 @@ def _stream(
 async def completion(
     context: RequestContext, options: dict[str, Any], *, so_far: bool = False
 ) -> AsyncGenerator[CompletionLine, None]:
-    """The lines of a completion, which may be shared with others who ask for the same.
+    """The lines of a completion, which several requests may share.
 
-    With `so_far` there are lists of the best triples so far, each of which replaces the one before,
-    and the last one does, too. If nobody else follows it, closing the generator stops the search.
+    With `so_far`, the best triples so far come as lists; each list, also the last, replaces the one
+    before. Closing the generator stops the search, unless another request follows the search.
     """
     service = context.service
     run = context.run
@@ -242,7 +242,7 @@ def _searched(context: RequestContext, options: dict[str, Any], show: str) -> di
 async def listed_facts(
     context: RequestContext, options: dict[str, Any], show: str, *, so_far: bool = False
 ) -> AsyncGenerator[CompletionLine, None]:
-    """The lines of a list of new facts, of which there are at most `top`.
+    """The lines of a list of at most `top` new facts.
 
     Accepted and rejected facts are all those of the decision store that the options admit. The
     reverse of a symmetric fact is left out.
@@ -343,7 +343,7 @@ async def new_facts(
 async def facts_table(
     context: Context, options: Options, filter: Filtered, show: Show = "all"
 ) -> Table:
-    """The list of the page; the ranks are those of the whole list."""
+    """The list of the page, with the ranks that facts have in the whole list."""
     rows = []
     async with aclosing(listed_facts(context, options, show)) as lines:
         async for line in lines:

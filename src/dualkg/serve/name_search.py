@@ -76,7 +76,7 @@ class NameSearch:
         return list(best.values())[:limit]
 
     def _similar(self, text: str) -> list[int]:
-        """Places of names a part of which is similar to the text.
+        """Places of names that have a part that is similar to the text.
 
         The most similar ones come first, then those of the most similar length.
         """

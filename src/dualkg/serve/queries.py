@@ -353,7 +353,7 @@ def _remark(
 async def _known_answers(
     context: RequestContext, query: PageQuery, ids: dict[Part, int]
 ) -> list[Prediction]:
-    """The known answers, the most probable first; those of train have no probability."""
+    """The known answers, the most probable first; training triples have no probability."""
     splits = _splits_of_known(context, query, ids)
     known = await _score_answers(context, query, ids, list(splits)[:MAX_KNOWN])
     return [replace(answer, split=splits[answer.id]) for answer in known]
@@ -472,7 +472,7 @@ async def first_page(context: Context, query: GivenQuery) -> Response:
 
 
 def _training_address(context: RequestContext) -> str:
-    """The page of the only training, or that of all."""
+    """The address of the only training, or of the list of trainings."""
     names = list(context.service.trainings.by_name)
     return f"/training?{urlencode({'name': names[0]})}" if len(names) == 1 else "/train"
 

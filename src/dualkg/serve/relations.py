@@ -100,7 +100,7 @@ async def entities_table(context: Context, name: RelationName) -> Table:
 
 @table("relation-metrics")
 async def metrics_table(context: Context, name: RelationName) -> Table:
-    """The metrics on test by missing part, and those of all relations."""
+    """The metrics on test by missing part, and the metrics of all relations."""
     details = await relation(context, name)
     rows = [{"missing": side, **metrics} for side, metrics in details.metrics.items()]
     if details.metrics_of_all:
@@ -131,7 +131,7 @@ def relation_details(run: ServedRun, id: int) -> RelationPage:
 def profile_of(
     graph: Graph, relation: int, *, inspection: Inspection, ranks: Ranks | None
 ) -> RelationPage:
-    """What a graph says about a relation; `ranks` are those of a model on test, if it has any."""
+    """What a graph says about a relation; `ranks` are the ranks of a model on test."""
     item = Item.of(graph.relations, relation)
     facts = inspection.by_relation[item.name]
     by_split = [graph.split(split) for split in SPLITS]

@@ -56,7 +56,7 @@ def percent(probability: float) -> str:
 
 
 def frequency(share: float) -> str:
-    """The same of what was counted, of which all or nothing may have been true."""
+    """A counted share; unlike a probability, it may be 0 % or 100 %."""
     return f"{share:.0%}".replace("%", " %") if share in (0.0, 1.0) else percent(share)
 
 

@@ -96,7 +96,7 @@ class TrainingState:
                 self.error = line["error"]
 
     def _add(self, point: Point) -> None:
-        """Add a point; the loss within an epoch is that of the steps so far, and is replaced."""
+        """Add a point; it replaces a point within an epoch, whose loss is of the steps so far."""
         last = self.points[-1]["epoch"] if self.points else None
         if last is not None and last % 1:
             self.points.pop()

@@ -156,7 +156,7 @@ async def explanation_page(
 
 @table("explanation")
 async def explanation_table(context: Context, head: Head, relation: Relation, tail: Tail) -> Table:
-    """Supporting triples and those of similar entities, and the edges of paths."""
+    """Supporting triples, triples of similar entities, and the edges of paths."""
     explanation = await explain(context, head, relation, tail)
     rows = []
     for support in explanation.supporting_triples or []:
