@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import socket
@@ -163,7 +164,10 @@ def server_for(app: FastAPI, *, limits: Limits) -> "uvicorn.Server":
         server_header=False,
         timeout_graceful_shutdown=round(limits.shutdown_seconds),
     )
-    return uvicorn.Server(config)
+    server = uvicorn.Server(config)
+    # What a second Ctrl-C cancels is no error to log.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: not server.force_exit)
+    return server
 
 
 @contextmanager
