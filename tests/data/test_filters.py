@@ -3,12 +3,10 @@
 from collections import defaultdict
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.data import triples as triples_module
 from dualkg.data.filters import KnownAnswers, occur, with_reciprocals
 from dualkg.data.graph import GraphShape
 from tests.conftest import graph_of
@@ -138,12 +136,10 @@ def test_only_the_answers_to_given_queries(
     splits,
     st.sampled_from([GraphShape(NUM_ENTITIES, NUM_RELATIONS), GraphShape(2**31 - 1, 2**20)]),
 )
-def test_triples_are_found_in_splits_read_in_parts(
+def test_triples_are_found_in_splits(
     wanted: list[Row], known: list[Row], shape: GraphShape
 ) -> None:
     arrays = [
         np.array(rows, dtype=np.int32).reshape(-1, 3) for rows in (wanted, known[::2], known[1::2])
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triples_module, "ROWS", 4)
-        assert occur(arrays[0], arrays[1:], shape).tolist() == [row in known for row in wanted]
+    assert occur(arrays[0], arrays[1:], shape).tolist() == [row in known for row in wanted]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dualkg.cli.words import CommandWords
+from dualkg.cli.words import as_options
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.inspection import MIN_RELATIONS, many_relations
 from dualkg.data.loading import load_graph
@@ -114,7 +114,7 @@ def test_only_many_relations_are_questioned() -> None:
     assert many_relations(2 * MIN_RELATIONS + 2, MIN_RELATIONS + 1) is None
     question = many_relations(2 * MIN_RELATIONS + 1, MIN_RELATIONS + 1)
     assert question is not None
-    assert "such as --columns 1,3,2." in CommandWords().marked(question)
+    assert "such as --columns 1,3,2." in as_options(question)
 
 
 # -- comments ----------------------------------------------------------------

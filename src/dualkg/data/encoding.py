@@ -13,7 +13,8 @@ import pyarrow as pa
 from dualkg.data.archives import Source
 from dualkg.data.columns import ROLES, Columns, check_columns
 from dualkg.data.formats.delimited import TextReader
-from dualkg.data.readers import Companion, Reader, ReadOptions, open_reader, unclear_columns
+from dualkg.data.formats.openke import read_names
+from dualkg.data.readers import Reader, ReadOptions, open_reader, unclear_columns
 from dualkg.data.triples import NO_TRIPLES, Triples, slices
 from dualkg.data.vocabulary import text_of
 from dualkg.errors import DataError
@@ -58,8 +59,8 @@ def read_triples(
     names of OpenKE's ids are sources of their own.
     """
     check_columns(columns)
-    companions = {file: Companion(sources[file]) for file in COMPANIONS if file in sources}
-    options = ReadOptions(columns=columns, delimiter=delimiter, companions=companions)
+    names_of_ids = {file: read_names(sources[file]) for file in COMPANIONS if file in sources}
+    options = ReadOptions(columns=columns, delimiter=delimiter, names_of_ids=names_of_ids)
     readers = {
         split: open_reader(source, options, default=TextReader)
         for split, source in sources.items()

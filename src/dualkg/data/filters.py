@@ -36,18 +36,10 @@ def with_reciprocals(triples: Triples, num_relations: int) -> Triples:
 def occur(
     triples: Triples | Ids, splits: Iterable[Triples], shape: GraphShape
 ) -> npt.NDArray[np.bool_]:
-    """Whether each triple is in one of some splits, `(num_triples,)`.
-
-    The splits are read a part at a time.
-    """
-    occurs = np.zeros(len(triples), dtype=bool)
-    for split in splits:
-        for part in slices(len(split)):
-            keys = triple_keys(np.concatenate([triples, split[part]]), shape)
-            wanted, known = np.split(keys, [len(triples)])
-            common = known[is_among(known, np.sort(wanted))]
-            occurs |= np.isin(wanted, common)
-    return occurs
+    """Whether each triple is in one of some splits, `(num_triples,)`."""
+    keys = triple_keys(np.concatenate([triples, *splits]), shape)
+    wanted, known = np.split(keys, [len(triples)])
+    return is_among(wanted, np.sort(known))
 
 
 @dataclass(frozen=True)

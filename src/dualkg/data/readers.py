@@ -43,7 +43,6 @@ from dualkg.registry import Registry
 
 # Files of these names beside the triples are about something else.
 NOT_TRIPLES = ("readme", "license", "licence", "copying", "citation", "changelog", "labels")
-T = TypeVar("T")
 TEXT_TYPES = (
     pa.string(),
     pa.large_string(),
@@ -54,32 +53,17 @@ TEXT_TYPES = (
 )
 
 
-class Companion:
-    """A file beside the triples that the readers of all splits need, and that is parsed once."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self._parsed: Any = None
-
-    def parsed(self, parse: Callable[[Source], T]) -> T:
-        """What `parse` makes of the file; all callers must give the same function."""
-        if self._parsed is None:
-            self._parsed = parse(self.source)
-        parsed: T = self._parsed
-        return parsed
-
-
 @dataclass(frozen=True)
 class ReadOptions:
     """What a request says about its files, and how much of them is read at a time.
 
-    `columns` are the names or numbers of head, relation and tail. `companions` are files without
-    triples that belong to the format, such as OpenKE's files of names.
+    `columns` are the names or numbers of head, relation and tail. `names_of_ids` has the contents
+    of OpenKE's files of names, by the names of these files.
     """
 
     columns: Columns | None = None
     delimiter: str | None = None
-    companions: Mapping[str, Companion] = field(default_factory=dict)
+    names_of_ids: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     block_rows: int = 1 << 17
     # Small enough that the hash table of a block's names stays in the processor's cache.
     block_bytes: int = 4 << 20
@@ -326,31 +310,18 @@ class TableReader(Reader):
         if column.null_count:
             raise self._bad_row(role, column.is_null(), first_row, "is missing")
 
-        # Rows of a dictionary are not decoded: each could repeat a long name.
-        values = column
-        rows = None
         if pa.types.is_dictionary(column.type):
-            values, rows = _used_entries(column)
-
-        def bad_row(is_bad: Any, problem: str) -> DataError:
-            is_bad = np.asarray(is_bad)
-            return self._bad_row(role, is_bad if rows is None else is_bad[rows], first_row, problem)
-
-        if values.null_count:
-            raise bad_row(values.is_null(), "is missing")
+            column = column.cast(column.type.value_type)
+            if column.null_count:
+                raise self._bad_row(role, column.is_null(), first_row, "is missing")
         try:
-            strings = values.cast(pa.string())
+            strings = column.cast(pa.string())
             strings.validate(full=True)
         except pa.ArrowInvalid:
-            contents = values.cast(pa.binary()).to_pylist()
-            is_bad = [_is_invalid_text(content) for content in contents]
-            raise bad_row(is_bad, "is not valid UTF-8") from None
+            is_bad = [_is_invalid_text(name) for name in column.cast(pa.binary()).to_pylist()]
+            raise self._bad_row(role, is_bad, first_row, "is not valid UTF-8") from None
 
-        encoded = strings.dictionary_encode()
-        if rows is not None:  # two entries may be the same name
-            indices = encoded.indices.take(pa.array(rows))
-            encoded = pa.DictionaryArray.from_arrays(indices, encoded.dictionary)
-        encoded = self.strip(encoded)
+        encoded = self.strip(strings.dictionary_encode())
         empty = is_empty(encoded.dictionary)
         if empty.any():
             raise self._bad_row(role, empty[encoded.indices], first_row, "is empty")
@@ -360,24 +331,6 @@ class TableReader(Reader):
         row = first_row + int(np.argmax(is_bad))
         advice = "Give it a name, or remove the row."
         return self.unusable(f"the {role} {problem}", place=f"row {row:,}", advice=advice)
-
-
-def _used_entries(column: pa.DictionaryArray) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """The entries of a dictionary in the order in which rows have them, and that of each row."""
-    values = column.dictionary
-    # Polars has views of strings, which Arrow cannot take from.
-    if values.type == pa.string_view():
-        values = values.cast(pa.string())
-    indices = column.indices.to_numpy().astype(np.int64)
-
-    # The last assignment to an entry is that of its first row.
-    first_rows = np.full(len(values), len(indices))
-    first_rows[indices[::-1]] = np.arange(len(indices))[::-1]
-    entries = np.flatnonzero(first_rows < len(indices))
-    entries = entries[np.argsort(first_rows[entries])]
-    places = np.zeros(len(values), dtype=np.int64)
-    places[entries] = np.arange(len(entries))
-    return values.take(pa.array(entries)), places[indices]
 
 
 def _is_invalid_text(content: bytes) -> bool:

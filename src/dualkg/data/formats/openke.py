@@ -8,7 +8,7 @@ import pyarrow as pa
 from dualkg.data.archives import Source
 from dualkg.data.columns import ROLES
 from dualkg.data.formats.delimited import Layout, quote, read_blocks
-from dualkg.data.readers import Reader, ReadOptions, reads
+from dualkg.data.readers import Reader, reads
 from dualkg.data.sniffing import first_row, readable
 from dualkg.errors import DataError, RequestError
 
@@ -22,12 +22,6 @@ class OpenKeReader(Reader):
 
     takes_delimiter = True  # and ignores it, as the columns are always separated by blanks
 
-    def __init__(self, data: Source, options: ReadOptions, *, name: str = "") -> None:
-        super().__init__(data, options, name=name)
-        self._names = {
-            file: companion.parsed(read_names) for file, companion in options.companions.items()
-        }
-
     def blocks(self) -> Generator[pa.RecordBatch]:
         if self.columns is not None:
             raise RequestError(
@@ -39,7 +33,7 @@ class OpenKeReader(Reader):
             found = f"'{' '.join(first.cells)}'" if first else "nothing"
             problem = f"expected the number of triples, as in files of OpenKE, found {found}"
             raise self.unusable(problem, place="line 1")
-        if not self._names:
+        if not self.options.names_of_ids:
             self.notes.append(
                 f"{self.name} is read without entity2id.txt and relation2id.txt: its ids are the "
                 "names."
@@ -57,7 +51,7 @@ class OpenKeReader(Reader):
     def _named(self, role: str, column: pa.DictionaryArray) -> pa.DictionaryArray:
         """A column of ids as names."""
         file = RELATION_NAMES if role == "relation" else ENTITY_NAMES
-        names = self._names.get(file)
+        names = self.options.names_of_ids.get(file)
         if names is None:
             return column
 
