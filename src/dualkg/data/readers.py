@@ -311,7 +311,10 @@ class TableReader(Reader):
             raise self._bad_row(role, column.is_null(), first_row, "is missing")
 
         if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
+            values = column.dictionary
+            if values.type == pa.string_view():  # of Polars; Arrow cannot take from views
+                values = values.cast(pa.string())
+            column = pa.DictionaryArray.from_arrays(column.indices, values).dictionary_decode()
             if column.null_count:
                 raise self._bad_row(role, column.is_null(), first_row, "is missing")
         try:
