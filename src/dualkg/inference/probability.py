@@ -473,7 +473,8 @@ class Calibration:
     def priors(self, relation: int) -> Floats:
         """The priors of triples of a relation by the classes of head and tail."""
         head_priors, tail_priors = self._priors
-        return (head_priors[relation][:, None] + tail_priors[relation][None, :]) / 2
+        of_pairs: Floats = (head_priors[relation][:, None] + tail_priors[relation][None, :]) / 2
+        return of_pairs
 
     def query_priors(self, entity: int, relations: Ids, side: Side) -> Floats:
         """The priors of queries that give an entity as head or as tail, `(num_queries,)`."""
