@@ -10,6 +10,7 @@ import torch
 
 import dualkg as kg
 from dualkg.errors import DamagedFile, InvalidValue, PathExists
+from dualkg.files import write_json
 from dualkg.inference.index import ModelIndex, build_index, load_index, metric_of, save_index
 from tests.conftest import graph_of
 
@@ -183,6 +184,12 @@ def test_a_damaged_index_is_refused(model, small_graph, tmp_path, damage):
     error = kg.RequestError if damage == "nothing" else DamagedFile
     with pytest.raises(error, match=r"index\.(json|faiss)"):
         load_index(folder)
+
+
+def test_an_index_of_an_earlier_version_is_built_again(tmp_path):
+    write_json(tmp_path / "index.json", {"kind": "hnsw", "tables": {}})
+    with pytest.raises(kg.RequestError, match=r"of an earlier version\. Build it again with"):
+        load_index(tmp_path)
 
 
 # -- predictions -------------------------------------------------------------

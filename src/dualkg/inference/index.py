@@ -381,8 +381,9 @@ def load_index(folder: str | Path) -> ModelIndex:
             f"{folder} holds no index (there is no {ABOUT}). Build one with: dualkg index RUN"
         )
     about = read_json(folder / ABOUT, dict[str, Any], checksum=True)
-    if about.pop("kind", None) != "hnsw" or "file" not in about:
-        raise DamagedFile(folder / ABOUT, "it describes no index of HNSW", advice=BUILD_AGAIN)
+    about.pop("kind", None)
+    if "file" not in about:  # version 0.2.0.dev had several kinds, and a file for each table
+        raise RequestError(f"The index {folder} is of an earlier version. {BUILD_AGAIN}")
     damage = file_damage(folder / FILE, about.pop("file"))
     if damage:
         raise DamagedFile(folder / FILE, damage, advice=BUILD_AGAIN)
