@@ -306,7 +306,7 @@ def _best_entities(
     """The `k` entities that the model scores best, best first."""
     best = []
     for entities, of_entities in zip(
-        given.split(BLOCK_QUERIES), relations.split(BLOCK_QUERIES), strict=True
+        torch.split(given, BLOCK_QUERIES), torch.split(relations, BLOCK_QUERIES), strict=True
     ):
         if side == "tail":
             scores = model.predict_tails(entities, of_entities)

@@ -80,7 +80,7 @@ def log_normalizers(mapped: Tensor, candidates: Tensor) -> Tensor:
     hundred times as long when another process keeps a core busy.
     """
     size = max(1, MAX_SCORES // max(len(candidates), 1))
-    return torch.cat([(candidates @ block.T).logsumexp(0) for block in mapped.split(size)])
+    return torch.cat([(candidates @ block.T).logsumexp(0) for block in torch.split(mapped, size)])
 
 
 # -- the frozen context ------------------------------------------------------
@@ -453,11 +453,11 @@ class EmbeddingProblem:
             optimizer.zero_grad()
             # The sum is in float64, since the line search compares sums of many entities.
             total = (self(rows) / self.num_triples.clamp(min=1)).double().sum()
-            total.backward()
+            total.backward()  # type: ignore[no-untyped-call]
             return total
 
         with torch.enable_grad():
-            optimizer.step(loss)
+            optimizer.step(loss)  # type: ignore[no-untyped-call]
         return rows.detach()
 
     def start(self) -> Tensor:

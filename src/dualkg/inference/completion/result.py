@@ -141,7 +141,7 @@ class Completion:
 
     def first(self, number: int) -> Self:
         """The first triples."""
-        columns = {
+        columns: dict[str, Any] = {
             name: value[:number]
             for name, value in vars(self).items()
             if isinstance(value, np.ndarray)
