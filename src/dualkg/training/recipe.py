@@ -242,7 +242,8 @@ LARGEST_BATCH_SIZE = 1000
 def default_batch_size(num_triples: int) -> int:
     """The batch size for a graph without a recipe.
 
-    Path networks have their own, in `PathNetwork.recipe_defaults`.
+    Path networks have smaller batches: see `PathNetwork.recipe_defaults`, and for a CPU
+    `dualkg.tuning.starting_recipe`.
     """
     for limit, batch_size in BATCH_SIZES.items():
         if num_triples < limit:
