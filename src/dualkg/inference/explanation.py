@@ -277,7 +277,7 @@ class Explanation:
 
 def check_network(model: Model, network_graph: Graph, *, graph: Graph) -> PathNetwork:
     """A model that explains predictions for a graph by paths; refuse any other."""
-    network = model.path_network
+    network: PathNetwork | None = model.path_network
     if network is None:
         raise RequestError(
             f"`network` should be a run of a PathNetwork; it has the model {type(model).__name__}."

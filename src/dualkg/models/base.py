@@ -25,7 +25,6 @@ from dualkg.tables.base import TABLE_NAMES, EntityTables, Side, local_tables, lo
 
 if TYPE_CHECKING:
     from dualkg.data.graph import Graph
-    from dualkg.models.paths import PathNetwork
     from dualkg.tables.processes import Processes
     from dualkg.tables.scores import EntityScores
 
@@ -140,8 +139,8 @@ class Model(nn.Module, ABC):
         """Take what the model reads of a graph besides its shape: nothing in most models."""
 
     @property
-    def path_network(self) -> PathNetwork | None:
-        """The model itself if its scores are explained by paths in the graph, or else None."""
+    def path_network(self) -> Any:
+        """The model as a `PathNetwork`, whose scores are explained by paths, or else None."""
         return None
 
     def check_shape(self, shape: GraphShape) -> None:
@@ -262,14 +261,12 @@ class Model(nn.Module, ABC):
 
     # -- several processes ----------------------------------------------------
 
-    def share_with(self, group: Processes | None) -> Model:
-        """This model as one of several processes trains it; None are no others.
+    def share_with(self, group: Processes | None) -> bool:
+        """Share the queries of a batch with the processes of a group, or with none.
 
-        By default, each process has some rows of the entity tables.
+        False is a model that cannot, and of which each process has some rows.
         """
-        from dualkg.models.partial import PartialModel  # which is itself a `Model`
-
-        return self if group is None else PartialModel(self)
+        return False
 
     @property
     def is_first(self) -> bool:

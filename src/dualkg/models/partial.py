@@ -15,9 +15,15 @@ from dualkg.models.bilinear import BilinearModel
 from dualkg.tables.base import TABLE_NAMES, Side, local_tables, lookup
 
 if TYPE_CHECKING:
+    from dualkg.tables.processes import Processes
     from dualkg.tables.scores import EntityScores
 
 __all__ = ["PartialModel"]
+
+
+def in_processes(model: Model, group: Processes) -> Model:
+    """A model as one of several processes trains it: with all parameters, or some rows."""
+    return model if model.share_with(group) else PartialModel(model)
 
 
 class OwnFactors(Factors):

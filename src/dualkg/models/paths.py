@@ -279,10 +279,10 @@ class PathNetwork(Model):
         self.compiled = compiled
         self.bf16 = bf16
 
-    def share_with(self, group: Processes | None) -> Model:
+    def share_with(self, group: Processes | None) -> bool:
         """Each process has all parameters, and takes a part of the queries of a batch."""
         self.group = group if group is not None and group.count > 1 else None
-        return self
+        return True
 
     # -- scores -----------------------------------------------------------------
 

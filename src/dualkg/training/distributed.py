@@ -29,6 +29,7 @@ from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, DualkgError, InvalidValue, RequestError
 from dualkg.files import file_record, locked, read_text, remove, sync
 from dualkg.models.base import Model
+from dualkg.models.partial import in_processes
 from dualkg.tables.base import TABLE_NAMES, DeviceTables
 from dualkg.tables.checkpoints import (
     CheckpointFolder,
@@ -344,7 +345,7 @@ def build_trainer(
         shard, device=group.device, initialize=initialize, capturable=group.capturable
     )
     built = recipe.model.build(graph.shape, seed=recipe.training.seed, tables=tables)
-    model = built.share_with(group).to(group.device)
+    model = in_processes(built, group).to(group.device)
     names = [name for name, _ in model.named.named_parameters()]
     store = FolderStore(group, shard, names)
     shown = options if group.first else {}
@@ -499,7 +500,7 @@ def load_in_processes(
         files = folder.weight_files() if not folder.weights.exists() else [folder.weights]
         weights = group.together(partial(read_own_rows, files, shard))
         load_weights(built, weights, source=folder.path)
-    model = built.share_with(group).to(group.device).eval()
+    model = in_processes(built, group).to(group.device).eval()
     return TrainedRun(model, graph, recipe, folder=folder.path, identity=identity)
 
 

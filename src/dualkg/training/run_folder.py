@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -22,7 +22,7 @@ from dualkg.errors import (
     RequestError,
 )
 from dualkg.evaluation.ranking import Ranks
-from dualkg.evaluation.report import load_ranks, save_ranks
+from dualkg.evaluation.report import Report, load_ranks, save_ranks
 from dualkg.models.base import Model
 from dualkg.training import checkpoint
 from dualkg.training.environment import environment
@@ -35,11 +35,25 @@ from dualkg.training.errors import (
 )
 from dualkg.training.recipe import Recipe
 
-if TYPE_CHECKING:
-    from dualkg.training.run import Run, TrainedRun
-
 MAX_NEARBY = 5  # runs that a message names
 WEIGHT_FILES = "weights-?????-of-?????.safetensors"
+
+
+class Results(Protocol):
+    """What the folder of a run keeps of its evaluation."""
+
+    reports: dict[str, Report]
+    identity: str | None
+
+
+class TrainedResults(Results, Protocol):
+    """What the folder of a run keeps of a training."""
+
+    model: Model
+    history: list[dict[str, Any]]
+    costs: dict[str, float | None] | None
+    sparsity: dict[str, Any] | None
+    extension: dict[str, Any] | None
 
 
 def hash_of(parts: Mapping[str, str | None]) -> str:
@@ -314,7 +328,7 @@ class RunFolder:
         if recipe:
             files.write_text(self.recipe, recipe.as_toml())
 
-    def finish(self, run: TrainedRun, *, trained: Path | None = None) -> None:
+    def finish(self, run: TrainedResults, *, trained: Path | None = None) -> None:
         """Write the results, the report last, and remove the checkpoint.
 
         `trained` is a file that has the weights already.
@@ -329,7 +343,7 @@ class RunFolder:
         files.remove(self.checkpoint_folder)
         self.remove_weight_files()
 
-    def finish_in_parts(self, run: TrainedRun, count: int) -> None:
+    def finish_in_parts(self, run: TrainedResults, count: int) -> None:
         """Write the results of a run whose weights all processes have written."""
         names = [self.weights_of_process(index, count).name for index in range(count)]
         for path in self.path.glob(WEIGHT_FILES):
@@ -340,7 +354,7 @@ class RunFolder:
         self._save_results(run)
         files.remove(self.checkpoint_folder)
 
-    def _save_results(self, run: TrainedRun) -> None:
+    def _save_results(self, run: TrainedResults) -> None:
         contents = {
             self.sparsity: run.sparsity,
             self.extension: run.extension,
@@ -352,7 +366,7 @@ class RunFolder:
                 files.write_text(path, json.dumps(content, indent=1, ensure_ascii=False))
         self.save_reports(run)
 
-    def save_reports(self, run: Run) -> None:
+    def save_reports(self, run: Results) -> None:
         """Write ranks and reports; last the report, with size and checksum of every file."""
         for split, report in run.reports.items():
             save_ranks(report.ranks, self.ranks(split))
