@@ -79,7 +79,7 @@ def make_run(job: Job, folder: Path) -> None:
     """Train briefly and save the run, with a calibration if probabilities are served."""
     import dualkg as kg
     import epochs
-    from dualkg.inference.api import calibration_for
+    from dualkg.inference.probability import calibration_for
     from dualkg.training.run import TrainedRun
 
     graph = kg.load_graph(job.graph)

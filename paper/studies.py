@@ -26,8 +26,8 @@ from dualkg.data.graph import SPLITS, Triples
 from dualkg.errors import InvalidValue, RequestError
 from dualkg.extras import optional_import
 from dualkg.inference import completion, extension, inductive, reliability
-from dualkg.inference.api import calibration_for
 from dualkg.inference.explanation import Influence, influence
+from dualkg.inference.probability import calibration_for
 from dualkg.training.api import HELD_OUT, choose_device, data_of, default_recipe, spread
 from dualkg.training.costs import WorkEstimate
 from dualkg.training.environment import describe_device

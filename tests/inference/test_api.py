@@ -12,8 +12,8 @@ import pytest
 
 import dualkg as kg
 from dualkg.errors import InvalidValue, PathExists, RequestError, UnknownName
-from dualkg.inference.api import calibration_for
 from dualkg.inference.completion import complete as complete_graph
+from dualkg.inference.probability import calibration_for
 from dualkg.training.errors import NotARun
 from tests.conftest import graph_of
 from tests.raising import refused

@@ -10,9 +10,8 @@ import torch
 
 import dualkg as kg
 from dualkg.files import write_json
-from dualkg.inference.api import calibration_for
 from dualkg.inference.integrity import check_run
-from dualkg.inference.probability import Calibration
+from dualkg.inference.probability import Calibration, calibration_for
 from tests.conftest import graph_of
 from tests.inference.calibrations import recalibration_of
 

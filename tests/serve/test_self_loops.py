@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.inference.api import calibration_for
+from dualkg.inference.probability import calibration_for
 from dualkg.serve.app import application
 from dualkg.serve.served import ServedRuns
 from dualkg.serve.server import request_once

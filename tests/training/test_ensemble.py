@@ -9,7 +9,7 @@ import torch
 
 import dualkg as kg
 from dualkg.errors import DamagedFile, RequestError
-from dualkg.inference.api import calibration_for
+from dualkg.inference.probability import calibration_for
 from dualkg.training.ensemble import BetterMember
 from dualkg.training.errors import DamagedRun, RunNotFinished
 from dualkg.workflows import train_seeds

@@ -84,7 +84,7 @@ def complete(
                 opened.model,
                 opened.graph,
                 sizes=completion.sizes_up_to(NUM_CHECKED if top is None else top),
-                calibration=kg.inference.api.calibration_for(opened),
+                calibration=kg.inference.probability.calibration_for(opened),
                 **arguments,
             )
             return _print_check(checked)
@@ -100,7 +100,7 @@ def complete(
         highest = None
         if not len(made) and min_probability:
             highest = _highest_probability(opened, arguments)
-        missing = kg.inference.api.calibration_for(opened).assumed_missing
+        missing = kg.inference.probability.calibration_for(opened).assumed_missing
     return _print_completion(
         made, out, min_probability=min_probability, highest=highest, missing=missing
     )

@@ -1,6 +1,5 @@
 """Entry points for a run or its folder: calibrate it, and complete its graph."""
 
-from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -8,17 +7,16 @@ from typing import Any
 import torch
 
 from dualkg.data.entity_types import EntityTypes
-from dualkg.errors import LockedError, RequestError
+from dualkg.errors import RequestError
 from dualkg.files import locked
 from dualkg.inference.completion import Completion, check_file, completion_reliability
 from dualkg.inference.completion import complete as complete_graph
-from dualkg.inference.probability import Calibration
+from dualkg.inference.probability import Calibration, calibration_for, has_calibration
 from dualkg.inference.query_classes import check_missing_share
 from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 from dualkg.training.api import choose_device, wrong_argument
 from dualkg.training.ensemble import load_run
 from dualkg.training.run import Run
-from dualkg.training.run_folder import RunFolder
 
 
 def calibrate(
@@ -110,35 +108,6 @@ def _checks(calibration: Calibration, run: Run, *, coverage: float) -> dict[str,
         "new_triples": new_triples and [asdict(bin) for bin in new_triples],
         "missing": calibration.assumed_missing._asdict(),
     }
-
-
-def has_calibration(run: Run) -> bool:
-    """Whether the folder of a run has a calibration, even one that cannot be read."""
-    return run.folder is not None and RunFolder(run.folder).has_calibration
-
-
-def calibration_for(run: Run, *, overwrite: bool = False) -> Calibration:
-    """Read the calibration of a run from its folder, or fit it now.
-
-    A calibration that is fitted now is saved if the run has a folder. The former one is there until
-    then.
-    """
-    folder = run.folder
-    if folder is not None and has_calibration(run) and not overwrite:
-        return Calibration.load(folder, run.graph, identity=run.identity)
-
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder))
-        except LockedError:
-            if overwrite:
-                raise
-            folder = None  # Another process is about to save one, and this one is used once.
-
-        fitted = Calibration.fit(run.model, run.graph)
-        if folder and run.is_current:
-            fitted.save(folder)
-    return fitted
 
 
 def complete(

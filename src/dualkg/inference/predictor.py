@@ -21,6 +21,8 @@ from dualkg.inference.prediction_sets import PredictionSet, PredictionSets
 from dualkg.inference.probability import (
     CachedLogProbabilities,
     Calibration,
+    calibration_for,
+    has_calibration,
     triple_log_probabilities,
 )
 from dualkg.inference.scoring import Ids, query_block_size, score_queries
@@ -195,8 +197,6 @@ class Predictor:
 
         `calibrated` fits a missing calibration.
         """
-        from dualkg.inference.api import calibration_for, has_calibration
-
         return cls(
             run.model,
             run.graph,

@@ -15,11 +15,12 @@ have the same probability. Three functions see to it: `score_facts`, `tail_roles
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import inf, log
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +29,9 @@ from torch import Tensor
 
 from dualkg.data.entity_types import EntityTypes
 from dualkg.data.graph import Graph, Split
-from dualkg.errors import DamagedFile, RequestError
+from dualkg.errors import DamagedFile, LockedError, RequestError
 from dualkg.evaluation.ranking import eval_mode, full_precision
-from dualkg.files import read_json, write_json
+from dualkg.files import locked, read_json, write_json
 from dualkg.inference.logistic import (
     NUM_PATTERNS,
     Examples,
@@ -61,6 +62,9 @@ from dualkg.inference.scoring import (
 from dualkg.logs import ProgressLog
 from dualkg.models.base import Model
 from dualkg.tables.base import Side
+
+if TYPE_CHECKING:
+    from dualkg.training.run import Run
 
 ROUNDING = 1e-9  # difference of log odds that counts as none
 MAX_CACHED = 2**20  # normalizers in a cache, which take about 150 MB
@@ -623,3 +627,37 @@ def log_odds_of(probability: float) -> float:
     if probability >= 1:
         return inf
     return log(probability / (1 - probability))
+
+
+# -- the calibration of a run ------------------------------------------------
+
+
+def has_calibration(run: Run) -> bool:
+    """Whether the folder of a run has a calibration, even one that cannot be read."""
+    from dualkg.training.run_folder import RunFolder
+
+    return run.folder is not None and RunFolder(run.folder).has_calibration
+
+
+def calibration_for(run: Run, *, overwrite: bool = False) -> Calibration:
+    """Read the calibration of a run from its folder, or fit it now.
+
+    A calibration that is fitted now is saved if the run has a folder. The former one is there until
+    then.
+    """
+    folder = run.folder
+    if folder is not None and has_calibration(run) and not overwrite:
+        return Calibration.load(folder, run.graph, identity=run.identity)
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder))
+        except LockedError:
+            if overwrite:
+                raise
+            folder = None  # Another process is about to save one, and this one is used once.
+
+        fitted = Calibration.fit(run.model, run.graph)
+        if folder and run.is_current:
+            fitted.save(folder)
+    return fitted

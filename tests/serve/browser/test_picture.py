@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import dualkg as kg
-from dualkg.inference.api import calibration_for
+from dualkg.inference.probability import calibration_for
 from dualkg.serve.app import application
 from dualkg.serve.served import ServedRuns
 from tests.serve.conftest import serving
