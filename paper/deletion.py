@@ -17,6 +17,7 @@ import torch
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Triples
 from dualkg.evaluation.metrics import Metrics
+from dualkg.evaluation.ranking import realistic_rank
 from dualkg.inference.supporting_paths import Ids, edges_without, find_paths
 from dualkg.models.paths import PathNetwork
 
@@ -134,8 +135,8 @@ def _score_and_rank(
     scores = network.scores_over(head, relation, edges.keep(kept))[0].double().cpu().numpy()
     score = float(scores[triple[2]])
     num_better = int((scores[candidates] > score).sum())
-    num_equal = int((scores[candidates] == score).sum())
-    return score, num_better + (num_equal + 1) / 2
+    num_tied = int((scores[candidates] == score).sum()) - 1  # without the answer itself
+    return score, float(realistic_rank(num_better, num_tied))
 
 
 def correct_triples(
