@@ -145,6 +145,18 @@ def test_a_missing_column_is_a_value_error(saved: Path) -> None:
         load_saved_graph(saved)
 
 
+def test_notes_of_earlier_versions_load(saved: Path) -> None:
+    """They were counts, and sentences with options."""
+    remark = {"template": "If it is a triple, use {columns}.", "options": {"columns": [1, 2, 3]}}
+    notes = {"duplicates": {"train": 1}, "overlaps": {"train and test": 0}, "remarks": [remark]}
+    about = json.loads((saved / "graph.json").read_text())
+    (saved / "graph.json").write_text(json.dumps(about | {"notes": notes}))
+    assert load_saved_graph(saved).notes == (
+        "1 triple occurs more than once in train.",
+        "If it is a triple, use `columns=(1, 2, 3)`.",
+    )
+
+
 def test_large_graphs_of_earlier_versions_load(saved: Path) -> None:
     """They were saved in files that can be mapped."""
     expected = facts(load_saved_graph(saved))

@@ -27,6 +27,7 @@ from dualkg.data.triples import (
     Triples,
     distinct_triples,
     is_among,
+    note_on_repeats,
     slices,
     sorted_distinct,
     triple_keys,
@@ -359,10 +360,10 @@ def _load_notes(saved: Any) -> Iterator[str]:
         return
     for split, number in saved["duplicates"].items():
         if _check_type(number, int):
-            yield f"{number:,} triples occur more than once in {split}."
+            yield note_on_repeats(number, f"more than once in {split}")
     for pair, number in saved["overlaps"].items():
         if _check_type(number, int):
-            yield f"{number:,} triples occur in both {pair}."
+            yield note_on_repeats(number, f"in both {pair}")
     for note in saved["remarks"]:
         if isinstance(note, str):
             yield note

@@ -94,12 +94,13 @@ def notes_on_repeats(splits: Mapping[str, Triples], shape: GraphShape) -> list[s
         is_common = is_among(distinct[second], distinct[first])
         numbers[f"in both {first} and {second}"] = int(is_common.sum())
 
-    notes = []
-    for place, number in numbers.items():
-        if number:
-            occurring = "1 triple occurs" if number == 1 else f"{number:,} triples occur"
-            notes.append(f"{occurring} {place}.")
-    return notes
+    return [note_on_repeats(number, place) for place, number in numbers.items() if number]
+
+
+def note_on_repeats(number: int, place: str) -> str:
+    """A sentence such as `2 triples occur in both train and test.`"""
+    occurring = "1 triple occurs" if number == 1 else f"{number:,} triples occur"
+    return f"{occurring} {place}."
 
 
 def sorted_distinct(keys: Keys) -> Keys:
