@@ -41,7 +41,7 @@ class Match(NamedTuple):
 
 
 class NameSearch:
-    """Searches the names and labels of a vocabulary; 100,000 names take milliseconds."""
+    """Searches the names and labels of a vocabulary; 100,000 names take tens of milliseconds."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         names = vocabulary.names.to_pylist()
