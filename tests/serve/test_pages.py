@@ -300,7 +300,7 @@ def test_a_program_gets_json_for_an_unknown_address(client):
 def test_a_browser_that_posts_to_a_page(client):
     reply = client.post("/map", headers=BROWSER)
     assert (reply.status_code, reply.headers["allow"]) == (405, "GET")
-    assert "This address accepts GET, HEAD; got POST." in audited(reply).text
+    assert "This address accepts GET; got POST." in audited(reply).text
 
 
 def test_an_unexpected_exception_is_a_page_without_a_traceback(client_of, failing, capfd):
