@@ -240,6 +240,72 @@ def test_third_party_imports_are_declared_and_declared_packages_are_imported():
     assert declared - used == NOT_IMPORTED & declared
 
 
+# What one must load to use one thing is bounded: modules that a module imports at module level.
+CLOSURES = {"dualkg.models.diagonal": 25, "dualkg.inference.predictor": 75, "dualkg.serve.app": 140}
+
+
+def module_level_imports(tree: ast.Module) -> set[str]:
+    """The dotted names that are imported when a module is, but for those of type checkers."""
+    names = set()
+    statements: list[ast.stmt] = list(tree.body)
+    while statements:
+        node = statements.pop()
+        if isinstance(node, ast.If):
+            is_typing = "TYPE_CHECKING" in ast.unparse(node.test)
+            statements += node.orelse if is_typing else node.body + node.orelse
+        elif isinstance(node, ast.Try):
+            statements += node.body
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize(("module", "limit"), CLOSURES.items())
+def test_what_one_must_load_is_bounded(module, limit):
+    by_name = {}
+    for path, tree in trees().items():
+        parts = ("dualkg", *path.relative_to(SOURCE).with_suffix("").parts)
+        by_name[".".join(part for part in parts if part != "__init__")] = tree
+    loaded: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        ancestors = [name[: match.start()] for match in re.finditer(r"\.", name)]
+        for needed in {*ancestors, name} & by_name.keys() - loaded:
+            loaded.add(needed)
+            waiting += module_level_imports(by_name[needed])
+    assert len(loaded) <= limit
+
+
+def test_every_file_is_in_a_row_of_the_mechanisms():
+    """And the lines of a row are not out of date."""
+    page = SOURCE.parents[1] / "docs" / "mechanisms.md"
+    rows = re.findall(r"^\| ([^|]+) \| (`[^|]+`) \| ([\d,]+) \|", page.read_text("utf-8"), re.M)
+    named = set()
+    stale = []
+    for mechanism, where, lines in rows:
+        files = {path for pattern in re.findall("`(.+?)`", where) for path in matches(pattern)}
+        named |= files
+        counted = sum(len(path.read_text("utf-8").splitlines()) for path in files)
+        if abs(counted - int(lines.replace(",", ""))) > 0.15 * counted:
+            stale.append((mechanism, lines, counted))
+    assert not stale
+    files = {path for path in trees() if path.name not in ("__init__.py", "__main__.py")}
+    assert files - named == set()
+
+
+def matches(pattern: str) -> list[Path]:
+    """The files of `a/{b,c}.py` or `a/*.py`."""
+    braces = re.search(r"\{(.*)\}", pattern)
+    names = braces[1].split(",") if braces else [""]
+    patterns = [pattern.replace(braces[0], name) if braces else pattern for name in names]
+    found = [list(SOURCE.glob(each)) for each in patterns]
+    assert all(found), pattern
+    return [path for paths in found for path in paths]
+
+
 def loaded_by(code: str) -> set[str]:
     """The modules that a fresh process has imported after running `code`."""
     printed = f"{code}\nimport sys\nprint(*sys.modules)"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from . import adapter, record
-from .cases import DEFAULTS, Settings, cases, depends_on_processor, network_cases
+from .cases import COMPLEX, DEFAULTS, ENGINES, Settings, cases, depends_on_processor, network_cases
 
 NOT_RECORDED = "not recorded yet; run `make golden`"
 ROOT = Path(__file__).parents[2]
@@ -116,6 +116,6 @@ def test_differences_name_the_number() -> None:
 
 
 def test_ids_are_made_of_what_differs_from_the_defaults() -> None:
-    settings = cases()["ComplEx loss.name=KvsAll"]
-    assert settings == {"model.name": "ComplEx", "loss.name": "KvsAll"}
+    settings = cases()["ComplEx loss.frequency_weight=0.9"]
+    assert settings == COMPLEX | {"loss.frequency_weight": 0.9} | ENGINES[0]
     assert DEFAULTS["model.dim"] == 8
