@@ -124,6 +124,7 @@ def test_idle_threads_of_numpy_sleep_soon_unless_the_environment_says_otherwise(
     assert done.stdout.split() == [found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "count"),
     [("import dualkg, torch", "10000"), ("import torch, dualkg", "300000")],

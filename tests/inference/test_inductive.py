@@ -322,7 +322,7 @@ def test_a_batch_has_the_solution_of_each_entity(kind, graph):
         torch.testing.assert_close(row, alone, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("reciprocal", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_size_of_batches_does_not_matter(reciprocal, graph, monkeypatch):
     """Also where an entity is connected through another new one only, and where one has a triple
     with itself.

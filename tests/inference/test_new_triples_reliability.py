@@ -15,6 +15,7 @@ def calibrated():
     return run, calibrate(run)
 
 
+@pytest.mark.slow
 def test_bins_count_the_triples_of_a_completion(calibrated):
     run, calibration = calibrated
     graph = run.graph

@@ -154,6 +154,7 @@ def test_panels_of_the_plane_have_one_scale(tmp_path):
     } <= set(found)
 
 
+@pytest.mark.slow
 def test_the_figures_are_imported_without_matplotlib():
     heavy = {"matplotlib", "sklearn", "scipy"}
     code = "import paper.figures, dualkg.analysis, sys; print(*sys.modules)"

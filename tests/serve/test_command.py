@@ -72,6 +72,7 @@ def test_a_missing_run(run_cli, tmp_path):
     assert "none does not exist" in result.err
 
 
+@pytest.mark.slow
 def test_without_the_serve_extra(run_folders):
     code = (
         "import sys; sys.modules['fastapi'] = None\n"

@@ -112,7 +112,9 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_two_epochs_give_the_bits_of_tables_on_the_device(loss, dtype):
     changes = dict(LOSSES[loss])

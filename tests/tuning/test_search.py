@@ -92,6 +92,7 @@ def test_objective_equals_training_and_the_test_split_is_never_used(small_graph,
     assert run.reports["valid"].mrr == pytest.approx(result.best.mrr, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_unpromising_trials_are_pruned(small_graph, tmp_path):
     choices = {"optimizer.learning_rate": [0.5, 0.4, 1e-6, 2e-6], "training.seed": [0, 1, 2]}
     wide = space({**choices, "training.epochs": [3]}, validate_every=1, prune_after=1)
@@ -138,7 +139,7 @@ def test_error_of_a_failed_trial_is_saved_and_the_search_continues(small_graph, 
     assert result.best.params["regularizer.name"] == "DURA"
 
 
-@pytest.mark.parametrize("method", ["tpe", "random"])
+@pytest.mark.parametrize("method", ["tpe", pytest.param("random", marks=pytest.mark.slow)])
 def test_sampled_search_stays_in_its_ranges_and_can_be_extended(small_graph, tmp_path, method):
     choices = {
         "optimizer.learning_rate": {"low": 1e-2, "high": 1, "log": True},
@@ -363,6 +364,7 @@ def postgresql() -> Iterator[str]:
                 server.send_signal(signal.SIGQUIT)
 
 
+@pytest.mark.slow
 def test_processes_share_a_study_in_postgresql(folder: Path, postgresql: str):
     with (
         start(folder, out="first", storage=postgresql) as first,

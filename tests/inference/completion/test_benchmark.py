@@ -4,6 +4,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import completion
@@ -20,6 +22,7 @@ def test_a_list_is_measured(tmp_path):
     assert found["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_the_script_lists_its_jobs():
     code = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
     printed = run_python(code, completion.__file__, "--list", "--device", "cuda").out.splitlines()
