@@ -19,6 +19,8 @@ REFUSALS = (
     "is being written by",
     "exists already",
     "is finished",
+    "is a finished run",
+    "was replaced after it was loaded",
     "is not finished",
     "is in training",
     "which would be lost",
