@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dualkg.errors import MAX_SENTENCE
-from tests.campaigns.arena import CPU, make
+from tests.campaigns.arena import CPU
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -194,15 +194,6 @@ def argument_case(here: Path, draw: random.Random) -> list[str]:
 
 
 CASES = (graph_case, graph_case, run_case, argument_case)
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("good")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
-        make(home)
-    return home
 
 
 @pytest.mark.parametrize("seed", range(8))

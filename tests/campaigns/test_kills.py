@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.arena import CPU, TRAIN, contents, make
+from tests.campaigns.arena import CPU, TRAIN, contents
 from tests.processes import Finished, run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -58,15 +58,6 @@ REPLACED = {
 DONE = re.compile("is finished|is a finished run|exists already|has a calibration already")
 RESUME = re.compile(r"dualkg resume (\S+?)[,.]? ")
 MAX_AGAIN = 3  # a command that is run again may say that it is to be resumed
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("good")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
-        make(home)
-    return home
 
 
 @pytest.mark.parametrize("name", COMMANDS)

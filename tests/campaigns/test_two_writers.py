@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dualkg as kg
-from tests.campaigns.arena import CPU, TRAIN, content, contents, make
+from tests.campaigns.arena import CPU, TRAIN, content, contents
 from tests.processes import COMMAND, Started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -28,15 +28,11 @@ REFUSALS = (
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def good(good: Path) -> Path:
     """The runs, and what each seed makes: `seed-3`, `seed-4`."""
-    home = tmp_path_factory.mktemp("good")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
-        make(home)
     for seed in SEEDS:
-        race(home, [(*TRAIN, "--seed", seed, "--out", f"seed-{seed}")])
-    return home
+        race(good, [(*TRAIN, "--seed", seed, "--out", f"seed-{seed}")])
+    return good
 
 
 def race(home: Path, commands: list[tuple[object, ...]]) -> list[str]:
